@@ -1,0 +1,92 @@
+// Refusals. The CPU and the CUDA kernel of an op both call its check_<op>, because Python, torch.compile and AOTInductor
+// all reach the kernels directly. exportkit/ops/_checks.py says the same in Python for the fakes, word for word.
+#pragma once
+
+#include <initializer_list>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "common/dispatch.h"
+
+namespace arr_coc {
+
+template <class... Parts>
+void check(bool holds, const Parts&... parts) {
+  if (holds) return;
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+inline std::string shape_of(const Tensor& tensor) {
+  std::ostringstream text;
+  text << '[';
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) text << (dim ? ", " : "") << tensor.size(dim);
+  text << ']';
+  return text.str();
+}
+
+inline std::string dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    default:
+      return torch::headeronly::toString(dtype);
+  }
+}
+
+inline bool is_floating(ScalarType dtype) {
+  return dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::Half ||
+         dtype == ScalarType::BFloat16;
+}
+
+inline void check_floating(const char* op, const char* name, const Tensor& tensor) {
+  check(is_floating(tensor.scalar_type()), op, ": ", name, " must be float32, float64, float16 or bfloat16, got ",
+        dtype_name(tensor.scalar_type()));
+}
+
+inline void check_dtype(const char* op, const char* name, const Tensor& tensor, ScalarType expected) {
+  check(tensor.scalar_type() == expected, op, ": ", name, " must be ", dtype_name(expected), ", got ",
+        dtype_name(tensor.scalar_type()));
+}
+
+// `layout` names the dimensions for the message, such as "[B, N, D]".
+inline void check_rank(const char* op, const char* name, const Tensor& tensor, int64_t rank, const char* layout) {
+  check(tensor.dim() == rank, op, ": ", name, " must be ", layout, ", got shape ", shape_of(tensor));
+}
+
+// For two tensors whose dimension must be one number: "lab has B = 3, rgb has B = 2".
+inline void check_same_size(const char* op, const char* symbol, const char* name, int64_t size, const char* other_name,
+                            int64_t other_size) {
+  check(size == other_size, op, ": ", name, " has ", symbol, " = ", size, ", ", other_name, " has ", symbol, " = ",
+        other_size, "; they must be equal");
+}
+
+// Every tensor shares dtype and device with the first.
+inline void check_alike(const char* op, const char* first_name, const Tensor& first, const char* name,
+                        const Tensor& tensor) {
+  check(tensor.scalar_type() == first.scalar_type(), op, ": ", name, " is ", dtype_name(tensor.scalar_type()), ", ",
+        first_name, " is ", dtype_name(first.scalar_type()), "; they must have one dtype");
+  check(tensor.device() == first.device(), op, ": ", name, " and ", first_name, " must be on one device");
+}
+
+}  // namespace arr_coc

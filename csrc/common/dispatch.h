@@ -1,0 +1,45 @@
+// From a tensor's dtype to a C++ type.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+namespace arr_coc {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::Half;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// float16 and bfloat16 load and store in their own type and compute in float; float64 stays float64.
+template <class T>
+struct Accumulate {
+  using type = float;
+};
+template <>
+struct Accumulate<double> {
+  using type = double;
+};
+template <class T>
+using accumulate_t = typename Accumulate<T>::type;
+
+// Calls f(T{}) with the C++ type of a floating dtype. The caller has checked the dtype (checks.h).
+template <class F>
+void dispatch_floating(ScalarType dtype, F&& f) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return f(float{});
+    case ScalarType::Double:
+      return f(double{});
+    case ScalarType::Half:
+      return f(Half{});
+    case ScalarType::BFloat16:
+      return f(BFloat16{});
+    default:
+      STD_TORCH_CHECK(false, "dispatch_floating: unchecked dtype");
+  }
+}
+
+}  // namespace arr_coc

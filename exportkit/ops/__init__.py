@@ -1,0 +1,30 @@
+"""The operators `arr_coc::*`: importing this package loads their libraries and registers fakes and gradients.
+
+Every module beside this one that does not start with an underscore is one operator: wrapper, reference, fake, autograd and
+SPEC, in this order. There is no list to edit: `exportkit.ops.compute_entropy` is the wrapper in `compute_entropy.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from exportkit.ops._library import load_built_in_libraries
+from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+load_built_in_libraries()
+
+_modules = [
+    importlib.import_module(f"{__name__}.{module.name}")
+    for module in pkgutil.iter_modules(__path__)
+    if not module.name.startswith("_")
+]
+
+SPECS: dict[str, OpSpec] = {
+    spec.name: spec for module in _modules for spec in vars(module).values() if isinstance(spec, OpSpec)
+}
+"""Every operator of the library by name, gradient operators included."""
+
+globals().update({name: spec.wrapper for name, spec in SPECS.items()})
+
+__all__ = ["SPECS", "OpSpec", "Refusal", "Sample", *SPECS]

@@ -1,0 +1,27 @@
+"""Loads the built operator libraries into the process."""
+
+from __future__ import annotations
+
+import torch
+
+from exportkit.errors import HostError
+from exportkit.libraries import LIBRARY_DIR, built_in_libraries, load_library
+
+NAMESPACE = "arr_coc"
+
+
+def load_built_in_libraries() -> None:
+    """Loads libarr_coc_cpu.so, and libarr_coc_cuda.so where torch has CUDA.
+
+    Raises:
+        HostError: The libraries were never built.
+    """
+    built = built_in_libraries()
+    if "cpu" not in built:
+        raise HostError(
+            f"the operator library is not built: {LIBRARY_DIR} has no libarr_coc_cpu.so",
+            hint="Run `pip install --no-build-isolation -e .` (or `make setup`) with a C++ compiler.",
+        )
+    load_library(built["cpu"], defines=[NAMESPACE])
+    if "cuda" in built and torch.version.cuda is not None:
+        load_library(built["cuda"])

@@ -1,0 +1,80 @@
+"""What an operator promises, as data that the contract tests and `exportkit ops check` walk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+# (rtol, atol) of kernel against reference, both computed from the same inputs. Half types accumulate in float32 on both
+# sides, and so differ by the last rounding.
+DEFAULT_TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {
+    torch.float32: (1e-4, 1e-5),
+    torch.float64: (1e-9, 1e-10),
+    torch.float16: (2e-3, 1e-3),
+    torch.bfloat16: (1.6e-2, 8e-3),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One valid call. `label` says what it is a case of, such as "B = 5, odd sizes"."""
+
+    label: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One call that kernel and fake must refuse, with a message that matches `message` (a regular expression)."""
+
+    label: str
+    args: tuple[Any, ...]
+    message: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """An operator's promises.
+
+    Attributes:
+        name: Its name in the namespace `arr_coc`.
+        wrapper: The public function; its parameters are the schema's.
+        reference: The same function in traceable ATen: the oracle, and the decomposition where no library is.
+        samples: (device, dtype) -> valid calls. They must cover B = 1, 2, 5, odd sizes and empty tensors; the tests add
+            odd strides themselves. Random values come from torch's global generator, which the tests seed.
+        refusals: (device) -> calls that are refused.
+        dtypes: Of the floating inputs.
+        differentiable: Names of the arguments that get gradients; empty for an operator that is not differentiable.
+        dynamic: Argument name -> dimensions that may be symbolic in torch.export, as `{dim: symbol}`; dimensions with
+            one symbol are equal. The first sample labelled as exportable is traced: its sizes must be at least 2.
+        tolerances: (rtol, atol) by dtype where the defaults do not hold.
+        second_order: Whether gradients of gradients work (gradgradcheck). Where not, asking for one must raise.
+    """
+
+    name: str
+    wrapper: Callable[..., Any]
+    reference: Callable[..., Any]
+    samples: Callable[[torch.device, torch.dtype], Iterable[Sample]]
+    refusals: Callable[[torch.device], Iterable[Refusal]]
+    dtypes: tuple[torch.dtype, ...] = FLOATING
+    differentiable: tuple[str, ...] = ()
+    dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    tolerances: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def overload(self) -> torch._ops.OpOverload:
+        """The dispatcher's operator."""
+        return getattr(torch.ops.arr_coc, self.name).default
+
+    def tolerance(self, dtype: torch.dtype) -> tuple[float, float]:
+        """(rtol, atol) of kernel against reference in `dtype`; exact for dtypes that are not floating."""
+        if dtype in self.tolerances:
+            return self.tolerances[dtype]
+        return DEFAULT_TOLERANCES.get(dtype, (0.0, 0.0))

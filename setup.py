@@ -1,0 +1,140 @@
+"""Builds the operator libraries: C++ into libarr_coc_cpu.so and, where nvcc is, CUDA into libarr_coc_cuda.so.
+
+Neither is a Python module (there is no PyInit): they are loaded with torch.ops.load_library and use the LibTorch stable
+ABI only, so one wheel holds for every Python >= 3.10 and every torch >= 2.11, with or without CUDA. torch's own
+BuildExtension is not used: it refuses CUDA sources where torch is a CPU build, and takes Python's link flags along.
+
+Environment: EXPORTKIT_CUDA=0|1|auto (default auto), DEBUG=1, TORCH_CUDA_ARCH_LIST (such as "8.0;9.0+PTX"), CUDA_HOME,
+CXX, MAX_JOBS.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+TORCH = Path(torch.__file__).parent
+TARGET_TORCH = "0x020b000000000000"  # 2.11: the oldest torch the libraries load in
+ARCHITECTURES = "8.0;8.6;8.9;9.0+PTX"  # A100, RTX 30xx, Ada, Hopper; PTX for what comes later
+DEBUG = os.environ.get("DEBUG", "0") == "1"
+
+# Messages and libraries name no build folder; only the registrations run, so nothing else is visible.
+COMMON = ["-fPIC", "-fvisibility=hidden", f"-ffile-prefix-map={ROOT}/="]
+DEFINES = [f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-I{ROOT / 'csrc'}", f"-isystem{TORCH / 'include'}"]
+CXX_FLAGS = ["-std=c++17", *(["-O0", "-g"] if DEBUG else ["-O3"]), "-fopenmp-simd", "-Wall", "-Wextra", *COMMON, *DEFINES]
+# The CUDA shims' declarations hide behind USE_CUDA. -lineinfo costs no speed and gives the profilers source lines.
+NVCC_FLAGS = ["-std=c++17", *(["-G", "-g"] if DEBUG else ["-O3", "-lineinfo"]), "-DUSE_CUDA"]
+NVCC_FLAGS += [f"-Xcompiler={','.join(COMMON)}", *DEFINES]
+STRIP = [] if DEBUG else ["-s"]
+
+
+def find_nvcc():
+    """The CUDA compiler or None, and why."""
+    wanted = os.environ.get("EXPORTKIT_CUDA", "auto")
+    if wanted not in ("0", "1", "auto"):
+        sys.exit(f"EXPORTKIT_CUDA must be 0, 1 or auto, got {wanted!r}")
+    if wanted == "0":
+        return None, "EXPORTKIT_CUDA=0"
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = (shutil.which("nvcc", path=os.path.join(home, "bin")) if home else None) or shutil.which("nvcc")
+    if nvcc is None and wanted == "1":
+        sys.exit("EXPORTKIT_CUDA=1, but there is no nvcc: put it on PATH, set CUDA_HOME, or set EXPORTKIT_CUDA=0")
+    return nvcc, f"found {nvcc}" if nvcc else "no nvcc on PATH, no CUDA_HOME"
+
+
+def gencode_flags(architectures):
+    """nvcc's flags for a list such as "8.0;9.0+PTX"."""
+    flags = []
+    for item in re.split(r"[;, ]+", architectures.strip()):
+        match = re.fullmatch(r"(\d+)\.(\d+[af]?)(\+PTX)?", item)
+        if not match:
+            sys.exit(f"TORCH_CUDA_ARCH_LIST: {item!r} is no architecture; write it as 9.0 or 9.0+PTX, separated by ;")
+        number = match[1] + match[2]
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if match[3]:
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+class BuildOperatorLibraries(build_ext):
+    """Writes one build.ninja for both libraries and runs it."""
+
+    def get_ext_filename(self, fullname):
+        """`exportkit/lib/libarr_coc_cpu.so`, without a Python ABI tag."""
+        return os.path.join(*fullname.split(".")) + ".so"
+
+    def run(self):
+        """Compiles what changed, with MAX_JOBS jobs or one a core."""
+        nvcc, reason = find_nvcc()
+        architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or ARCHITECTURES
+        print(
+            f"exportkit: torch {torch.__version__} headers, stable ABI of torch 2.11, "
+            f"{'debug' if DEBUG else 'optimised'} build; CUDA {'on' if nvcc else 'off'} ({reason})"
+            + (f", architectures {architectures}" if nvcc else ""),
+            file=sys.stderr,
+        )
+        if nvcc is None:
+            self.extensions = [ext for ext in self.extensions if not ext.name.endswith("_cuda")]
+        build = Path(self.build_temp).resolve()
+        build.mkdir(parents=True, exist_ok=True)
+        (build / "build.ninja").write_text(self.ninja_file(build, nvcc, architectures))
+        jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
+        subprocess.run(["ninja", "-C", str(build), *jobs], check=True, stdout=sys.stderr)
+        for extension in self.extensions:
+            target = Path(self.get_ext_fullpath(extension.name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # A new file, not new content: another process may have the old one mapped.
+            target.unlink(missing_ok=True)
+            shutil.copy2(build / target.name, target)
+
+    def ninja_file(self, build, nvcc, architectures):
+        """The build of every library this machine can make."""
+        cxx = os.environ.get("CXX", "g++")
+        lib = f"-L{TORCH / 'lib'}"
+        lines = rules("cxx", [cxx, "-MMD", "-MF", "$out.d", *CXX_FLAGS, "-c", "$in", "-o", "$out"], depfile=True)
+        lines += rules("link_cpu", [cxx, "-shared", *STRIP, "$in", "-o", "$out", "-Wl,-soname,libarr_coc_cpu.so", lib,
+                                    "-Wl,--no-as-needed", "-ltorch_cpu"])  # fmt: skip
+        if nvcc:
+            compile_cuda = [nvcc, "-MD", "-MF", "$out.d", *NVCC_FLAGS, *gencode_flags(architectures)]
+            lines += rules("nvcc", [*compile_cuda, "-c", "$in", "-o", "$out"], depfile=True)
+            # The CUDA runtime is static, so that the library does not care which of the CUDA wheels is installed.
+            lines += rules("link_cuda", [nvcc, "-shared", "-cudart", "static", "$in", "-o", "$out", lib,
+                                         *(f"-Xlinker={flag}" for flag in STRIP), "-Xlinker=-soname,libarr_coc_cuda.so",
+                                         "-Xlinker=--no-as-needed", "-ltorch"])  # fmt: skip
+        for extension in self.extensions:
+            device = extension.name.rpartition("_")[2]
+            objects = []
+            for source in extension.sources:
+                objects.append(f"{device}/{Path(source).stem}.o")
+                lines.append(f"build {objects[-1]}: {'nvcc' if device == 'cuda' else 'cxx'} {ROOT / source}")
+            lines.append(f"build libarr_coc_{device}.so: link_{device} {' '.join(objects)}")
+        return "\n".join(lines) + "\n"
+
+
+def rules(name, command, depfile=False):
+    """One ninja rule. Ninja's own variables stay unquoted."""
+    words = (word if word.startswith("$") else shlex.quote(word).replace("'$out.d'", "$out.d") for word in command)
+    lines = [f"rule {name}", f"  command = {' '.join(words)}", f"  description = {name} $out"]
+    return lines + (["  depfile = $out.d", "  deps = gcc"] if depfile else [])
+
+
+setup(
+    ext_modules=[
+        Extension(
+            f"exportkit.lib.libarr_coc_{device}",
+            sorted(str(path) for path in Path("csrc/ops").glob(f"*/*.{suffix}")),
+            py_limited_api=True,
+        )
+        for device, suffix in (("cpu", "cpp"), ("cuda", "cu"))
+    ],
+    cmdclass={"build_ext": BuildOperatorLibraries},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

@@ -1,0 +1,44 @@
+"""Fixtures every test shares."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+
+REQUIRE_CUDA = os.environ.get("EXPORTKIT_REQUIRE_CUDA") == "1"
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """Every test starts from one random state and leaves the caller's as it was."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what runs on CUDA, and skips it where there is none, unless a GPU was promised."""
+    if REQUIRE_CUDA or torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="no CUDA device (EXPORTKIT_REQUIRE_CUDA=1 makes this a failure)")
+    for item in items:
+        if item.get_closest_marker("cuda"):
+            item.add_marker(skip)
+
+
+DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.cuda)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each device in turn, never only "the best one here"."""
+    return torch.device(request.param)
