@@ -28,7 +28,7 @@ DEBUG = os.environ.get("DEBUG", "0") == "1"
 
 # Messages and libraries name no build folder; only the registrations run, so nothing else is visible.
 COMMON = ["-fPIC", "-fvisibility=hidden", f"-ffile-prefix-map={ROOT}/="]
-DEFINES = [f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-I{ROOT / 'csrc'}", f"-isystem{TORCH / 'include'}"]
+DEFINES = [f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-I{ROOT / 'csrc'}", "-isystem", str(TORCH / "include")]
 CXX_FLAGS = ["-std=c++17", *(["-O0", "-g"] if DEBUG else ["-O3"]), "-fopenmp-simd", "-Wall", "-Wextra", *COMMON, *DEFINES]
 # The CUDA shims' declarations hide behind USE_CUDA. -lineinfo costs no speed and gives the profilers source lines.
 NVCC_FLAGS = ["-std=c++17", *(["-G", "-g"] if DEBUG else ["-O3", "-lineinfo"]), "-DUSE_CUDA"]
