@@ -29,7 +29,15 @@ DEBUG = os.environ.get("DEBUG", "0") == "1"
 # Messages and libraries name no build folder; only the registrations run, so nothing else is visible.
 COMMON = ["-fPIC", "-fvisibility=hidden", f"-ffile-prefix-map={ROOT}/="]
 DEFINES = [f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-I{ROOT / 'csrc'}", "-isystem", str(TORCH / "include")]
-CXX_FLAGS = ["-std=c++17", *(["-O0", "-g"] if DEBUG else ["-O3"]), "-fopenmp-simd", "-Wall", "-Wextra", *COMMON, *DEFINES]
+CXX_FLAGS = [
+    "-std=c++17",
+    *(["-O0", "-g"] if DEBUG else ["-O3"]),
+    "-fopenmp-simd",
+    "-Wall",
+    "-Wextra",
+    *COMMON,
+    *DEFINES,
+]
 # The CUDA shims' declarations hide behind USE_CUDA. -lineinfo costs no speed and gives the profilers source lines.
 NVCC_FLAGS = ["-std=c++17", *(["-G", "-g"] if DEBUG else ["-O3", "-lineinfo"]), "-DUSE_CUDA"]
 NVCC_FLAGS += [f"-Xcompiler={','.join(COMMON)}", *DEFINES]
@@ -64,6 +72,12 @@ def gencode_flags(architectures):
     return flags
 
 
+def ninja():
+    """The ninja command: that of the Python package, which need not be on PATH, or the system's."""
+    beside_python = Path(sys.executable).with_name("ninja")
+    return str(beside_python) if beside_python.exists() else "ninja"
+
+
 class BuildOperatorLibraries(build_ext):
     """Writes one build.ninja for both libraries and runs it."""
 
@@ -87,7 +101,7 @@ class BuildOperatorLibraries(build_ext):
         build.mkdir(parents=True, exist_ok=True)
         (build / "build.ninja").write_text(self.ninja_file(build, nvcc, architectures))
         jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
-        subprocess.run(["ninja", "-C", str(build), *jobs], check=True, stdout=sys.stderr)
+        subprocess.run([ninja(), "-C", str(build), *jobs], check=True, stdout=sys.stderr)
         for extension in self.extensions:
             target = Path(self.get_ext_fullpath(extension.name))
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,8 @@ class Tolerance:
         atol: Absolute tolerance.
         ranking_of: For an output of indices [B, K] that rank another output [B, N]: its name. An index may differ from
             eager's where the values it points at are equal within that output's tolerance; indices may not repeat.
-        rows_of: For an output [B, K, ...] gathered by such indices: the name of the index output. Rows are compared where
-            the two indices agree.
+        rows_of: For an output [B, K, ...] gathered by such indices: the name of the index output. Rows are compared
+            where the two indices agree.
     """
 
     rtol: float
@@ -41,9 +41,9 @@ class ExportSpec:
         example_kwargs: Keyword inputs.
         dynamic_shapes: Parameter name -> dimension -> expression, as on the command line: "batch[1:64]",
             "16*gh[8:96]" (a size that is 16 times `gh`, where gh is 8 to 96). One name is one number everywhere.
-        tolerances: Output name -> Tolerance, where the dtype's default does not hold. Outputs are named by their place in
-            the model's output: the key of a dict or field of a named tuple, else "0", "1", ...; nested ones are joined by
-            a dot.
+        tolerances: Output name -> Tolerance, where the dtype's default does not hold. Outputs are named by their place
+            in the model's output: the key of a dict or field of a named tuple, else "0", "1", ...; nested ones are
+            joined by a dot.
         operator_libraries: Shared libraries that define operators the model calls. Our own need not be named.
         name: Of the package; the model's class by default.
         draw_inputs: (sizes by dimension name, generator) -> (args, kwargs), for cases and verification. By default

@@ -1,5 +1,6 @@
-// Refusals. The CPU and the CUDA kernel of an op both call its check_<op>, because Python, torch.compile and AOTInductor
-// all reach the kernels directly. exportkit/ops/_checks.py says the same in Python for the fakes, word for word.
+// Refusals. The CPU and the CUDA kernel of an op both call its check_<op>, because Python, torch.compile and
+// AOTInductor all reach the kernels directly. exportkit/ops/_checks.py says the same in Python for the fakes, word for
+// word.
 #pragma once
 
 #include <initializer_list>

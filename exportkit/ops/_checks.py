@@ -31,9 +31,7 @@ def check_floating(op: str, name: str, tensor: Tensor) -> None:
 
 def check_dtype(op: str, name: str, tensor: Tensor, expected: torch.dtype) -> None:
     """Exactly this dtype."""
-    check(
-        tensor.dtype == expected, f"{op}: {name} must be {dtype_name(expected)}, got {dtype_name(tensor.dtype)}"
-    )
+    check(tensor.dtype == expected, f"{op}: {name} must be {dtype_name(expected)}, got {dtype_name(tensor.dtype)}")
 
 
 def check_rank(op: str, name: str, tensor: Tensor, rank: int, layout: str) -> None:

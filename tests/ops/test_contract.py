@@ -94,7 +94,11 @@ def test_sizes_are_symbolic_in_the_schema(spec: OpSpec):
 @pytest.mark.parametrize("spec", pairs())
 def test_samples_cover_the_sizes_that_break_kernels(spec: OpSpec):
     """B = 1, 2 and 5 (a batch offset counted twice shows only from 2 on), and an empty tensor."""
-    batches = {next(iter(t.shape), 1) for s in samples_of(spec, torch.device("cpu"), torch.float32) for t in tensors(s.args)[:1]}
+    batches = {
+        next(iter(t.shape), 1)
+        for s in samples_of(spec, torch.device("cpu"), torch.float32)
+        for t in tensors(s.args)[:1]
+    }
     assert {0, 1, 2, 5} <= batches, batches
 
 
@@ -189,9 +193,7 @@ def test_kernel_and_fake_refuse_alike(spec: OpSpec, device: torch.device):
         with pytest.raises(RuntimeError, match=refusal.message) as by_kernel:
             spec.wrapper(*refusal.args, **refusal.kwargs)
         with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=False) as mode:
-            args, kwargs = pytree.tree_map_only(
-                torch.Tensor, mode.from_tensor, (refusal.args, dict(refusal.kwargs))
-            )
+            args, kwargs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (refusal.args, dict(refusal.kwargs)))
             with pytest.raises(RuntimeError, match=refusal.message) as by_fake:
                 spec.wrapper(*args, **kwargs)
         first_line = str(by_kernel.value).splitlines()[0]
@@ -264,7 +266,11 @@ def test_gradients_equal_those_of_the_reference(spec: OpSpec, dtype: torch.dtype
             assert a.dtype == dtype, f"{sample.label}: gradient of {name} is {a.dtype}"
             scale = max(1.0, float(e.abs().max())) if e.numel() else 1.0
             torch.testing.assert_close(
-                a.double(), e, rtol=4 * rtol, atol=4 * atol * scale, msg=lambda m: f"{sample.label}, {name}: {m}"  # noqa: B023
+                a.double(),
+                e,
+                rtol=4 * rtol,
+                atol=4 * atol * scale,
+                msg=lambda m: f"{sample.label}, {name}: {m}",  # noqa: B023
             )
 
 
@@ -337,7 +343,7 @@ def test_exports_with_dynamic_sizes(spec: OpSpec, device: torch.device):
     assert spec.dynamic, f"{spec.name} names no dynamic dimension"
     sample = samples_of(spec, device, torch.float32)[0]
     call = Call(spec, sample)
-    shapes = tuple({dim: torch.export.Dim.DYNAMIC for dim in spec.dynamic.get(name, {})} for name in call.names)
+    shapes = tuple(dict.fromkeys(spec.dynamic.get(name, {}), torch.export.Dim.DYNAMIC) for name in call.names)
     program = torch.export.export(call, call.inputs(), dynamic_shapes=(shapes,)).run_decompositions()
     assert any(node.target is spec.overload or is_mutable(spec) for node in program.graph.nodes)
     module, checked = program.module(), 0

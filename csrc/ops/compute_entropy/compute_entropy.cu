@@ -1,8 +1,7 @@
-#include "ops/compute_entropy/compute_entropy.h"
-
 #include <torch/csrc/stable/library.h>
 
 #include "common/cuda.cuh"
+#include "ops/compute_entropy/compute_entropy.h"
 
 namespace arr_coc {
 namespace {
