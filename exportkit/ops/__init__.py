@@ -1,7 +1,7 @@
 """The operators `arr_coc::*`: importing this package loads their libraries and registers fakes and gradients.
 
-Every module here that does not start with an underscore is one operator: wrapper, reference, fake, autograd and SPEC, in
-this order. There is no list to edit: `exportkit.ops.compute_entropy` is the wrapper in `compute_entropy.py`.
+Every module here that does not start with an underscore is one operator: wrapper, reference, fake, autograd and SPEC,
+in this order. There is no list to edit: `exportkit.ops.compute_entropy` is the wrapper in `compute_entropy.py`.
 """
 
 from __future__ import annotations
