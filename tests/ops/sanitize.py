@@ -1,0 +1,31 @@
+"""Runs every CUDA operator on every sample of its SPEC, for compute-sanitizer; not a test by itself.
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 python tests/ops/sanitize.py
+
+Without caching every tensor is an allocation of its own, so that reading past one is seen.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from exportkit.ops import SPECS
+
+
+def main() -> None:
+    device, calls = torch.device("cuda"), 0
+    torch.manual_seed(0)
+    for name, spec in sorted(SPECS.items()):
+        for dtype in spec.dtypes:
+            for sample in spec.samples(device, dtype):
+                spec.wrapper(*sample.args, **sample.kwargs)
+                calls += 1
+        torch.cuda.synchronize()
+        print(f"{name}: ran", flush=True)
+    print(f"{calls} calls of {len(SPECS)} operators on {torch.cuda.get_device_name()}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
