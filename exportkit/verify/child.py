@@ -1,0 +1,121 @@
+"""The replay process: the package, torch, the runtime, and nothing of the exporter, the operators' or the model's source."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from exportkit.verify.protocol import serve
+
+EXPORTER = ("exportkit.export", "exportkit.models", "exportkit.ops")
+
+
+class BlockedImports:
+    """An import hook that refuses modules, as if they were not installed."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """None lets the next finder look."""
+        if any(name == blocked or name.startswith(f"{blocked}.") for blocked in self.names):
+            raise ModuleNotFoundError(f"the replay process must do without {name}", name=name)
+        return None
+
+
+class Replay:
+    """One loaded artifact."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.call: Any = None
+        self.device = "cpu"
+        self._unpacked = tempfile.TemporaryDirectory(prefix="exportkit-program-")
+
+    def load(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Loads `artifact` on `device`, after the operator `libraries` that it does not bring itself."""
+        sys.meta_path.insert(0, BlockedImports([*EXPORTER, *command["blocked"]]))
+        import torch
+
+        from exportkit.libraries import load_library
+
+        for library in command["libraries"]:
+            load_library(Path(library))
+        start = time.perf_counter()
+        if command["program"]:
+            target = self._load_program(Path(command["artifact"]), command["device"])
+        else:
+            target = self._load_target(command["artifact"], command["device"])
+        return {
+            "target": target,
+            "device": self.device,
+            "torch": torch.__version__,
+            "seconds": time.perf_counter() - start,
+        }
+
+    def run(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Calls the model with `input.<i>` of the file `inputs`; writes `output.<i>` to the file `outputs`."""
+        import msgspec
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        from exportkit.package.structure import flatten, unflatten
+
+        tensors = load_file(command["inputs"], device=self.device)
+        flat = [tensors[f"input.{i}"] for i in range(len(self.call.inputs))]
+        args, kwargs = [], {}
+        for parameter in self.call.parameters:
+            value = unflatten(parameter.value, flat)
+            if parameter.kind == "positional":
+                args.append(value)
+            else:
+                kwargs[parameter.name] = value
+        start = time.perf_counter()
+        with torch.no_grad():
+            result = self.model(*args, **kwargs)
+            if self.device.startswith("cuda"):
+                torch.cuda.synchronize(self.device)
+        seconds = time.perf_counter() - start
+        node, leaves = flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))
+        save_file({f"output.{i}": leaf.detach().cpu().clone() for i, leaf in enumerate(leaves)}, command["outputs"])
+        return {"seconds": seconds, "structure": msgspec.json.encode(node).decode()}
+
+    def _load_target(self, artifact: str, device: str) -> str:
+        import exportkit
+
+        self.model = exportkit.load(artifact, device=device)
+        self.call = self.model.manifest.call
+        self.device = str(self.model.device)
+        return str(self.model.target.name)
+
+    def _load_program(self, artifact: Path, device: str) -> str:
+        import torch
+
+        from exportkit.package.archive import PackageReader
+
+        with PackageReader(artifact) as reader:
+            reader.verify()
+            program = reader.manifest.program
+            assert program is not None
+            self.call = reader.manifest.call
+            self.device = program.device if device == "auto" else device
+            unpacked = Path(self._unpacked.name) / "program.pt2"
+            reader.extract(program.record, unpacked)
+        self.model = torch.export.load(unpacked).module()
+        return "program"
+
+
+def main() -> None:
+    """Entry point of the child."""
+    replay = Replay()
+    serve({"load": replay.load, "run": replay.run})
+
+
+if __name__ == "__main__":
+    main()

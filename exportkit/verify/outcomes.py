@@ -1,0 +1,435 @@
+"""What a verification can find, as a closed union of values. Nothing here prints, and nothing here imports torch.
+
+Every verdict has a `kind` (its name in JSON), an `exit_code` (EXIT_CODES lists them for the documentation) and a
+`message` that a person can act on.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from typing_extensions import assert_never
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """One output against what was expected of it.
+
+    Attributes:
+        name: The output's name in the manifest.
+        dtype: Of both tensors, such as "float32".
+        shape: Of both tensors.
+        compared: Elements that were compared. Fewer than all where rows are compared only if their indices agree.
+        mismatched: Elements outside the tolerance.
+        max_abs: Greatest absolute difference; inf where one side is NaN or infinite and the other is not; None where
+            nothing was compared.
+        max_abs_at: Where.
+        max_rel: Greatest difference relative to the expected value; inf where that is 0.
+        max_rel_at: Where.
+        rtol: Tolerance that was allowed: |actual - expected| <= atol + rtol * |expected|.
+        atol: See rtol.
+        note: What else there is to know, such as how many indices differ within a tie.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    compared: int
+    mismatched: int
+    max_abs: float | None
+    max_abs_at: tuple[int, ...] | None
+    max_rel: float | None
+    max_rel_at: tuple[int, ...] | None
+    rtol: float
+    atol: float
+    note: str | None = None
+
+    def __str__(self) -> str:
+        if self.compared == 0:
+            text = "nothing to compare"
+        elif self.mismatched:
+            text = f"{self.mismatched} of {self.compared} elements differ ({self.mismatched / self.compared:.2%})"
+        else:
+            text = f"{self.compared} elements agree"
+        if self.max_abs:
+            text += (
+                f"; greatest absolute difference {self.max_abs:.3g} at {self.max_abs_at} (up to {self.atol:.3g} allowed), "
+                f"greatest relative difference {self.max_rel:.3g} at {self.max_rel_at} (up to {self.rtol:.3g} allowed)"
+            )
+        return f"{self.name}: {text}" + (f"; {self.note}" if self.note else "")
+
+
+# --- verdicts on one call ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Match:
+    """Every output is within its tolerance."""
+
+    outputs: tuple[OutputComparison, ...]
+    kind: ClassVar[str] = "match"
+    exit_code: ClassVar[int] = 0
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        worst = max((o.max_abs for o in self.outputs if o.max_abs is not None), default=0.0)
+        return f"{len(self.outputs)} outputs agree, greatest absolute difference {worst:.3g}"
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """An output's values are not what was expected."""
+
+    outputs: tuple[OutputComparison, ...]
+    kind: ClassVar[str] = "mismatch"
+    exit_code: ClassVar[int] = 1
+
+    @property
+    def message(self) -> str:
+        """A line for each output that differs."""
+        return "\n".join(str(output) for output in self.outputs if output.mismatched)
+
+
+@dataclass(frozen=True)
+class WrongDtype:
+    """An output has another dtype than the manifest, or than eager."""
+
+    output: str
+    expected: str
+    actual: str
+    kind: ClassVar[str] = "wrong_dtype"
+    exit_code: ClassVar[int] = 10
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        return f"output `{self.output}` is {self.actual}; {self.expected} was expected"
+
+
+@dataclass(frozen=True)
+class WrongShape:
+    """An output has another shape than eager's."""
+
+    output: str
+    expected: tuple[int, ...]
+    actual: tuple[int, ...]
+    kind: ClassVar[str] = "wrong_shape"
+    exit_code: ClassVar[int] = 11
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        return f"output `{self.output}` has shape {list(self.actual)}; {list(self.expected)} was expected"
+
+
+@dataclass(frozen=True)
+class WrongStructure:
+    """The outputs are nested, named or counted in another way."""
+
+    expected: str
+    actual: str
+    kind: ClassVar[str] = "wrong_structure"
+    exit_code: ClassVar[int] = 11
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        return f"the result is {self.actual}; {self.expected} was expected"
+
+
+@dataclass(frozen=True)
+class CallFailed:
+    """The packaged model raised."""
+
+    error: str
+    detail: str
+    kind: ClassVar[str] = "call_failed"
+    exit_code: ClassVar[int] = 12
+
+    @property
+    def message(self) -> str:
+        """The error's own text."""
+        return f"the call raised {self.error}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """The process that ran the packaged model died. `doing` says at what, `output` is the end of what it printed."""
+
+    signal: int | None
+    exit_status: int | None
+    doing: str
+    output: str
+    kind: ClassVar[str] = "crashed"
+    exit_code: ClassVar[int] = 13
+
+    @property
+    def message(self) -> str:
+        """The signal's name and the end of what the process printed."""
+        if self.signal is not None:
+            how = f"was killed by {signal_name(self.signal)}"
+            how += _SIGNAL_HINTS.get(self.signal, "")
+        else:
+            how = f"exited with status {self.exit_status}"
+        printed = f"\n{self.output}" if self.output else ""
+        return f"the process {how} while {self.doing}{printed}"
+
+
+@dataclass(frozen=True)
+class TimedOut:
+    """The packaged model did not answer in time."""
+
+    seconds: float
+    doing: str
+    kind: ClassVar[str] = "timed_out"
+    exit_code: ClassVar[int] = 14
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        return f"no answer within {self.seconds:g} s while {self.doing}; --timeout sets the limit"
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A call that was not made, because of what an earlier one found."""
+
+    reason: str
+    kind: ClassVar[str] = "not_run"
+    exit_code: ClassVar[int] = 0
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        return f"not run: {self.reason}"
+
+
+# --- verdicts on the package ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MissingOperator:
+    """An operator of the graph is not there: no library of the package, or of this command, defines it."""
+
+    operator: str
+    detail: str
+    kind: ClassVar[str] = "missing_operator"
+    exit_code: ClassVar[int] = 15
+
+    @property
+    def message(self) -> str:
+        """The operator and what to do."""
+        return f"operator `{self.operator}` is missing: {self.detail}"
+
+
+@dataclass(frozen=True)
+class LoadFailed:
+    """The package could not be loaded; `exit_code` is that of the error class (3: the package; 4: this machine)."""
+
+    error: str
+    detail: str
+    exit_code: int
+    kind: ClassVar[str] = "load_failed"
+
+    @property
+    def message(self) -> str:
+        """The error's own text."""
+        return f"{self.error}: {self.detail}"
+
+
+# --- verdicts on the eager model --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EagerUnavailable:
+    """The eager model cannot be made here, so nothing was compared with it. A failure only where it was asked for."""
+
+    reason: str
+    required: bool
+    kind: ClassVar[str] = "eager_unavailable"
+
+    @property
+    def exit_code(self) -> int:
+        """16 where `--against eager` asked for the comparison, else 0: the recorded cases still speak."""
+        return 16 if self.required else 0
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        return f"no comparison with eager: {self.reason}"
+
+
+@dataclass(frozen=True)
+class EagerDiffers:
+    """The eager model that MODEL gives today has other weights than the one that was exported."""
+
+    expected_sha256: str
+    actual_sha256: str
+    model: str
+    kind: ClassVar[str] = "eager_differs"
+    exit_code: ClassVar[int] = 17
+
+    @property
+    def message(self) -> str:
+        """Both digests, and what to do."""
+        return (
+            f"{self.model} has other parameters and buffers today (sha256 {self.actual_sha256[:16]}...) than when it was "
+            f"exported ({self.expected_sha256[:16]}...): export it again, give the weights it was exported with "
+            "(--weights), or compare with the recorded cases only (--against cases)"
+        )
+
+
+@dataclass(frozen=True)
+class EagerFailed:
+    """Eager itself refuses sizes that the package promises to take."""
+
+    error: str
+    detail: str
+    kind: ClassVar[str] = "eager_failed"
+    exit_code: ClassVar[int] = 18
+
+    @property
+    def message(self) -> str:
+        """The error's own text, and what it means."""
+        return (
+            f"eager raised {self.error} at sizes inside the exported range: {self.detail}\n"
+            "narrow the range (--dynamic at export), or mend the model"
+        )
+
+
+Verdict = (
+    Match
+    | Mismatch
+    | WrongDtype
+    | WrongShape
+    | WrongStructure
+    | CallFailed
+    | Crashed
+    | TimedOut
+    | NotRun
+    | MissingOperator
+    | LoadFailed
+    | EagerUnavailable
+    | EagerDiffers
+    | EagerFailed
+)
+
+# Exit code -> meaning, for --help and docs/cli.md. A test holds it against the classes above and exportkit.errors.
+EXIT_CODES: Mapping[int, str] = {
+    0: "done",
+    1: "a check failed: an output's values differ",
+    2: "usage: an argument means nothing, or MODEL cannot be found",
+    3: "the package is bad, tampered with or incomplete",
+    4: "this machine cannot do it: no compiler, no CUDA, another torch, no target for it",
+    10: "verify: an output has the wrong dtype",
+    11: "verify: an output has the wrong shape, or the result the wrong structure",
+    12: "verify: the packaged model raised an error",
+    13: "verify: the process that ran the packaged model crashed",
+    14: "verify: the packaged model did not answer in time",
+    15: "verify: an operator is missing",
+    16: "verify --against eager: the eager model cannot be made here",
+    17: "verify: the eager model has other weights today than when it was exported",
+    18: "verify: eager itself fails inside the exported range",
+    70: "a bug of exportkit; a traceback is on stderr",
+    130: "interrupted",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was checked.
+
+    Attributes:
+        against: "package" for loading it, "cases" for a recorded case, "eager" for a comparison with the eager model.
+        label: Which one, such as "case 0" or "batch=64, gh=8, gw=8".
+        sizes: The dimensions of the call, by name.
+        verdict: What was found.
+        seconds: What the packaged model took, first call and input checks included; None where it was not called.
+    """
+
+    against: Literal["package", "cases", "eager"]
+    label: str
+    sizes: Mapping[str, int]
+    verdict: Verdict
+    seconds: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether this check makes the verification fail."""
+        return self.verdict.exit_code != 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a verification found.
+
+    Attributes:
+        artifact: The file that was verified.
+        target: The compiled model that ran, "program" for an ExportedProgram, None if none was loaded.
+        device: Where it ran, such as "cpu" or "cuda:0".
+        torch: Version of the torch that ran it.
+        load_seconds: exportkit.load in the fresh process, torch already imported.
+        checks: In the order they were made.
+        skipped: What was left out, and why.
+    """
+
+    artifact: str
+    target: str | None
+    device: str | None
+    torch: str | None
+    load_seconds: float | None
+    checks: tuple[Check, ...]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def failure(self) -> Check | None:
+        """The first check that failed."""
+        return next((check for check in self.checks if check.failed), None)
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first check that failed, else 0."""
+        return self.failure.verdict.exit_code if self.failure else 0
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV (signal 11)`."""
+    try:
+        return f"{signals.Signals(number).name} (signal {number})"
+    except ValueError:
+        return f"signal {number}"
+
+
+_SIGNAL_HINTS: Mapping[int, str] = {
+    signals.SIGILL: ", an instruction this CPU does not have,",
+    signals.SIGKILL: ", as the kernel does when memory runs out,",
+    signals.SIGABRT: ", as a failed assertion or a second registration of an operator does,",
+}
+
+
+def outputs_of(verdict: Verdict) -> tuple[OutputComparison, ...]:
+    """The compared outputs of a verdict, none where nothing was compared."""
+    match verdict:
+        case Match() | Mismatch():
+            return verdict.outputs
+        case (
+            WrongDtype()
+            | WrongShape()
+            | WrongStructure()
+            | CallFailed()
+            | Crashed()
+            | TimedOut()
+            | NotRun()
+            | MissingOperator()
+            | LoadFailed()
+            | EagerUnavailable()
+            | EagerDiffers()
+            | EagerFailed()
+        ):
+            return ()
+        case _:
+            assert_never(verdict)

@@ -1,0 +1,131 @@
+"""The parent's side of the conversation with a child process: a crash or a stall is an answer, not an exception."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import exportkit
+from exportkit.verify.outcomes import Crashed, TimedOut
+
+_ROOT = Path(exportkit.__file__).resolve().parent.parent
+_TAIL_BYTES = 4000
+
+
+class Worker:
+    """A child process that answers JSON lines.
+
+    Args:
+        module: What it runs: `main()` of this module.
+        folder: A private directory for what it prints and for its temporary files.
+        cwd: Its working directory. With `folder`, nothing of the caller's directory can be imported.
+    """
+
+    def __init__(self, module: str, *, folder: Path, cwd: Path) -> None:
+        # Not `python -m`: that needs exportkit on the path before there is one, and an installed package and a source
+        # tree must behave alike. The root goes last, where it shadows nothing.
+        code = f"import sys; sys.path.append({str(_ROOT)!r}); from {module} import main; main()"
+        safe_path = ["-P"] if sys.version_info >= (3, 11) and cwd == folder else []
+        self._output = open(folder / f"{module.rpartition('.')[2]}-{time.monotonic_ns()}.log", "w+b")  # noqa: SIM115
+        self._buffer = b""
+        self._process = subprocess.Popen(
+            [sys.executable, *safe_path, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+            cwd=cwd,
+            # AOTInductor's loader unpacks into TMPDIR, and leaves that behind when it crashes.
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
+
+    def ask(self, command: Mapping[str, Any], *, doing: str, timeout: float) -> dict[str, Any] | Crashed | TimedOut:
+        """One command, one answer.
+
+        Args:
+            command: As JSON.
+            doing: What that is, for the messages: "running case 0".
+            timeout: Seconds after which the child is killed.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return self._crashed(doing)
+        line = self._read_line(timeout)
+        if line is None:
+            self.close()
+            return TimedOut(timeout, doing)
+        if not line.endswith(b"\n"):
+            return self._crashed(doing)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """Ends the child, whatever it is doing."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        self._output.close()
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # an unsent command of a child that is gone
+
+    def _read_line(self, timeout: float) -> bytes | None:
+        """A line; what there is of one at the end of the stream; None when the time is over."""
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if not selector.select(max(deadline - time.monotonic(), 0)):
+                    return None
+                block = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not block:
+                    break
+                self._buffer += block
+        line, newline, self._buffer = self._buffer.partition(b"\n")
+        return line + newline
+
+    def _crashed(self, doing: str) -> Crashed:
+        try:
+            status = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:  # closed its end of the pipe, and goes on
+            self._process.kill()
+            status = self._process.wait()
+        printed = self._tail()
+        self.close()
+        if status < 0:
+            return Crashed(-status, None, doing, printed)
+        return Crashed(None, status, doing, printed)
+
+    def _tail(self) -> str:
+        self._output.flush()
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - _TAIL_BYTES))
+        return self._output.read().decode(errors="replace").strip()
