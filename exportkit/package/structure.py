@@ -1,0 +1,196 @@
+"""Nested Python values to and from a flat list of leaves and a Node that the manifest can hold.
+
+Torch-free: what a leaf is, is the caller's to say, and leaves are passed through untouched. Containers are lists,
+tuples, named tuples and dicts with string keys: what the manifest can describe and any host can rebuild without the
+model's source. Everything else would have to be pickled, and is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+import math
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from typing_extensions import assert_never
+
+from exportkit.errors import ManifestConsistencyError, UsageError
+from exportkit.package.manifest import ConstantNode, MappingNode, NamedTupleNode, Node, SequenceNode, TensorNode
+
+MAX_DEPTH = 32  # of containers within containers; a value that contains itself ends here
+
+Leaf = TypeVar("Leaf")
+
+
+def flatten(
+    value: Any, is_leaf: Callable[[Any], bool], *, start: int = 0, where: str = "value"
+) -> tuple[Node, list[Any]]:
+    """Takes a nested value apart.
+
+    Args:
+        value: Leaves in lists, tuples, named tuples and dicts with string keys, and constants (None, bool, int, float,
+            str) among them.
+        is_leaf: Says what a leaf is, such as a tensor.
+        start: The index of the first leaf, for values whose leaves share one list.
+        where: What the value is, for the message of an error, such as "parameter `batch`".
+
+    Returns:
+        The structure, and its leaves: the one that `TensorNode(index=start + i)` stands for is number i. The order is
+        that of torch's pytrees, and so of an exported program's flat inputs and outputs.
+
+    Raises:
+        UsageError: The value holds something that a manifest cannot describe; the message says where.
+    """
+    leaves: list[Any] = []
+
+    def visit(value: Any, path: str, depth: int) -> Node:
+        if is_leaf(value):
+            leaves.append(value)
+            return TensorNode(index=start + len(leaves) - 1)
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return ConstantNode(value=_constant(value, path))
+        if depth == MAX_DEPTH:
+            raise UsageError(f"{path} is nested deeper than {MAX_DEPTH} containers", hint="Pass a flatter structure.")
+        if fields := _tuple_fields(value):
+            try:
+                named_tuple_class(type(value).__name__, fields)
+            except ManifestConsistencyError as error:
+                raise UsageError(f"{path}: {error.message}") from None
+            items = tuple(visit(item, f"{path}.{field}", depth + 1) for field, item in zip(fields, value))
+            return NamedTupleNode(class_name=type(value).__name__, fields=fields, items=items)
+        if type(value) in (list, tuple):
+            items = tuple(visit(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value))
+            return SequenceNode(kind="list" if type(value) is list else "tuple", items=items)
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    raise UsageError(f"{path} is a dict with the key {key!r}; keys must be strings")
+            items = tuple(visit(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items())
+            return MappingNode(keys=tuple(value), items=items)
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise UsageError(
+            f"{path} is a {kind}, which a package cannot describe",
+            hint="Use tensors, numbers, strings and None, in lists, tuples, named tuples and dicts with string keys.",
+        )
+
+    return visit(value, where, 0), leaves
+
+
+def unflatten(node: Node, leaves: Sequence[Leaf]) -> Any:
+    """The value that `node` describes, over these leaves.
+
+    Raises:
+        ManifestConsistencyError: An index is beyond the leaves, or a named tuple's names are no Python names.
+    """
+    if (index := max((leaf.index for _, leaf in _leaf_nodes(node, "")), default=-1)) >= len(leaves):
+        raise ManifestConsistencyError(f"the structure uses tensor {index}, but there are {len(leaves)}")
+    return builder(node)(leaves)
+
+
+def builder(node: Node) -> Callable[[Sequence[Leaf]], Any]:
+    """`unflatten` for many calls: the function from leaves to value, with the structure looked at only once.
+
+    It trusts that the leaves are as many as the structure uses.
+
+    Raises:
+        ManifestConsistencyError: A named tuple's names are no Python names.
+    """
+    if isinstance(node, TensorNode):
+        index = node.index
+        return lambda leaves: leaves[index]
+    if isinstance(node, ConstantNode):
+        value = node.value
+        return lambda leaves: value
+    parts = [builder(item) for item in node.items]
+    if isinstance(node, SequenceNode):
+        if node.kind == "list":
+            return lambda leaves: [part(leaves) for part in parts]
+        return lambda leaves: tuple([part(leaves) for part in parts])
+    if isinstance(node, MappingNode):
+        keys = node.keys
+        return lambda leaves: {key: part(leaves) for key, part in zip(keys, parts)}
+    if isinstance(node, NamedTupleNode):
+        make = named_tuple_class(node.class_name, node.fields)
+        return lambda leaves: make(*[part(leaves) for part in parts])
+    assert_never(node)
+
+
+def names(node: Node, prefix: str = "") -> list[str]:
+    """The leaves' names in order: "image", "batch.mask", "1.0", and "0" for a lone leaf without a prefix.
+
+    Args:
+        node: The structure.
+        prefix: The name of the whole, such as the parameter it is the value of.
+
+    Raises:
+        UsageError: Two leaves come to have one name, as those of `{"a.b": x, "a": {"b": y}}` do.
+    """
+    found = [name or "0" for name, _ in _leaf_nodes(node, prefix)]
+    if repeated := sorted({name for name in found if found.count(name) > 1}):
+        raise UsageError(
+            f"two tensors would have the name {repeated[0]!r}",
+            hint="Rename a key; a dot in a key is taken for nesting.",
+        )
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def named_tuple_class(class_name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
+    """The named tuple of this name and these fields, the same class every time.
+
+    Raises:
+        ManifestConsistencyError: The names are no Python names, or two are the same.
+    """
+    for name in (class_name, *fields):
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ManifestConsistencyError(f"{name!r} cannot name a named tuple or a field of one")
+    if hidden := [name for name in fields if name.startswith("_")]:
+        raise ManifestConsistencyError(f"a named tuple's field cannot start with an underscore: {hidden[0]!r}")
+    if len(set(fields)) < len(fields):
+        raise ManifestConsistencyError(f"the named tuple {class_name} has a field twice: {', '.join(fields)}")
+    return namedtuple(class_name, fields)
+
+
+def _leaf_nodes(node: Node, path: str) -> Iterator[tuple[str, TensorNode]]:
+    """Every leaf of a structure with its name."""
+    if isinstance(node, TensorNode):
+        yield path, node
+    elif isinstance(node, ConstantNode):
+        return
+    elif isinstance(node, (SequenceNode, MappingNode, NamedTupleNode)):
+        for step, item in zip(_steps(node), node.items):
+            yield from _leaf_nodes(item, f"{path}.{step}" if path else step)
+    else:
+        assert_never(node)
+
+
+def _steps(node: SequenceNode | MappingNode | NamedTupleNode) -> Sequence[str]:
+    if isinstance(node, SequenceNode):
+        return [str(i) for i in range(len(node.items))]
+    return node.keys if isinstance(node, MappingNode) else node.fields
+
+
+def _tuple_fields(value: Any) -> tuple[str, ...]:
+    """The fields of a named tuple, or of what torch.max and its like return; nothing for anything else."""
+    if not isinstance(value, tuple) or type(value) is tuple:
+        return ()
+    if hasattr(value, "_fields"):
+        return tuple(value._fields)
+    # A C struct sequence names its fields here (Python >= 3.10).
+    return tuple(getattr(type(value), "__match_args__", ()))
+
+
+def _constant(value: bool | int | float | str | None, path: str) -> bool | int | float | str | None:
+    """The constant as JSON can hold it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{path} is {value}, which JSON cannot hold", hint="Make it a part of the model.")
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+        raise UsageError(f"{path} is {value}, which does not fit in 64 bits")
+    # Subclasses, such as string enums and numpy's float64, lose their class here rather than in the JSON.
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int.__int__(value)
+    return float.__float__(value) if isinstance(value, float) else str.__str__(value)

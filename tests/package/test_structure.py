@@ -1,0 +1,141 @@
+"""Nested values and their description in the manifest."""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, namedtuple
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exportkit.errors import ManifestConsistencyError, UsageError
+from exportkit.package.manifest import MappingNode, NamedTupleNode, Node, SequenceNode, TensorNode
+from exportkit.package.structure import MAX_DEPTH, builder, flatten, named_tuple_class, names, unflatten
+
+Boxes = namedtuple("Boxes", ["corners", "scores"])
+
+
+class Leaf:
+    pass
+
+
+def is_leaf(value: object) -> bool:
+    return isinstance(value, Leaf)
+
+
+constants = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text()
+values = st.recursive(
+    constants.filter(lambda c: c not in (float("inf"), float("-inf"))) | st.builds(Leaf),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.builds(Boxes, inner, inner)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@settings(deadline=None)
+@given(values)
+def test_a_value_comes_back_as_it_was_also_through_json(value):
+    node, leaves = flatten(value, is_leaf)
+    node = msgspec.json.decode(msgspec.json.encode(node), type=Node)
+    back = unflatten(node, leaves)
+    assert back == value
+    assert repr(back) == repr(value)  # True is not 1 and 1 is not 1.0
+    assert flatten(back, is_leaf)[1] == leaves
+
+
+@settings(deadline=None)
+@given(values)
+def test_leaves_come_in_the_order_of_torchs_pytrees(value):
+    tensors = torch.utils._pytree.tree_flatten(value, is_leaf=is_leaf)[0]
+    assert flatten(value, is_leaf)[1] == [leaf for leaf in tensors if is_leaf(leaf)]
+
+
+def test_leaves_are_named_by_their_place():
+    leaf = Leaf()
+    value = {"boxes": Boxes(leaf, [leaf, 3, leaf]), "mask": leaf}
+    node, _ = flatten(value, is_leaf)
+    assert names(node) == ["boxes.corners", "boxes.scores.0", "boxes.scores.2", "mask"]
+    assert names(node, "batch")[0] == "batch.boxes.corners"
+    assert names(flatten((leaf, leaf), is_leaf)[0]) == ["0", "1"]
+    assert names(flatten(leaf, is_leaf)[0]) == ["0"]
+    assert names(flatten(leaf, is_leaf)[0], "image") == ["image"]
+
+
+def test_indices_start_where_the_caller_says():
+    node, leaves = flatten([Leaf(), Leaf()], is_leaf, start=5)
+    assert [item.index for item in node.items] == [5, 6]
+    assert len(leaves) == 2
+
+
+def test_what_torch_max_returns_is_a_named_tuple():
+    node, leaves = flatten(torch.max(torch.eye(2), 1), lambda v: isinstance(v, torch.Tensor))
+    assert names(node) == ["values", "indices"]
+    assert unflatten(node, leaves).indices is leaves[1]
+
+
+def test_a_named_tuple_comes_back_as_the_same_class_every_time():
+    node, _ = flatten(Boxes(1, 2), is_leaf)
+    assert type(unflatten(node, [])) is type(builder(node)([])) is named_tuple_class("Boxes", ("corners", "scores"))
+
+
+def test_subclasses_of_constants_and_dicts_become_plain():
+    kind = enum.Enum("Kind", {"A": "aa"}, type=str)
+    value = unflatten(flatten(OrderedDict(kind=kind.A), is_leaf)[0], [])
+    assert type(value) is dict
+    assert type(value["kind"]) is str
+    assert value == {"kind": "aa"}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"a": [1, {2, 3}]}, r"parameter `x`\['a'\]\[1\] is a builtins.set, which a package cannot describe"),
+        ({"a": {1: 2}}, r"parameter `x`\['a'\] is a dict with the key 1; keys must be strings"),
+        (Boxes(float("nan"), 0), r"parameter `x`.corners is nan, which JSON cannot hold"),
+        ([float("inf")], r"parameter `x`\[0\] is inf"),
+        (2**63, r"does not fit in 64 bits"),
+        (
+            namedtuple("Odd", ["a", "def"], rename=True)(1, 2),
+            r"parameter `x`: .* cannot start with an underscore: '_1'",
+        ),
+        (1j, r"is a builtins.complex"),
+    ],
+)
+def test_what_a_manifest_cannot_hold_is_refused_with_its_place(value, message):
+    with pytest.raises(UsageError, match=message):
+        flatten(value, is_leaf, where="parameter `x`")
+
+
+def test_a_value_that_contains_itself_is_refused():
+    value: list = []
+    value.append(value)
+    with pytest.raises(UsageError, match=f"nested deeper than {MAX_DEPTH}"):
+        flatten(value, is_leaf)
+
+
+def test_two_leaves_of_one_name_are_refused():
+    node, _ = flatten({"a.b": Leaf(), "a": {"b": Leaf()}}, is_leaf)
+    with pytest.raises(UsageError, match=r"'a\.b'"):
+        names(node)
+
+
+def test_an_index_beyond_the_leaves_is_refused():
+    with pytest.raises(ManifestConsistencyError, match="tensor 1, but there are 1"):
+        unflatten(SequenceNode(kind="list", items=(TensorNode(index=1),)), [Leaf()])
+
+
+@pytest.mark.parametrize(
+    ("class_name", "fields"),
+    [("class", ("a",)), ("A B", ("a",)), ("A", ("_a",)), ("A", ("a", "a")), ("A", ("def",)), ("A\nimport os", ("a",))],
+)
+def test_a_named_tuple_that_python_cannot_make_is_refused(class_name, fields):
+    node = NamedTupleNode(class_name=class_name, fields=fields, items=(MappingNode(keys=(), items=()),) * len(fields))
+    with pytest.raises(ManifestConsistencyError):
+        builder(node)
