@@ -192,10 +192,15 @@ class Record(Strict):
 
 
 class Source(Strict):
-    """What the eager model was, so that `verify` can ask it again. `state_sha256` is over its parameters and buffers."""
+    """What the eager model was, so that `verify` can ask it again.
+
+    `dtype` is what its floating parameters, buffers and inputs were cast to, null where they were left as they were.
+    `state_sha256` is over its parameters and buffers after that.
+    """
 
     model: str | None
     model_kwargs: dict[str, bool | int | float | str | None]
+    dtype: str | None
     seed: int
     state_sha256: Sha256
 
