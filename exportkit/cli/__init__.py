@@ -1,1 +1,5 @@
-"""."""
+"""The command line: one module per command. The only place that imports click, prints or exits."""
+
+from exportkit.cli.frame import main
+
+__all__ = ["main"]

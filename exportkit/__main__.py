@@ -1,0 +1,7 @@
+"""`python -m exportkit`."""
+
+import sys
+
+from exportkit.cli import main
+
+sys.exit(main())

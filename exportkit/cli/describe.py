@@ -1,0 +1,79 @@
+"""A manifest in words. Shared by `inspect` and `export`; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from exportkit.package.manifest import Call, ConstantNode, Library, Manifest, Size, Target, TensorNode
+
+
+def shape_text(shape: Sequence[int | Size | None]) -> str:
+    """`[batch, 3, 16*gh]`; `?` for a size that is no multiple of one dimension."""
+    return "[" + ", ".join(_size_text(size) for size in shape) + "]"
+
+
+def _size_text(size: int | Size | None) -> str:
+    if size is None:
+        return "?"
+    if isinstance(size, int):
+        return str(size)
+    text = size.dimension if size.scale == 1 else f"{size.scale}*{size.dimension}"
+    return text if size.offset == 0 else f"{text}{size.offset:+d}"
+
+
+def input_rows(call: Call) -> Iterator[tuple[str, ...]]:
+    """Name, and dtype with shape, of every tensor that goes in; constants that were fixed at export after them."""
+    for tensor in call.inputs:
+        yield tensor.name, f"{tensor.dtype}{shape_text(tensor.shape)}"
+    for parameter in call.parameters:
+        if isinstance(parameter.value, ConstantNode):
+            yield parameter.name, f"fixed at {parameter.value.value!r}"
+
+
+def output_rows(call: Call) -> Iterator[tuple[str, ...]]:
+    """Name, dtype with shape, and tolerance of every tensor that comes out."""
+    for output in call.outputs:
+        tolerance = output.tolerance
+        if tolerance.ranking_of is not None:
+            text = f"ranks `{tolerance.ranking_of}`"
+        elif tolerance.rtol == tolerance.atol == 0:
+            text = "exact"
+        else:
+            text = f"rtol {tolerance.rtol:g}, atol {tolerance.atol:g}"
+        if tolerance.rows_of is not None:
+            text += f", rows of `{tolerance.rows_of}`"
+        name = "(the result)" if isinstance(call.result, TensorNode) else output.name
+        yield name, f"{output.dtype}{shape_text(output.shape)}", text
+
+
+def dimension_text(call: Call) -> str:
+    """`batch 1..64, gh 8..96`; empty where every size is fixed."""
+    return ", ".join(f"{dimension.name} {dimension.min}..{dimension.max}" for dimension in call.dimensions)
+
+
+def target_text(target: Target) -> str:
+    """What a target needs, and what made it."""
+    if target.device == "cpu":
+        device = f"CPU {target.cpu_isa}" if target.cpu_isa else "CPU"
+    else:
+        device = f"CUDA {target.cuda_architecture}" + (" and newer, by PTX" if target.cuda_ptx else "")
+    built = f"built with {target.built_with_torch}"
+    return f"{device}, {target.platform}, torch {target.needs_torch} or newer ({built})"
+
+
+def library_text(library: Library) -> str:
+    """What a library is for, and what it needs."""
+    count = len(library.defines)
+    what = f"{count} operators" if count != 1 else "1 operator"
+    what = what if count else "kernels of operators defined elsewhere"
+    if library.torch_bound is not None:
+        needs = f"torch {library.torch_bound} only: it uses more than the stable ABI"
+    else:
+        needs = f"torch {library.needs_torch} or newer"
+    return f"{library.device.upper()}, {library.platform}, {what}, {needs}"
+
+
+def providers(manifest: Manifest) -> dict[str, Library | None]:
+    """Operator of the graph -> the library that defines it, None where no library of this artifact does."""
+    defined = {operator.name: library for library in manifest.libraries for operator in library.defines}
+    return {operator.name: defined.get(operator.name) for operator in manifest.operators}

@@ -1,0 +1,37 @@
+"""`exportkit doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from exportkit.cli.frame import command as exportkit_command
+from exportkit.cli.output import print_json, print_table, progress
+
+
+@exportkit_command("doctor")
+def command(as_json: bool) -> None:
+    """Say what this machine can export, compile and load, and why not.
+
+    Exits with 4 where it cannot load a CPU package, export, or compile for the CPU. A missing GPU is no failure.
+    """
+    from exportkit.verify.machine import BASIC, examine
+
+    with progress() as step:
+        machine = examine(step)
+    able = all(ability.ok for ability in machine.abilities if ability.name in BASIC)
+    if as_json:
+        print_json({"ok": able, **asdict(machine)})
+    else:
+        click.echo("This machine:")
+        print_table([("ok" if f.ok else "--", f.name, f.detail) for f in machine.findings])
+        click.echo("It can:")
+        reasons = [("yes" if a.ok else "no", a.name, f"for want of: {', '.join(a.missing)}") for a in machine.abilities]
+        print_table([row if row[0] == "no" else row[:2] for row in reasons])
+        hints = [f"{f.name}: {f.hint}" for f in machine.findings if f.hint and not f.ok]
+        if hints:
+            click.echo("What to do:")
+            print_table([(hint,) for hint in hints])
+    if not able:
+        raise click.exceptions.Exit(4)

@@ -1,0 +1,115 @@
+"""What every command shares: lazy loading, --json, --debug, exit codes, and how an error is shown.
+
+`exportkit --help` imports neither torch nor rich: command modules import at their top only click and what is as light.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+import exportkit
+from exportkit.cli.output import print_json
+from exportkit.errors import ExportkitError
+from exportkit.verify.outcomes import EXIT_CODES
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+BUG_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells have it
+
+# In the order of the work. Each is the attribute `command` of the module of this name.
+COMMANDS = ("export", "verify", "package", "inspect", "doctor", "demo")
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are looked at."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the work, not of the alphabet."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports the command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"exportkit.cli.{cmd_name}").command
+        return command
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The exit codes."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+
+
+@click.group(cls=LazyGroup, context_settings=_SETTINGS)
+@click.version_option(exportkit.__version__, message="exportkit %(version)s")
+def group() -> None:
+    """From a PyTorch module with custom operators to one verified, self-contained .pt2.
+
+    \b
+    exportkit export arr-coc -o model_aoti.pt2          trace and compile; record cases
+    exportkit package model_aoti.pt2 -o model.pt2       add the operator libraries
+    exportkit verify model.pt2                          replay it where nothing else is installed
+    """
+
+
+def command(name: str, **settings: Any) -> Callable[[F], click.Command]:
+    """A click command with the options that every command has. The function gets `as_json` for --json.
+
+    --debug is read by `main` alone.
+    """
+
+    def decorate(function: F) -> click.Command:
+        for option in (
+            click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."),
+            click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else."),
+        ):
+            function = option(function)
+        return click.command(name, context_settings=_SETTINGS, **settings)(function)
+
+    return decorate
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        arguments: Without the program's name; those of this process by default.
+
+    Returns:
+        The exit code.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    as_json, debug = "--json" in arguments, "--debug" in arguments
+    try:
+        code = group.main(arguments, prog_name="exportkit", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        message = error.format_message()
+        hint = f"See `{error.ctx.command_path} --help`." if isinstance(error, click.UsageError) and error.ctx else None
+        return _show(type(error).__name__, message, hint, error.exit_code, as_json)
+    except ExportkitError as error:
+        if debug:
+            traceback.print_exc()
+        return _show(type(error).__name__, error.message, error.hint, error.exit_code, as_json)
+    except (click.Abort, KeyboardInterrupt):
+        return _show("Interrupted", "interrupted", None, INTERRUPTED_EXIT_CODE, as_json)
+    except Exception as error:  # whatever is not an ExportkitError is our bug
+        traceback.print_exc()
+        hint = "This is a bug of exportkit. Please report it, with the lines above."
+        return _show(type(error).__name__, str(error), hint, BUG_EXIT_CODE, as_json)
+
+
+def _show(kind: str, message: str, hint: str | None, exit_code: int, as_json: bool) -> int:
+    if as_json:
+        print_json({"error": {"kind": kind, "message": message, "hint": hint, "exit_code": exit_code}})
+    click.echo(f"error: {message}" + (f"\n  {hint}" if hint else ""), err=True)
+    return exit_code

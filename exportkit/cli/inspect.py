@@ -1,0 +1,107 @@
+"""`exportkit inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from exportkit.cli.frame import command as exportkit_command
+from exportkit.cli.output import print_json, print_table, size_text
+
+if TYPE_CHECKING:
+    from exportkit.package.archive import PackageReader
+    from exportkit.package.manifest import Manifest
+
+
+@exportkit_command("inspect")
+@click.argument("artifact", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def command(artifact: Path, as_json: bool) -> None:
+    """Say what an artifact or package holds, without running or importing any of it.
+
+    Checks the archive, the manifest and every digest on the way; torch is not imported.
+    """
+    import msgspec
+
+    from exportkit.package.archive import PackageReader
+
+    with PackageReader(artifact) as reader:
+        reader.verify()
+        if as_json:
+            file = {"path": str(artifact), "size": artifact.stat().st_size, "sha256": reader.sha256}
+            document: dict[str, Any] = {"file": file, "manifest": msgspec.to_builtins(reader.manifest)}
+            print_json(document)
+        else:
+            _print(artifact, reader)
+
+
+def _print(artifact: Path, reader: PackageReader) -> None:
+    from exportkit.cli.describe import dimension_text, input_rows, library_text, output_rows, target_text
+
+    manifest = reader.manifest
+    sizes = {record.name: record.size for record in manifest.records}
+    click.echo(f"{manifest.name} {manifest.version}")
+    print_table(
+        [
+            ("file", f"{artifact}, {size_text(artifact.stat().st_size)}, {len(sizes) + 1} records, every digest holds"),
+            ("sha256", reader.sha256),
+            ("made by", _provenance(manifest)),
+            ("model", _source(manifest)),
+        ]
+    )
+    click.echo("\nTakes")
+    print_table(input_rows(manifest.call))
+    if ranges := dimension_text(manifest.call):
+        click.echo(f"  where {ranges}")
+    click.echo("\nReturns")
+    print_table(output_rows(manifest.call))
+    click.echo("\nTargets")
+    print_table([(t.name, target_text(t), size_text(_target_size(sizes, t.name))) for t in manifest.targets])
+    if manifest.program is not None:
+        program = manifest.program
+        print_table([("program", f"ExportedProgram, {program.device.upper()}, torch {program.built_with_torch}")])
+    if manifest.operators:
+        click.echo("\nOperators")
+        print_table(_operator_rows(manifest))
+    if manifest.libraries:
+        click.echo("\nLibraries")
+        print_table([(Path(x.record).name, library_text(x), size_text(sizes[x.record])) for x in manifest.libraries])
+    click.echo("\nCases")
+    rows = [(f"case {i}", _sizes_text(c.sizes), size_text(sizes[c.record])) for i, c in enumerate(manifest.cases)]
+    print_table(rows or [("none recorded",)])
+    click.echo("\nRecords")
+    print_table([(r.sha256[:16], size_text(r.size), r.name) for r in manifest.records])
+
+
+def _operator_rows(manifest: Manifest) -> list[tuple[str, str]]:
+    from exportkit.cli.describe import providers
+
+    given = providers(manifest)
+    missing = "no library here: `exportkit package` adds it"
+    return [
+        (operator.schema, Path(library.record).name if (library := given[operator.name]) else missing)
+        for operator in manifest.operators
+    ]
+
+
+def _provenance(manifest: Manifest) -> str:
+    provenance = manifest.provenance
+    text = f"exportkit {provenance.exportkit}, torch {provenance.torch}"
+    if provenance.commit is not None:
+        text += f", commit {provenance.commit[:12]}" + (" with uncommitted changes" if provenance.dirty else "")
+    return text + (", TF32 on" if provenance.tf32 else "")
+
+
+def _source(manifest: Manifest) -> str:
+    source = manifest.source
+    given = ", ".join(f"{name}={value!r}" for name, value in source.model_kwargs.items())
+    return f"{source.model or 'not importable'}{f'({given})' if given else ''}, weights {source.state_sha256[:16]}..."
+
+
+def _target_size(sizes: dict[str, int], target: str) -> int:
+    return sum(size for name, size in sizes.items() if name.startswith(f"data/aotinductor/{target}/"))
+
+
+def _sizes_text(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "fixed sizes"

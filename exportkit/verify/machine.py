@@ -1,0 +1,248 @@
+"""What this machine can export, compile and load, and why not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+OLDEST_TORCH = (2, 11)
+
+# std::regex is what AOTInductor's loader calls into; omp.h is what its code includes.
+_PROBE = """
+#include <omp.h>
+#include <regex>
+extern "C" int probe(const char* text) { return std::regex_match(text, std::regex("a+")) + omp_get_max_threads(); }
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: Such as "compiler".
+        ok: Whether it is there and usable.
+        detail: What was found, or what is wrong.
+        hint: What to do about it, where something is wrong.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Ability:
+    """One thing this machine can do, or cannot because of the findings named in `missing`."""
+
+    name: str
+    ok: bool
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """All of it."""
+
+    findings: tuple[Finding, ...]
+    abilities: tuple[Ability, ...]
+
+
+# What each ability needs, by the names of findings. The first three are what any machine for exportkit should do.
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "load and run a CPU package": ("platform", "torch", "temporary files"),
+    "export an ExportedProgram": ("torch",),
+    "compile for the CPU": ("platform", "torch", "compiler", "C++ runtime", "temporary files"),
+    "use the arr_coc operators on the CPU": ("platform", "torch", "arr_coc, CPU"),
+    "run the demo": ("platform", "torch", "compiler", "C++ runtime", "temporary files", "arr_coc, CPU", "photographs"),
+    "load and run a CUDA package": ("platform", "torch", "temporary files", "CUDA device"),
+    "compile for CUDA": ("platform", "torch", "compiler", "C++ runtime", "temporary files", "CUDA device"),
+    "use the arr_coc operators on CUDA": ("platform", "torch", "arr_coc, CPU", "arr_coc, CUDA", "CUDA device"),
+    "build CUDA operators": ("compiler", "nvcc"),
+}
+BASIC = ("load and run a CPU package", "export an ExportedProgram", "compile for the CPU")
+
+
+def examine(progress: Callable[[str], None] = lambda step: None) -> Machine:
+    """Looks at this machine. Imports torch, runs the compiler once and loads each operator library in its own process.
+
+    Args:
+        progress: Called with what is looked at.
+    """
+    progress("looking at torch and the machine")
+    findings = [_python(), _platform(), _torch(), _cpu(), _cuda_device()]
+    progress("compiling a probe")
+    findings += [*_compiler(), _nvcc(), _temporary_files(), _cache()]
+    progress("loading the operator libraries")
+    findings += [_library("cpu"), _library("cuda"), _photographs()]
+    state = {finding.name: finding.ok for finding in findings}
+    abilities = []
+    for name, needs in _NEEDS.items():
+        missing = tuple(need for need in needs if not state[need])
+        abilities.append(Ability(name, not missing, missing))
+    return Machine(tuple(findings), tuple(abilities))
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    return Finding("python", sys.version_info >= (3, 10), f"{version} at {sys.executable}", "exportkit needs 3.10.")
+
+
+def _platform() -> Finding:
+    system, machine = platform.system(), platform.machine()
+    name = f"{system} {machine}, {' '.join(platform.libc_ver()) or 'unknown C library'}"
+    ok = system == "Linux" and machine == "x86_64"
+    return Finding("platform", ok, name, None if ok else "Packages are made for, and loaded on, Linux x86_64.")
+
+
+def _torch() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("torch", False, "not installed", "pip install 'torch>=2.11'")
+    import torch
+
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    built = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
+    detail = f"{torch.__version__}, {built}, {torch.get_num_threads()} threads"
+    ok = (major, minor) >= OLDEST_TORCH
+    return Finding("torch", ok, detail, None if ok else "pip install 'torch>=2.11'")
+
+
+def _cpu() -> Finding:
+    from exportkit.runtime.targets import host_cpu_isa
+
+    level = host_cpu_isa()
+    detail = f"{level}, {os.cpu_count()} cores"
+    hint = "Packages are compiled for x86-64-v3 by default; export with an older --cpu-isa for this CPU."
+    ok = level in ("x86-64-v3", "x86-64-v4")
+    return Finding("CPU", ok, detail, None if ok else hint)
+
+
+def _cuda_device() -> Finding:
+    import torch
+
+    if torch.version.cuda is None:
+        hint = "A CUDA build of torch, from https://pytorch.org/get-started, if there is a GPU."
+        return Finding("CUDA device", False, "torch is a CPU build", hint)
+    if not torch.cuda.is_available():
+        hint = "`nvidia-smi` says whether there is a GPU and a driver; the driver must know torch's CUDA version."
+        return Finding("CUDA device", False, f"torch (CUDA {torch.version.cuda}) sees no device", hint)
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        devices.append(f"cuda:{index} {torch.cuda.get_device_name(index)} (sm_{major}{minor})")
+    return Finding("CUDA device", True, ", ".join(devices))
+
+
+def _compiler() -> list[Finding]:
+    """The compiler, and whether what it links loads beside torch."""
+    command = os.environ.get("CXX", "g++")
+    path = shutil.which(command)
+    if path is None:
+        hint = "Install g++ (apt-get install g++), or set CXX to a C++ compiler."
+        return [
+            Finding("compiler", False, f"no {command}", hint),
+            Finding("C++ runtime", False, "no compiler to ask", hint),
+        ]
+    first_line = _output([path, "--version"]).partition("\n")[0]
+    with tempfile.TemporaryDirectory(prefix="exportkit-doctor-") as folder:
+        source, library = Path(folder) / "probe.cpp", Path(folder) / "libprobe.so"
+        source.write_text(_PROBE)
+        built = subprocess.run(
+            [path, "-std=c++17", "-shared", "-fPIC", "-fopenmp", str(source), "-o", str(library)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if built.returncode:
+            reason = built.stderr.strip().partition("\n")[0]
+            hint = "AOTInductor needs a C++ compiler with its standard library and OpenMP."
+            return [
+                Finding("compiler", False, f"{first_line} at {path} fails: {reason}", hint),
+                Finding("C++ runtime", False, "nothing was compiled", hint),
+            ]
+        needed = _needed(library)
+    compiler = Finding("compiler", True, f"{first_line} at {path}")
+    if not any(name.startswith("libstdc++.so") for name in needed):
+        hint = "A model linked like that crashes its loader (std::regex of two libraries mixed). Set CXX to another g++."
+        return [compiler, Finding("C++ runtime", False, f"{path} links libstdc++ statically", hint)]
+    return [compiler, Finding("C++ runtime", True, "libstdc++ is linked dynamically")]
+
+
+def _needed(library: Path) -> Sequence[str]:
+    from elftools.elf.dynamic import DynamicSection
+    from elftools.elf.elffile import ELFFile
+
+    with open(library, "rb") as file:
+        for section in ELFFile(file).iter_sections():
+            if isinstance(section, DynamicSection):
+                return [tag.needed for tag in section.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
+    return []
+
+
+def _nvcc() -> Finding:
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    path = (shutil.which("nvcc", path=os.path.join(home, "bin")) if home else None) or shutil.which("nvcc")
+    if path is None:
+        return Finding("nvcc", False, "not on PATH, and no CUDA_HOME", "Only building CUDA operators needs it.")
+    return Finding("nvcc", True, f"{_output([path, '--version']).strip().splitlines()[-1]} at {path}")
+
+
+def _temporary_files() -> Finding:
+    """torch's loader unpacks a model's library there and opens it."""
+    folder = tempfile.gettempdir()
+    status = os.statvfs(folder)
+    if status.f_flag & os.ST_NOEXEC:
+        hint = "torch unpacks and opens libraries there: set TMPDIR to a directory that may hold code."
+        return Finding("temporary files", False, f"{folder} is mounted noexec", hint)
+    free = status.f_bavail * status.f_frsize
+    if free < 1 << 30:
+        return Finding("temporary files", False, f"{folder} has {free / 1e6:.0f} MB free", "Compiling needs about 1 GB.")
+    return Finding("temporary files", True, f"{folder}, {free / 1e9:.0f} GB free")
+
+
+def _cache() -> Finding:
+    from exportkit.runtime.cache import cache_directory
+
+    folder = cache_directory()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        hint = "Every load unpacks the operator libraries anew; set EXPORTKIT_CACHE to a writable directory."
+        return Finding("cache", False, f"{folder} is not writable", hint)
+    return Finding("cache", True, str(folder))
+
+
+def _library(device: str) -> Finding:
+    from exportkit.errors import ExportkitError
+    from exportkit.libraries import built_in_libraries
+    from exportkit.package.libraries import describe_library
+
+    name = f"arr_coc, {device.upper()}"
+    path = built_in_libraries().get(device)
+    if path is None:
+        hint = "`make setup` builds it" + (", where nvcc is." if device == "cuda" else ".")
+        return Finding(name, False, "not built", hint)
+    try:
+        library = describe_library(path)
+    except ExportkitError as error:
+        return Finding(name, False, error.message, error.hint or "`make setup` builds it again.")
+    count = f"{len(library.defines)} operators" if library.defines else "kernels"
+    return Finding(name, True, f"{count}, torch {library.needs_torch} or newer, {path.name}")
+
+
+def _photographs() -> Finding:
+    if importlib.util.find_spec("skimage") is None:
+        return Finding("photographs", False, "scikit-image is not installed", "pip install 'exportkit[demo]'")
+    return Finding("photographs", True, "scikit-image")
+
+
+def _output(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
