@@ -1,0 +1,159 @@
+#include <torch/csrc/stable/library.h>
+
+#include <tuple>
+
+#include "common/cuda.cuh"
+#include "ops/opponent_balance/opponent_balance.h"
+
+namespace arr_coc {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpSize;
+
+// One sample's weights. See opponent_balance.cpp for the formulas.
+template <class A>
+struct Balance {
+  A c, p, f, sum;
+
+  template <class T>
+  __device__ explicit Balance(const T* weights) : c(weights[0]), p(weights[1]), f(weights[2]), sum(c + p + f) {}
+
+  __device__ A operator()(A e, A s, A a) const { return (c * e + p * s + f * a) / sum; }
+};
+
+template <class T>
+__global__ void balance_kernel(const T* entropy, const T* salience, const T* alignment, const T* weights, T* out,
+                               int64_t total, int64_t count, int64_t weight_stride, bool invert) {
+  using A = accumulate_t<T>;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < total; i += int64_t(gridDim.x) * kThreads) {
+    const Balance<A> balance(weights + (weight_stride ? i / count * weight_stride : 0));
+    const A e = A(entropy[i]), raw = balance(invert ? 1 - e : e, A(salience[i]), A(alignment[i]));
+    out[i] = T(raw < 0 ? A(0) : raw > 1 ? A(1) : raw);  // NaN stays, as in torch.clamp
+  }
+}
+
+// A block a chunk of one sample. Null outputs are not needed; `partial` is [B, chunks, 3].
+template <class T>
+__global__ void balance_grad_kernel(const T* grad, const T* entropy, const T* salience, const T* alignment,
+                                    const T* weights, T* grad_entropy, T* grad_salience, T* grad_alignment,
+                                    accumulate_t<T>* partial, int64_t batch, int64_t count, int64_t chunks,
+                                    int64_t weight_stride, bool invert) {
+  using A = accumulate_t<T>;
+  __shared__ A shared[kWarps];
+  for (int64_t item = blockIdx.x; item < batch * chunks; item += gridDim.x) {
+    const int64_t sample = item / chunks, begin = item % chunks * kBalanceChunk;
+    const int64_t base = sample * count, end = min(begin + kBalanceChunk, count);
+    const Balance<A> balance(weights + sample * weight_stride);
+    A sum_c = 0, sum_p = 0, sum_f = 0;
+    for (int64_t i = base + begin + threadIdx.x; i < base + end; i += kThreads) {
+      const A e = A(entropy[i]), x = invert ? 1 - e : e, y = A(salience[i]), z = A(alignment[i]);
+      const A raw = balance(x, y, z), slope = (raw >= 0 && raw <= 1 ? A(grad[i]) : A(0)) / balance.sum;
+      if (grad_entropy) grad_entropy[i] = T(invert ? -slope * balance.c : slope * balance.c);
+      if (grad_salience) grad_salience[i] = T(slope * balance.p);
+      if (grad_alignment) grad_alignment[i] = T(slope * balance.f);
+      sum_c += slope * (x - raw);
+      sum_p += slope * (y - raw);
+      sum_f += slope * (z - raw);
+    }
+    if (!partial) continue;  // the same for the whole grid
+    sum_c = block_sum(sum_c, shared);
+    sum_p = block_sum(sum_p, shared);
+    sum_f = block_sum(sum_f, shared);
+    if (threadIdx.x == 0) {
+      partial[item * 3] = sum_c;
+      partial[item * 3 + 1] = sum_p;
+      partial[item * 3 + 2] = sum_f;
+    }
+  }
+}
+
+// A block a row of weights: the sum of `per_row` partial sums.
+template <class T>
+__global__ void weights_grad_kernel(const accumulate_t<T>* partial, T* grad_weights, int64_t rows, int64_t per_row) {
+  using A = accumulate_t<T>;
+  __shared__ A shared[kWarps];
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (int k = 0; k < 3; ++k) {
+      A sum = 0;
+      for (int64_t item = threadIdx.x; item < per_row; item += kThreads) sum += partial[(row * per_row + item) * 3 + k];
+      sum = block_sum(sum, shared);
+      if (threadIdx.x == 0) grad_weights[row * 3 + k] = T(sum);
+    }
+  }
+}
+
+Tensor opponent_balance_cuda(const Tensor& entropy, const Tensor& salience, const Tensor& alignment,
+                             const Tensor& weights, bool invert_entropy) {
+  check_opponent_balance(entropy, salience, alignment, weights);
+  const CudaScope scope(entropy);
+  const Tensor e = torch::stable::contiguous(entropy), s = torch::stable::contiguous(salience),
+               a = torch::stable::contiguous(alignment), w = torch::stable::contiguous(weights);
+  const int64_t batch = e.size(0), count = e.size(1), total = batch * count;
+  Tensor scores = torch::stable::new_empty(e, {batch, count});
+  if (total == 0) return scores;
+  dispatch_floating(e.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    balance_kernel<T><<<grid_size(total, kThreads), kThreads, 0, scope.stream()>>>(
+        static_cast<const T*>(e.const_data_ptr()), static_cast<const T*>(s.const_data_ptr()),
+        static_cast<const T*>(a.const_data_ptr()), static_cast<const T*>(w.const_data_ptr()),
+        static_cast<T*>(scores.mutable_data_ptr()), total, count, w.dim() == 2 ? 3 : 0, invert_entropy);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+  return scores;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cuda(const Tensor& grad, const Tensor& entropy,
+                                                                      const Tensor& salience, const Tensor& alignment,
+                                                                      const Tensor& weights, bool invert_entropy,
+                                                                      bool need_entropy, bool need_salience,
+                                                                      bool need_alignment, bool need_weights) {
+  check_opponent_balance_grad(grad, entropy, salience, alignment, weights);
+  const CudaScope scope(entropy);
+  const Tensor g = torch::stable::contiguous(grad), e = torch::stable::contiguous(entropy),
+               s = torch::stable::contiguous(salience), a = torch::stable::contiguous(alignment),
+               w = torch::stable::contiguous(weights);
+  const int64_t batch = e.size(0), count = e.size(1), chunks = (count + kBalanceChunk - 1) / kBalanceChunk;
+  const int64_t weight_stride = w.dim() == 2 ? 3 : 0;
+  const auto scores_or_nothing = [&](bool needed) {
+    return needed ? torch::stable::new_empty(e, {batch, count}) : torch::stable::new_empty(e, {0});
+  };
+  Tensor grad_e = scores_or_nothing(need_entropy), grad_s = scores_or_nothing(need_salience),
+         grad_a = scores_or_nothing(need_alignment);
+  Tensor grad_w = need_weights ? torch::stable::new_empty(w, w.sizes()) : torch::stable::new_empty(w, {0});
+  if (batch * count == 0) {
+    if (need_weights && grad_w.numel() > 0) torch::stable::zero_(grad_w);
+    return {grad_e, grad_s, grad_a, grad_w};
+  }
+  dispatch_floating(e.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    constexpr auto kPartial = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
+    Tensor partial = torch::stable::new_empty(e, {need_weights ? batch * chunks * 3 : 0}, kPartial);
+    const auto output = [](Tensor& tensor, bool needed) {
+      return needed ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
+    };
+    A* partial_out = need_weights ? static_cast<A*>(partial.mutable_data_ptr()) : nullptr;
+    balance_grad_kernel<T><<<grid_size(batch * chunks, 1), kThreads, 0, scope.stream()>>>(
+        static_cast<const T*>(g.const_data_ptr()), static_cast<const T*>(e.const_data_ptr()),
+        static_cast<const T*>(s.const_data_ptr()), static_cast<const T*>(a.const_data_ptr()),
+        static_cast<const T*>(w.const_data_ptr()), output(grad_e, need_entropy), output(grad_s, need_salience),
+        output(grad_a, need_alignment), partial_out, batch, count, chunks, weight_stride, invert_entropy);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    if (!need_weights) return;
+    const int64_t rows = weight_stride ? batch : 1;
+    weights_grad_kernel<T><<<grid_size(rows, 1), kThreads, 0, scope.stream()>>>(
+        partial_out, output(grad_w, true), rows, weight_stride ? chunks : batch * chunks);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+  return {grad_e, grad_s, grad_a, grad_w};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {
+  m.impl("opponent_balance", TORCH_BOX(&opponent_balance_cuda));
+  m.impl("opponent_balance_grad", TORCH_BOX(&opponent_balance_grad_cuda));
+}
+
+}  // namespace arr_coc
