@@ -36,7 +36,11 @@ class ModelNotFoundError(UsageError):
 
 
 class InputError(UsageError):
-    """A loaded model was called with inputs its package does not allow."""
+    """A model was called with inputs that it, or the package it was loaded from, does not allow."""
+
+
+class WeightsError(UsageError):
+    """A weights file does not fit the model it was given for."""
 
 
 # --- a step that failed (1) -------------------------------------------------------------------------------------------
