@@ -7,6 +7,8 @@ static initialisers, not an exception), so every load goes through `load_library
 from __future__ import annotations
 
 import hashlib
+import platform
+import sys
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -81,6 +83,11 @@ def registered_schemas(namespace: str | None = None) -> dict[str, str]:
         if namespace is None or name.startswith(f"{namespace}::"):
             schemas[name] = str(schema)
     return schemas
+
+
+def host_platform() -> str:
+    """What a target or library must be compiled for to run here, such as "linux-x86_64"."""
+    return f"{sys.platform}-{platform.machine()}"
 
 
 def built_in_libraries() -> dict[str, Path]:

@@ -131,7 +131,10 @@ class Call(Strict):
 
 
 class Target(Strict):
-    """One compiled model, under data/aotinductor/<name>/. `needs_torch` is the oldest torch its code loads in."""
+    """One compiled model, under data/aotinductor/<name>/. `needs_torch` is the oldest torch its code loads in.
+
+    `platform` is such as "linux-x86_64" (libraries.host_platform), `cpu_isa` "x86-64-v3", `cuda_architecture` "sm_90".
+    """
 
     name: Name
     device: Literal["cpu", "cuda"]
