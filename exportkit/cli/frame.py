@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings=_SETTINGS)
 @click.version_option(exportkit.__version__, message="exportkit %(version)s")
 def group() -> None:
-    """From a PyTorch module with custom operators to one verified, self-contained .pt2.
+    r"""From a PyTorch module with custom operators to one verified, self-contained .pt2.
 
     \b
     exportkit export arr-coc -o model_aoti.pt2          trace and compile; record cases

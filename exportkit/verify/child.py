@@ -1,4 +1,4 @@
-"""The replay process: the package, torch, the runtime, and nothing of the exporter, the operators' or the model's source."""
+"""The replay process: package, torch and runtime; nothing of the exporter, or of the operators' and model's source."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ def compare_outputs(
 ) -> Match | Mismatch | WrongDtype | WrongShape | WrongStructure:
     """What a call returned, against what it should have.
 
-    Dtypes and shapes come first, values after. NaN equals NaN, an infinity equals itself. Integers and booleans are exact
-    unless their recorded tolerance is not zero.
+    Dtypes and shapes come first, values after. NaN equals NaN, an infinity equals itself. Integers and booleans are
+    exact unless their recorded tolerance is not zero.
 
     Args:
         outputs: The manifest's outputs, in flat order, with their tolerances and what ranks what.
@@ -149,7 +149,11 @@ def _compare_ranking(
     wrong = differs & (outside | too_far | again)
     tied = int((differs & ~wrong).sum())
     notes = [f"{tied} indices differ where `{of}` ties within its tolerance"] if tied else []
-    notes += [f"{int((differs & outside).sum())} indices are outside 0..{count - 1}"] if bool((differs & outside).any()) else []
+    notes += (
+        [f"{int((differs & outside).sum())} indices are outside 0..{count - 1}"]
+        if bool((differs & outside).any())
+        else []
+    )
     notes += [f"{int((differs & again).sum())} indices repeat"] if bool((differs & again).any()) else []
     gap, gap_at = _greatest(difference, differs & ~outside)
     if gap:
@@ -171,7 +175,7 @@ def _compare_ranking(
 
 
 def _difference(expected: torch.Tensor, actual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """|actual - expected| and |expected| in float64; 0 where both are NaN or the same infinity, inf where only one is."""
+    """|actual - expected| and |expected| in float64: 0 where both are NaN or one infinity, inf where one side is."""
     if expected.dtype.is_complex:
         same = (expected == actual) | (expected.isnan() & actual.isnan())
         wide_expected, wide_actual = expected.to(torch.complex128), actual.to(torch.complex128)

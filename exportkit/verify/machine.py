@@ -172,7 +172,9 @@ def _compiler() -> list[Finding]:
         needed = _needed(library)
     compiler = Finding("compiler", True, f"{first_line} at {path}")
     if not any(name.startswith("libstdc++.so") for name in needed):
-        hint = "A model linked like that crashes its loader (std::regex of two libraries mixed). Set CXX to another g++."
+        hint = (
+            "A model linked like that crashes its loader (std::regex of two libraries mixed). Set CXX to another g++."
+        )
         return [compiler, Finding("C++ runtime", False, f"{path} links libstdc++ statically", hint)]
     return [compiler, Finding("C++ runtime", True, "libstdc++ is linked dynamically")]
 
@@ -197,7 +199,7 @@ def _nvcc() -> Finding:
 
 
 def _temporary_files() -> Finding:
-    """torch's loader unpacks a model's library there and opens it."""
+    """The loader of torch unpacks a model's library there and opens it."""
     folder = tempfile.gettempdir()
     status = os.statvfs(folder)
     if status.f_flag & os.ST_NOEXEC:
@@ -205,7 +207,9 @@ def _temporary_files() -> Finding:
         return Finding("temporary files", False, f"{folder} is mounted noexec", hint)
     free = status.f_bavail * status.f_frsize
     if free < 1 << 30:
-        return Finding("temporary files", False, f"{folder} has {free / 1e6:.0f} MB free", "Compiling needs about 1 GB.")
+        return Finding(
+            "temporary files", False, f"{folder} has {free / 1e6:.0f} MB free", "Compiling needs about 1 GB."
+        )
     return Finding("temporary files", True, f"{folder}, {free / 1e9:.0f} GB free")
 
 

@@ -55,10 +55,8 @@ class OutputComparison:
         else:
             text = f"{self.compared} elements agree"
         if self.max_abs:
-            text += (
-                f"; greatest absolute difference {self.max_abs:.3g} at {self.max_abs_at} (up to {self.atol:.3g} allowed), "
-                f"greatest relative difference {self.max_rel:.3g} at {self.max_rel_at} (up to {self.rtol:.3g} allowed)"
-            )
+            text += f"; greatest absolute difference {self.max_abs:.3g} at {self.max_abs_at} ({self.atol:.3g} allowed)"
+            text += f", greatest relative difference {self.max_rel:.3g} at {self.max_rel_at} ({self.rtol:.3g} allowed)"
         return f"{self.name}: {text}" + (f"; {self.note}" if self.note else "")
 
 
@@ -277,8 +275,8 @@ class EagerDiffers:
     def message(self) -> str:
         """Both digests, and what to do."""
         return (
-            f"{self.model} has other parameters and buffers today (sha256 {self.actual_sha256[:16]}...) than when it was "
-            f"exported ({self.expected_sha256[:16]}...): export it again, give the weights it was exported with "
+            f"{self.model} has other parameters and buffers today (sha256 {self.actual_sha256[:16]}...) than when it "
+            f"was exported ({self.expected_sha256[:16]}...): export it again, give the weights it was exported with "
             "(--weights), or compare with the recorded cases only (--against cases)"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -91,10 +92,8 @@ class Worker:
         self._process.wait()
         self._process.stdout.close()
         self._output.close()
-        try:
+        with contextlib.suppress(BrokenPipeError):  # an unsent command of a child that is gone
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # an unsent command of a child that is gone
 
     def _read_line(self, timeout: float) -> bytes | None:
         """A line; what there is of one at the end of the stream; None when the time is over."""

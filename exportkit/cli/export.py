@@ -1,0 +1,126 @@
+"""`exportkit export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from exportkit.cli.frame import command as exportkit_command
+from exportkit.cli.options import (
+    assignments,
+    device_option,
+    json_object,
+    op_library_option,
+    output_option,
+    weights_option,
+)
+from exportkit.cli.output import print_json, print_table, progress, size_text
+
+
+@exportkit_command("export")
+@click.argument("model")
+@output_option()
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["aoti", "program"]),
+    default="aoti",
+    show_default=True,
+    help="aoti: compiled for the device of this machine. program: the ExportedProgram, to be compiled elsewhere.",
+)
+@device_option("Where the model runs.", default="cpu")
+@click.option("--dtype", metavar="DTYPE", help="Cast floating parameters, buffers and inputs: float16, bfloat16, ...")
+@click.option(
+    "--dynamic",
+    multiple=True,
+    metavar="PARAM:DIM=SIZE",
+    help="A size that varies, such as image:0=batch[1:64], or image:2=16*gh[8:96] for multiples. Repeatable.",
+)
+@click.option("--static", is_flag=True, help="No size varies, whatever the model's own spec says.")
+@op_library_option("A library of operators that the model calls. Repeatable. Our own need not be named.")
+@click.option("--model-kwargs", metavar="JSON", callback=json_object, help="Arguments of the callable MODEL names.")
+@weights_option("Weights: every parameter and buffer of the model.")
+@click.option("--input", "inputs", multiple=True, metavar="NAME=DTYPE[SIZES]", help="An example input. Repeatable.")
+@click.option("--cases", type=click.IntRange(min=0), default=4, show_default=True, help="Recorded cases.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and cases.")
+@click.option("--cpu-isa", type=click.Choice(["x86-64-v3", "x86-64-v4"]), help="Default: x86-64-v3.")
+@click.option(
+    "--cuda-arch",
+    type=click.Choice(["native", "native+ptx"]),
+    default="native+ptx",
+    show_default=True,
+    help="native: this GPU's architecture alone; native+ptx: newer ones too.",
+)
+@click.option(
+    "--inductor-config",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=assignments,
+    help="An option of torch._inductor.config. Repeatable.",
+)
+@click.option("--name", help="Of the package. Default: the model's own.")
+@click.option("--model-version", default="0", show_default=True, help="Of the model.")
+def command(
+    model: str,
+    output: Path,
+    output_format: str,
+    op_libraries: tuple[Path, ...],
+    model_kwargs: dict[str, Any],
+    weights: Path | None,
+    inputs: tuple[str, ...],
+    seed: int,
+    cpu_isa: Any,
+    cuda_arch: Any,
+    inductor_config: dict[str, Any],
+    model_version: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    r"""Trace MODEL with torch.export, compile it with AOTInductor, record cases, and write the artifact.
+
+    MODEL is a built-in name (arr-coc), package.module:attr, path/file.py:attr, or an ExportedProgram .pt2. The attribute
+    is an exportkit.ExportSpec, a callable that returns one, or an nn.Module (then --input gives the inputs).
+
+    \b
+    exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2
+    exportkit export models/net.py:Net --input x=float32[4,3,64,64] --dynamic 'x:0=batch[1:32]' -o net.pt2
+    """
+    if options["static"] and options["dynamic"]:
+        raise click.UsageError("--static and --dynamic exclude each other.")
+    if output_format == "program" and (cpu_isa or inductor_config):
+        raise click.UsageError("--cpu-isa and --inductor-config are for --format aoti: a program is compiled later.")
+    with progress() as step:
+        step(f"importing torch and {model}")
+        from exportkit.export.artifact import export_aoti, export_program
+        from exportkit.export.model import resolve
+
+        resolved = resolve(
+            model, model_kwargs=model_kwargs, inputs=inputs, weights=weights, op_libraries=op_libraries, seed=seed
+        )
+        common: dict[str, Any] = {"seed": seed, "version": model_version, "progress": step, **options}
+        if output_format == "program":
+            manifest = export_program(resolved, output, **common)
+        else:
+            manifest = export_aoti(
+                resolved, output, cpu_isa=cpu_isa, cuda_arch=cuda_arch, inductor_config=inductor_config, **common
+            )
+    if as_json:
+        import msgspec
+
+        file = {"path": str(output), "size": output.stat().st_size}
+        print_json({"file": file, "manifest": msgspec.to_builtins(manifest)})
+        return
+    from exportkit.cli.describe import dimension_text, input_rows, output_rows, target_text
+
+    click.echo(f"{output}  {size_text(output.stat().st_size)}")
+    print_table([("takes", *row) for row in input_rows(manifest.call)])
+    if ranges := dimension_text(manifest.call):
+        click.echo(f"  where {ranges}")
+    print_table([("returns", *row) for row in output_rows(manifest.call)])
+    print_table([("target", target.name, target_text(target)) for target in manifest.targets])
+    if operators := [operator.name for operator in manifest.operators]:
+        click.echo(f"  calls {', '.join(operators)}")
+    following = "package" if output_format == "aoti" else "export"
+    click.echo(f"Next: exportkit {following} {output} -o OUT.pt2")

@@ -1,0 +1,83 @@
+"""Options that several commands share, and what their values mean."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def output_option(required: bool = True) -> Callable[[F], F]:
+    """-o, --output: the file that is written."""
+    return click.option(
+        "-o", "--output", type=OUTPUT_FILE, required=required, help="The .pt2 to write; replaced only on success."
+    )
+
+
+def op_library_option(text: str) -> Callable[[F], F]:
+    """--op-library, repeatable."""
+    return click.option("--op-library", "op_libraries", type=EXISTING_FILE, multiple=True, metavar="LIB", help=text)
+
+
+def weights_option(text: str) -> Callable[[F], F]:
+    """--weights: a safetensors file."""
+    return click.option("--weights", type=EXISTING_FILE, metavar="FILE.safetensors", help=text)
+
+
+def device_option(text: str, default: str) -> Callable[[F], F]:
+    """--device."""
+    return click.option("--device", default=default, show_default=True, metavar="cpu|cuda|cuda:N", help=text)
+
+
+def tolerance_options(function: F) -> F:
+    """--rtol and --atol, both or neither, as torch.testing.assert_close has it."""
+    at_least_zero = click.FloatRange(min=0)
+    text = "With --{}: replaces the recorded tolerance of every floating output."
+    function = click.option("--atol", type=at_least_zero, help=text.format("rtol"))(function)
+    return click.option("--rtol", type=at_least_zero, help=text.format("atol"))(function)
+
+
+def check_tolerances(rtol: float | None, atol: float | None) -> None:
+    """Refuses one without the other."""
+    if (rtol is None) != (atol is None):
+        given, other = ("--rtol", "--atol") if atol is None else ("--atol", "--rtol")
+        raise click.UsageError(f"{given} without {other}: give both or neither.")
+
+
+def json_object(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any]:
+    """The value of --model-kwargs: a JSON object of plain values."""
+    if value is None:
+        return {}
+    try:
+        parsed = json.loads(value)
+    except json.JSONDecodeError as error:
+        raise click.BadParameter(f"{value!r} is no JSON: {error}. Quote it for the shell: '{{\"depth\": 2}}'") from error
+    if not isinstance(parsed, dict):
+        raise click.BadParameter(f"{value!r} is no JSON object such as '{{\"depth\": 2}}'")
+    for name, item in parsed.items():
+        if not (item is None or isinstance(item, (bool, int, float, str))):
+            raise click.BadParameter(f"{name} is {item!r}; values are numbers, strings, booleans or null")
+    return parsed
+
+
+def assignments(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs; VALUE is a Python literal (`True`, `4`, `None`), or else text."""
+    found = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"{value!r} is not of the form KEY=VALUE, such as max_autotune=True")
+        try:
+            found[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            found[key] = text
+    return found

@@ -1,0 +1,41 @@
+"""Writes docs/cli.md from the commands themselves: `python -m exportkit.cli.reference`. A test fails when it is stale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from exportkit.cli.frame import group
+from exportkit.verify.outcomes import EXIT_CODES
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+_HEAD = """\
+# Command line
+
+Written by `make docs` from the commands' own help; do not edit.
+
+Every command takes `--json`, which prints one JSON document on stdout and nothing else there; progress and messages go to
+stderr. A failure is `{"error": {"kind", "message", "hint", "exit_code"}}`. Numbers that JSON has no word for are the
+strings `"inf"`, `"-inf"` and `"nan"`. `--debug` shows the traceback of an error.
+"""
+
+
+def reference() -> str:
+    """The text of docs/cli.md."""
+    root = click.Context(group, info_name="exportkit", max_content_width=110, terminal_width=110)
+    parts = [_HEAD, "## Exit codes\n", "| code | meaning |", "| --- | --- |"]
+    parts += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
+    parts += ["", "The first check that fails decides.\n"]
+    for name in group.list_commands(root):
+        command = group.get_command(root, name)
+        assert command is not None
+        context = click.Context(command, info_name=name, parent=root, max_content_width=110, terminal_width=110)
+        parts += [f"## exportkit {name}\n", "```", command.get_help(context), "```\n"]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    REFERENCE.write_text(reference())
+    click.echo(f"wrote {REFERENCE}")

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from exportkit.package.manifest import OutputTolerance, TensorOutput
+from exportkit.verify.compare import compare_outputs, compare_tensors
+from exportkit.verify.outcomes import Match, Mismatch, WrongDtype, WrongShape, WrongStructure
+
+
+def output(name="y", dtype="float32", rtol=1e-3, atol=1e-3, ranking_of=None, rows_of=None):
+    tolerance = OutputTolerance(rtol=rtol, atol=atol, ranking_of=ranking_of, rows_of=rows_of)
+    return TensorOutput(name=name, dtype=dtype, shape=(), tolerance=tolerance)
+
+
+def one(expected, actual, **tolerance):
+    dtype = str(expected.dtype).removeprefix("torch.")
+    return compare_outputs([output(dtype=dtype, **tolerance)], [expected], [actual])
+
+
+def test_equal_tensors_match_exactly():
+    x = torch.randn(3, 4)
+    verdict = one(x, x.clone(), rtol=0, atol=0)
+    assert isinstance(verdict, Match)
+    assert verdict.outputs[0].max_abs == 0
+    assert verdict.outputs[0].compared == 12
+
+
+def test_a_mismatch_says_how_many_how_far_and_where():
+    expected = torch.ones(2, 3)
+    actual = expected.clone()
+    actual[1, 2] = 1.5
+    verdict = one(expected, actual)
+    assert isinstance(verdict, Mismatch)
+    (result,) = verdict.outputs
+    assert (result.mismatched, result.compared, result.max_abs, result.max_abs_at) == (1, 6, 0.5, (1, 2))
+    assert "y: 1 of 6 elements differ (16.67%)" in verdict.message
+    assert "0.5 at (1, 2)" in verdict.message
+
+
+def test_the_tolerance_is_absolute_plus_relative_to_the_expected_value():
+    expected = torch.tensor([100.0, 0.0])
+    assert isinstance(one(expected, torch.tensor([100.05, 0.0009]), rtol=1e-3, atol=1e-3), Match)
+    assert isinstance(one(expected, torch.tensor([100.0, 0.002]), rtol=1e-3, atol=1e-3), Mismatch)
+    assert isinstance(one(expected, torch.tensor([100.2, 0.0]), rtol=1e-3, atol=1e-3), Mismatch)
+
+
+def test_nan_equals_nan_and_nothing_else():
+    nan = torch.tensor([math.nan])
+    assert isinstance(one(nan, nan.clone()), Match)
+    for expected, actual in ((nan, torch.zeros(1)), (torch.zeros(1), nan)):
+        verdict = one(expected, actual, rtol=1e9, atol=1e9)
+        assert isinstance(verdict, Mismatch)
+        assert verdict.outputs[0].max_abs == math.inf
+
+
+def test_an_infinity_equals_itself_and_nothing_else():
+    inf = torch.tensor([math.inf])
+    assert isinstance(one(inf, inf.clone()), Match)
+    for other in (-inf, torch.zeros(1)):
+        assert isinstance(one(inf, other, rtol=1.0), Mismatch)
+        assert isinstance(one(other, inf, rtol=1.0), Mismatch)
+
+
+def test_the_greatest_relative_difference_is_infinite_where_zero_was_expected():
+    verdict = one(torch.zeros(2), torch.tensor([0.0, 0.5]))
+    assert verdict.outputs[0].max_rel == math.inf
+    assert verdict.outputs[0].max_rel_at == (1,)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
+def test_integers_and_booleans_are_exact(dtype):
+    expected = torch.tensor([1, 0, 1]).to(dtype)
+    assert isinstance(one(expected, expected.clone(), rtol=0, atol=0), Match)
+    flipped = (1 - expected.int()).to(dtype)
+    assert one(expected, flipped, rtol=0, atol=0).outputs[0].mismatched == 3
+
+
+def test_int64_values_that_float64_cannot_tell_apart_differ():
+    expected = torch.tensor([2**60])
+    assert isinstance(one(expected, expected + 1, rtol=0, atol=0), Mismatch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.float8_e4m3fn])
+def test_other_floating_types_are_compared_too(dtype):
+    expected = torch.tensor([1.0, 2.0]).to(dtype)
+    assert isinstance(one(expected, expected.clone()), Match)
+    assert isinstance(one(expected, torch.tensor([1.0, 3.0]).to(dtype)), Mismatch)
+
+
+def test_empty_outputs_match_and_say_that_nothing_was_compared():
+    verdict = one(torch.empty(0, 3), torch.empty(0, 3))
+    assert isinstance(verdict, Match)
+    assert "nothing to compare" in str(verdict.outputs[0])
+
+
+def test_another_dtype_is_its_own_verdict_even_with_equal_values():
+    assert one(torch.ones(2), torch.ones(2).double()) == WrongDtype("y", "float32", "float64")
+
+
+def test_another_shape_is_its_own_verdict_even_where_it_would_broadcast():
+    assert one(torch.ones(2, 1), torch.ones(2)) == WrongShape("y", (2, 1), (2,))
+
+
+def test_another_number_of_outputs_is_a_wrong_structure():
+    verdict = compare_outputs([output()], [torch.ones(1)], [torch.ones(1), torch.ones(1)])
+    assert isinstance(verdict, WrongStructure)
+
+
+def test_given_tolerances_replace_those_of_floating_outputs_and_leave_integers_exact():
+    floats, ints = torch.ones(2), torch.tensor([10])
+    outputs = [output("f"), output("i", dtype="int64", rtol=0, atol=0)]
+    verdict = compare_outputs(outputs, [floats, ints], [floats + 0.1, ints], rtol=0.0, atol=0.2)
+    assert isinstance(verdict, Match)
+    verdict = compare_outputs(outputs, [floats, ints], [floats, ints + 1], rtol=10.0, atol=10.0)
+    assert isinstance(verdict, Mismatch)
+
+
+class TestRanking:
+    outputs = (
+        output("scores", rtol=0, atol=1e-3),
+        output("indices", dtype="int64", rtol=0, atol=0, ranking_of="scores"),
+        output("features", rtol=0, atol=1e-6, rows_of="indices"),
+    )
+    scores = torch.tensor([[0.9, 0.5, 0.5001, 0.1]])
+    features = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]])
+
+    def judge(self, indices, scores=None, features=None):
+        """Eager picks 0, 2 of these scores."""
+        expected = [self.scores, torch.tensor([[0, 2]]), self.features[:, [0, 2]]]
+        indices = torch.tensor([indices])
+        features = self.features[0, indices.clamp(0, 3)] if features is None else features
+        return compare_outputs(self.outputs, expected, [self.scores if scores is None else scores, indices, features])
+
+    def test_the_same_indices_match(self):
+        assert isinstance(self.judge([0, 2]), Match)
+
+    def test_an_index_may_differ_within_a_tie_and_its_row_is_not_compared(self):
+        verdict = self.judge([0, 1])
+        assert isinstance(verdict, Match)
+        assert verdict.outputs[1].note.startswith("1 indices differ where `scores` ties within its tolerance")
+        assert "greatest gap in `scores` 0.0001 at (0, 1)" in verdict.outputs[1].note
+        assert verdict.outputs[2].note == "1 of 2 rows compared: those whose `indices` agree"
+        assert verdict.outputs[2].compared == 1
+
+    def test_an_index_that_is_no_tie_is_a_mismatch(self):
+        verdict = self.judge([0, 3])
+        assert isinstance(verdict, Mismatch)
+        assert "indices: 1 of 2 elements differ" in verdict.message
+
+    def test_the_values_compared_are_each_side_s_own(self):
+        # Both scores moved by less than the tolerance, so that the order of 1 and 2 changed.
+        scores = torch.tensor([[0.9, 0.5005, 0.4996, 0.1]])
+        assert isinstance(self.judge([0, 1], scores=scores), Match)
+
+    def test_a_repeated_index_is_a_mismatch_even_where_the_values_tie(self):
+        scores = torch.tensor([[0.5, 0.5, 0.5, 0.1]])
+        expected = [scores, torch.tensor([[0, 1]]), self.features[:, [0, 1]]]
+        actual = [scores, torch.tensor([[0, 0]]), self.features[:, [0, 0]]]
+        verdict = compare_outputs(self.outputs, expected, actual)
+        assert isinstance(verdict, Mismatch)
+        assert "1 indices repeat" in verdict.message
+
+    @pytest.mark.parametrize("index", [-1, 4, 2**40])
+    def test_an_index_out_of_range_is_a_mismatch_and_no_error(self, index):
+        verdict = self.judge([0, index])
+        assert isinstance(verdict, Mismatch)
+        assert "1 indices are outside 0..3" in verdict.message
+
+    def test_a_row_whose_index_agrees_is_compared(self):
+        verdict = self.judge([0, 2], features=torch.tensor([[[1.0], [9.0]]]))
+        assert isinstance(verdict, Mismatch)
+        assert verdict.outputs[2].max_abs_at == (0, 1, 0)
+
+
+def test_only_selected_elements_count():
+    selected = torch.tensor([True, False])
+    result = compare_tensors("y", torch.zeros(2), torch.tensor([0.0, 9.0]), 0, 0, selected)
+    assert (result.compared, result.mismatched, result.max_abs) == (1, 0, 0)
