@@ -7,16 +7,35 @@ static initialisers, not an exception), so every load goes through `load_library
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import platform
+import subprocess
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from exportkit.errors import LibraryConflictError, LibraryLoadError
 
 LIBRARY_DIR = Path(__file__).parent / "lib"  # where the build puts our own
+
+# What `import torch` registers. One that a newer torch adds costs a probe at worst.
+_TORCH_NAMESPACES = frozenset(
+    "_c10d_functional _c10d_functional_autograd _dtensor _native _quantized _test aten c10d debug_mode_ops debugprims "
+    "export higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prim prims profiler quantization "
+    "quantized rngprims sparse static_runtime symm_mem".split()
+)
+
+_PROBE_TIMEOUT = 120.0  # seconds; importing torch takes a few, and up to a minute from a cold disk
+_PROBE = """
+import json, sys, torch
+before = {str(schema) for schema in torch._C._jit_get_all_schemas()}
+torch.ops.load_library(sys.argv[1])
+new = {schema.name.split("::")[0] for schema in torch._C._jit_get_all_schemas() if str(schema) not in before}
+print(json.dumps(sorted(new)))
+"""
 
 _lock = threading.RLock()
 _loaded: dict[str, LoadedLibrary] = {}  # by sha256
@@ -38,13 +57,14 @@ class LoadedLibrary:
     schemas: Mapping[str, str]
 
 
-def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
+def load_library(path: Path, *, defines: Collection[str] | None = None) -> LoadedLibrary:
     """Loads an operator library, or returns the same build if this process already has it.
 
     Args:
         path: The shared library.
         defines: The operator namespaces it is known to define, to be compared with what is registered before the
-            dynamic linker runs any of its code.
+            dynamic linker runs any of its code; empty for one known to only add kernels. If None, and the file mentions
+            a namespace that is registered, another process finds out what it defines, which takes seconds.
 
     Raises:
         LibraryConflictError: Another build of one of the namespaces, or of the file of this name, is loaded.
@@ -54,35 +74,46 @@ def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
 
     path = Path(path).resolve()
     with _lock:
-        sha256 = file_sha256(path)
-        if sha256 in _loaded:
-            return _loaded[sha256]
-        if mapped := _mapped_copy(path, sha256):
-            schemas = {name: schema for ns in defines for name, schema in registered_schemas(ns).items()}
-            return _loaded.setdefault(sha256, LoadedLibrary(mapped, sha256, schemas))
-        _refuse_conflict(path, sha256, defines)
-        before = registered_schemas()
+        try:
+            sha256, size = file_sha256(path), path.stat().st_size
+        except OSError as error:
+            raise LibraryLoadError(f"cannot read the operator library {path}: {error.strerror}") from error
+        if loaded := loaded_library(sha256, size, defines=defines or ()):
+            return loaded
+        before = _operator_names()
+        if defines is None:
+            defines = _namespaces_defined_by(path, before)
+        _refuse_conflict(path, sha256, defines, before)
         try:
             torch.ops.load_library(str(path))
         except OSError as error:
             raise LibraryLoadError(
-                f"the dynamic linker refused {path.name}: {error.__cause__ or error}",
-                hint="An undefined torch symbol means a library built for another torch; rebuild it for this one.",
+                f"the dynamic linker refused {path.name}: {error.__cause__ or error}", hint=_hint(error)
             ) from error
-        defined = {name: schema for name, schema in registered_schemas().items() if name not in before}
-        return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, defined))
+        # A name is there, without a schema, once kernels were added to it: it does not count as defined before.
+        candidates = {name for name in _operator_names() if name not in before or _namespace(name) in defines}
+        return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, _schemas(candidates)))
+
+
+def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> LoadedLibrary | None:
+    """The library of this content, if this process has it, whoever loaded it.
+
+    Args:
+        sha256: Of the file.
+        size: Of the file, in bytes; spares reading files of another size.
+        defines: The namespaces it is known to define, for one that exportkit did not load.
+    """
+    with _lock:
+        if sha256 not in _loaded and (mapped := _mapped_copy(sha256, size)):
+            schemas = {name: schema for namespace in defines for name, schema in registered_schemas(namespace).items()}
+            _loaded[sha256] = LoadedLibrary(mapped, sha256, schemas)
+        return _loaded.get(sha256)
 
 
 def registered_schemas(namespace: str | None = None) -> dict[str, str]:
     """Schemas by operator name with overload: those of one namespace, or all that the dispatcher knows."""
-    import torch
-
-    schemas = {}
-    for schema in torch._C._jit_get_all_schemas():
-        name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-        if namespace is None or name.startswith(f"{namespace}::"):
-            schemas[name] = str(schema)
-    return schemas
+    names = _operator_names()
+    return _schemas(names if namespace is None else {name for name in names if _namespace(name) == namespace})
 
 
 def host_platform() -> str:
@@ -105,18 +136,69 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _mapped_copy(path: Path, sha256: str) -> Path | None:
+def _namespace(operator: str) -> str:
+    return operator.partition("::")[0]
+
+
+def _operator_names() -> set[str]:
+    """Every operator that the dispatcher has heard of, with overload; some may have kernels and no schema yet."""
+    import torch
+
+    return set(torch._C._dispatch_get_all_op_names())
+
+
+def _schemas(names: Iterable[str]) -> dict[str, str]:
+    """The schemas of those of these operators that have one."""
+    import torch
+
+    names = set(names)
+    schemas = {}
+    for base in {name.partition(".")[0] for name in names}:
+        for schema in torch._C._jit_get_schemas_for_operator(base):
+            name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+            if name in names:
+                schemas[name] = str(schema)
+    return dict(sorted(schemas.items()))
+
+
+def _mapped_copy(sha256: str, size: int) -> Path | None:
     """A file with this content that something else (a plain dlopen, an import) already mapped into the process."""
-    size = path.stat().st_size
     with open("/proc/self/maps") as maps:
-        files = {fields[5].rstrip("\n") for line in maps if len(fields := line.split(maxsplit=5)) == 6}
-    for file in map(Path, sorted(files)):
-        if file.suffix == ".so" and file.exists() and file.stat().st_size == size and file_sha256(file) == sha256:
-            return file
+        lines = (line.rstrip("\n").split(maxsplit=5) for line in maps)
+        mapped = {(fields[5], int(fields[4])) for fields in lines if len(fields) == 6 and "x" in fields[1]}
+    for name, inode in sorted(mapped):
+        try:
+            # After an upgrade the path may lead to another file than the one that is mapped.
+            status = os.stat(name)
+            if (status.st_ino, status.st_size) == (inode, size) and file_sha256(Path(name)) == sha256:
+                return Path(name)
+        except OSError:
+            continue  # deleted, or no file: [vdso]
     return None
 
 
-def _refuse_conflict(path: Path, sha256: str, defines: Collection[str]) -> None:
+def _namespaces_defined_by(path: Path, registered: Collection[str]) -> set[str]:
+    """The registered namespaces that a library of unknown content would define a second time."""
+    content = path.read_bytes()
+    # A library's namespaces are string literals in it, and so cannot hide.
+    others = {_namespace(name) for name in registered} - _TORCH_NAMESPACES
+    mentioned = {namespace for namespace in others if namespace.encode() + b"\0" in content}
+    if not mentioned:
+        return set()
+    probe = subprocess.run(
+        [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-c", _PROBE, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=_PROBE_TIMEOUT,
+        check=False,
+    )
+    if probe.returncode:
+        reason = probe.stderr.strip().splitlines()[-1:] or [f"exit status {probe.returncode}"]
+        raise LibraryLoadError(f"{path.name} does not load in a process of its own: {reason[0]}")
+    return mentioned & set(json.loads(probe.stdout.splitlines()[-1]))
+
+
+def _refuse_conflict(path: Path, sha256: str, defines: Collection[str], registered: Collection[str]) -> None:
     for other in _loaded.values():
         if other.path.name == path.name:
             raise LibraryConflictError(
@@ -125,11 +207,21 @@ def _refuse_conflict(path: Path, sha256: str, defines: Collection[str]) -> None:
                 hint="One process holds one build of a library. Use a second process, or one build for both.",
             )
     for namespace in sorted(defines):
-        if registered := registered_schemas(namespace):
-            owner = next((lib for lib in _loaded.values() if registered.keys() & lib.schemas.keys()), None)
+        if schemas := _schemas({name for name in registered if _namespace(name) == namespace}):
+            owner = next((lib for lib in _loaded.values() if schemas.keys() & lib.schemas.keys()), None)
             loaded_from = f"sha256 {owner.sha256} from {owner.path}" if owner else "a build exportkit did not load"
             raise LibraryConflictError(
                 f"operator namespace `{namespace}` is already registered by {loaded_from}; {path.name} (sha256 "
-                f"{sha256}) defines it too. Registered: {'; '.join(sorted(registered.values()))}",
+                f"{sha256}) defines it too. Registered: {'; '.join(schemas.values())}",
                 hint="One process holds one build of a namespace. Use a second process, or the same file for both.",
             )
+
+
+def _hint(error: OSError) -> str:
+    """What to do about the dynamic linker's complaint."""
+    text = f"{error.__cause__ or ''} {error}"
+    if "failed to map segment" in text:
+        return "Its directory is mounted noexec: set EXPORTKIT_CACHE to a directory that may hold code."
+    if "undefined symbol" in text:
+        return "An undefined torch symbol means a library built for another torch; rebuild it for this one."
+    return "`ldd` says which of the libraries it needs are missing here."

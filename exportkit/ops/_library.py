@@ -24,4 +24,4 @@ def load_built_in_libraries() -> None:
         )
     load_library(built["cpu"], defines=[NAMESPACE])
     if "cuda" in built and torch.version.cuda is not None:
-        load_library(built["cuda"])
+        load_library(built["cuda"], defines=())
