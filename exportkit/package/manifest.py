@@ -5,29 +5,38 @@ Never imports torch: `inspect` and the loader's checks come before it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Union
+import json
+import re
+from typing import Annotated, Any, Literal, Union
 
 import msgspec
 from msgspec import Meta, Struct
 
+from exportkit.errors import FormatVersionError, ManifestSyntaxError
+
 FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 16 << 20
+MAX_MANIFEST_DEPTH = 80  # of brackets: twice a call's 32 containers, which have two each, and what is around them
 MANIFEST_NAME = "exportkit/manifest.json"
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}$")]
-Symbol = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+# \Z rather than $, which would allow a final newline.
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}\Z")]
+Symbol = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False, kw_only=True):
-    """Unknown keys are refused: a reader that does not know a key cannot honour it."""
+    """Unknown keys are refused: a reader that does not know a key cannot honour it.
+
+    msgspec hands `frozen` down to subclasses; each says it again for type checkers, which do not know.
+    """
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-class Dimension(Strict):
+class Dimension(Strict, frozen=True):
     """A named number that varies from call to call, min <= n <= max."""
 
     name: Symbol
@@ -35,7 +44,7 @@ class Dimension(Strict):
     max: Count
 
 
-class Size(Strict):
+class Size(Strict, frozen=True):
     """scale * dimension + offset."""
 
     dimension: Symbol
@@ -46,7 +55,7 @@ class Size(Strict):
 # --- the call ---------------------------------------------------------------------------------------------------------
 
 
-class TensorInput(Strict):
+class TensorInput(Strict, frozen=True):
     """One tensor the compiled code takes. `name` is its place in the call, such as `image` or `batch.mask`."""
 
     name: str
@@ -54,7 +63,7 @@ class TensorInput(Strict):
     shape: tuple[Count | Size, ...]
 
 
-class OutputTolerance(Strict):
+class OutputTolerance(Strict, frozen=True):
     """How far an output may be from eager's; see exportkit.spec.Tolerance."""
 
     rtol: Annotated[float, Meta(ge=0)]
@@ -63,7 +72,7 @@ class OutputTolerance(Strict):
     rows_of: str | None = None
 
 
-class TensorOutput(Strict):
+class TensorOutput(Strict, frozen=True):
     """One tensor the compiled code returns. A size that is no multiple of one dimension is null."""
 
     name: str
@@ -72,33 +81,33 @@ class TensorOutput(Strict):
     tolerance: OutputTolerance
 
 
-class TensorNode(Strict, tag="tensor"):
+class TensorNode(Strict, frozen=True, tag="tensor"):
     """A tensor: the index into `inputs` or `outputs`."""
 
     index: Count
 
 
-class ConstantNode(Strict, tag="constant"):
+class ConstantNode(Strict, frozen=True, tag="constant"):
     """A value that was fixed at export."""
 
     value: bool | int | float | str | None
 
 
-class SequenceNode(Strict, tag="sequence"):
+class SequenceNode(Strict, frozen=True, tag="sequence"):
     """A list or tuple."""
 
     kind: Literal["list", "tuple"]
     items: tuple[Node, ...]
 
 
-class MappingNode(Strict, tag="mapping"):
+class MappingNode(Strict, frozen=True, tag="mapping"):
     """A dict with string keys, in order."""
 
     keys: tuple[str, ...]
     items: tuple[Node, ...]
 
 
-class NamedTupleNode(Strict, tag="namedtuple"):
+class NamedTupleNode(Strict, frozen=True, tag="namedtuple"):
     """A named tuple; the loader makes a class with this name and these fields."""
 
     class_name: str
@@ -106,10 +115,11 @@ class NamedTupleNode(Strict, tag="namedtuple"):
     items: tuple[Node, ...]
 
 
-Node = Union[TensorNode, ConstantNode, SequenceNode, MappingNode, NamedTupleNode]
+# msgspec evaluates this under Python 3.10, where `|` knows no forward references.
+Node = Union[TensorNode, ConstantNode, SequenceNode, MappingNode, NamedTupleNode]  # noqa: UP007
 
 
-class Parameter(Strict):
+class Parameter(Strict, frozen=True):
     """A parameter of the module's forward that was given at export, with the structure of its value."""
 
     name: str
@@ -117,7 +127,7 @@ class Parameter(Strict):
     value: Node
 
 
-class Call(Strict):
+class Call(Strict, frozen=True):
     """The module's own call signature and output structure, over flat lists of tensors."""
 
     parameters: tuple[Parameter, ...]
@@ -130,7 +140,7 @@ class Call(Strict):
 # --- what can run it --------------------------------------------------------------------------------------------------
 
 
-class Target(Strict):
+class Target(Strict, frozen=True):
     """One compiled model, under data/aotinductor/<name>/. `needs_torch` is the oldest torch its code loads in.
 
     `platform` is such as "linux-x86_64" (libraries.host_platform), `cpu_isa` "x86-64-v3", `cuda_architecture` "sm_90".
@@ -147,7 +157,7 @@ class Target(Strict):
     built_with_cuda: str | None
 
 
-class Program(Strict):
+class Program(Strict, frozen=True):
     """The ExportedProgram, so that the package can be compiled again. `record` is a torch.export archive."""
 
     record: str
@@ -155,18 +165,18 @@ class Program(Strict):
     built_with_torch: str
 
 
-class Operator(Strict):
+class Operator(Strict, frozen=True):
     """A custom operator of the graph, `namespace::name` or `namespace::name.overload`, with its full schema."""
 
     name: str
     schema: str
 
 
-class Library(Strict):
+class Library(Strict, frozen=True):
     """An operator library, under exportkit/ops/<platform>/.
 
-    `defines` are the schemas it registers, by operator; none for one that only adds kernels. `torch_bound` names the torch
-    minor version a library that uses more than the stable ABI works with, such as "2.13"; null for a stable one,
+    `defines` are the schemas it registers, by operator; none for one that only adds kernels. `torch_bound` names the
+    torch minor version a library that uses more than the stable ABI works with, such as "2.13"; null for a stable one,
     which works from `needs_torch` on.
     """
 
@@ -179,14 +189,14 @@ class Library(Strict):
     torch_bound: str | None
 
 
-class Case(Strict):
-    """A recorded call: inputs, and what eager answered, in exportkit/cases/<n>.safetensors as `input.<i>`, `output.<i>`."""
+class Case(Strict, frozen=True):
+    """A recorded call, inputs and what eager answered: exportkit/cases/<n>.safetensors, `input.<i>`, `output.<i>`."""
 
     record: str
     sizes: dict[Symbol, Count]
 
 
-class Record(Strict):
+class Record(Strict, frozen=True):
     """Every record of the archive but the manifest itself."""
 
     name: str
@@ -194,7 +204,7 @@ class Record(Strict):
     sha256: Sha256
 
 
-class Source(Strict):
+class Source(Strict, frozen=True):
     """What the eager model was, so that `verify` can ask it again.
 
     `dtype` is what its floating parameters, buffers and inputs were cast to, null where they were left as they were.
@@ -208,7 +218,7 @@ class Source(Strict):
     state_sha256: Sha256
 
 
-class Provenance(Strict):
+class Provenance(Strict, frozen=True):
     """Where the package comes from. Nothing here depends on the clock or on the machine's paths."""
 
     exportkit: str
@@ -218,7 +228,7 @@ class Provenance(Strict):
     tf32: bool
 
 
-class Manifest(Strict):
+class Manifest(Strict, frozen=True):
     """All of it."""
 
     format_version: int
@@ -236,5 +246,61 @@ class Manifest(Strict):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON with sorted keys and a final newline, the same bytes for the same manifest."""
+    """JSON with its keys in the order above and a final newline, the same bytes for the same manifest."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1) + b"\n"
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Reads a manifest strictly. What it says is not checked against itself here; see consistency.py.
+
+    Raises:
+        FormatVersionError: It is a manifest of another version of the format.
+        ManifestSyntaxError: It is not JSON of this shape, or has a key twice.
+    """
+    _check_depth(data)
+    try:
+        # msgspec takes the last of two equal keys without a word, so the standard library looks at the keys first.
+        value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except ValueError as error:  # of JSON, of UTF-8, or of an integer with thousands of digits
+        raise ManifestSyntaxError(f"the manifest is not JSON in UTF-8: {error}") from error
+    _check_version(value)
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise ManifestSyntaxError(
+            f"the manifest is not of the shape FORMAT.md gives: {error}",
+            hint="A key or value that this exportkit does not know is refused, since it could not be honoured.",
+        ) from error
+
+
+def _check_depth(data: bytes) -> None:
+    """Looks at the brackets outside of strings, so that no parser recurses further than the format needs."""
+    depth = 0
+    unescaped = re.sub(rb"\\.", b"", data, flags=re.DOTALL)
+    for token in re.finditer(rb'"[^"]*"?|[\[{]|[\]}]', unescaped):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token.group(), 0)
+        if depth > MAX_MANIFEST_DEPTH:
+            raise ManifestSyntaxError(f"the manifest is nested deeper than {MAX_MANIFEST_DEPTH} brackets")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        raise ManifestSyntaxError(f"the manifest has the key {repeated!r} twice in one object")
+    return found
+
+
+def _no_constant(word: str) -> None:
+    raise ManifestSyntaxError(f"the manifest holds {word}, which is not JSON")
+
+
+def _check_version(value: Any) -> None:
+    """Before anything else, since another version may have other keys."""
+    if not isinstance(value, dict) or type(value.get("format_version")) is not int:
+        raise ManifestSyntaxError("the manifest is no object with an integer `format_version`")
+    if value["format_version"] != FORMAT_VERSION:
+        raise FormatVersionError(
+            f"the package has format version {value['format_version']}; this exportkit reads version {FORMAT_VERSION}",
+            hint="Install an exportkit that reads it, or export the model again with this one.",
+        )

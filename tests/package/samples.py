@@ -1,0 +1,82 @@
+"""Small manifests and records: what a package looks like, without compiling one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from exportkit.package import manifest as m
+
+CODE = "data/aotinductor/cpu_v3/model.wrapper.so"
+LIBRARY = "exportkit/ops/linux_x86_64/libtoy_cpu.so"
+CASE = "exportkit/cases/0.safetensors"
+
+RECORDS: Mapping[str, bytes] = {
+    CODE: b"\x7fELF compiled code",
+    "data/aotinductor/cpu_v3/model.wrapper.cpp": b"",
+    LIBRARY: b"\x7fELF operator library",
+    CASE: b"safetensors" * 20,
+}
+SCHEMA = "toy::twice(Tensor x) -> Tensor"
+
+
+def manifest(**changes: Any) -> m.Manifest:
+    """A manifest that is consistent with RECORDS, with some of its top-level keys changed."""
+    image = m.TensorInput(name="image", dtype="float32", shape=(m.Size(dimension="batch"), 3))
+    score = m.TensorOutput(
+        name="scores",
+        dtype="float32",
+        shape=(m.Size(dimension="batch"), None),
+        tolerance=m.OutputTolerance(rtol=1e-5, atol=1e-6),
+    )
+    call = m.Call(
+        parameters=(m.Parameter(name="image", kind="positional", value=m.TensorNode(index=0)),),
+        inputs=(image,),
+        result=m.MappingNode(keys=("scores",), items=(m.TensorNode(index=0),)),
+        outputs=(score,),
+        dimensions=(m.Dimension(name="batch", min=1, max=64),),
+    )
+    operator = m.Operator(name="toy::twice", schema=SCHEMA)
+    library = m.Library(
+        record=LIBRARY,
+        sha256=hashlib.sha256(RECORDS[LIBRARY]).hexdigest(),
+        platform="linux_x86_64",
+        device="cpu",
+        defines=(operator,),
+        needs_torch="2.11",
+        torch_bound=None,
+    )
+    whole = m.Manifest(
+        format_version=1,
+        name="toy",
+        version="1",
+        call=call,
+        targets=(target(),),
+        program=None,
+        operators=(operator,),
+        libraries=(library,),
+        cases=(m.Case(record=CASE, sizes={"batch": 2}),),
+        source=m.Source(model="toy:spec", model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64),
+        provenance=m.Provenance(exportkit="0.1.0", torch="2.13.0", commit=None, dirty=None, tf32=False),
+        records=(),
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
+def target(**changes: Any) -> m.Target:
+    """A CPU target, with some of its keys changed."""
+    plain = m.Target(
+        name="cpu_v3",
+        device="cpu",
+        platform="linux_x86_64",
+        cpu_isa="x86-64-v3",
+        cuda_architecture=None,
+        cuda_ptx=False,
+        needs_torch="2.11",
+        built_with_torch="2.13.0",
+        built_with_cuda=None,
+    )
+    return msgspec.structs.replace(plain, **changes)
