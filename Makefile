@@ -53,6 +53,7 @@ format: $(READY)
 
 docs: build
 	$(BIN)/python -m exportkit.cli.reference
+	$(BIN)/python -m exportkit.ops._table
 
 bench: build
 	$(BIN)/python benchmarks/load_time.py

@@ -1,0 +1,31 @@
+"""Writes the README's table of operators from the SPECs: `python -m exportkit.ops._table`. A test fails if it is stale."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from exportkit.ops import SPECS
+
+README = Path(__file__).parents[2] / "README.md"
+_BETWEEN = re.compile(r"(?<=<!-- operators: written by `make docs` -->\n).*?(?=<!-- /operators -->)", re.DOTALL)
+
+
+def operator_table() -> str:
+    """Markdown: every operator's schema, what it computes, and whether it has gradients."""
+    lines = ["| operator | computes | gradients for |", "| --- | --- | --- |"]
+    for name, spec in SPECS.items():
+        schema = str(spec.overload._schema).removeprefix("arr_coc::").replace("|", r"\|")
+        summary = inspect.cleandoc(spec.wrapper.__doc__ or "").splitlines()[0]
+        lines.append(f"| **{name}**<br>`{schema}` | {summary} | {', '.join(spec.differentiable) or '-'} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(readme: str) -> str:
+    """The README with the table of today."""
+    return _BETWEEN.sub(lambda _: operator_table(), readme)
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text()))
