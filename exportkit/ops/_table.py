@@ -1,4 +1,4 @@
-"""Writes the README's table of operators from the SPECs: `python -m exportkit.ops._table`. A test fails if it is stale."""
+"""Writes the README's table of operators from the SPECs: `python -m exportkit.ops._table`. A test fails when stale."""
 
 from __future__ import annotations
 
