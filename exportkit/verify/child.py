@@ -45,8 +45,8 @@ class Replay:
 
         from exportkit.libraries import load_library
 
-        for library in command["libraries"]:
-            load_library(Path(library))
+        for library, namespaces in command["libraries"]:
+            load_library(Path(library), defines=namespaces)
         start = time.perf_counter()
         if command["program"]:
             target = self._load_program(Path(command["artifact"]), command["device"])

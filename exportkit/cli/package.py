@@ -1,0 +1,83 @@
+"""`exportkit package`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from exportkit.cli.frame import command as exportkit_command
+from exportkit.cli.options import EXISTING_FILE, device_option, op_library_option, output_option
+from exportkit.cli.output import print_json, print_table, progress, size_text
+
+
+@exportkit_command("package")
+@click.argument("artifacts", type=EXISTING_FILE, nargs=-1, required=True, metavar="ARTIFACT...")
+@output_option()
+@op_library_option("A library of operators that the model calls. Repeatable. Our own are added where they are needed.")
+@click.option("--name", help="Of the package. Default: the first artifact's.")
+@click.option("--model-version", help="Of the model. Default: the first artifact's.")
+@device_option("Where the package is verified.", default="auto")
+@click.option("--no-verify", is_flag=True, help="Do not run it, for instance because none of its targets runs here.")
+def command(
+    artifacts: tuple[Path, ...],
+    output: Path,
+    op_libraries: tuple[Path, ...],
+    name: str | None,
+    model_version: str | None,
+    device: str,
+    no_verify: bool,
+    as_json: bool,
+) -> None:
+    r"""Put one or several compiled artifacts, operator libraries, manifest and cases into one .pt2, and verify it.
+
+    Several artifacts become the targets of one package: the loader picks the one that runs on its machine. The package
+    replays its recorded cases in a fresh process before it gets its name; one that fails is not written.
+
+    \b
+    exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
+    exportkit package cpu.pt2 cuda.pt2 --op-library build/libmyops.so -o model.pt2
+    """
+    with progress() as step:
+        step("importing the packager")
+        import msgspec
+
+        from exportkit.verify.packaging import build_package
+        from exportkit.verify.verify import VerifyOptions
+
+        manifest, report = build_package(
+            artifacts,
+            output,
+            op_libraries=op_libraries,
+            name=name,
+            version=model_version,
+            verify_options=None if no_verify else VerifyOptions(against="cases", device=device),
+            progress=step,
+        )
+    # The package was verified under a temporary name.
+    report = dataclasses.replace(report, artifact=str(output)) if report is not None else None
+    written = report is None or report.exit_code == 0
+    if as_json:
+        from exportkit.cli.verify import report_document
+
+        print_json(
+            {
+                "file": {"path": str(output), "size": output.stat().st_size} if written else None,
+                "verification": report_document(report) if report is not None else None,
+                "manifest": msgspec.to_builtins(manifest),
+            }
+        )
+    else:
+        from exportkit.cli.describe import library_text, target_text
+        from exportkit.cli.verify import print_report
+
+        click.echo(f"{output}  {size_text(output.stat().st_size)}" if written else f"{output} was not written")
+        print_table([("target", target.name, target_text(target)) for target in manifest.targets])
+        print_table([("library", Path(item.record).name, library_text(item)) for item in manifest.libraries])
+        if report is not None:
+            print_report(report)
+        else:
+            click.echo("not verified: --no-verify")
+    if report is not None and report.exit_code:
+        raise click.exceptions.Exit(report.exit_code)

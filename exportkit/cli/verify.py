@@ -1,0 +1,107 @@
+"""`exportkit verify`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from exportkit.cli.frame import command as exportkit_command
+from exportkit.cli.options import (
+    EXISTING_FILE,
+    check_tolerances,
+    device_option,
+    op_library_option,
+    tolerance_options,
+    weights_option,
+)
+from exportkit.cli.output import print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from exportkit.verify.outcomes import Check, Report
+
+
+@exportkit_command("verify")
+@click.argument("artifact", type=EXISTING_FILE)
+@click.option(
+    "--against",
+    type=click.Choice(["cases", "eager", "both"]),
+    default="both",
+    show_default=True,
+    help="Recorded cases, the eager model, or both; with both, a model that cannot be imported here is skipped.",
+)
+@click.option("--shapes", type=click.IntRange(min=1), default=8, show_default=True, help="Sizes to compare with eager at.")
+@tolerance_options
+@device_option("Where the packaged model runs; auto: CUDA where it has a target for it.", default="auto")
+@click.option("--model", metavar="MODEL", help="The eager model, where it is not what the artifact recorded.")
+@weights_option("Weights of the eager model, where it was exported with a file of them.")
+@op_library_option("A library of operators that the artifact calls and does not bring. Repeatable.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of sizes and inputs.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600, show_default=True, help="Seconds.")
+@click.option(
+    "--max-input-mb",
+    type=click.FloatRange(min=0, min_open=True),
+    default=32,
+    show_default=True,
+    help="Sizes whose inputs take more are left out, and named.",
+)
+def command(artifact: Path, max_input_mb: float, as_json: bool, **options: Any) -> None:
+    r"""Run ARTIFACT in a fresh process and compare what it returns.
+
+    That process has the package and torch; neither the exporter nor the source of model or operators can be imported in
+    it. First it replays the recorded cases; then, where MODEL can be imported here, its outputs are compared with eager's
+    over sizes drawn from the dynamic ranges, their ends included. The first check that fails gives the exit code.
+
+    \b
+    exportkit verify arr_coc.pt2
+    exportkit verify arr_coc.pt2 --against eager --shapes 20 --json
+    """
+    check_tolerances(options["rtol"], options["atol"])
+    from exportkit.verify.verify import VerifyOptions, verify
+
+    with progress() as step:
+        report = verify(artifact, VerifyOptions(max_input_bytes=int(max_input_mb * 1e6), **options), progress=step)
+    if as_json:
+        print_json(report_document(report))
+    else:
+        print_report(report)
+    if report.exit_code:
+        raise click.exceptions.Exit(report.exit_code)
+
+
+def report_document(report: Report) -> dict[str, Any]:
+    """The report as JSON: every verdict with its kind, message and exit code."""
+    document = dataclasses.asdict(report)
+    for check, item in zip(report.checks, document["checks"]):
+        verdict = {"kind": check.verdict.kind, "exit_code": check.verdict.exit_code, "message": check.verdict.message}
+        item["verdict"] = {**verdict, **item["verdict"]}
+    return {"ok": report.exit_code == 0, "exit_code": report.exit_code, **document}
+
+
+def print_report(report: Report) -> None:
+    """The report in words, the failures in full."""
+    where = f"{report.target} on {report.device}, torch {report.torch}" if report.target else "not loaded"
+    loaded = f", loaded in {report.load_seconds * 1e3:.0f} ms" if report.load_seconds is not None else ""
+    click.echo(f"{report.artifact}: {where}{loaded}")
+    print_table([_row(check) for check in report.checks])
+    for note in report.skipped:
+        click.echo(f"  left out  {note}")
+    for check in report.checks:
+        if check.failed:
+            click.echo(f"\n{check.against}, {check.label}:")
+            click.echo("\n".join(f"  {line}" for line in check.verdict.message.splitlines()))
+    failed = sum(check.failed for check in report.checks)
+    ran = sum(check.seconds is not None for check in report.checks)
+    if failed:
+        click.echo(f"\nFAILED: {failed} of {len(report.checks)} checks; exit code {report.exit_code}")
+    else:
+        click.echo(f"ok: {ran} calls agree")
+
+
+def _row(check: Check) -> tuple[str, ...]:
+    state = "FAIL" if check.failed else "ok" if check.verdict.kind == "match" else "--"
+    took = f"{check.seconds * 1e3:.1f} ms" if check.seconds is not None else ""
+    first_line = check.verdict.message.partition("\n")[0]
+    return state, check.against, check.label, took, first_line if not check.failed else check.verdict.kind

@@ -1,0 +1,78 @@
+"""From compiled artifacts to a package that was seen to work before it got its name."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from exportkit.errors import UsageError
+from exportkit.libraries import built_in_libraries
+from exportkit.package.archive import PackageReader
+from exportkit.package.assemble import assemble
+from exportkit.package.libraries import describe_library
+from exportkit.package.manifest import Manifest
+from exportkit.verify.outcomes import Report
+from exportkit.verify.verify import VerifyOptions, verify
+
+
+def build_package(
+    artifacts: Sequence[Path],
+    output: Path,
+    *,
+    op_libraries: Sequence[Path] = (),
+    name: str | None = None,
+    version: str | None = None,
+    verify_options: VerifyOptions | None = None,
+    progress: Callable[[str], None] = lambda step: None,
+) -> tuple[Manifest, Report | None]:
+    """Assembles a package and verifies it; `output` appears only if the verification passes.
+
+    Args:
+        artifacts: Compiled artifacts, one a target.
+        output: The package.
+        op_libraries: Operator libraries to add. Our own are added where an operator of theirs is called.
+        name: Of the package; the first artifact's if None.
+        version: Of the model; the first artifact's if None.
+        verify_options: How to verify it; None leaves that out.
+        progress: Told what is about to be done.
+
+    Returns:
+        The manifest, and what the verification found, None where it was left out.
+
+    Raises:
+        UsageError: The output's directory does not exist, or the artifacts do not go together.
+        PackageError: An artifact is bad, or an operator is provided by no library.
+    """
+    if not output.parent.is_dir():
+        raise UsageError(f"there is no directory {output.parent} for {output.name}", hint="Create it first.")
+    libraries = list(op_libraries)
+    for artifact in artifacts:
+        progress(f"checking {artifact.name}")
+        libraries += [path for path in _built_in(artifact) if path not in libraries]
+    described = []
+    for library in libraries:
+        progress(f"looking into {library.name}")
+        described.append((library, describe_library(library)))
+    # In the output's own directory, so that the last step is a rename; hidden, and gone if anything fails.
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
+        unverified = Path(folder) / output.name
+        progress("writing the package")
+        manifest = assemble(artifacts, described, unverified, name=name, version=version)
+        report = None if verify_options is None else verify(unverified, verify_options, progress=progress)
+        if report is None or report.exit_code == 0:
+            os.replace(unverified, output)
+    return manifest, report
+
+
+def _built_in(artifact: Path) -> list[Path]:
+    """Our own libraries that an artifact needs: the kernels of each device it has a target for."""
+    with PackageReader(artifact) as reader:
+        manifest = reader.manifest
+    brought = {operator.name for library in manifest.libraries for operator in library.defines}
+    if not any(op.name.startswith("arr_coc::") and op.name not in brought for op in manifest.operators):
+        return []
+    # The CPU library defines the operators; the CUDA one only adds kernels.
+    devices = {"cpu", *(target.device for target in manifest.targets)}
+    return [path for device, path in built_in_libraries().items() if device in devices]
