@@ -22,10 +22,10 @@ from exportkit.errors import LibraryConflictError, LibraryLoadError
 LIBRARY_DIR = Path(__file__).parent / "lib"  # where the build puts our own
 
 # What `import torch` registers. One that a newer torch adds costs a probe at worst.
-_TORCH_NAMESPACES = frozenset(
+_TORCH_NAMESPACES = (
     "_c10d_functional _c10d_functional_autograd _dtensor _native _quantized _test aten c10d debug_mode_ops debugprims "
     "export higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prim prims profiler quantization "
-    "quantized rngprims sparse static_runtime symm_mem".split()
+    "quantized rngprims sparse static_runtime symm_mem"
 )
 
 _PROBE_TIMEOUT = 120.0  # seconds; importing torch takes a few, and up to a minute from a cold disk
@@ -181,7 +181,7 @@ def _namespaces_defined_by(path: Path, registered: Collection[str]) -> set[str]:
     """The registered namespaces that a library of unknown content would define a second time."""
     content = path.read_bytes()
     # A library's namespaces are string literals in it, and so cannot hide.
-    others = {_namespace(name) for name in registered} - _TORCH_NAMESPACES
+    others = {_namespace(name) for name in registered} - set(_TORCH_NAMESPACES.split())
     mentioned = {namespace for namespace in others if namespace.encode() + b"\0" in content}
     if not mentioned:
         return set()
@@ -212,7 +212,7 @@ def _refuse_conflict(path: Path, sha256: str, defines: Collection[str], register
             loaded_from = f"sha256 {owner.sha256} from {owner.path}" if owner else "a build exportkit did not load"
             raise LibraryConflictError(
                 f"operator namespace `{namespace}` is already registered by {loaded_from}; {path.name} (sha256 "
-                f"{sha256}) defines it too. Registered: {'; '.join(schemas.values())}",
+                f"{sha256}) defines it too. Registered: {', '.join(schemas)}",
                 hint="One process holds one build of a namespace. Use a second process, or the same file for both.",
             )
 
