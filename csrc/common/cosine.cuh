@@ -1,0 +1,235 @@
+// Cosines of rows against unit vectors on CUDA, and what their gradients share. common/cosine.h is the same on the CPU.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "common/cosine_constants.h"
+#include "common/cuda.cuh"
+
+namespace arr_coc {
+
+constexpr int kCosineThreads = 256;
+constexpr int kCosineWarps = kCosineThreads / kWarpSize;
+constexpr int kColumnThreads = 128;
+
+// Rows a warp takes at once, so that a unit vector is loaded once for all of them.
+constexpr int kRows = 4;
+
+// Elements of T a lane takes at once: 16 bytes. Which lane sums which element depends on this alone, so that a row
+// gives the same bits whether or not it is aligned.
+template <class T>
+constexpr int kPerLane = 16 / sizeof(T);
+
+template <class A>
+constexpr ScalarType scalar_type_of = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
+
+// Whether rows of `width` elements from `data` on can be read and written 16 bytes at a time.
+template <class T>
+bool is_vectorisable(const T* data, int64_t width) {
+  return width % kPerLane<T> == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
+// row[at, at + Count), zeros from `width` on.
+template <bool Aligned, int Count, class T, class A>
+__device__ __forceinline__ void load(const T* row, int64_t at, int64_t width, A (&out)[Count]) {
+  if constexpr (Aligned) {
+    constexpr int kPer = kPerLane<T>;
+    static_assert(Count % kPer == 0);
+#pragma unroll
+    for (int i = 0; i < Count; i += kPer) {
+      T values[kPer];
+      const uint4 raw = *reinterpret_cast<const uint4*>(row + at + i);
+      memcpy(values, &raw, sizeof(raw));
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) out[i + j] = A(values[j]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) out[i] = at + i < width ? A(row[at + i]) : A(0);
+  }
+}
+
+template <bool Aligned, int Count, class T, class A>
+__device__ __forceinline__ void store(T* row, int64_t at, int64_t width, const A (&values)[Count]) {
+  if constexpr (Aligned) {
+    constexpr int kPer = kPerLane<T>;
+    static_assert(Count % kPer == 0);
+#pragma unroll
+    for (int i = 0; i < Count; i += kPer) {
+      T rounded[kPer];
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) rounded[j] = T(values[i + j]);
+      uint4 raw;
+      memcpy(&raw, rounded, sizeof(raw));
+      *reinterpret_cast<uint4*>(row + at + i) = raw;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < Count; ++i)
+      if (at + i < width) row[at + i] = T(values[i]);
+  }
+}
+
+// 1 / max(norm, floor), where NaN stays.
+template <class A>
+__device__ __forceinline__ A inverse_norm(A norm) {
+  return 1 / (norm < A(kNormFloor) ? A(kNormFloor) : norm);
+}
+
+// Whether the norm's own gradient passes its clamp, as a factor.
+template <class A>
+__device__ __forceinline__ A norm_passes(A norm) {
+  return norm >= A(kNormFloor) ? A(1) : A(0);
+}
+
+// One warp: squared norms of `rows` (1 to kRows) rows from `x` on, and their dot products with `columns` (1 to Columns)
+// vectors from `y` on; every lane gets them. Entries beyond `rows` and `columns` repeat the last.
+template <int Columns, bool Aligned, class T, class A>
+__device__ __forceinline__ void row_products(const T* x, int rows, const A* y, int columns, int64_t width,
+                                             A (&squares)[kRows], A (&products)[kRows][Columns]) {
+  constexpr int kPer = kPerLane<T>;
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    squares[r] = 0;
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) products[r][c] = 0;
+  }
+  for (int64_t at = lane * kPer; at < width; at += kWarpSize * kPer) {
+    A row[kRows][kPer];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      load<Aligned>(x + min(r, rows - 1) * width, at, width, row[r]);
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) squares[r] += row[r][i] * row[r][i];
+    }
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) {
+      A column[kPer];
+      load<Aligned>(y + min(c, columns - 1) * width, at, width, column);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) products[r][c] += row[r][i] * column[i];
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    squares[r] = warp_sum(squares[r]);
+#pragma unroll
+    for (int c = 0; c < Columns; ++c) products[r][c] = warp_sum(products[r][c]);
+  }
+}
+
+// A warp a row: the row divided by its clamped norm, and the norm. `keep` may be null; a row that is not kept becomes
+// zeros whatever it holds.
+template <class T, class A>
+__global__ void unit_rows_kernel(const T* rows, const bool* keep, A* unit, A* norm, int64_t count, int64_t width) {
+  const int lane = threadIdx.x % kWarpSize;
+  for (int64_t row = int64_t(blockIdx.x) * kCosineWarps + threadIdx.x / kWarpSize; row < count;
+       row += int64_t(gridDim.x) * kCosineWarps) {
+    const bool kept = !keep || keep[row];
+    const T* in = rows + row * width;
+    A square = 0;
+    for (int64_t d = lane; kept && d < width; d += kWarpSize) square += A(in[d]) * A(in[d]);
+    const A length = sqrt(warp_sum(square)), inverse = inverse_norm(length);
+    for (int64_t d = lane; d < width; d += kWarpSize) unit[row * width + d] = kept ? A(in[d]) * inverse : A(0);
+    if (lane == 0) norm[row] = length;
+  }
+}
+
+// How [B, G, D] column sums of [B, N, D] are cut: partial sums are [B, chunks, G, D].
+struct ColumnCut {
+  int64_t batch, rows, width, groups, chunk_rows, chunks;
+
+  ColumnCut(int64_t batch, int64_t rows, int64_t width, int64_t groups)
+      : batch(batch),
+        rows(rows),
+        width(width),
+        groups(groups),
+        chunk_rows(kColumnChunk * groups),
+        chunks((rows + chunk_rows - 1) / chunk_rows) {}
+
+  int64_t partial_size() const { return batch * chunks * groups * width; }
+};
+
+// partial[b, k, g, :] = sum over the rows n of chunk k with group[b, n] = g of factor[b, n] x[b, n, :]. A null factor
+// is 1, a null group is 0. A block takes one (b, k, g) and kColumnThreads x kPerLane columns at a time.
+template <bool Aligned, class T, class A>
+__global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* group, A* partial, ColumnCut cut,
+                                   int64_t slabs) {
+  constexpr int kPer = kPerLane<T>;
+  for (int64_t item = blockIdx.x; item < cut.batch * cut.chunks * cut.groups * slabs; item += gridDim.x) {
+    const int64_t at = (item % slabs * blockDim.x + threadIdx.x) * kPer, which = item / slabs;
+    if (at >= cut.width) continue;
+    const int64_t g = which % cut.groups, chunk = which / cut.groups % cut.chunks;
+    const int64_t first = which / cut.groups / cut.chunks * cut.rows;
+    const int64_t begin = first + chunk * cut.chunk_rows, end = min(begin + cut.chunk_rows, first + cut.rows);
+    A sum[kPer] = {};
+#pragma unroll 4
+    for (int64_t n = begin; n < end; ++n) {
+      if (group && group[n] != g) continue;
+      A row[kPer];
+      load<Aligned>(x + n * cut.width, at, cut.width, row);
+      const A scale = factor ? factor[n] : A(1);
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) sum[i] += scale * row[i];
+    }
+    store<Aligned>(partial + which * cut.width, at, cut.width, sum);
+  }
+}
+
+// The sum over the chunks of column d, in order.
+template <class A>
+__device__ __forceinline__ A summed_chunks(const A* partial, const ColumnCut& cut, int64_t sample, int64_t g,
+                                           int64_t d) {
+  A sum = 0;
+  for (int64_t chunk = 0; chunk < cut.chunks; ++chunk)
+    sum += partial[((sample * cut.chunks + chunk) * cut.groups + g) * cut.width + d];
+  return sum;
+}
+
+// A block a vector: from the gradient of unit = v / max(|v|, floor), which is the sum of `partial` over the chunks, to
+// that of v, times `scale`; zeros where `keep` (may be null) is false. Overwrites the first chunk of `partial`.
+template <class A, class O>
+__global__ void through_unit_kernel(A* partial, ColumnCut cut, const A* unit, const A* norm, const bool* keep, A scale,
+                                    O* out) {
+  __shared__ A shared[kCosineWarps];
+  for (int64_t row = blockIdx.x; row < cut.batch * cut.groups; row += gridDim.x) {
+    const int64_t sample = row / cut.groups, g = row % cut.groups;
+    A* upstream = partial + (sample * cut.chunks * cut.groups + g) * cut.width;
+    const A* direction = unit + row * cut.width;
+    A along = 0;
+    for (int64_t d = threadIdx.x; d < cut.width; d += kCosineThreads) {
+      const A sum = summed_chunks(partial, cut, sample, g, d);
+      upstream[d] = sum;  // read again below, by this thread
+      along += sum * direction[d];
+    }
+    along = block_sum(along, shared) * norm_passes(norm[row]);
+    const A inverse = inverse_norm(norm[row]) * scale;
+    const bool kept = !keep || keep[row];
+    for (int64_t d = threadIdx.x; d < cut.width; d += kCosineThreads)
+      out[row * cut.width + d] = O(kept ? inverse * (upstream[d] - along * direction[d]) : A(0));
+  }
+}
+
+// `cut.rows` must be at least 1. `group` and `factor` may be null; `partial` holds cut.partial_size() elements.
+template <class T, class A>
+void launch_column_sums(const T* x, const A* factor, const int64_t* group, A* partial, const ColumnCut& cut,
+                        cudaStream_t stream) {
+  // As many threads as a row has 16-byte pieces, in whole warps.
+  const int64_t pieces = (cut.width + kPerLane<T> - 1) / kPerLane<T>;
+  const int threads = int(std::min<int64_t>(kColumnThreads, (pieces + kWarpSize - 1) / kWarpSize * kWarpSize));
+  const int64_t slabs = (pieces + threads - 1) / threads;
+  const unsigned blocks = grid_size(cut.batch * cut.chunks * cut.groups * slabs, 1);
+  if (is_vectorisable(x, cut.width)) {
+    column_sums_kernel<true><<<blocks, threads, 0, stream>>>(x, factor, group, partial, cut, slabs);
+  } else {
+    column_sums_kernel<false><<<blocks, threads, 0, stream>>>(x, factor, group, partial, cut, slabs);
+  }
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace arr_coc

@@ -1,0 +1,125 @@
+// Cosines of rows against unit vectors on the CPU, and what their gradients share. common/cosine.cuh is the same on
+// CUDA.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "common/cosine_constants.h"
+#include "common/cpu.h"
+
+// Dot products are worth the widest vectors of the machine that runs them; the loader picks the version.
+#if defined(__x86_64__) && defined(__gnu_linux__)
+#define ARR_COC_WIDEST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define ARR_COC_WIDEST
+#endif
+
+namespace arr_coc {
+
+// Overloads, not a template: target_clones wants one symbol. Each sum's order depends on `width` alone.
+#define ARR_COC_DEFINE_DOTS(A)                                                                                      \
+  [[maybe_unused]] ARR_COC_WIDEST static A dot(const A* x, const A* y, int64_t width) {                             \
+    A sum = 0;                                                                                                      \
+    _Pragma("omp simd reduction(+ : sum)") for (int64_t d = 0; d < width; ++d) sum += x[d] * y[d];                  \
+    return sum;                                                                                                     \
+  }                                                                                                                 \
+  [[maybe_unused]] ARR_COC_WIDEST static void dots(const A* x, const A* const(&y)[4], int64_t width, A(&sums)[4]) { \
+    const A *y0 = y[0], *y1 = y[1], *y2 = y[2], *y3 = y[3];                                                         \
+    A s0 = 0, s1 = 0, s2 = 0, s3 = 0;                                                                               \
+    _Pragma("omp simd reduction(+ : s0, s1, s2, s3)") for (int64_t d = 0; d < width; ++d) {                         \
+      s0 += x[d] * y0[d];                                                                                           \
+      s1 += x[d] * y1[d];                                                                                           \
+      s2 += x[d] * y2[d];                                                                                           \
+      s3 += x[d] * y3[d];                                                                                           \
+    }                                                                                                               \
+    sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;                                                         \
+  }
+ARR_COC_DEFINE_DOTS(float)
+ARR_COC_DEFINE_DOTS(double)
+#undef ARR_COC_DEFINE_DOTS
+
+// The row in the dtype it is computed in: itself, or a copy in `buffer`, which holds `width` elements.
+template <class T, class A>
+const A* accumulated(const T* row, int64_t width, std::vector<A>& buffer) {
+  if constexpr (std::is_same_v<T, A>) {
+    return row;
+  } else {
+    buffer.resize(width);
+    for (int64_t d = 0; d < width; ++d) buffer[d] = A(row[d]);
+    return buffer.data();
+  }
+}
+
+// 1 / max(norm, floor), where NaN stays.
+template <class A>
+A inverse_norm(A norm) {
+  return 1 / (norm < A(kNormFloor) ? A(kNormFloor) : norm);
+}
+
+// Whether the norm's own gradient passes its clamp, as a factor.
+template <class A>
+A norm_passes(A norm) {
+  return norm >= A(kNormFloor) ? A(1) : A(0);
+}
+
+// Rows divided by their clamped norms, and the norms.
+template <class A>
+struct UnitRows {
+  std::vector<A> unit, norm;
+};
+
+// `keep` may be null; a row that is not kept becomes zeros whatever it holds.
+template <class A, class T>
+UnitRows<A> unit_rows(const T* rows, const bool* keep, int64_t count, int64_t width) {
+  UnitRows<A> result{std::vector<A>(count * width), std::vector<A>(count)};
+  parallel_rows(count, width * 3, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (keep && !keep[row]) continue;
+      A* unit = result.unit.data() + row * width;
+      for (int64_t d = 0; d < width; ++d) unit[d] = A(rows[row * width + d]);
+      result.norm[row] = std::sqrt(dot(unit, unit, width));
+      const A inverse = inverse_norm(result.norm[row]);
+      for (int64_t d = 0; d < width; ++d) unit[d] *= inverse;
+    }
+  });
+  return result;
+}
+
+// [B, G, D]: sums over n of factor[b, n] x[b, n, :] where group[b, n] = g. A null factor is 1, a null group is 0.
+// Chunks of rows are summed one by one and then added up, so that the order depends on N and G alone.
+template <class A, class T>
+std::vector<A> column_sums(const T* x, const A* factor, const int64_t* group, int64_t batch, int64_t rows,
+                           int64_t width, int64_t groups) {
+  const int64_t chunk_rows = kColumnChunk * groups, chunks = (rows + chunk_rows - 1) / chunk_rows;
+  std::vector<A> partial(batch * chunks * groups * width), sums(batch * groups * width);
+  parallel_rows(batch * chunks, chunk_rows * width, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t sample = item / chunks, first = item % chunks * chunk_rows;
+      for (int64_t n = sample * rows + first; n < sample * rows + std::min(first + chunk_rows, rows); ++n) {
+        const int64_t g = group ? group[n] : 0;
+        if (g < 0) continue;
+        const A scale = factor ? factor[n] : A(1);
+        A* sum = partial.data() + (item * groups + g) * width;
+        for (int64_t d = 0; d < width; ++d) sum[d] += scale * A(x[n * width + d]);
+      }
+    }
+  });
+  parallel_rows(batch, chunks * groups * width, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin * chunks; item < end * chunks; ++item) {
+      A* sum = sums.data() + item / chunks * groups * width;
+      for (int64_t i = 0; i < groups * width; ++i) sum[i] += partial[item * groups * width + i];
+    }
+  });
+  return sums;
+}
+
+// From the gradient of unit = v / max(|v|, floor) to that of v, times `scale`; `out` may be `upstream`.
+template <class A, class O>
+void through_unit(const A* upstream, const A* unit, A norm, A scale, int64_t width, O* out) {
+  const A inverse = inverse_norm(norm) * scale, along = norm_passes(norm) * dot(upstream, unit, width);
+  for (int64_t d = 0; d < width; ++d) out[d] = O(inverse * (upstream[d] - along * unit[d]));
+}
+
+}  // namespace arr_coc

@@ -1,0 +1,152 @@
+#include "ops/query_alignment/query_alignment.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <tuple>
+
+#include "common/cosine.h"
+
+namespace arr_coc {
+namespace {
+
+// The token a row fits best: the first that attains the maximum, where NaN is larger than any number (as torch.max);
+// -1 where every token is masked.
+template <class A>
+struct Match {
+  int64_t token = -1;
+  A cosine = 0;
+
+  void offer(int64_t candidate, A value) {
+    if (token < 0 || value > cosine || (value != value && cosine == cosine)) token = candidate, cosine = value;
+  }
+};
+
+// `units` are the sample's query tokens, `mask` is the sample's or null.
+template <class A>
+Match<A> best_token(const A* row, A inverse, const A* units, const bool* mask, int64_t tokens, int64_t width) {
+  Match<A> match;
+  if (tokens == 1) {
+    if (!mask || mask[0]) match.offer(0, dot(row, units, width) * inverse);
+    return match;
+  }
+  for (int64_t first = 0; first < tokens; first += 4) {
+    // The last four may repeat a token: equal tokens must get equal bits, wherever they stand.
+    const A* four[4];
+    for (int64_t i = 0; i < 4; ++i) four[i] = units + std::min(first + i, tokens - 1) * width;
+    A products[4];
+    dots(row, four, width, products);
+    for (int64_t i = 0; i < 4 && first + i < tokens; ++i)
+      if (!mask || mask[first + i]) match.offer(first + i, products[i] * inverse);
+  }
+  return match;
+}
+
+const bool* mask_data(const std::optional<Tensor>& mask) {
+  return mask.has_value() ? static_cast<const bool*>(mask->const_data_ptr()) : nullptr;
+}
+
+std::optional<Tensor> contiguous_mask(const std::optional<Tensor>& mask) {
+  return mask.has_value() ? std::make_optional(torch::stable::contiguous(*mask)) : std::nullopt;
+}
+
+Tensor query_alignment_cpu(const Tensor& features, const Tensor& query, const std::optional<Tensor>& mask) {
+  check_query_alignment(features, query, mask);
+  const Tensor x = torch::stable::contiguous(features), q = torch::stable::contiguous(query);
+  const std::optional<Tensor> kept = contiguous_mask(mask);
+  const bool* keep = mask_data(kept);
+  const int64_t batch = x.size(0), count = x.size(1), width = x.size(2), tokens = q.dim() == 3 ? q.size(1) : 1;
+  Tensor alignment = torch::stable::new_empty(x, {batch, count});
+  if (batch * count == 0) return alignment;
+  dispatch_floating(x.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    const T* in = static_cast<const T*>(x.const_data_ptr());
+    T* out = static_cast<T*>(alignment.mutable_data_ptr());
+    const UnitRows<A> queries = unit_rows<A>(static_cast<const T*>(q.const_data_ptr()), keep, batch * tokens, width);
+    parallel_rows(batch * count, width * (tokens + 1), [&](int64_t begin, int64_t end) {
+      std::vector<A> buffer;
+      for (int64_t n = begin; n < end; ++n) {
+        const int64_t base = n / count * tokens;
+        const A* row = accumulated(in + n * width, width, buffer);
+        const Match<A> match =
+            best_token(row, inverse_norm(std::sqrt(dot(row, row, width))), queries.unit.data() + base * width,
+                       keep ? keep + base : nullptr, tokens, width);
+        out[n] = T(match.token < 0 ? A(0) : (1 + match.cosine) / 2);
+      }
+    });
+  });
+  return alignment;
+}
+
+// With u the unit of the best token and c the cosine: d f = g / 2 (u - c f / |f|) / |f|; the best token's unit vector
+// gets g / 2 f / |f|, which through_unit turns into the gradient of the token.
+std::tuple<Tensor, Tensor> query_alignment_grad_cpu(const Tensor& grad, const Tensor& features, const Tensor& query,
+                                                    const std::optional<Tensor>& mask, bool need_features,
+                                                    bool need_query) {
+  check_query_alignment_grad(grad, features, query, mask);
+  const Tensor g = torch::stable::contiguous(grad), x = torch::stable::contiguous(features),
+               q = torch::stable::contiguous(query);
+  const std::optional<Tensor> kept = contiguous_mask(mask);
+  const bool* keep = mask_data(kept);
+  const int64_t batch = x.size(0), count = x.size(1), width = x.size(2), tokens = q.dim() == 3 ? q.size(1) : 1;
+  Tensor grad_features =
+      need_features ? torch::stable::new_empty(x, {batch, count, width}) : torch::stable::new_empty(x, {0});
+  Tensor grad_query = need_query ? torch::stable::new_empty(q, q.sizes()) : torch::stable::new_empty(q, {0});
+  dispatch_floating(x.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    const T* in = static_cast<const T*>(x.const_data_ptr());
+    const T* upstream = static_cast<const T*>(g.const_data_ptr());
+    T* out = static_cast<T*>(grad_features.mutable_data_ptr());
+    const UnitRows<A> queries = unit_rows<A>(static_cast<const T*>(q.const_data_ptr()), keep, batch * tokens, width);
+    std::vector<A> factor(batch * count);
+    std::vector<int64_t> chosen(batch * count);
+    parallel_rows(batch * count, width * (tokens + 3), [&](int64_t begin, int64_t end) {
+      std::vector<A> buffer;
+      for (int64_t n = begin; n < end; ++n) {
+        const int64_t base = n / count * tokens;
+        const A* row = accumulated(in + n * width, width, buffer);
+        const A norm = std::sqrt(dot(row, row, width)), inverse = inverse_norm(norm);
+        const A* units = queries.unit.data() + base * width;
+        const Match<A> match = best_token(row, inverse, units, keep ? keep + base : nullptr, tokens, width);
+        const A scale = A(upstream[n]) / 2 * inverse, along = norm_passes(norm) * match.cosine * inverse;
+        factor[n] = scale;
+        chosen[n] = match.token;
+        if (!need_features) continue;
+        const A* unit = units + std::max<int64_t>(match.token, 0) * width;
+        for (int64_t d = 0; d < width; ++d)
+          out[n * width + d] = T(match.token < 0 ? A(0) : scale * (unit[d] - along * row[d]));
+      }
+    });
+    if (!need_query) return;
+    T* query_out = static_cast<T*>(grad_query.mutable_data_ptr());
+    const std::vector<A> sums = column_sums(in, factor.data(), chosen.data(), batch, count, width, tokens);
+    parallel_rows(batch * tokens, width * 4, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t at = row * width;
+        if (keep && !keep[row]) {
+          std::fill_n(query_out + at, width, T(0));
+        } else {
+          through_unit(sums.data() + at, queries.unit.data() + at, queries.norm[row], A(1), width, query_out + at);
+        }
+      }
+    });
+  });
+  return {grad_features, grad_query};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
+  m.def("query_alignment(Tensor features, Tensor query, Tensor? mask=None) -> Tensor");
+  m.def(
+      "query_alignment_grad(Tensor grad, Tensor features, Tensor query, Tensor? mask, bool need_features, "
+      "bool need_query) -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
+  m.impl("query_alignment", TORCH_BOX(&query_alignment_cpu));
+  m.impl("query_alignment_grad", TORCH_BOX(&query_alignment_grad_cpu));
+}
+
+}  // namespace arr_coc
