@@ -80,8 +80,8 @@ def command(
 ) -> None:
     r"""Trace MODEL with torch.export, compile it with AOTInductor, record cases, and write the artifact.
 
-    MODEL is a built-in name (arr-coc), package.module:attr, path/file.py:attr, or an ExportedProgram .pt2. The attribute
-    is an exportkit.ExportSpec, a callable that returns one, or an nn.Module (then --input gives the inputs).
+    MODEL is a built-in name (arr-coc), package.module:attr, path/file.py:attr, or an ExportedProgram .pt2. The
+    attribute is an exportkit.ExportSpec, a callable that returns one, or an nn.Module (then --input gives the inputs).
 
     \b
     exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2

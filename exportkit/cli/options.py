@@ -60,7 +60,9 @@ def json_object(context: click.Context, parameter: click.Parameter, value: str |
     try:
         parsed = json.loads(value)
     except json.JSONDecodeError as error:
-        raise click.BadParameter(f"{value!r} is no JSON: {error}. Quote it for the shell: '{{\"depth\": 2}}'") from error
+        raise click.BadParameter(
+            f"{value!r} is no JSON: {error}. Quote it for the shell: '{{\"depth\": 2}}'"
+        ) from error
     if not isinstance(parsed, dict):
         raise click.BadParameter(f"{value!r} is no JSON object such as '{{\"depth\": 2}}'")
     for name, item in parsed.items():

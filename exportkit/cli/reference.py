@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands themselves: `python -m exportkit.cli.reference`. A test fails when it is stale."""
+"""Writes docs/cli.md from the commands: `python -m exportkit.cli.reference`. A test fails when it is stale."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _HEAD = """\
 
 Written by `make docs` from the commands' own help; do not edit.
 
-Every command takes `--json`, which prints one JSON document on stdout and nothing else there; progress and messages go to
-stderr. A failure is `{"error": {"kind", "message", "hint", "exit_code"}}`. Numbers that JSON has no word for are the
+Every command takes `--json`, which prints one JSON document on stdout and nothing else there; progress and messages go
+to stderr. A failure is `{"error": {"kind", "message", "hint", "exit_code"}}`. Numbers that JSON has no word for are the
 strings `"inf"`, `"-inf"` and `"nan"`. `--debug` shows the traceback of an error.
 """
 

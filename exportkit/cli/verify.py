@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Recorded cases, the eager model, or both; with both, a model that cannot be imported here is skipped.",
 )
-@click.option("--shapes", type=click.IntRange(min=1), default=8, show_default=True, help="Sizes to compare with eager at.")
+@click.option(
+    "--shapes", type=click.IntRange(min=1), default=8, show_default=True, help="Sizes to compare with eager at."
+)
 @tolerance_options
 @device_option("Where the packaged model runs; auto: CUDA where it has a target for it.", default="auto")
 @click.option("--model", metavar="MODEL", help="The eager model, where it is not what the artifact recorded.")
@@ -51,8 +53,9 @@ def command(artifact: Path, max_input_mb: float, as_json: bool, **options: Any) 
     r"""Run ARTIFACT in a fresh process and compare what it returns.
 
     That process has the package and torch; neither the exporter nor the source of model or operators can be imported in
-    it. First it replays the recorded cases; then, where MODEL can be imported here, its outputs are compared with eager's
-    over sizes drawn from the dynamic ranges, their ends included. The first check that fails gives the exit code.
+    it. First it replays the recorded cases; then, where MODEL can be imported here, its outputs are compared with
+    eager's over sizes drawn from the dynamic ranges, their ends included. The first check that fails gives the exit
+    code.
 
     \b
     exportkit verify arr_coc.pt2

@@ -46,7 +46,7 @@ class VerifyOptions:
     """What to verify against, and how strictly.
 
     Attributes:
-        against: Recorded cases, the eager model, or both; with "both", an eager model that cannot be imported is skipped.
+        against: Recorded cases, the eager model, or both; with "both", an eager model that cannot be made is skipped.
         shapes: How many sizes to compare with eager at.
         rtol: With `atol`, replaces the recorded tolerances of floating outputs.
         atol: See `rtol`.
@@ -77,8 +77,8 @@ def verify(
 ) -> Report:
     """Runs an artifact in a fresh process, and compares what it returns.
 
-    That process imports torch and the runtime; the exporter, the operators' Python and the model's source are refused to
-    it. The eager model runs in a process of its own. Whatever either does, a crash included, is a verdict.
+    That process imports torch and the runtime; the exporter, the operators' Python and the model's source are refused
+    to it. The eager model runs in a process of its own. Whatever either does, a crash included, is a verdict.
 
     Args:
         artifact: A `.pt2` that exportkit wrote.

@@ -37,6 +37,7 @@ class Worker:
         safe_path = ["-P"] if sys.version_info >= (3, 11) and cwd == folder else []
         self._output = open(folder / f"{module.rpartition('.')[2]}-{time.monotonic_ns()}.log", "w+b")  # noqa: SIM115
         self._buffer = b""
+        self._ended: Crashed | TimedOut | None = None
         self._process = subprocess.Popen(
             [sys.executable, *safe_path, "-c", code],
             stdin=subprocess.PIPE,
@@ -61,13 +62,15 @@ class Worker:
         return self._process.poll() is None
 
     def ask(self, command: Mapping[str, Any], *, doing: str, timeout: float) -> dict[str, Any] | Crashed | TimedOut:
-        """One command, one answer.
+        """One command, one answer. Of a child that has ended, how it did.
 
         Args:
             command: As JSON.
             doing: What that is, for the messages: "running case 0".
             timeout: Seconds after which the child is killed.
         """
+        if self._ended is not None:
+            return self._ended
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
@@ -77,7 +80,8 @@ class Worker:
         line = self._read_line(timeout)
         if line is None:
             self.close()
-            return TimedOut(timeout, doing)
+            self._ended = TimedOut(timeout, doing)
+            return self._ended
         if not line.endswith(b"\n"):
             return self._crashed(doing)
         answer: dict[str, Any] = json.loads(line)
@@ -111,7 +115,7 @@ class Worker:
         line, newline, self._buffer = self._buffer.partition(b"\n")
         return line + newline
 
-    def _crashed(self, doing: str) -> Crashed:
+    def _crashed(self, doing: str) -> Crashed | TimedOut:
         try:
             status = self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:  # closed its end of the pipe, and goes on
@@ -119,9 +123,9 @@ class Worker:
             status = self._process.wait()
         printed = self._tail()
         self.close()
-        if status < 0:
-            return Crashed(-status, None, doing, printed)
-        return Crashed(None, status, doing, printed)
+        killed = status < 0
+        self._ended = Crashed(-status if killed else None, None if killed else status, doing, printed)
+        return self._ended
 
     def _tail(self) -> str:
         self._output.flush()

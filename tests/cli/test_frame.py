@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from exportkit.cli import frame
+from exportkit.cli.frame import COMMANDS, group, main
+from exportkit.cli.output import print_json, print_table, progress, size_text
+from exportkit.errors import DigestMismatchError, NoTargetError
+from exportkit.verify.outcomes import EXIT_CODES
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """`exportkit doctor` raises what it is given."""
+
+    def install(error):
+        @frame.command("doctor")
+        def command(as_json):
+            """Raise."""
+            raise error
+
+        monkeypatch.setattr("exportkit.cli.doctor.command", command)
+
+    return install
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "exportkit", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+def test_help_imports_neither_torch_nor_rich(arguments):
+    code = f"import sys; from exportkit.cli import main; main({arguments!r})"
+    code += "; print({'torch', 'rich'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "set()"
+    assert "Usage: exportkit" in result.stdout
+
+
+def test_help_lists_every_command_in_the_order_of_the_work_and_every_exit_code(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    places = [text.index(f"\n  {name} ") for name in COMMANDS]
+    assert places == sorted(places)
+    for code in EXIT_CODES:
+        assert f"\n  {code} " in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_json_debug_and_a_help_text(name):
+    command = group.get_command(click.Context(group), name)
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {"--json", "--debug"} <= options
+    assert command.help
+    for parameter in command.params:
+        assert isinstance(parameter, click.Argument) or parameter.help, f"{name} {parameter.opts} has no help"
+
+
+def test_an_unknown_command_is_a_usage_error_that_lists_nothing_secret(capsys):
+    assert main(["frobnicate"]) == 2
+    assert "No such command 'frobnicate'" in capsys.readouterr().err
+
+
+def test_a_usage_error_goes_to_stderr_and_says_where_help_is(capsys):
+    assert main(["inspect"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Missing argument" in captured.err
+    assert "exportkit inspect --help" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(DigestMismatchError("record x", hint="Ask."), 3), (NoTargetError("y"), 4)]
+)
+def test_an_error_shows_its_message_and_hint_and_no_traceback(broken, capsys, error, code):
+    broken(error)
+    assert main(["doctor"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {error.message}")
+    assert error.hint is None or error.hint in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_debug_shows_the_traceback_of_an_error(broken, capsys):
+    broken(NoTargetError("y"))
+    assert main(["doctor", "--debug"]) == 4
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_json_gives_an_error_as_one_document_on_stdout(broken, capsys):
+    broken(DigestMismatchError("record x", hint="Ask."))
+    assert main(["doctor", "--json"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"error": {"kind": "DigestMismatchError", "message": "record x", "hint": "Ask.", "exit_code": 3}}
+
+
+def test_json_gives_a_usage_error_as_a_document_too(capsys):
+    assert main(["inspect", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 2
+
+
+def test_a_bug_shows_its_traceback_and_asks_for_a_report(broken, capsys):
+    broken(KeyError("oops"))
+    assert main(["doctor"]) == 70
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert "Please report it" in error
+
+
+def test_an_interrupt_exits_with_130_and_no_traceback(broken, capsys):
+    broken(KeyboardInterrupt())
+    assert main(["doctor"]) == 130
+    error = capsys.readouterr().err
+    assert "interrupted" in error
+    assert "Traceback" not in error
+
+
+def test_the_module_and_the_version_run():
+    result = run("--version")
+    assert result.returncode == 0
+    assert result.stdout.startswith("exportkit ")
+
+
+def test_json_has_words_for_what_is_no_number(capsys):
+    print_json({"a": float("inf"), "b": [float("nan"), 1.5], "c": (True, None)})
+    assert json.loads(capsys.readouterr().out) == {"a": "inf", "b": ["nan", 1.5], "c": [True, None]}
+
+
+def test_progress_is_plain_lines_on_stderr_where_there_is_no_terminal(capsys):
+    with progress() as step:
+        step("compiling")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "compiling ...\n")
+
+
+def test_tables_align_their_columns(capsys):
+    print_table([("a", "bb", "c"), ("aaa", "b", "c")])
+    assert capsys.readouterr().out == "  a    bb  c\n  aaa  b   c\n"
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (3.2e9, "3.2 GB")])
+def test_sizes_have_units(size, text):
+    assert size_text(int(size)) == text

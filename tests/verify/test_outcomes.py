@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import pytest
+
+from exportkit import errors
+from exportkit.verify import outcomes
+from exportkit.verify.outcomes import (
+    EXIT_CODES,
+    CallFailed,
+    Check,
+    Crashed,
+    EagerDiffers,
+    EagerFailed,
+    EagerUnavailable,
+    LoadFailed,
+    Match,
+    Mismatch,
+    MissingOperator,
+    NotRun,
+    OutputComparison,
+    Report,
+    TimedOut,
+    WrongDtype,
+    WrongShape,
+    WrongStructure,
+)
+
+COMPARED = OutputComparison("y", "float32", (2, 3), 6, 1, 0.5, (1, 2), 0.25, (0, 1), 1e-3, 1e-5)
+EXAMPLES = [
+    Match((dataclasses.replace(COMPARED, mismatched=0),)),
+    Mismatch((COMPARED,)),
+    WrongDtype("y", "float32", "float16"),
+    WrongShape("y", (2, 3), (3, 2)),
+    WrongStructure("a tuple", "a list"),
+    CallFailed("RuntimeError", "boom"),
+    Crashed(11, None, "running case 0", "last words"),
+    TimedOut(3.0, "running case 0"),
+    NotRun("two processes died"),
+    MissingOperator("ns::op", "no library defines it"),
+    LoadFailed("DigestMismatchError", "record x", 3),
+    EagerUnavailable("no module", required=True),
+    EagerDiffers("a" * 64, "b" * 64, "arr-coc"),
+    EagerFailed("ValueError", "too small"),
+]
+
+
+def report(*checks):
+    return Report("x.pt2", "cpu", "cpu", "2.13.0", 0.01, checks)
+
+
+def check(verdict):
+    return Check("cases", "case 0", {}, verdict)
+
+
+def test_there_is_an_example_of_every_verdict():
+    assert {type(example) for example in EXAMPLES} == set(typing.get_args(outcomes.Verdict))
+
+
+@pytest.mark.parametrize("verdict", EXAMPLES, ids=lambda verdict: verdict.kind)
+def test_every_verdict_has_a_message_and_a_documented_exit_code(verdict):
+    assert verdict.message
+    assert verdict.exit_code in EXIT_CODES
+
+
+def test_kinds_are_distinct():
+    kinds = [example.kind for example in EXAMPLES]
+    assert len(set(kinds)) == len(kinds)
+
+
+def test_each_way_to_fail_has_an_exit_code_of_its_own():
+    failing = [e for e in EXAMPLES if e.exit_code and not isinstance(e, (LoadFailed, WrongStructure))]
+    assert len({e.exit_code for e in failing}) == len(failing)
+    assert {e.exit_code for e in EXAMPLES} - {0} == {1, 3} | set(range(10, 19))
+
+
+def test_every_error_class_has_a_documented_exit_code():
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    assert {c.exit_code for c in classes} <= EXIT_CODES.keys()
+
+
+def test_the_first_failing_check_decides():
+    slow = TimedOut(1.0, "running case 1")
+    assert report(check(EXAMPLES[0]), check(slow), check(EXAMPLES[1])).exit_code == 14
+    assert report(check(EXAMPLES[0]), check(NotRun("x"))).exit_code == 0
+    assert report(check(EXAMPLES[0])).failure is None
+
+
+def test_an_eager_model_that_is_not_there_fails_only_where_it_was_asked_for():
+    assert EagerUnavailable("no module", required=False).exit_code == 0
+    assert EagerUnavailable("no module", required=True).exit_code == 16
+
+
+def test_a_crash_names_the_signal_and_what_it_often_means():
+    assert (
+        "SIGILL (signal 4), an instruction this CPU does not have, while loading"
+        in Crashed(4, None, "loading", "").message
+    )
+    assert "signal 77" in Crashed(77, None, "loading", "").message
+
+
+def test_the_outputs_of_a_verdict_are_those_that_were_compared():
+    assert outcomes.outputs_of(EXAMPLES[1]) == (COMPARED,)
+    assert outcomes.outputs_of(EXAMPLES[5]) == ()
