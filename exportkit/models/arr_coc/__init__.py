@@ -1,1 +1,112 @@
-"""."""
+"""The ARR-COC vision pipeline: which patches of an image matter for a query, and how many tokens each may spend."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from exportkit.errors import UsageError
+from exportkit.models.arr_coc.build import build
+from exportkit.models.arr_coc.pipeline import ARRCOC
+from exportkit.models.arr_coc.region import Region, region_query
+from exportkit.models.arr_coc.weights import load_weights, save_weights
+from exportkit.spec import ExportSpec, Tolerance
+
+__all__ = ["ARRCOC", "Region", "build", "export_spec", "load_weights", "region_query", "save_weights"]
+
+MAX_BATCH, MAX_TOKENS, MAX_ROWS = 64, 64, 64
+
+Draw = Callable[[Mapping[str, int], torch.Generator], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def export_spec(*, query_tokens: bool = False, **model_kwargs: Any) -> ExportSpec:
+    """What the built-in name `arr-coc` stands for.
+
+    Batch 1 to 64; height and width from 2 patches (4 for a transformer) to 64, each for itself.
+
+    Args:
+        query_tokens: Trace queries [B, T, Dq] with mask [B, T], T 1 to 64, instead of [B, Dq].
+        **model_kwargs: As `build` takes them.
+
+    Raises:
+        UsageError: An argument that means nothing.
+        WeightsError: A weights file that does not fit.
+    """
+    allowed = inspect.signature(build).parameters
+    if unknown := sorted(model_kwargs.keys() - allowed.keys()):
+        raise UsageError(
+            f"arr-coc takes no {', '.join(unknown)}", hint=f"It takes {', '.join(['query_tokens', *allowed])}."
+        )
+    model = build(**model_kwargs)
+    patch = model.encoder.patch_size
+    rows = f"[{max(2, model.encoder.min_rows)}:{MAX_ROWS}]"
+    image = {0: f"batch[1:{MAX_BATCH}]", 2: f"{patch}*gh{rows}", 3: f"{patch}*gw{rows}"}
+    if query_tokens:
+        tokens = {0: f"batch[1:{MAX_BATCH}]", 1: f"tokens[1:{MAX_TOKENS}]"}
+        dynamic = {"image": image, "query": tokens, "mask": tokens}
+    else:
+        dynamic = {"image": image, "query": {0: f"batch[1:{MAX_BATCH}]"}}
+    draw = _drawer(patch, model.query_dim, query_tokens)
+    # More patches than the default K, sizes that differ from one another and from K.
+    args, kwargs = draw({"batch": 2, "gh": 15, "gw": 17, "tokens": 5}, torch.Generator().manual_seed(0))
+    return ExportSpec(
+        model=model,
+        example_inputs=args,
+        example_kwargs=kwargs,
+        dynamic_shapes=dynamic,
+        tolerances=output_tolerances(),
+        name="arr_coc",
+        draw_inputs=draw,
+    )
+
+
+def output_tolerances() -> dict[str, Tolerance]:
+    """How far each output of the float32 model may be from eager's.
+
+    A compiled program sums in another order; what it selects may then differ where two relevances are as good as equal,
+    and a budget by the one token that rounding gives.
+    """
+    rtol, atol = 1e-3, 1e-4
+    return {
+        "features": Tolerance(rtol, atol, rows_of="indices"),
+        "indices": Tolerance(0.0, 0.0, ranking_of="relevance"),
+        "budgets": Tolerance(0.0, 1.0),
+        "scores": Tolerance(rtol, 1e-5),
+        "positions": Tolerance(0.0, 1e-6, rows_of="indices"),
+        "relevance": Tolerance(rtol, 1e-5),
+    }
+
+
+def _drawer(patch_size: int, query_dim: int, query_tokens: bool) -> Draw:
+    def draw(sizes: Mapping[str, int], generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        batch, rows, columns = sizes["batch"], sizes["gh"], sizes["gw"]
+        image = draw_image(batch, patch_size * rows, patch_size * columns, generator)
+        if not query_tokens:
+            return (image, torch.randn(batch, query_dim, generator=generator)), {}
+        tokens = sizes["tokens"]
+        query = torch.randn(batch, tokens, query_dim, generator=generator)
+        lengths = torch.randint(1, tokens + 1, (batch, 1), generator=generator)
+        return (image, query, torch.arange(tokens) < lengths), {}
+
+    return draw
+
+
+def draw_image(batch: int, height: int, width: int, generator: torch.Generator) -> Tensor:
+    """Random images that look like something: blobs of colour at three scales under a little noise.
+
+    In plain noise every patch is as relevant as the next, and a ranking of them says nothing.
+
+    Returns:
+        float32 [batch, 3, height, width] in [0, 1].
+    """
+    image = torch.zeros(batch, 3, height, width)
+    for cells in (3, 11, 37):
+        blobs = torch.rand(batch, 3, cells, cells, generator=generator)
+        image += functional.interpolate(blobs, size=(height, width), mode="bilinear", align_corners=False)
+    noise = 0.1 * (torch.rand(batch, 3, height, width, generator=generator) - 0.5)
+    return (1.4 * (image / 3 - 0.5) + 0.5 + noise).clamp_(0, 1)

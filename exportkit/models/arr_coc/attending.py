@@ -1,0 +1,108 @@
+"""Attending: the patches that are kept, where they lie, and how many tokens each may spend."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from exportkit.errors import UsageError
+from exportkit.ops.allocate_lod_tokens import allocate_lod_tokens
+from exportkit.ops.top_k_patches import top_k_patches
+
+Gating = Literal["scale", "straight-through"]
+GATINGS: tuple[Gating, ...] = ("scale", "straight-through")
+
+
+class Selection(NamedTuple):
+    """The patches that were kept, most relevant first.
+
+    Attributes:
+        features: [B, K, D], gated by their scores.
+        indices: int64 [B, K], into the patches in row-major order.
+        budgets: int64 [B, K], in tokens.
+        scores: [B, K], the relevance of each.
+        positions: float32 [B, K, 2], the centre of each as (y, x), fractions of height and width.
+    """
+
+    features: Tensor
+    indices: Tensor
+    budgets: Tensor
+    scores: Tensor
+    positions: Tensor
+
+
+class Attending(nn.Module):
+    """Keeps the K most relevant patches, or all of them where there are fewer.
+
+    A ranking has no gradient, so the kept features are gated by their scores; that is how relevance learns.
+
+    Args:
+        k: How many patches to keep, at least 1.
+        gating: "scale" multiplies features by their score. "straight-through" leaves their values as they are and
+            lets the gradient through as if they had been multiplied.
+        min_tokens: Budget of a patch of relevance 0.
+        max_tokens: Budget of a patch of relevance 1.
+        gamma: Exponent on relevance; above 1 favours the few best.
+        mean_tokens: Spread exactly K * mean_tokens over the K patches; by default the sum is whatever relevance gives.
+    """
+
+    def __init__(
+        self,
+        k: int = 200,
+        *,
+        gating: Gating = "scale",
+        min_tokens: int = 64,
+        max_tokens: int = 400,
+        gamma: float = 1.0,
+        mean_tokens: int | None = None,
+    ) -> None:
+        super().__init__()
+        if k < 1:
+            raise UsageError(f"k must be at least 1, got {k}")
+        if gating not in GATINGS:
+            raise UsageError(f"gating must be one of {', '.join(GATINGS)}, got {gating!r}")
+        if not 0 <= min_tokens <= max_tokens:
+            raise UsageError(
+                f"token limits must be 0 <= min <= max, got min_tokens={min_tokens}, max_tokens={max_tokens}"
+            )
+        if not gamma > 0:
+            raise UsageError(f"gamma must be above 0, got {gamma:g}")
+        if mean_tokens is not None and not min_tokens <= mean_tokens <= max_tokens:
+            raise UsageError(f"mean_tokens must lie in {min_tokens} to {max_tokens}, got {mean_tokens}")
+        self.k = k
+        self.gating = gating
+        self.min_tokens, self.max_tokens = min_tokens, max_tokens
+        self.gamma = float(gamma)
+        self.mean_tokens = mean_tokens
+
+    def forward(self, relevance: Tensor, features: Tensor, grid: tuple[int, int]) -> Selection:
+        """Selects by relevance [B, N] among features [B, N, D] of a grid of rows x columns = N patches."""
+        k = torch.sym_min(self.k, relevance.shape[1])
+        kept, indices = top_k_patches(relevance, features, k)
+        scores = relevance.gather(1, indices)
+        total = None if self.mean_tokens is None else k * self.mean_tokens
+        budgets = allocate_lod_tokens(scores.detach(), self.min_tokens, self.max_tokens, self.gamma, total)
+        return Selection(self._gate(kept, scores), indices, budgets, scores, centres(indices, grid))
+
+    def extra_repr(self) -> str:
+        """Shown in the module's repr."""
+        tokens = f"tokens={self.min_tokens}..{self.max_tokens}, gamma={self.gamma:g}, mean_tokens={self.mean_tokens}"
+        return f"k={self.k}, gating={self.gating}, {tokens}"
+
+    def _gate(self, kept: Tensor, scores: Tensor) -> Tensor:
+        gate = scores.unsqueeze(-1)
+        if self.gating == "scale":
+            return kept * gate
+        # The bracket is exactly 0, so the values stay; its gradient by the score is the feature's value.
+        return kept + kept.detach() * (gate - gate.detach())
+
+
+def centres(indices: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Centres of patches, float32 [..., 2] as (y, x) in (0, 1), of row-major indices into a grid (rows, columns)."""
+    rows, columns = grid
+    row = torch.div(indices, columns, rounding_mode="floor")
+    y = (row.to(torch.float32) + 0.5) / rows
+    x = ((indices - row * columns).to(torch.float32) + 0.5) / columns
+    return torch.stack([y, x], dim=-1)

@@ -1,0 +1,109 @@
+"""Balancing: what each way of knowing weighs, for all samples alike or for each by its query and image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from exportkit.errors import UsageError
+from exportkit.models.arr_coc.knowing import Scores
+from exportkit.models.arr_coc.linear import SampleLinear
+from exportkit.ops.opponent_balance import opponent_balance
+
+DEFAULT_WEIGHTS = (0.3, 0.4, 0.3)  # propositional, perspectival, participatory
+
+
+class FixedBalancer(nn.Module):
+    """The same weights for every sample.
+
+    Args:
+        weights: Of propositional, perspectival and participatory knowing; not negative, not all 0. Normalised by
+            their sum.
+    """
+
+    weights: Tensor
+
+    def __init__(self, weights: Sequence[float] = DEFAULT_WEIGHTS) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.tensor(checked_weights(weights)), persistent=False)
+
+    def forward(self, features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Weights [3], whatever the features and the query are."""
+        return self.weights.to(features.dtype)
+
+
+class LearnedBalancer(nn.Module):
+    """Weights for each sample, by a small network from its query and the mean of its features.
+
+    Args:
+        dim: Width of features and query.
+        hidden: Width of the hidden layer.
+        weights: What an untrained balancer starts near; all above 0.
+    """
+
+    def __init__(self, dim: int, hidden: int = 64, weights: Sequence[float] = DEFAULT_WEIGHTS) -> None:
+        super().__init__()
+        start = torch.tensor(checked_weights(weights))
+        if not (start > 0).all():
+            raise UsageError(f"a learned balancer starts from weights above 0, got {list(weights)}")
+        self.hidden = SampleLinear(2 * dim, hidden)
+        self.output = SampleLinear(hidden, 3)
+        # Small, not zero: with zeros no gradient reaches the hidden layer, the features or the query in the first step.
+        nn.init.normal_(self.output.weight, std=0.02)
+        with torch.no_grad():
+            self.output.bias.copy_(start.log())
+
+    def forward(self, features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Features [B, N, D], query [B, D] or [B, T, D] with bool mask [B, T] -> weights [B, 3], rows of sum 1."""
+        pooled = torch.cat([_unit(features.mean(1)), _unit(pool_query(query, mask))], dim=-1)
+        hidden = functional.gelu(self.hidden(pooled.unsqueeze(1)))
+        return torch.softmax(self.output(hidden).squeeze(1), dim=-1)
+
+
+class Balancing(nn.Module):
+    """Three scores and their weights to one relevance.
+
+    Args:
+        balancer: Gives the weights, [3] or [B, 3].
+        invert_entropy: Take 1 - entropy, for features in which a peak is information and evenness is none.
+    """
+
+    def __init__(self, balancer: FixedBalancer | LearnedBalancer, *, invert_entropy: bool = False) -> None:
+        super().__init__()
+        self.balancer = balancer
+        self.invert_entropy = invert_entropy
+
+    def forward(self, scores: Scores, features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Relevance [B, N] in [0, 1]."""
+        weights = self.balancer(features, query, mask)
+        return opponent_balance(scores.entropy, scores.salience, scores.alignment, weights, self.invert_entropy)
+
+
+def checked_weights(weights: Sequence[float]) -> list[float]:
+    """The weights as floats.
+
+    Raises:
+        UsageError: Not three numbers >= 0 with a sum above 0.
+    """
+    if len(weights) != 3 or not all(weight >= 0 for weight in weights) or not sum(weights) > 0:
+        raise UsageError(f"balance weights must be three numbers >= 0 with a sum above 0, got {list(weights)}")
+    return [float(weight) for weight in weights]
+
+
+def pool_query(query: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of the query's tokens that count: [B, D] as it is, [B, T, D] -> [B, D]; 0 where no token counts."""
+    if query.dim() == 2:
+        return query
+    if mask is None:
+        return query.mean(1)
+    # `where`, not a product with the mask: what a masked token holds, NaN included, must not show.
+    kept = torch.where(mask.unsqueeze(-1), query, query.new_zeros(()))
+    return kept.sum(1) / mask.sum(1, keepdim=True).clamp_min(1).to(query.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Rows of length 1, so that the network sees directions whatever the encoder's scale."""
+    return functional.normalize(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, dim=-1).to(x.dtype)

@@ -1,0 +1,106 @@
+"""The pipeline from plain values, as a command line or a manifest can hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from exportkit.errors import UsageError
+from exportkit.models.arr_coc.attending import Attending, Gating
+from exportkit.models.arr_coc.balancing import DEFAULT_WEIGHTS, Balancing, FixedBalancer, LearnedBalancer
+from exportkit.models.arr_coc.encoder import SIZES, Positions, VisionTransformer
+from exportkit.models.arr_coc.filters import FilterBank
+from exportkit.models.arr_coc.knowing import Knowing, Participatory, Perspectival, Propositional
+from exportkit.models.arr_coc.pipeline import ARRCOC
+from exportkit.models.arr_coc.weights import load_weights
+
+ENCODERS = ("filters", *(f"vit-{size}" for size in SIZES))
+BALANCERS = ("fixed", "learned")
+
+
+def build(
+    *,
+    encoder: str = "filters",
+    patch_size: int = 16,
+    k: int = 200,
+    query_dim: int | None = None,
+    balancer: Literal["fixed", "learned"] = "fixed",
+    entropy_weight: float = DEFAULT_WEIGHTS[0],
+    salience_weight: float = DEFAULT_WEIGHTS[1],
+    alignment_weight: float = DEFAULT_WEIGHTS[2],
+    temperature: float | None = None,
+    invert_entropy: bool = False,
+    gating: Gating = "scale",
+    min_tokens: int = 64,
+    max_tokens: int = 400,
+    gamma: float = 1.0,
+    mean_tokens: int | None = None,
+    positions: Positions = "sincos",
+    layer_scale: bool = False,
+    weights: str | Path | None = None,
+    encoder_weights: str | Path | None = None,
+    seed: int = 0,
+) -> ARRCOC:
+    """Builds the model, in eval mode on the CPU.
+
+    The same arguments give the same weights, and the caller's random state stays as it is.
+
+    Args:
+        encoder: "filters" (fixed, needs no training) or "vit-tiny", "vit-small", "vit-base".
+        patch_size: 14 or 16.
+        k: How many patches are kept; all of them where an image has fewer.
+        query_dim: Width of queries; by default that of the features, without a projection.
+        balancer: "fixed" weights or "learned", a network that starts near them.
+        entropy_weight: Of propositional knowing.
+        salience_weight: Of perspectival knowing.
+        alignment_weight: Of participatory knowing.
+        temperature: Of the entropy's softmax. By default 1, and 0.15 for "filters", whose features are small.
+        invert_entropy: Count a peaked feature vector as saying more than an even one, not less.
+        gating: "scale" or "straight-through", see Attending.
+        min_tokens: Budget of a patch of relevance 0.
+        max_tokens: Budget of a patch of relevance 1.
+        gamma: Exponent on relevance when budgets are made.
+        mean_tokens: Spread exactly this many tokens a patch, by relevance.
+        positions: "sincos" or "interpolated", for a transformer.
+        layer_scale: Of a transformer; DINOv2's have it.
+        weights: safetensors file of the whole model.
+        encoder_weights: safetensors file of the encoder alone.
+        seed: Of what is not loaded.
+
+    Raises:
+        UsageError: An argument that means nothing, said with what is allowed.
+        WeightsError: A weights file that does not fit.
+    """
+    if encoder not in ENCODERS:
+        raise UsageError(f"encoder must be one of {', '.join(ENCODERS)}, got {encoder!r}")
+    if balancer not in BALANCERS:
+        raise UsageError(f"balancer must be one of {', '.join(BALANCERS)}, got {balancer!r}")
+    fixed = encoder == "filters"
+    if fixed and (layer_scale or positions != "sincos"):
+        raise UsageError('positions and layer_scale belong to a transformer; encoder is "filters"')
+    if temperature is None:
+        temperature = 0.15 if fixed else 1.0
+    shares = (entropy_weight, salience_weight, alignment_weight)
+    attending = Attending(
+        k, gating=gating, min_tokens=min_tokens, max_tokens=max_tokens, gamma=gamma, mean_tokens=mean_tokens
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        eye = _encoder(encoder, patch_size, positions, layer_scale)
+        balance = LearnedBalancer(eye.dim, weights=shares) if balancer == "learned" else FixedBalancer(shares)
+        knowing = Knowing(Propositional(temperature), Perspectival(patch_size), Participatory())
+        model = ARRCOC(eye, knowing, Balancing(balance, invert_entropy=invert_entropy), attending, query_dim=query_dim)
+    if encoder_weights is not None:
+        load_weights(model.encoder, encoder_weights)
+    if weights is not None:
+        load_weights(model, weights)
+    return model.eval()
+
+
+def _encoder(name: str, patch_size: int, positions: Positions, layer_scale: bool) -> FilterBank | VisionTransformer:
+    if name == "filters":
+        return FilterBank(patch_size)
+    size = name.removeprefix("vit-")
+    return VisionTransformer(size, patch_size, positions=positions, layer_scale=layer_scale)

@@ -1,0 +1,136 @@
+"""An encoder that means something without training: fixed filters for colour, brightness and texture.
+
+What it knows is what patches look like, not what they show: similar skin, fur, foliage or sky have similar features.
+That is enough for a query made from a region of the picture itself (region.py), and it needs no weights to ship.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from exportkit.errors import UsageError
+from exportkit.models.arr_coc.encoder import PATCH_SIZES
+from exportkit.models.arr_coc.texture import TextureMaps, cut_patches
+
+HUES = 12
+BRIGHTNESSES = (4.0, 17.0, 30.0, 43.0, 56.0, 69.0, 82.0, 95.0)  # L*
+BRIGHTNESS_WIDTH = 10.0
+FREQUENCIES = 8  # DCT coefficients along a side: from none to three and a half cycles a patch
+RINGS = ((0.0, 1.5), (1.5, 3.0), (3.0, 5.5), (5.5, 10.0))  # radial bands of DCT coefficients
+RING_SCALES = (0.012, 0.0062, 0.0032, 0.0017)  # their median amplitude on photographs, which falls as 1/f does
+SECTORS = 3  # vertical, oblique, horizontal structure
+LARGEST_COEFFICIENT = 128.0  # in those scales; its square is a float16
+CHROMA_SCALE = 10.0  # of a*, b*
+
+# The typical response on photographs is subtracted, so that unlike patches have opposite features instead of all
+# features lying within one narrow cone; the gains give colour, brightness and texture comparable say in a cosine.
+HUE_OFFSET, HUE_GAIN = 0.35, 0.6
+BRIGHTNESS_OFFSET, BRIGHTNESS_GAIN = 0.25, 0.9
+TEXTURE_OFFSET, TEXTURE_GAIN = 0.75, 0.5
+
+
+class FilterBank(nn.Module):
+    """Fixed filters over CIELAB patches.
+
+    Of each patch: 12 hue responses (rectified, so that a patch half red and half green is not grey) and 8 brightness
+    responses over its quadrants, 12 texture responses (root mean square of DCT coefficients, by spatial frequency and
+    orientation); hue and texture on a logarithmic scale. Then the same 32 as a mean over the 3 x 3 patches around it.
+
+    Args:
+        patch_size: 14 or 16.
+    """
+
+    min_rows = 1
+    hues: Tensor
+    brightnesses: Tensor
+    basis: Tensor
+    coefficient_scales: Tensor
+    bands: Tensor
+
+    def __init__(self, patch_size: int = 16) -> None:
+        super().__init__()
+        if patch_size not in PATCH_SIZES:
+            raise UsageError(f"patch_size must be 14 or 16, got {patch_size}")
+        bands = texture_bands()
+        self.patch_size = patch_size
+        self.dim = 2 * (HUES + len(BRIGHTNESSES) + bands.shape[1])
+        angles = torch.arange(HUES) * (2 * math.pi / HUES)
+        self.register_buffer("hues", torch.stack([angles.cos(), angles.sin()]), persistent=False)
+        self.register_buffer("brightnesses", torch.tensor(BRIGHTNESSES).view(-1, 1, 1), persistent=False)
+        self.register_buffer("basis", dct_basis(patch_size), persistent=False)
+        self.register_buffer("coefficient_scales", ring_scales(), persistent=False)
+        self.register_buffer("bands", bands, persistent=False)
+
+    def forward(self, image: Tensor, maps: TextureMaps) -> Tensor:
+        """Features [B, N, 64] of the pixel maps; the image itself is not looked at again."""
+        rows, columns = image.shape[2] // self.patch_size, image.shape[3] // self.patch_size
+        own = torch.cat([self._colour(maps.lab), self._texture(maps.lab[:, :1])], dim=2)
+        grid = own.transpose(1, 2).reshape(own.shape[0], -1, rows, columns)
+        around = functional.avg_pool2d(grid, 3, stride=1, padding=1, count_include_pad=False).flatten(2).transpose(1, 2)
+        return torch.cat([own, around], dim=2)
+
+    def _colour(self, lab: Tensor) -> Tensor:
+        """Hue and brightness responses [B, N, 20], each the mean over a patch's four quadrants."""
+        quadrants = functional.avg_pool2d(lab, self.patch_size // 2)
+        a, b = quadrants[:, 1:2], quadrants[:, 2:3]
+        along = a * self.hues[0].view(-1, 1, 1) + b * self.hues[1].view(-1, 1, 1)
+        hue = HUE_GAIN * (torch.log1p(functional.relu(along) / CHROMA_SCALE) - HUE_OFFSET)
+        distance = (quadrants[:, :1] - self.brightnesses) / BRIGHTNESS_WIDTH
+        brightness = BRIGHTNESS_GAIN * (torch.exp(-0.5 * distance * distance) - BRIGHTNESS_OFFSET)
+        return functional.avg_pool2d(torch.cat([hue, brightness], dim=1), 2).flatten(2).transpose(1, 2)
+
+    def _texture(self, luminance: Tensor) -> Tensor:
+        """Logarithmic band responses [B, N, 12] of L* [B, 1, H, W]."""
+        patches = cut_patches(luminance / 100, self.patch_size).flatten(1, 2)
+        batch, count, side, _ = patches.shape
+        basis = self.basis.expand(batch, -1, -1)
+        # Columns, then rows: two small products a sample instead of one with all 64 basis images.
+        half = torch.bmm(patches.reshape(batch, count * side, side), basis)
+        half = half.reshape(batch, count, side, FREQUENCIES).transpose(2, 3).reshape(batch, -1, side)
+        coefficients = torch.bmm(half, basis).reshape(batch, count, FREQUENCIES * FREQUENCIES)
+        scaled = (coefficients * self.coefficient_scales).clamp(-LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
+        power = torch.bmm(scaled * scaled, self.bands.expand(batch, -1, -1))
+        # The root's slope at 0 is infinite: a flat patch would have no gradient but NaN.
+        return TEXTURE_GAIN * (torch.log1p(torch.sqrt(power + 1e-4)) - TEXTURE_OFFSET)
+
+
+def dct_basis(side: int) -> Tensor:
+    """The first columns of the orthonormal DCT-II of `side` samples over sqrt(side), float32 [side, 8].
+
+    The square root makes a coefficient of an image the same whatever the patch size: an amplitude, not a sum.
+    """
+    sample = torch.arange(side, dtype=torch.float64).unsqueeze(1)
+    frequency = torch.arange(FREQUENCIES, dtype=torch.float64).unsqueeze(0)
+    basis = torch.cos(math.pi * (sample + 0.5) * frequency / side) * math.sqrt(2) / side
+    basis[:, 0] /= math.sqrt(2)
+    return basis.float()
+
+
+def ring_scales() -> Tensor:
+    """One over the typical amplitude of each DCT coefficient, float32 [64]; 0 for the mean, which is no texture."""
+    radius, scales = _radius(), torch.zeros(FREQUENCIES * FREQUENCIES)
+    for (low, high), scale in zip(RINGS, RING_SCALES):
+        scales[(radius > low) & (radius <= high)] = 1 / scale
+    return scales
+
+
+def texture_bands() -> Tensor:
+    """Which DCT coefficients make a band, as a mean: float32 [64, rings * sectors]."""
+    frequency = torch.arange(FREQUENCIES, dtype=torch.float64)
+    angle = torch.atan2(frequency.unsqueeze(0), frequency.unsqueeze(1)).flatten()
+    sector = (angle / (math.pi / 2) * SECTORS).clamp_max(SECTORS - 1).long()
+    radius, columns = _radius(), []
+    for low, high in RINGS:
+        for index in range(SECTORS):
+            inside = (radius > low) & (radius <= high) & (sector == index)
+            columns.append(inside / inside.sum())
+    return torch.stack(columns, dim=1).float()
+
+
+def _radius() -> Tensor:
+    frequency = torch.arange(FREQUENCIES, dtype=torch.float64)
+    return torch.hypot(frequency.unsqueeze(1), frequency.unsqueeze(0)).flatten()

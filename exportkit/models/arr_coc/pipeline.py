@@ -1,0 +1,121 @@
+"""ARR-COC: an image and a query to the patches that matter, each with a token budget.
+
+ARR-COC is Adaptive Relevance Realization, Contexts Optical Compression: texture -> features -> three ways of knowing ->
+one relevance by balancing -> attending to the K most relevant patches. Nothing here depends on the other samples of a
+batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from exportkit.errors import InputError, UsageError
+from exportkit.models.arr_coc.attending import Attending
+from exportkit.models.arr_coc.balancing import Balancing
+from exportkit.models.arr_coc.encoder import VisionTransformer
+from exportkit.models.arr_coc.filters import FilterBank
+from exportkit.models.arr_coc.knowing import Knowing
+from exportkit.models.arr_coc.linear import SampleLinear
+from exportkit.models.arr_coc.texture import Texture, patch_grid
+
+
+class ARRCOC(nn.Module):
+    """The pipeline.
+
+    Args:
+        encoder: Image to features; its patch size is the model's.
+        knowing: Features, texture and query to three scores.
+        balancing: Three scores to one relevance.
+        attending: Relevance to the patches that are kept.
+        query_dim: Width of the queries, if it is not the features': they are projected by a learned linear map.
+    """
+
+    def __init__(
+        self,
+        encoder: FilterBank | VisionTransformer,
+        knowing: Knowing,
+        balancing: Balancing,
+        attending: Attending,
+        *,
+        query_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        if query_dim is not None and query_dim < 1:
+            raise UsageError(f"query_dim must be at least 1, got {query_dim}")
+        self.texture = Texture()
+        self.encoder = encoder
+        self.knowing = knowing
+        self.balancing = balancing
+        self.attending = attending
+        self.query_dim = encoder.dim if query_dim is None else query_dim
+        self.query_projection = None if query_dim is None else SampleLinear(query_dim, encoder.dim)
+
+    def forward(self, image: Tensor, query: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Finds the patches of each image that matter for its query.
+
+        Args:
+            image: [B, 3, H, W], sRGB in [0, 1]; H and W multiples of the patch size, in the model's dtype.
+            query: [B, Dq], or [B, T, Dq] for T tokens of which a patch has to fit one.
+            mask: bool [B, T], True where a token counts; every one by default.
+
+        Returns:
+            With N patches and K = min(k, N), most relevant first:
+            features [B, K, D], gated by their scores; indices int64 [B, K], row-major; budgets int64 [B, K], in tokens;
+            scores [B, K]; positions float32 [B, K, 2], centres (y, x) as fractions of the image; relevance [B, N], of
+            every patch.
+
+        Raises:
+            InputError: A shape or dtype that does not fit, said with what is allowed.
+        """
+        grid = patch_grid(image, self.encoder.patch_size)
+        self._check_grid(grid)
+        self._check_query(image, query, mask)
+        maps = self.texture(image)
+        features = self.encoder(image, maps)
+        query = self._project(query)
+        scores = self.knowing(features, maps, query, mask)
+        relevance = self.balancing(scores, features, query, mask)
+        selection = self.attending(relevance, features, grid)
+        return {**selection._asdict(), "relevance": relevance}
+
+    def encode(self, image: Tensor) -> Tensor:
+        """Features [B, N, D] of every patch, as `forward` computes them."""
+        self._check_grid(patch_grid(image, self.encoder.patch_size))
+        return self.encoder(image, self.texture(image))
+
+    def _project(self, query: Tensor) -> Tensor:
+        if self.query_projection is None:
+            return query
+        if query.dim() == 3:
+            return self.query_projection(query)
+        return self.query_projection(query.unsqueeze(1)).squeeze(1)
+
+    def _check_grid(self, grid: tuple[int, int]) -> None:
+        least = self.encoder.min_rows
+        if grid[0] < least or grid[1] < least:
+            size = least * self.encoder.patch_size
+            raise InputError(
+                f"image must be at least {size} x {size} pixels, {least} patches a side; "
+                f"got {grid[0]} x {grid[1]} patches"
+            )
+
+    def _check_query(self, image: Tensor, query: Tensor, mask: Tensor | None) -> None:
+        if query.dim() not in (2, 3):
+            raise InputError(f"query must be [B, Dq] or [B, T, Dq], got shape {list(query.shape)}")
+        if query.shape[-1] != self.query_dim:
+            raise InputError(f"query must have width {self.query_dim}, got shape {list(query.shape)}")
+        if query.shape[0] != image.shape[0]:
+            raise InputError(f"query is for {query.shape[0]} samples, image has {image.shape[0]}")
+        if query.dtype != image.dtype:
+            raise InputError(f"query is {query.dtype}, image is {image.dtype}; both must be of the model's dtype")
+        if mask is None:
+            return
+        if query.dim() != 3:
+            raise InputError(
+                f"mask chooses among query tokens: query must be [B, T, Dq], got shape {list(query.shape)}"
+            )
+        if mask.dtype != torch.bool:
+            raise InputError(f"mask must be bool, True where a token counts, got {mask.dtype}")
+        if mask.shape != query.shape[:2]:
+            raise InputError(f"mask must be [B, T] = {list(query.shape[:2])}, got shape {list(mask.shape)}")
