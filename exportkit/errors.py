@@ -43,6 +43,14 @@ class WeightsError(UsageError):
     """A weights file does not fit the model it was given for."""
 
 
+class NotAnOperatorLibraryError(UsageError):
+    """A file given as an operator library is none: no shared library, or one that registers no operator."""
+
+
+class MergeError(UsageError):
+    """Artifacts that are not of one model were to become one package."""
+
+
 # --- a step that failed (1) -------------------------------------------------------------------------------------------
 
 

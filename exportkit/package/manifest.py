@@ -175,18 +175,22 @@ class Operator(Strict, frozen=True):
 class Library(Strict, frozen=True):
     """An operator library, under exportkit/ops/<platform>/.
 
-    `defines` are the schemas it registers, by operator; none for one that only adds kernels. `torch_bound` names the
-    torch minor version a library that uses more than the stable ABI works with, such as "2.13"; null for a stable one,
-    which works from `needs_torch` on.
+    `defines` are the schemas it registers, by operator; none for one that only adds kernels. `kernels` says what its
+    kernels run on; "any" is for kernels that call other operators. `torch_bound` names the torch minor version a
+    library that uses more than the stable ABI works with, such as "2.13"; null for a stable one, which works from
+    `needs_torch` on. `needs` is what the host brings beside torch: versions of glibc and libstdc++ such as
+    "GLIBC_2.34", and libraries.
     """
 
     record: str
     sha256: Sha256
     platform: Name
     device: Literal["cpu", "cuda"]
+    kernels: tuple[Literal["cpu", "cuda", "any"], ...]
     defines: tuple[Operator, ...]
     needs_torch: str
     torch_bound: str | None
+    needs: tuple[str, ...]
 
 
 class Case(Strict, frozen=True):

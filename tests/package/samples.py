@@ -11,7 +11,7 @@ import msgspec
 from exportkit.package import manifest as m
 
 CODE = "data/aotinductor/cpu_v3/model.wrapper.so"
-LIBRARY = "exportkit/ops/linux_x86_64/libtoy_cpu.so"
+LIBRARY = "exportkit/ops/linux-x86_64/libtoy_cpu.so"
 CASE = "exportkit/cases/0.safetensors"
 
 RECORDS: Mapping[str, bytes] = {
@@ -43,11 +43,13 @@ def manifest(**changes: Any) -> m.Manifest:
     library = m.Library(
         record=LIBRARY,
         sha256=hashlib.sha256(RECORDS[LIBRARY]).hexdigest(),
-        platform="linux_x86_64",
+        platform="linux-x86_64",
         device="cpu",
+        kernels=("cpu",),
         defines=(operator,),
         needs_torch="2.11",
         torch_bound=None,
+        needs=("GLIBC_2.34",),
     )
     whole = m.Manifest(
         format_version=1,
@@ -71,7 +73,7 @@ def target(**changes: Any) -> m.Target:
     plain = m.Target(
         name="cpu_v3",
         device="cpu",
-        platform="linux_x86_64",
+        platform="linux-x86_64",
         cpu_isa="x86-64-v3",
         cuda_architecture=None,
         cuda_ptx=False,
