@@ -62,6 +62,10 @@ class OperatorNotExportableError(ExportError):
     """A custom operator of the graph cannot travel: no fake kernel, or implemented in Python only."""
 
 
+class ModelRunError(ExportkitError):
+    """Compiled code, or an operator it called, failed on inputs that the package allows."""
+
+
 class ModelClosedError(ExportkitError):
     """A loaded model was used after close()."""
 
@@ -158,6 +162,10 @@ class NoTargetError(HostError):
 
 class TorchVersionError(HostError):
     """The installed torch is not one the package, or a library in it, works with."""
+
+
+class ModelLoadError(HostError):
+    """torch's loader refused a target whose content is what it should be."""
 
 
 class CompilerError(HostError):
