@@ -1,0 +1,112 @@
+#include "ops/allocate_lod_tokens/allocate_lod_tokens.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <vector>
+
+#include "common/cpu.h"
+
+namespace arr_coc {
+namespace {
+
+// A product that is rounded before anything is added to it: a compiler that fuses the two would now and then give
+// another token than the reference, which rounds twice.
+double rounded_product(double a, double b) {
+  volatile double product = a * b;
+  return product;
+}
+
+// Elements fill up from the highest weight down. Each round fills every element that the level reaches with the others
+// as they are; the level only rises, so the last round is exact. It is Newton's method on a concave piecewise linear
+// function, which ends after a few rounds.
+WaterLevel water_level(const int64_t* weights, int64_t count, int64_t extra, int64_t spread) {
+  WaterLevel level{extra, 0, 0};
+  for (int64_t i = 0; i < count; ++i) level.unfilled += weights[i];
+  for (;;) {
+    WaterLevel next{0, 0, 0};
+    for (int64_t i = 0; i < count; ++i) {
+      const bool full = level.fills(weights[i], spread);
+      next.full += full;
+      next.unfilled += full ? 0 : weights[i];
+    }
+    next.rest = extra - next.full * spread;
+    if (next.full == level.full) return level;
+    level = next;
+  }
+}
+
+struct Leftover {
+  int64_t remainder, index;
+  bool operator<(const Leftover& other) const {
+    return remainder != other.remainder ? remainder > other.remainder : index < other.index;
+  }
+};
+
+// On entry `tokens` holds the weights.
+void allot_total(int64_t* tokens, int64_t count, int64_t min_tokens, int64_t spread, int64_t extra,
+                 std::vector<Leftover>& leftovers) {
+  const WaterLevel level = water_level(tokens, count, extra, spread);
+  Shares shares{level.rest, level.unfilled, level.unfilled == 0};
+  if (shares.equal) shares.sum = std::max<int64_t>(1, count - level.full);
+  leftovers.clear();
+  int64_t missing = level.rest;
+  for (int64_t i = 0; i < count; ++i) {
+    if (level.fills(tokens[i], spread)) {
+      tokens[i] = min_tokens + spread;
+      continue;
+    }
+    const int64_t product = shares.product(tokens[i]), share = product / shares.sum;
+    leftovers.push_back({product - share * shares.sum, i});
+    tokens[i] = min_tokens + share;
+    missing -= share;
+  }
+  if (missing == 0) return;
+  std::nth_element(leftovers.begin(), leftovers.begin() + missing, leftovers.end());
+  for (int64_t j = 0; j < missing; ++j) ++tokens[leftovers[j].index];
+}
+
+Tensor allocate_lod_tokens_cpu(const Tensor& scores, int64_t min_tokens, int64_t max_tokens, double gamma,
+                               std::optional<int64_t> total) {
+  check_allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total);
+  const Tensor x = torch::stable::contiguous(scores);
+  const int64_t batch = x.size(0), count = x.size(1), spread = max_tokens - min_tokens;
+  Tensor tokens = torch::stable::new_empty(x, {batch, count}, ScalarType::Long);
+  dispatch_floating(x.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    const T* in = static_cast<const T*>(x.const_data_ptr());
+    int64_t* out = static_cast<int64_t*>(tokens.mutable_data_ptr());
+    if (!total) {
+      return parallel_rows(batch * count, 16, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+          out[i] = min_tokens + int64_t(std::floor(rounded_product(spread, lod_power(lod_score(in[i]), gamma)) + 0.5));
+      });
+    }
+    parallel_rows(count ? batch : 0, count * 64, [&](int64_t begin, int64_t end) {
+      std::vector<double> clamped(count);
+      std::vector<Leftover> leftovers;
+      for (int64_t b = begin; b < end; ++b) {
+        double highest = 0;
+        for (int64_t i = 0; i < count; ++i) {
+          clamped[i] = lod_score(in[b * count + i]);
+          highest = std::max(highest, clamped[i]);
+        }
+        int64_t* row = out + b * count;
+        for (int64_t i = 0; i < count; ++i) row[i] = lod_weight(clamped[i], highest, gamma);
+        allot_total(row, count, min_tokens, spread, *total - count * min_tokens, leftovers);
+      }
+    });
+  });
+  return tokens;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
+  m.def(
+      "allocate_lod_tokens(Tensor scores, SymInt min_tokens=64, SymInt max_tokens=400, float gamma=1.0, "
+      "SymInt? total=None) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("allocate_lod_tokens", TORCH_BOX(&allocate_lod_tokens_cpu)); }
+
+}  // namespace arr_coc

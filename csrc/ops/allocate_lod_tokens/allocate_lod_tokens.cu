@@ -1,0 +1,123 @@
+#include <torch/csrc/stable/library.h>
+
+#include "common/radix_select.cuh"
+#include "ops/allocate_lod_tokens/allocate_lod_tokens.h"
+
+namespace arr_coc {
+namespace {
+
+template <class T>
+__global__ void allocate_kernel(const T* scores, int64_t* tokens, int64_t size, int64_t min_tokens, int64_t spread,
+                                double gamma) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < size; i += int64_t(gridDim.x) * blockDim.x) {
+    // The intrinsics are never fused into one operation, which would round once where the reference rounds twice.
+    const double scaled = __dmul_rn(double(spread), lod_power(lod_score(double(scores[i])), gamma));
+    tokens[i] = min_tokens + int64_t(floor(__dadd_rn(scaled, 0.5)));
+  }
+}
+
+// Writes each element's clamped score into its place and returns the highest, to every thread.
+template <class T>
+__device__ double write_scores(const T* scores, int64_t* tokens, int64_t count, double* shared) {
+  double highest = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kSelectThreads) {
+    const double score = lod_score(double(scores[i]));
+    tokens[i] = __double_as_longlong(score);
+    highest = fmax(highest, score);  // none is NaN
+  }
+  highest = warp_max(highest);
+  if (threadIdx.x % kWarpSize == 0) shared[threadIdx.x / kWarpSize] = highest;
+  __syncthreads();
+  highest = warp_max(shared[threadIdx.x % kWarpSize]);
+  __syncthreads();
+  return highest;
+}
+
+// See allocate_lod_tokens.cpp. `weights` are in place.
+__device__ WaterLevel water_level(const int64_t* weights, int64_t count, int64_t extra, int64_t spread, int64_t* sums) {
+  int64_t unfilled = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kSelectThreads) unfilled += weights[i];
+  WaterLevel level{extra, block_sum(unfilled, sums), 0};
+  for (;;) {
+    int64_t full = 0;
+    unfilled = 0;
+    for (int64_t i = threadIdx.x; i < count; i += kSelectThreads) {
+      const bool fills = level.fills(weights[i], spread);
+      full += fills;
+      unfilled += fills ? 0 : weights[i];
+    }
+    full = block_sum(full, sums);
+    unfilled = block_sum(unfilled, sums);
+    if (full == level.full) return level;
+    level = {extra - full * spread, unfilled, full};
+  }
+}
+
+// One block a sample. `tokens` holds in turn the clamped scores, the weights, the weights with those that get a
+// leftover token inverted, and the tokens; an element is always read and written by one thread.
+template <class T>
+__global__ __launch_bounds__(kSelectThreads) void allocate_total_kernel(const T* scores, int64_t* tokens, int64_t batch,
+                                                                        int64_t count, int64_t min_tokens,
+                                                                        int64_t spread, double gamma, int64_t extra) {
+  __shared__ SelectShared select;
+  __shared__ int64_t sums[kSelectWarps];
+  __shared__ double highest_of[kSelectWarps];
+  for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
+    int64_t* row = tokens + b * count;
+    const double highest = write_scores(scores + b * count, row, count, highest_of);
+    for (int64_t i = threadIdx.x; i < count; i += kSelectThreads)
+      row[i] = lod_weight(__longlong_as_double(row[i]), highest, gamma);
+    const WaterLevel level = water_level(row, count, extra, spread, sums);
+    Shares shares{level.rest, level.unfilled, level.unfilled == 0};
+    if (shares.equal) shares.sum = max(int64_t(1), count - level.full);
+    int64_t given = 0;
+    for (int64_t i = threadIdx.x; i < count; i += kSelectThreads)
+      given += level.fills(row[i], spread) ? 0 : shares.product(row[i]) / shares.sum;
+    const int64_t missing = level.rest - block_sum(given, sums);
+    if (missing > 0) {
+      // The largest remainders first; full elements have none, and there are more remainders than missing tokens.
+      const auto key_at = [&](int64_t i) {
+        return ~uint64_t(level.fills(row[i], spread) ? 0 : shares.product(row[i]) % shares.sum);
+      };
+      const Cut<uint64_t> cut = block_select<64, uint64_t>(key_at, count, missing, select);
+      block_compact(cut, key_at, count, sums, [row](int64_t i, int64_t, uint64_t) { row[i] = ~row[i]; });
+    }
+    for (int64_t i = threadIdx.x; i < count; i += kSelectThreads) {
+      const bool leftover = row[i] < 0;
+      const int64_t weight = leftover ? ~row[i] : row[i];
+      row[i] =
+          min_tokens + (level.fills(weight, spread) ? spread : shares.product(weight) / shares.sum + int64_t(leftover));
+    }
+    __syncthreads();
+  }
+}
+
+Tensor allocate_lod_tokens_cuda(const Tensor& scores, int64_t min_tokens, int64_t max_tokens, double gamma,
+                                std::optional<int64_t> total) {
+  check_allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total);
+  const CudaScope scope(scores);
+  const Tensor x = torch::stable::contiguous(scores);
+  const int64_t batch = x.size(0), count = x.size(1), spread = max_tokens - min_tokens;
+  Tensor tokens = torch::stable::new_empty(x, {batch, count}, ScalarType::Long);
+  if (batch * count == 0) return tokens;
+  dispatch_floating(x.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    const T* in = static_cast<const T*>(x.const_data_ptr());
+    int64_t* out = static_cast<int64_t*>(tokens.mutable_data_ptr());
+    if (total) {
+      allocate_total_kernel<T><<<grid_size(batch, 1), kSelectThreads, 0, scope.stream()>>>(
+          in, out, batch, count, min_tokens, spread, gamma, *total - count * min_tokens);
+    } else {
+      allocate_kernel<T><<<grid_size(batch * count, 256), 256, 0, scope.stream()>>>(in, out, batch * count, min_tokens,
+                                                                                    spread, gamma);
+    }
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+  return tokens;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("allocate_lod_tokens", TORCH_BOX(&allocate_lod_tokens_cuda)); }
+
+}  // namespace arr_coc

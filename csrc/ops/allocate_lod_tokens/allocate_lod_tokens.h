@@ -1,0 +1,72 @@
+#pragma once
+
+#include <torch/headeronly/macros/Macros.h>
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+
+#include "common/checks.h"
+
+namespace arr_coc {
+
+// Tokens of one patch, and with a total of one sample. Below it every product of the exact allotment fits int64:
+// tokens < 2^31 times weights <= 2^32.
+constexpr int64_t kMaxTokens = 2147483647;
+constexpr double kWeightOne = 4294967296.0;  // 2^32: the weight of the highest score
+
+inline void check_allocate_lod_tokens(const Tensor& scores, int64_t min_tokens, int64_t max_tokens, double gamma,
+                                      std::optional<int64_t> total) {
+  const char* op = "allocate_lod_tokens";
+  check_rank(op, "scores", scores, 2, "[B, K]");
+  check_floating(op, "scores", scores);
+  check(0 <= min_tokens && min_tokens <= max_tokens, op,
+        ": 0 <= min_tokens <= max_tokens must hold, got min_tokens = ", min_tokens, ", max_tokens = ", max_tokens);
+  check(max_tokens <= kMaxTokens, op, ": max_tokens must be at most ", kMaxTokens, ", got ", max_tokens);
+  check(gamma > 0 && std::isfinite(gamma), op, ": gamma must be > 0 and finite, got ", gamma);
+  if (!total) return;
+  const int64_t count = scores.size(1);
+  check(max_tokens == 0 || count <= kMaxTokens / max_tokens, op, ": with a total, K * max_tokens must be at most ",
+        kMaxTokens, ", got K = ", count, ", max_tokens = ", max_tokens);
+  check(count * min_tokens <= *total && *total <= count * max_tokens, op,
+        ": total must be in [K * min_tokens, K * max_tokens] = [", count * min_tokens, ", ", count * max_tokens,
+        "], got ", *total);
+}
+
+// clamp(score, 0, 1) in float64, NaN as 0.
+C10_HOST_DEVICE inline double lod_score(double score) { return score > 0 ? (score < 1 ? score : 1.0) : 0.0; }
+
+// score^gamma of a clamped score. Implementations of pow differ in the last bits; rounding to 48 fractional bits makes
+// them agree wherever the exact power is such a number, which is where a token hangs on it.
+C10_HOST_DEVICE inline double lod_power(double score, double gamma) {
+  if (gamma == 1) return score;
+  constexpr double steps = 281474976710656.0;  // 2^48
+  return floor(pow(score, gamma) * steps + 0.5) / steps;
+}
+
+// (score / highest)^gamma in steps of 2^-32. Weights are integers, so that sums and comparisons are exact and do not
+// depend on their order; they are relative, so that small scores are told apart as well as large ones. All are 0 where
+// the highest is.
+C10_HOST_DEVICE inline int64_t lod_weight(double score, double highest, double gamma) {
+  if (highest == 0) return 0;
+  const double ratio = score / highest;
+  return int64_t(floor((gamma == 1 ? ratio : pow(ratio, gamma)) * kWeightOne + 0.5));
+}
+
+// The water level of one sample: elements with weight * level >= spread are full. level = rest / unfilled, where rest
+// is what full elements leave of the extra tokens, and unfilled the sum of the other weights.
+struct WaterLevel {
+  int64_t rest, unfilled, full;
+  C10_HOST_DEVICE bool fills(int64_t weight, int64_t spread) const {
+    return weight > 0 && rest * weight >= spread * unfilled;
+  }
+};
+
+// What the elements that are not full share `rest` by: their weights, or equally if those are all zero.
+struct Shares {
+  int64_t rest, sum;
+  bool equal;
+  C10_HOST_DEVICE int64_t product(int64_t weight) const { return rest * (equal ? int64_t(weight == 0) : weight); }
+};
+
+}  // namespace arr_coc
