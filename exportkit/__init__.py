@@ -1,3 +1,35 @@
 """From a PyTorch module with custom operators to one verified, self-contained .pt2."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from exportkit.runtime.loader import load as load
+    from exportkit.runtime.model import Model as Model
+    from exportkit.spec import ExportSpec as ExportSpec
+    from exportkit.spec import Tolerance as Tolerance
+
 __version__ = "0.1.0"
+__all__ = ["ExportSpec", "Model", "Tolerance", "load"]
+
+# Imported when first asked for: the command line answers --help before torch could be imported.
+_HOMES = {
+    "ExportSpec": "exportkit.spec",
+    "Model": "exportkit.runtime.model",
+    "Tolerance": "exportkit.spec",
+    "load": "exportkit.runtime.loader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(globals() | _HOMES)

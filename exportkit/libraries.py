@@ -92,7 +92,7 @@ def load_library(path: Path, *, defines: Collection[str] | None = None) -> Loade
             ) from error
         # A name is there, without a schema, once kernels were added to it: it does not count as defined before.
         candidates = {name for name in _operator_names() if name not in before or _namespace(name) in defines}
-        return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, _schemas(candidates)))
+        return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, schemas_of(candidates)))
 
 
 def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> LoadedLibrary | None:
@@ -113,7 +113,21 @@ def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> 
 def registered_schemas(namespace: str | None = None) -> dict[str, str]:
     """Schemas by operator name with overload: those of one namespace, or all that the dispatcher knows."""
     names = _operator_names()
-    return _schemas(names if namespace is None else {name for name in names if _namespace(name) == namespace})
+    return schemas_of(names if namespace is None else {name for name in names if _namespace(name) == namespace})
+
+
+def schemas_of(names: Iterable[str]) -> dict[str, str]:
+    """The registered schemas of those of these operators (`ns::op` or `ns::op.overload`) that have one."""
+    import torch
+
+    names = set(names)
+    schemas = {}
+    for base in {name.partition(".")[0] for name in names}:
+        for schema in torch._C._jit_get_schemas_for_operator(base):
+            name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+            if name in names:
+                schemas[name] = str(schema)
+    return dict(sorted(schemas.items()))
 
 
 def host_platform() -> str:
@@ -145,20 +159,6 @@ def _operator_names() -> set[str]:
     import torch
 
     return set(torch._C._dispatch_get_all_op_names())
-
-
-def _schemas(names: Iterable[str]) -> dict[str, str]:
-    """The schemas of those of these operators that have one."""
-    import torch
-
-    names = set(names)
-    schemas = {}
-    for base in {name.partition(".")[0] for name in names}:
-        for schema in torch._C._jit_get_schemas_for_operator(base):
-            name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-            if name in names:
-                schemas[name] = str(schema)
-    return dict(sorted(schemas.items()))
 
 
 def _mapped_copy(sha256: str, size: int) -> Path | None:
@@ -207,7 +207,7 @@ def _refuse_conflict(path: Path, sha256: str, defines: Collection[str], register
                 hint="One process holds one build of a library. Use a second process, or one build for both.",
             )
     for namespace in sorted(defines):
-        if schemas := _schemas({name for name in registered if _namespace(name) == namespace}):
+        if schemas := schemas_of({name for name in registered if _namespace(name) == namespace}):
             owner = next((lib for lib in _loaded.values() if schemas.keys() & lib.schemas.keys()), None)
             loaded_from = f"sha256 {owner.sha256} from {owner.path}" if owner else "a build exportkit did not load"
             raise LibraryConflictError(

@@ -1,0 +1,299 @@
+"""From a call of the module's own signature to the flat tensors that compiled code takes, everything checked.
+
+Compiled code checks next to nothing: another dtype reads beyond its tensors, a size outside of the exported range gives
+wrong numbers, a fake tensor ends the process. So every call passes here first, and the plan of what to check is made
+once a model, since the checks are a part of every call's time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from typing_extensions import assert_never
+
+from exportkit.errors import InputError
+from exportkit.package.manifest import (
+    Call,
+    ConstantNode,
+    Dimension,
+    MappingNode,
+    NamedTupleNode,
+    Node,
+    Parameter,
+    SequenceNode,
+    Size,
+    TensorInput,
+    TensorNode,
+)
+
+# torch's kernels for CUDA may read 16 bytes at a time from where an input starts; one that starts elsewhere is copied.
+_CUDA_ALIGNMENT = 16
+
+_Take = Callable[[Any, list[Any]], None]
+
+
+class InputPlan:
+    """What a call must look like, for one package on one device.
+
+    Attributes:
+        signature: Of the call, for inspect.signature, help() and editors.
+    """
+
+    def __init__(self, call: Call, device: torch.device) -> None:
+        """Plans for the manifest's call, with every input on `device`."""
+        self._device = device
+        self._alignment = _CUDA_ALIGNMENT if device.type == "cuda" else 1
+        self._names = [parameter.name for parameter in call.parameters]
+        self._positional = [p.name for p in call.parameters if p.kind == "positional"]
+        self._takes = [_taker(parameter.value, f"`{parameter.name}`") for parameter in call.parameters]
+        self._dimensions = {dimension.name: dimension for dimension in call.dimensions}
+        self._inputs = [_Input(tensor, self._dimensions) for tensor in call.inputs]
+        self.signature = _signature(call.parameters)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The flat inputs of one call, contiguous and on the device.
+
+        Raises:
+            InputError: The call is not one that the package allows; the message says which part, what was given and
+                what is allowed.
+        """
+        by_position = not kwargs and len(args) == len(self._names) == len(self._positional)
+        values = args if by_position else self._bind(args, kwargs)
+        flat: list[Any] = []
+        for take, value in zip(self._takes, values):
+            take(value, flat)
+        bound: dict[str, tuple[int, str]] = {}
+        return [self._checked(value, expected, bound) for value, expected in zip(flat, self._inputs)]
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The parameters' values in order, some of them given by name."""
+        if len(args) > len(self._positional):
+            raise InputError(
+                f"{len(args)} positional arguments were given; the package takes {len(self._positional)}: {self}",
+                hint=_NOT_EXPORTED,
+            )
+        if unknown := [name for name in kwargs if name not in self._names]:
+            raise InputError(f"`{unknown[0]}` is no parameter of the package: {self}", hint=_NOT_EXPORTED)
+        given = dict(zip(self._positional, args))
+        if twice := [name for name in kwargs if name in given]:
+            raise InputError(f"`{twice[0]}` was given twice, by position and by name: {self}")
+        given.update(kwargs)
+        if missing := [name for name in self._names if name not in given]:
+            raise InputError(f"`{missing[0]}` was not given: {self}")
+        return [given[name] for name in self._names]
+
+    def _checked(self, value: Any, expected: _Input, bound: dict[str, tuple[int, str]]) -> torch.Tensor:
+        """The tensor as compiled code can take it."""
+        if type(value) is not torch.Tensor:
+            value = _plain_tensor(value, expected)
+        if value.dtype is not expected.dtype or value.device != self._device or value.layout is not torch.strided:
+            self._refuse_kind(value, expected)
+        try:
+            shape, address = value.shape, value.data_ptr()
+        except RuntimeError as error:  # what torch.func's transforms pass, a nested tensor, one under tracing
+            raise InputError(
+                f"{expected} must be a plain tensor with data: {str(error).partition(chr(10))[0]}"
+            ) from error
+        if len(shape) != len(expected.sizes):
+            raise InputError(f"{expected} must have {len(expected.sizes)} dimensions, got shape {list(shape)}")
+        self._check_sizes(shape, expected, bound)
+        if not address and value.numel():
+            raise InputError(f"{expected} has no data: its storage was freed, or it was made without one")
+        if value.is_neg() or value.is_conj():  # views that flip a sign when they are read; compiled code would not
+            value = value.resolve_conj().resolve_neg()
+        if not value.is_contiguous():
+            return value.contiguous()
+        return value if address % self._alignment == 0 else value.clone()
+
+    def _check_sizes(self, shape: Sequence[int], expected: _Input, bound: dict[str, tuple[int, str]]) -> None:
+        for axis, (given, size) in enumerate(zip(shape, expected.sizes)):
+            if isinstance(size, int):
+                if given != size:
+                    raise InputError(f"{expected} must have size {size} in dimension {axis}, got shape {list(shape)}")
+                continue
+            name, scale, offset, low, high = size
+            number, rest = divmod(given - offset, scale)
+            known = bound.get(name)
+            if rest or not low <= number <= high:
+                self._refuse_size(shape, axis, expected)
+            if known is None:
+                bound[name] = (number, expected.name)
+            elif known[0] != number:
+                raise InputError(
+                    f"{expected} has `{name}` = {number} by dimension {axis} of shape {list(shape)}, but `{known[1]}` "
+                    f"has `{name}` = {known[0]}: they must agree"
+                )
+
+    def _refuse_size(self, shape: Sequence[int], axis: int, expected: _Input) -> NoReturn:
+        size = expected.tensor.shape[axis]
+        assert isinstance(size, Size)
+        dimension = self._dimensions[size.dimension]
+        low, high = (size.scale * end + size.offset for end in (dimension.min, dimension.max))
+        steps = f", in steps of {size.scale}" if size.scale > 1 else ""
+        raise InputError(
+            f"{expected} must have a size from {low} to {high}{steps} in dimension {axis} ({_expression(size)}), got "
+            f"shape {list(shape)}",
+            hint="Export with another range (--dynamic) where the model should take it.",
+        )
+
+    def _refuse_kind(self, value: torch.Tensor, expected: _Input) -> NoReturn:
+        if value.dtype is not expected.dtype:
+            wanted = str(expected.dtype).removeprefix("torch.")
+            raise InputError(
+                f"{expected} must be {wanted}, got {str(value.dtype).removeprefix('torch.')}",
+                hint=f"`.to(torch.{wanted})` converts it.",
+            )
+        if value.device != self._device:
+            raise InputError(
+                f"{expected} must be on {self._device}, where the model is; got one on {value.device}",
+                hint=f"`.to({str(self._device)!r})` moves it, or load the package with another `device`.",
+            )
+        raise InputError(
+            f"{expected} must be a dense tensor, got layout {value.layout}", hint="`.to_dense()` makes one."
+        )
+
+    def __str__(self) -> str:
+        """The signature, as messages show it."""
+        return f"({', '.join(self._names)})"
+
+
+class _Input:
+    """One flat input, its dtype and sizes looked up."""
+
+    __slots__ = ("dtype", "name", "sizes", "tensor")
+
+    def __init__(self, tensor: TensorInput, dimensions: Mapping[str, Dimension]) -> None:
+        self.tensor = tensor
+        self.name = tensor.name
+        self.dtype: torch.dtype = getattr(torch, tensor.dtype)
+        self.sizes: list[int | tuple[str, int, int, int, int]] = []
+        for size in tensor.shape:
+            if isinstance(size, Size):
+                dimension = dimensions[size.dimension]
+                self.sizes.append((dimension.name, size.scale, size.offset, dimension.min, dimension.max))
+            else:
+                self.sizes.append(size)
+
+    def __str__(self) -> str:
+        return f"`{self.name}`"
+
+
+def describe_tensor(tensor: TensorInput) -> str:
+    """Such as "image: float32[batch, 3, 16*gh, 16*gw]"."""
+    sizes = ", ".join(_expression(size) if isinstance(size, Size) else str(size) for size in tensor.shape)
+    return f"{tensor.name}: {tensor.dtype}[{sizes}]"
+
+
+_NOT_EXPORTED = (
+    "Only parameters that were given at export can be given; export again with the parameter among the inputs."
+)
+
+
+def _expression(size: Size) -> str:
+    """Such as "16*gh + 2"."""
+    scaled = f"{size.scale}*{size.dimension}" if size.scale != 1 else size.dimension
+    return scaled if size.offset == 0 else f"{scaled} {'+' if size.offset > 0 else '-'} {abs(size.offset)}"
+
+
+def _signature(parameters: Sequence[Parameter]) -> inspect.Signature:
+    """For help(), inspect.signature and editors. What was given by keyword at export must be again."""
+    kinds = {"positional": inspect.Parameter.POSITIONAL_OR_KEYWORD, "keyword": inspect.Parameter.KEYWORD_ONLY}
+    ordered = sorted(parameters, key=lambda parameter: parameter.kind == "keyword")
+    return inspect.Signature([inspect.Parameter(parameter.name, kinds[parameter.kind]) for parameter in ordered])
+
+
+def _plain_tensor(value: Any, expected: _Input) -> torch.Tensor:
+    """A tensor of a subclass that only adds methods, such as nn.Parameter, without its class."""
+    if not isinstance(value, torch.Tensor):
+        hint = "`torch.from_numpy` makes one." if type(value).__module__ == "numpy" else None
+        raise InputError(f"{expected} must be a tensor, got {_kind(value)}", hint=hint)
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise InputError(f"{expected} must be a plain tensor, got {_kind(value)}, which has no data of its own")
+    return value.as_subclass(torch.Tensor)
+
+
+# --- nested values ----------------------------------------------------------------------------------------------------
+
+
+def _taker(node: Node, path: str) -> _Take:
+    """A function that adds the tensors of a value to the flat list, and refuses one of another structure."""
+    if isinstance(node, TensorNode):
+        return lambda value, flat: flat.append(value)
+    if isinstance(node, ConstantNode):
+        return _constant_taker(node.value, path)
+    if isinstance(node, SequenceNode):
+        return _sequence_taker(node, path)
+    if isinstance(node, MappingNode):
+        return _mapping_taker(node, path)
+    if isinstance(node, NamedTupleNode):
+        return _named_tuple_taker(node, path)
+    assert_never(node)
+
+
+def _constant_taker(constant: bool | int | float | str | None, path: str) -> _Take:
+    def take(value: Any, flat: list[Any]) -> None:
+        # True is not 1 and 1 is not 1.0 here: a model may well do different things for them.
+        same_kind = isinstance(value, type(constant)) and isinstance(value, bool) == isinstance(constant, bool)
+        if not (same_kind and value == constant):
+            shown = _kind(value) if isinstance(value, torch.Tensor) else repr(value)
+            raise InputError(
+                f"{path} was fixed at export: it must be {constant!r}, got {shown}",
+                hint="Export again with the other value, or with a tensor in its place.",
+            )
+
+    return take
+
+
+def _sequence_taker(node: SequenceNode, path: str) -> _Take:
+    kind = list if node.kind == "list" else tuple
+    takes = [_taker(item, f"{path}[{i}]") for i, item in enumerate(node.items)]
+
+    def take(value: Any, flat: list[Any]) -> None:
+        if type(value) is not kind or len(value) != len(takes):
+            given = f"one of {len(value)}" if type(value) is kind else _kind(value)
+            raise InputError(f"{path} must be a {kind.__name__} of {len(takes)}, got {given}")
+        for part, item in zip(takes, value):
+            part(item, flat)
+
+    return take
+
+
+def _mapping_taker(node: MappingNode, path: str) -> _Take:
+    takes = {key: _taker(item, f"{path}[{key!r}]") for key, item in zip(node.keys, node.items)}
+
+    def take(value: Any, flat: list[Any]) -> None:
+        if not isinstance(value, dict):
+            raise InputError(f"{path} must be a dict with the keys {_listed(takes)}, got {_kind(value)}")
+        if value.keys() != takes.keys():
+            raise InputError(f"{path} must have the keys {_listed(takes)}, got {_listed(value)}")
+        for key, part in takes.items():
+            part(value[key], flat)
+
+    return take
+
+
+def _named_tuple_taker(node: NamedTupleNode, path: str) -> _Take:
+    takes = [_taker(item, f"{path}.{field}") for field, item in zip(node.fields, node.items)]
+
+    def take(value: Any, flat: list[Any]) -> None:
+        # The class may be the model's own, which this process need not have; the fields are what counts.
+        if not isinstance(value, tuple) or getattr(type(value), "__match_args__", None) != node.fields:
+            raise InputError(
+                f"{path} must be a named tuple with the fields {_listed(node.fields)}, got {_kind(value)}",
+                hint=f"collections.namedtuple({node.class_name!r}, {list(node.fields)}) makes one.",
+            )
+        for part, item in zip(takes, value):
+            part(item, flat)
+
+    return take
+
+
+def _listed(names: Sequence[str] | Mapping[Any, Any]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

@@ -1,0 +1,205 @@
+"""A loaded package: the module's own call signature over compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from typing_extensions import Self
+
+from exportkit.errors import CaseError, ManifestConsistencyError, ModelClosedError, ModelRunError
+from exportkit.package import manifest as package
+from exportkit.package.archive import PackageReader
+from exportkit.package.structure import builder
+from exportkit.runtime.inputs import InputPlan, describe_tensor
+
+if TYPE_CHECKING:
+    from torch._C._aoti import AOTIModelPackageLoader
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A call that was recorded at export, on the model's device: `model(*case.args, **case.kwargs)` repeats it.
+
+    Attributes:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        outputs: What the eager model answered, in the structure of its output.
+        sizes: The number each dimension had, by name.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: Any
+    sizes: Mapping[str, int]
+
+
+class Model:
+    """A package, loaded: call it as the module it was made from.
+
+    Outputs carry no gradients. Any number of threads may call it. Closing it lets calls finish that have begun.
+
+    Attributes:
+        manifest: What the package says of itself.
+        target: The compiled target that was chosen.
+        device: Where it runs, and where its inputs must be.
+        cases: The recorded cases, read from the package when they are asked for.
+    """
+
+    def __init__(
+        self, reader: PackageReader, target: package.Target, device: torch.device, loader: AOTIModelPackageLoader
+    ) -> None:
+        """Takes over the open package and the target's runners; `exportkit.load` is how to get here."""
+        self.manifest = reader.manifest
+        self.target = target
+        self.device = device
+        self.cases = Cases(reader, device)
+        self._reader = reader
+        self._loader: AOTIModelPackageLoader | None = loader
+        self._inputs = InputPlan(self.manifest.call, device)
+        self._build_result = builder(self.manifest.call.result)
+        self._output_count = len(self.manifest.call.outputs)
+        self.__signature__ = self._inputs.signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model.
+
+        Args:
+            *args: What the module's forward was given at export by position; by name will do as well.
+            **kwargs: What it was given by name.
+
+        Returns:
+            Tensors on the model's device in the structure of the module's own output.
+
+        Raises:
+            InputError: The package does not allow these inputs; nothing was run.
+            ModelRunError: The compiled code failed.
+            ModelClosedError: The model was closed.
+        """
+        loader = self._loader  # a reference of this call's own: close() in another thread does not take it away
+        if loader is None:
+            raise ModelClosedError(f"the model {self.manifest.name} was closed")
+        inputs = self._inputs.prepare(args, kwargs)
+        try:
+            outputs = loader.run(inputs)
+        except RuntimeError as error:
+            raise ModelRunError(
+                f"the compiled model failed on ({', '.join(_describe(tensor) for tensor in inputs)}): "
+                f"{str(error).partition(chr(10))[0]}",
+                hint="What an operator said of it is on stderr, where torch's C interface left it.",
+            ) from error
+        if len(outputs) != self._output_count:
+            raise ManifestConsistencyError(
+                f"target {self.target.name} returned {len(outputs)} tensors; the manifest lists {self._output_count}"
+            )
+        return self._build_result(outputs)
+
+    def close(self) -> None:
+        """Lets go of the compiled code and the file. Calls that have begun in other threads finish first."""
+        self._loader = None
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(map(describe_tensor, self.manifest.call.inputs))
+        state = f"{self.target.name} on {self.device}" if self._loader is not None else "closed"
+        return f"<exportkit.Model {self.manifest.name} {self.manifest.version}, {state}: ({inputs})>"
+
+
+class Cases(Sequence[Case]):
+    """The recorded cases of a package. Each is read, and its digest checked, when it is asked for."""
+
+    def __init__(self, reader: PackageReader, device: torch.device) -> None:
+        """Reads from an open package, onto `device`."""
+        self._reader = reader
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._reader.manifest.cases)
+
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Case]: ...
+    def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
+        """Reads a case.
+
+        Raises:
+            IndexError: There is no such case.
+            CaseError: Its tensors are not those that the manifest describes.
+            PackageError: Its record does not hold.
+            ModelClosedError: The model was closed.
+        """
+        cases = self._reader.manifest.cases
+        if isinstance(index, slice):
+            return [self._read(case) for case in cases[index]]
+        return self._read(cases[index])
+
+    def _read(self, case: package.Case) -> Case:
+        if self._reader.fileno() < 0:
+            raise ModelClosedError(f"the model {self._reader.manifest.name} was closed, and its package with it")
+        call = self._reader.manifest.call
+        content = self._reader.read(case.record)
+        try:
+            tensors = load_safetensors(content)
+        except SafetensorError as error:
+            raise CaseError(f"{case.record} is no safetensors file: {error}") from error
+        inputs = _tensors_of(case, "input", call.inputs, tensors)
+        outputs = _tensors_of(case, "output", call.outputs, tensors)
+        if tensors:
+            raise CaseError(f"{case.record} has a tensor that is none of the call's: {min(tensors)}")
+        inputs, outputs = ([tensor.to(self._device) for tensor in part] for part in (inputs, outputs))
+        values = {parameter: builder(parameter.value)(inputs) for parameter in call.parameters}
+        return Case(
+            args=tuple(value for parameter, value in values.items() if parameter.kind == "positional"),
+            kwargs={parameter.name: value for parameter, value in values.items() if parameter.kind == "keyword"},
+            outputs=builder(call.result)(outputs),
+            sizes=dict(case.sizes),
+        )
+
+
+def _tensors_of(
+    case: package.Case,
+    kind: str,
+    expected: Sequence[package.TensorInput | package.TensorOutput],
+    tensors: dict[str, torch.Tensor],
+) -> list[torch.Tensor]:
+    """Takes the case's inputs or outputs out of `tensors`.
+
+    Raises:
+        CaseError: One is missing, or its dtype or shape is not the manifest's for the case's sizes.
+    """
+    found = []
+    for index, described in enumerate(expected):
+        tensor = tensors.pop(f"{kind}.{index}", None)
+        if tensor is None:
+            raise CaseError(f"{case.record} has no {kind}.{index} ({described.name})")
+        sizes = [
+            size.scale * case.sizes[size.dimension] + size.offset if isinstance(size, package.Size) else size
+            for size in described.shape
+        ]
+        fits = len(sizes) == tensor.ndim and all(size in (None, given) for size, given in zip(sizes, tensor.shape))
+        if not fits or tensor.dtype is not getattr(torch, described.dtype):
+            raise CaseError(
+                f"{case.record}: {kind}.{index} ({described.name}) is {_describe(tensor)}; the manifest says "
+                f"{described.dtype}{['*' if size is None else size for size in sizes]}"
+            )
+        found.append(tensor)
+    return found
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    """Such as "float32[2, 3, 64, 64]"."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
