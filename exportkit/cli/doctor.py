@@ -10,7 +10,7 @@ from exportkit.cli.frame import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, progress
 
 
-@exportkit_command("doctor")
+@exportkit_command("doctor", short_help="Say what this machine can do, and why not.")
 def command(as_json: bool) -> None:
     """Say what this machine can export, compile and load, and why not.
 

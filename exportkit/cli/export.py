@@ -19,7 +19,7 @@ from exportkit.cli.options import (
 from exportkit.cli.output import print_json, print_table, progress, size_text
 
 
-@exportkit_command("export")
+@exportkit_command("export", short_help="Trace and compile a model, and record cases.")
 @click.argument("model")
 @output_option()
 @click.option(
@@ -78,7 +78,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    r"""Trace MODEL with torch.export, compile it with AOTInductor, record cases, and write the artifact.
+    """Trace MODEL with torch.export, compile it with AOTInductor, record cases, and write the artifact.
 
     MODEL is a built-in name (arr-coc), package.module:attr, path/file.py:attr, or an ExportedProgram .pt2. The
     attribute is an exportkit.ExportSpec, a callable that returns one, or an nn.Module (then --input gives the inputs).
@@ -86,7 +86,7 @@ def command(
     \b
     exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2
     exportkit export models/net.py:Net --input x=float32[4,3,64,64] --dynamic 'x:0=batch[1:32]' -o net.pt2
-    """
+    """  # noqa: D301 (click wants the control character, to keep the lines below it)
     if options["static"] and options["dynamic"]:
         raise click.UsageError("--static and --dynamic exclude each other.")
     if output_format == "program" and (cpu_isa or inductor_config):

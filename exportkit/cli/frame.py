@@ -52,13 +52,13 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings=_SETTINGS)
 @click.version_option(exportkit.__version__, message="exportkit %(version)s")
 def group() -> None:
-    r"""From a PyTorch module with custom operators to one verified, self-contained .pt2.
+    """From a PyTorch module with custom operators to one verified, self-contained .pt2.
 
     \b
     exportkit export arr-coc -o model_aoti.pt2          trace and compile; record cases
     exportkit package model_aoti.pt2 -o model.pt2       add the operator libraries
     exportkit verify model.pt2                          replay it where nothing else is installed
-    """
+    """  # noqa: D301 (click wants the control character, to keep the lines below it)
 
 
 def command(name: str, **settings: Any) -> Callable[[F], click.Command]:
@@ -68,12 +68,13 @@ def command(name: str, **settings: Any) -> Callable[[F], click.Command]:
     """
 
     def decorate(function: F) -> click.Command:
-        for option in (
-            click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."),
-            click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else."),
-        ):
-            function = option(function)
-        return click.command(name, context_settings=_SETTINGS, **settings)(function)
+        made = click.command(name, context_settings=_SETTINGS, **settings)(function)
+        json_help = "Print one JSON document on stdout, nothing else."
+        made.params += [
+            click.Option(["--json", "as_json"], is_flag=True, help=json_help),
+            click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."),
+        ]
+        return made
 
     return decorate
 

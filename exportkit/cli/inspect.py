@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from exportkit.package.manifest import Manifest
 
 
-@exportkit_command("inspect")
+@exportkit_command("inspect", short_help="Say what an artifact holds.")
 @click.argument("artifact", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def command(artifact: Path, as_json: bool) -> None:
     """Say what an artifact or package holds, without running or importing any of it.

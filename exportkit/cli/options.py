@@ -35,7 +35,8 @@ def weights_option(text: str) -> Callable[[F], F]:
 
 def device_option(text: str, default: str) -> Callable[[F], F]:
     """--device."""
-    return click.option("--device", default=default, show_default=True, metavar="cpu|cuda|cuda:N", help=text)
+    choices = "auto|cpu|cuda|cuda:N" if default == "auto" else "cpu|cuda|cuda:N"
+    return click.option("--device", default=default, show_default=True, metavar=choices, help=text)
 
 
 def tolerance_options(function: F) -> F:

@@ -12,7 +12,7 @@ from exportkit.cli.options import EXISTING_FILE, device_option, op_library_optio
 from exportkit.cli.output import print_json, print_table, progress, size_text
 
 
-@exportkit_command("package")
+@exportkit_command("package", short_help="Add operator libraries, and verify.")
 @click.argument("artifacts", type=EXISTING_FILE, nargs=-1, required=True, metavar="ARTIFACT...")
 @output_option()
 @op_library_option("A library of operators that the model calls. Repeatable. Our own are added where they are needed.")
@@ -30,7 +30,7 @@ def command(
     no_verify: bool,
     as_json: bool,
 ) -> None:
-    r"""Put one or several compiled artifacts, operator libraries, manifest and cases into one .pt2, and verify it.
+    """Put one or several compiled artifacts, operator libraries, manifest and cases into one .pt2, and verify it.
 
     Several artifacts become the targets of one package: the loader picks the one that runs on its machine. The package
     replays its recorded cases in a fresh process before it gets its name; one that fails is not written.
@@ -38,7 +38,7 @@ def command(
     \b
     exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
     exportkit package cpu.pt2 cuda.pt2 --op-library build/libmyops.so -o model.pt2
-    """
+    """  # noqa: D301 (click wants the control character, to keep the lines below it)
     with progress() as step:
         step("importing the packager")
         import msgspec

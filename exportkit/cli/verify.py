@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from exportkit.verify.outcomes import Check, Report
 
 
-@exportkit_command("verify")
+@exportkit_command("verify", short_help="Run an artifact in a fresh process, and compare.")
 @click.argument("artifact", type=EXISTING_FILE)
 @click.option(
     "--against",
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     help="Sizes whose inputs take more are left out, and named.",
 )
 def command(artifact: Path, max_input_mb: float, as_json: bool, **options: Any) -> None:
-    r"""Run ARTIFACT in a fresh process and compare what it returns.
+    """Run ARTIFACT in a fresh process and compare what it returns.
 
     That process has the package and torch; neither the exporter nor the source of model or operators can be imported in
     it. First it replays the recorded cases; then, where MODEL can be imported here, its outputs are compared with
@@ -60,7 +60,7 @@ def command(artifact: Path, max_input_mb: float, as_json: bool, **options: Any) 
     \b
     exportkit verify arr_coc.pt2
     exportkit verify arr_coc.pt2 --against eager --shapes 20 --json
-    """
+    """  # noqa: D301 (click wants the control character, to keep the lines below it)
     check_tolerances(options["rtol"], options["atol"])
     from exportkit.verify.verify import VerifyOptions, verify
 

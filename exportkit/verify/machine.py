@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from exportkit.package.elf import read_elf
+
 OLDEST_TORCH = (2, 11)
 
 # std::regex is what AOTInductor's loader calls into; omp.h is what its code includes.
@@ -94,7 +96,8 @@ def examine(progress: Callable[[str], None] = lambda step: None) -> Machine:
 
 def _python() -> Finding:
     version = platform.python_version()
-    return Finding("python", sys.version_info >= (3, 10), f"{version} at {sys.executable}", "exportkit needs 3.10.")
+    ok = sys.version_info >= (3, 10)
+    return Finding("python", ok, f"{version} at {sys.executable}", None if ok else "exportkit needs 3.10 or newer.")
 
 
 def _platform() -> Finding:
@@ -169,7 +172,7 @@ def _compiler() -> list[Finding]:
                 Finding("compiler", False, f"{first_line} at {path} fails: {reason}", hint),
                 Finding("C++ runtime", False, "nothing was compiled", hint),
             ]
-        needed = _needed(library)
+        needed = read_elf(library).needed
     compiler = Finding("compiler", True, f"{first_line} at {path}")
     if not any(name.startswith("libstdc++.so") for name in needed):
         hint = (
@@ -177,17 +180,6 @@ def _compiler() -> list[Finding]:
         )
         return [compiler, Finding("C++ runtime", False, f"{path} links libstdc++ statically", hint)]
     return [compiler, Finding("C++ runtime", True, "libstdc++ is linked dynamically")]
-
-
-def _needed(library: Path) -> Sequence[str]:
-    from elftools.elf.dynamic import DynamicSection
-    from elftools.elf.elffile import ELFFile
-
-    with open(library, "rb") as file:
-        for section in ELFFile(file).iter_sections():
-            if isinstance(section, DynamicSection):
-                return [tag.needed for tag in section.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
-    return []
 
 
 def _nvcc() -> Finding:
