@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,6 +11,8 @@ from exportkit.cli.frame import group
 from exportkit.verify.outcomes import EXIT_CODES
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+_WIDTH: dict[str, Any] = {"terminal_width": 110, "max_content_width": 110}
 
 _HEAD = """\
 # Command line
@@ -24,14 +27,15 @@ strings `"inf"`, `"-inf"` and `"nan"`. `--debug` shows the traceback of an error
 
 def reference() -> str:
     """The text of docs/cli.md."""
-    root = click.Context(group, info_name="exportkit", max_content_width=110, terminal_width=110)
+    # Made as a run makes them: a bare click.Context has not the group's settings (-h).
+    root = group.make_context("exportkit", [], resilient_parsing=True, **_WIDTH)
     parts = [_HEAD, "## Exit codes\n", "| code | meaning |", "| --- | --- |"]
     parts += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
     parts += ["", "The first check that fails decides.\n"]
     for name in group.list_commands(root):
         command = group.get_command(root, name)
         assert command is not None
-        context = click.Context(command, info_name=name, parent=root, max_content_width=110, terminal_width=110)
+        context = command.make_context(name, [], parent=root, resilient_parsing=True, **_WIDTH)
         parts += [f"## exportkit {name}\n", "```", command.get_help(context), "```\n"]
     return "\n".join(parts)
 

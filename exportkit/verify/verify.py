@@ -232,7 +232,8 @@ class _Verification:
                 self.dead += 1
                 verdict = answer
             elif "error" in answer:
-                verdict = CallFailed(answer["error"], answer["detail"])
+                # Some operators' messages reach stderr only: torch's C interface drops them.
+                verdict = CallFailed(answer["error"], "\n".join(filter(None, [answer["detail"], self.replay.printed()])))
             else:
                 seconds = answer["seconds"]
                 verdict = self._judge(answer["structure"], expected, outputs)

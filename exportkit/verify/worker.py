@@ -121,13 +121,14 @@ class Worker:
         except subprocess.TimeoutExpired:  # closed its end of the pipe, and goes on
             self._process.kill()
             status = self._process.wait()
-        printed = self._tail()
+        printed = self.printed()
         self.close()
         killed = status < 0
         self._ended = Crashed(-status if killed else None, None if killed else status, doing, printed)
         return self._ended
 
-    def _tail(self) -> str:
+    def printed(self) -> str:
+        """The end of what the child wrote to stdout and stderr."""
         self._output.flush()
         size = self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, size - _TAIL_BYTES))
