@@ -31,7 +31,7 @@ from exportkit.verify.outcomes import (
     Verdict,
     WrongStructure,
 )
-from exportkit.verify.sizes import label_of, plan_sizes
+from exportkit.package.sizes import label_of, plan_sizes
 from exportkit.verify.worker import Worker
 
 Against = Literal["cases", "eager", "both"]

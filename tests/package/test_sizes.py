@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit.package.manifest import Call, Dimension, Size, TensorInput, TensorNode
-from exportkit.verify.sizes import input_bytes, label_of, plan_sizes
+from exportkit.package.sizes import input_bytes, label_of, plan_sizes
 
 MEGABYTE = 10**6
 
