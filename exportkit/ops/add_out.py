@@ -1,0 +1,104 @@
+"""a + b into a tensor that is already there: the operator that writes to an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from exportkit.ops._checks import check, check_alike, check_floating, shape_of
+from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_MAX_DIMS = 25
+
+
+def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Writes a + b to `out`, without broadcasting.
+
+    `out` keeps its strides, whatever they are. It may be `a` or `b` itself; where it overlaps an input in another way,
+    the result is as if the inputs had been read first. It has no gradients: use `a + b` where they are needed.
+
+    Args:
+        a: Floating, of at most 25 dimensions.
+        b: Shape, dtype and device of `a`.
+        out: Shape, dtype and device of `a`. Each stride must step past all that the smaller ones reach, as in every
+            slice, transpose or permutation of a contiguous tensor, so that no two elements share memory.
+
+    Raises:
+        RuntimeError: Wrong dtype, device or shape, or an `out` whose elements share memory (such as an expanded one).
+    """
+    torch.ops.arr_coc.add_out(a, b, out)
+
+
+def add_out_reference(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """`add_out` in ATen."""
+    out.copy_(a + b)
+
+
+def _has_distinct_elements(tensor: Tensor) -> bool:
+    """Whether every stride steps past all that the smaller ones reach."""
+    if tensor.is_contiguous() or tensor.numel() == 0:
+        return True
+    reach = 0
+    for stride, size in sorted((st, s) for st, s in zip(tensor.stride(), tensor.shape) if s != 1):
+        if stride <= reach:
+            return False
+        reach += (size - 1) * stride
+    return True
+
+
+@torch.library.register_fake("arr_coc::add_out")
+def _add_out_fake(a: Tensor, b: Tensor, out: Tensor) -> None:
+    op = "add_out"
+    check_floating(op, "a", a)
+    check(a.dim() <= _MAX_DIMS, f"{op}: a must have at most {_MAX_DIMS} dimensions, got shape {shape_of(a)}")
+    check_alike(op, "a", a, "b", b)
+    check_alike(op, "a", a, "out", out)
+    for name, tensor in (("b", b), ("out", out)):
+        differ = f"{op}: {name} has shape {shape_of(tensor)}, a has shape {shape_of(a)}; they must be equal"
+        check(tensor.dim() == a.dim(), differ)
+        for size, expected in zip(tensor.shape, a.shape):
+            check(size == expected, differ)
+    check(
+        _has_distinct_elements(out),
+        f"{op}: elements of out must not share memory, got shape {shape_of(out)} "
+        f"with strides [{', '.join(str(stride) for stride in out.stride())}]",
+    )
+
+
+def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for shape in [(2, 3, 8), (5, 4, 8), (1, 7), (1,), (0, 3), (2, 0, 3), (5, 17, 33), (), (2, 4097)]:
+        a, b, out = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
+        yield Sample(f"shape {list(shape)}", (a, b, out))
+    a, b = (torch.randn(2, 3, 4, 5, device=device, dtype=dtype) for _ in range(2))
+    yield Sample("out is channels_last", (a, b, torch.empty_like(a, memory_format=torch.channels_last)))
+    yield Sample("out is transposed, b is a permutation of it", (a.mT, b.permute(0, 1, 3, 2), torch.empty_like(a).mT))
+    special = torch.tensor([[torch.inf, -torch.inf, torch.nan, -0.0, 6e4]], device=device, dtype=dtype)
+    yield Sample("infinities, NaN, overflow of float16", (special, special.flip(-1), torch.zeros_like(special)))
+
+
+def _refusals(device: torch.device) -> Iterable[Refusal]:
+    a, b, out = (torch.rand(2, 3, device=device) for _ in range(3))
+    yield Refusal("int64", (a.long(), b.long(), out.long()), "a must be float32.* got int64")
+    yield Refusal("b of other dtype", (a, b.double(), out), "b is float64, a is float32; they must have one dtype")
+    yield Refusal("out of other dtype", (a, b, out.half()), "out is float16, a is float32; they must have one dtype")
+    yield Refusal("b to broadcast", (a, b[:1], out), r"b has shape \[1, 3\], a has shape \[2, 3\]; they must be equal")
+    yield Refusal("b of other rank", (a, b[0], out), r"b has shape \[3\], a has shape \[2, 3\]; they must be equal")
+    yield Refusal("out of other shape", (a, b, out[:, :2]), r"out has shape \[2, 2\], a has shape \[2, 3\]")
+    expanded = torch.rand(1, 3, device=device).expand(2, 3)
+    yield Refusal("out expanded", (a, b, expanded), r"must not share memory, got .* with strides \[0, 1\]")
+    overlapping = torch.rand(4, device=device).as_strided((2, 3), (1, 1))
+    yield Refusal("out overlapping", (a, b, overlapping), r"must not share memory, got .* with strides \[1, 1\]")
+    deep = torch.rand([1] * 26, device=device)
+    yield Refusal("26 dimensions", (deep, deep, deep.clone()), "at most 25 dimensions")
+
+
+SPEC = OpSpec(
+    name="add_out",
+    wrapper=add_out,
+    reference=add_out_reference,
+    samples=_samples,
+    refusals=_refusals,
+    dynamic={"a": {0: "B", 1: "N"}, "b": {0: "B", 1: "N"}, "out": {0: "B", 1: "N"}},
+)
