@@ -65,12 +65,13 @@ def library_text(library: Library) -> str:
     """What a library is for, and what it needs."""
     count = len(library.defines)
     what = f"{count} operators" if count != 1 else "1 operator"
-    what = what if count else "kernels of operators defined elsewhere"
+    what = what if count else f"{' and '.join(library.kernels)} kernels of operators defined elsewhere"
     if library.torch_bound is not None:
         needs = f"torch {library.torch_bound} only: it uses more than the stable ABI"
     else:
         needs = f"torch {library.needs_torch} or newer"
-    return f"{library.device.upper()}, {library.platform}, {what}, {needs}"
+    host = f"; the host brings {', '.join(library.needs)}" if library.needs else ""
+    return f"{library.device.upper()}, {library.platform}, {what}, {needs}{host}"
 
 
 def providers(manifest: Manifest) -> dict[str, Library | None]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from exportkit.package.manifest import Call, Dimension, Size
+from exportkit.package.manifest import Call, Dimension, TensorInput
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ def input_bytes(call: Call, sizes: Mapping[str, int]) -> int:
     """Bytes of all inputs of a call of these sizes."""
     total = 0
     for tensor in call.inputs:
-        shape = [_evaluate(size, sizes) for size in tensor.shape]
-        total += math.prod(shape) * _item_bytes(tensor.dtype)
+        total += math.prod(shape_at(tensor, sizes)) * _item_bytes(tensor.dtype)
     return total
 
 
-def _evaluate(size: int | Size, sizes: Mapping[str, int]) -> int:
-    return size if isinstance(size, int) else size.scale * sizes[size.dimension] + size.offset
+def shape_at(tensor: TensorInput, sizes: Mapping[str, int]) -> list[int]:
+    """An input's shape where the dimensions have these sizes."""
+    return [s if isinstance(s, int) else s.scale * sizes[s.dimension] + s.offset for s in tensor.shape]
 
 
 def _item_bytes(dtype: str) -> int:

@@ -15,7 +15,7 @@ from exportkit.errors import ExportkitError, UsageError
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.libraries import describe_library
-from exportkit.package.manifest import Manifest, Node
+from exportkit.package.manifest import Call, Manifest, Node
 from exportkit.verify.outcomes import (
     CallFailed,
     Check,
@@ -31,7 +31,7 @@ from exportkit.verify.outcomes import (
     Verdict,
     WrongStructure,
 )
-from exportkit.package.sizes import label_of, plan_sizes
+from exportkit.package.sizes import label_of, plan_sizes, shape_at
 from exportkit.verify.worker import Worker
 
 Against = Literal["cases", "eager", "both"]
@@ -233,7 +233,9 @@ class _Verification:
                 verdict = answer
             elif "error" in answer:
                 # Some operators' messages reach stderr only: torch's C interface drops them.
-                verdict = CallFailed(answer["error"], "\n".join(filter(None, [answer["detail"], self.replay.printed()])))
+                verdict = CallFailed(
+                    answer["error"], "\n".join(filter(None, [answer["detail"], self.replay.printed()]))
+                )
             else:
                 seconds = answer["seconds"]
                 verdict = self._judge(answer["structure"], expected, outputs)
@@ -300,6 +302,7 @@ class _Verification:
             "model": model,
             "model_kwargs": source.model_kwargs,
             "dtype": source.dtype,
+            "inputs": _input_texts(self.manifest.call),
             "seed": source.seed,
             "weights": str(self.options.weights.resolve()) if self.options.weights else None,
             "libraries": [str(Path(library).resolve()) for library in self.options.op_libraries],
@@ -349,11 +352,21 @@ def _blocked(model: str | None) -> list[str]:
     return [] if top in _NEVER_BLOCKED else [top]
 
 
+def _input_texts(call: Call) -> list[str]:
+    """The tensors of a call as --input has them, for parameters that are one tensor each."""
+    # Their values are what inputs of other sizes are drawn from, so there should be some.
+    sizes = {dimension.name: min(max(dimension.min, 8), dimension.max) for dimension in call.dimensions}
+    return [
+        f"{tensor.name}={tensor.dtype}{shape_at(tensor, sizes)}" for tensor in call.inputs if "." not in tensor.name
+    ]
+
+
 def _load_failure(answer: Mapping[str, Any]) -> Verdict:
     """Why the artifact could not be loaded."""
-    # What torch says where an operator is neither in a library of the package nor registered otherwise.
-    if missing := re.search(r"Could not find schema for ([\w:.]+)", answer["detail"]):
-        return MissingOperator(missing[1].rstrip("."), answer["detail"])
+    # What our loader says where an operator is neither in a library of the package nor registered otherwise; and torch.
+    pattern = r"operator ([\w:.]+) is not loaded|Could not find schema for ([\w:.]+?)\.?(?:\s|$)"
+    if missing := re.search(pattern, answer["detail"]):
+        return MissingOperator(missing[1] or missing[2], answer["detail"])
     # An error that is none of exportkit's comes from torch's loader: it did not understand what it was given.
     return LoadFailed(answer["error"], answer["detail"], answer["exit_code"] or 3)
 

@@ -1,0 +1,82 @@
+"""The eager process: the model as its source makes it today, asked for what it answers at given sizes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from exportkit.errors import UsageError
+from exportkit.verify.protocol import serve
+
+
+class Eager:
+    """The eager model, cast and placed as it was for the export."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._spec: Any = None
+        self._call: Any = None
+        self._device: Any = None
+
+    def resolve(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Makes MODEL again, from its name, arguments and seed."""
+        from exportkit.export.cases import state_sha256
+        from exportkit.export.model import resolve
+        from exportkit.export.program import parse_floating, prepared, usable_device
+        from exportkit.package.archive import PackageReader
+
+        with PackageReader(Path(command["artifact"])) as reader:
+            self._call = reader.manifest.call
+        arguments: dict[str, Any] = {
+            "model_kwargs": command["model_kwargs"],
+            "weights": Path(command["weights"]) if command["weights"] else None,
+            "op_libraries": [Path(library) for library in command["libraries"]],
+            "seed": command["seed"],
+        }
+        try:
+            resolved = resolve(command["model"], **arguments)
+        except UsageError:
+            # A bare module has no inputs of its own: it was exported with --input, and gets the same again.
+            resolved = resolve(command["model"], inputs=command["inputs"], **arguments)
+        self._device = usable_device(command["device"])
+        floating = parse_floating(command["dtype"])
+        self._spec = self._stack.enter_context(prepared(resolved.spec, self._device, floating))
+        return {"state_sha256": state_sha256(self._spec.model)}
+
+    def run(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Draws inputs of `sizes`, writes them to `inputs`, and what the model answers to `outputs`."""
+        import msgspec
+        from safetensors.torch import save_file
+
+        from exportkit.export.cases import draw_inputs, eager_mode
+        from exportkit.export.program import on_device
+        from exportkit.export.signature import describe_call, is_tensor
+        from exportkit.package.structure import flatten
+
+        model = self._spec.model
+        bound = describe_call(model, *draw_inputs(self._spec, self._call, command["sizes"], command["seed"]))
+        # Saved before the call: a model may write into its inputs.
+        save_file({f"input.{i}": _packable(tensor) for i, tensor in enumerate(bound.tensors)}, command["inputs"])
+        bound = on_device(bound, self._device)
+        with eager_mode():
+            result = model(*bound.args, **bound.kwargs)
+        node, leaves = flatten(result, is_tensor, where="the model's output")
+        save_file({f"output.{i}": _packable(leaf) for i, leaf in enumerate(leaves)}, command["outputs"])
+        return {"structure": msgspec.json.encode(node).decode()}
+
+
+def _packable(tensor: Any) -> Any:
+    # safetensors refuses tensors that share memory, and outputs may well be views of one another.
+    return tensor.detach().cpu().contiguous().clone()
+
+
+def main() -> None:
+    """Entry point of the child."""
+    with ExitStack() as stack:
+        eager = Eager(stack)
+        serve({"resolve": eager.resolve, "run": eager.run})
+
+
+if __name__ == "__main__":
+    main()
