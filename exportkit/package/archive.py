@@ -12,6 +12,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -65,14 +66,25 @@ _BLOCK = 1 << 20
 _PART = re.compile(r"[A-Za-z0-9_.+=@-]+")
 
 
-def write_package(path: Path, manifest: Manifest, records: Mapping[str, bytes | Path]) -> Manifest:
+@dataclass(frozen=True)
+class StoredRecord:
+    """A record of a package that is open, to be copied without holding it in memory."""
+
+    reader: PackageReader
+    name: str
+
+
+Content = bytes | Path | StoredRecord
+
+
+def write_package(path: Path, manifest: Manifest, records: Mapping[str, Content]) -> Manifest:
     """Writes a package, whole or not at all, the same bytes for the same manifest and records.
 
     Args:
         path: The `.pt2` to write; replaced if it is there.
         manifest: What it says of itself. Its `records` are ignored and filled in.
-        records: Name in the archive (no root) to content, or to the file that holds it. Those that torch adds to every
-            archive may be among them, and are written as this format has them.
+        records: Name in the archive (no root) to content, to the file that holds it, or to another package's record.
+            Those that torch adds to every archive may be among them, and are written as this format has them.
 
     Returns:
         The manifest as written.
@@ -82,7 +94,7 @@ def write_package(path: Path, manifest: Manifest, records: Mapping[str, bytes | 
         OSError: A file cannot be read, or the package not written.
     """
     path = Path(path)
-    contents: dict[str, bytes | Path] = {**records, **STOCK_RECORDS}
+    contents: dict[str, Content] = {**records, **STOCK_RECORDS}
     for name in _DROPPED_RECORDS & contents.keys():
         del contents[name]
     if MANIFEST_NAME in contents:
@@ -97,7 +109,7 @@ def write_package(path: Path, manifest: Manifest, records: Mapping[str, bytes | 
     _check_manifest_size(len(encoded))
     decode_manifest(encoded)  # what no reader would take is not written
     # The manifest comes first, so that a reader of the first few kilobytes has it.
-    sources: dict[str, bytes | Path] = {MANIFEST_NAME: encoded, **{name: contents[name] for name in measured}}
+    sources: dict[str, Content] = {MANIFEST_NAME: encoded, **{name: contents[name] for name in measured}}
     measured = {MANIFEST_NAME: _measure(encoded)} | measured
     entries: list[Entry] = []
     with written_whole(path) as file:
@@ -135,7 +147,7 @@ class PackageReader:
             entries = check_layout(self._fd, self._size, headers)
             self._entries = {entry.name.removeprefix(f"{ROOT}/"): entry for entry in entries}
             _check_manifest_size(self._entries[MANIFEST_NAME].size)
-            self._manifest_bytes = b"".join(self._blocks(self._entries[MANIFEST_NAME]))
+            self._manifest_bytes = b"".join(self._unverified(self._entries[MANIFEST_NAME]))
             self.manifest = decode_manifest(self._manifest_bytes)
             check_consistency(self.manifest)
             self._records = {record.name: record for record in self.manifest.records}
@@ -171,6 +183,15 @@ class PackageReader:
         """The open file: `/proc/self/fd/<n>` is the file that was checked, whatever the path names by now."""
         return self._fd
 
+    def record(self, name: str) -> Record:
+        """What the manifest says of a record.
+
+        Raises:
+            MissingRecordError: There is no such record.
+        """
+        self._entry(name)
+        return self._records[name]
+
     def data_offset(self, name: str) -> int:
         """Where in the file a record's content starts."""
         return self._entry(name).data_offset
@@ -182,7 +203,31 @@ class PackageReader:
             MissingRecordError: There is no such record.
             DigestMismatchError: Its content is not what the manifest says.
         """
-        return b"".join(self._verified(name))
+        return b"".join(self.blocks(name))
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """A record's content in blocks of at most 1 MiB; the error for a wrong digest comes after the last.
+
+        Raises:
+            MissingRecordError: There is no such record.
+            DigestMismatchError: Its content is not what the manifest says.
+        """
+        entry, record = self._entry(name), self._records[name]
+        digest, crc32 = hashlib.sha256(), 0
+        for block in self._unverified(entry):
+            digest.update(block)
+            crc32 = zlib.crc32(block, crc32)
+            yield block
+        if digest.hexdigest() != record.sha256:
+            raise DigestMismatchError(
+                f"record {name} has sha256 {digest.hexdigest()}; the manifest says {record.sha256}",
+                hint="The package was changed or damaged after it was written. Get it again.",
+            )
+        if crc32 != entry.crc32:  # torch's reader looks at this one, and only at this one
+            raise DigestMismatchError(
+                f"record {name} has CRC-32 {crc32:08x}; the archive's directory says {entry.crc32:08x}",
+                hint="The package was changed or damaged after it was written. Get it again.",
+            )
 
     def verify(self) -> None:
         """Checks every record's digest, a block at a time.
@@ -191,7 +236,7 @@ class PackageReader:
             DigestMismatchError: A record's content is not what the manifest says.
         """
         for name in self._records:
-            for _ in self._verified(name):
+            for _ in self.blocks(name):
                 pass
 
     def extract(self, name: str, destination: Path, *, mode: int = 0o666) -> None:
@@ -204,7 +249,7 @@ class PackageReader:
         """
         self._entry(name)
         with written_whole(Path(destination), mode=mode) as file:
-            for block in self._verified(name):
+            for block in self.blocks(name):
                 file.write(block)
 
     def close(self) -> None:
@@ -230,28 +275,9 @@ class PackageReader:
             raise MissingRecordError(f"{self.path.name} has no record {name!r}")
         return self._entries[name]
 
-    def _blocks(self, entry: Entry) -> Iterator[bytes]:
+    def _unverified(self, entry: Entry) -> Iterator[bytes]:
         for at in range(0, entry.size, _BLOCK):
             yield pread(self._fd, entry.data_offset + at, min(_BLOCK, entry.size - at))
-
-    def _verified(self, name: str) -> Iterator[bytes]:
-        """A record's blocks; the error for a wrong digest comes after the last."""
-        entry, record = self._entry(name), self._records[name]
-        digest, crc32 = hashlib.sha256(), 0
-        for block in self._blocks(entry):
-            digest.update(block)
-            crc32 = zlib.crc32(block, crc32)
-            yield block
-        if digest.hexdigest() != record.sha256:
-            raise DigestMismatchError(
-                f"record {name} has sha256 {digest.hexdigest()}; the manifest says {record.sha256}",
-                hint="The package was changed or damaged after it was written. Get it again.",
-            )
-        if crc32 != entry.crc32:  # torch's reader looks at this one, and only at this one
-            raise DigestMismatchError(
-                f"record {name} has CRC-32 {crc32:08x}; the archive's directory says {entry.crc32:08x}",
-                hint="The package was changed or damaged after it was written. Get it again.",
-            )
 
     def _check_records(self) -> None:
         listed, present = self._records.keys(), self._entries.keys() - {MANIFEST_NAME}
@@ -332,16 +358,18 @@ def _open(path: Path) -> int:
     return fd
 
 
-def _content_blocks(content: bytes | Path) -> Iterator[bytes]:
+def _content_blocks(content: Content) -> Iterator[bytes]:
     if isinstance(content, bytes):
         yield content
-        return
-    with open(content, "rb") as file:
-        while block := file.read(_BLOCK):
-            yield block
+    elif isinstance(content, StoredRecord):
+        yield from content.reader.blocks(content.name)
+    else:
+        with open(content, "rb") as file:
+            while block := file.read(_BLOCK):
+                yield block
 
 
-def _measure(content: bytes | Path) -> tuple[int, str, int]:
+def _measure(content: Content) -> tuple[int, str, int]:
     """(size, sha256, CRC-32)."""
     size, digest, crc32 = 0, hashlib.sha256(), 0
     for block in _content_blocks(content):
@@ -351,7 +379,7 @@ def _measure(content: bytes | Path) -> tuple[int, str, int]:
     return size, digest.hexdigest(), crc32
 
 
-def _copy(content: bytes | Path, file: BinaryIO, entry: Entry) -> None:
+def _copy(content: Content, file: BinaryIO, entry: Entry) -> None:
     size, crc32 = 0, 0
     for block in _content_blocks(content):
         size += len(block)
