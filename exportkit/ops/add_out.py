@@ -17,7 +17,8 @@ def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Writes a + b to `out`, without broadcasting.
 
     `out` keeps its strides, whatever they are. It may be `a` or `b` itself; where it overlaps an input in another way,
-    the result is as if the inputs had been read first. It has no gradients: use `a + b` where they are needed.
+    the result is as if the inputs had been read first. Gradients do not pass through it: use `a + b` where they are
+    needed.
 
     Args:
         a: Floating, of at most 25 dimensions.
@@ -26,8 +27,11 @@ def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
             slice, transpose or permutation of a contiguous tensor, so that no two elements share memory.
 
     Raises:
-        RuntimeError: Wrong dtype, device or shape, or an `out` whose elements share memory (such as an expanded one).
+        RuntimeError: Wrong dtype, device or shape, an `out` whose elements share memory (such as an expanded one), or
+            an argument that requires a gradient.
     """
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad):
+        raise RuntimeError("add_out: an argument requires a gradient, which add_out does not pass on; use a + b")
     torch.ops.arr_coc.add_out(a, b, out)
 
 

@@ -64,6 +64,15 @@ def test_out_transposed_onto_its_input(device: torch.device):
     assert torch.equal(a.T, expected)
 
 
+def test_a_gradient_is_refused_and_not_lost(device: torch.device):
+    a, b = torch.randn(3, device=device, requires_grad=True), torch.randn(3, device=device)
+    with pytest.raises(RuntimeError, match="requires a gradient"):
+        ops.add_out(a, b, torch.empty_like(b))
+    with torch.no_grad():
+        ops.add_out(a, b, out := torch.empty_like(b))
+    assert torch.equal(out, a.detach() + b)
+
+
 def test_the_fake_writes_nothing_and_returns_nothing():
     with FakeTensorMode():
         a = torch.empty(2, 3)
