@@ -1,0 +1,65 @@
+"""An operator is complete: a SPEC, a kernel for each device, and its files where a reader looks for them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from exportkit.libraries import registered_schemas
+from exportkit.ops import SPECS, OpSpec
+
+ROOT = Path(__file__).parents[2]
+REGISTERED = sorted(name.removeprefix("arr_coc::") for name in registered_schemas("arr_coc"))
+MODULES = sorted(path.stem for path in (ROOT / "exportkit" / "ops").glob("*.py") if not path.stem.startswith("_"))
+
+
+def registrations(suffix: str, call: str) -> list[str]:
+    """The operators that the sources of this suffix name in `m.def(` or `m.impl(`, adjacent literals joined."""
+    pattern = re.compile(rf'm\.{call}\(\s*"(\w+)')
+    return [
+        name for path in (ROOT / "csrc" / "ops").glob(f"*/*.{suffix}") for name in pattern.findall(path.read_text())
+    ]
+
+
+def test_every_operator_of_the_dispatcher_has_a_spec_and_every_spec_an_operator():
+    assert sorted(SPECS) == REGISTERED
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_an_operator_has_a_cpu_kernel(name: str):
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"arr_coc::{name}", "CPU")
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_an_operator_has_a_cuda_kernel_in_the_sources(name: str):
+    """Where CUDA is not, this is what keeps a kernel from being forgotten."""
+    assert registrations("cu", "impl").count(name) == 1
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", REGISTERED)
+def test_an_operator_has_a_cuda_kernel(name: str):
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"arr_coc::{name}", "CUDA")
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_schema_is_written_once_and_in_the_cpu_source(name: str):
+    """A definition in a .cu would be missing where there is no CUDA, and one more in a process that has both aborts."""
+    assert registrations("cpp", "def").count(name) == 1
+    assert name not in registrations("cu", "def")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_an_operator_module_has_its_four_files_and_a_spec_of_its_name(module: str):
+    for suffix in ("h", "cpp", "cu"):
+        assert (ROOT / "csrc" / "ops" / module / f"{module}.{suffix}").exists()
+    spec = getattr(__import__(f"exportkit.ops.{module}", fromlist=["SPEC"]), "SPEC", None)
+    assert isinstance(spec, OpSpec)
+    assert spec.name == module
+
+
+def test_every_folder_of_kernels_belongs_to_a_module():
+    assert sorted(path.name for path in (ROOT / "csrc" / "ops").iterdir() if path.is_dir()) == MODULES
