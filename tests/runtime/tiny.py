@@ -1,0 +1,182 @@
+"""Small compiled models and the manifests that go with them, written by hand: what the runtime must cope with.
+
+The exporter has no part in them, so that the runtime's tests fail for the runtime's reasons. Compiled code is kept
+under .cache/ by the content of what it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from safetensors.torch import save
+
+from exportkit.libraries import host_platform
+from exportkit.package import manifest as m
+from exportkit.package.archive import write_package
+
+CACHE = Path(__file__).parents[2] / ".cache" / "runtime"
+OPTIONS = {
+    "aot_inductor.package": True,
+    "aot_inductor.enable_line_tables": False,
+    "cpp.simdlen": 256,
+    "cpp.dynamic_threads": True,
+}
+
+
+class Regions(NamedTuple):
+    mean: torch.Tensor
+    doubled: torch.Tensor
+
+
+class Tiny(torch.nn.Module):
+    """Two tensors, one of them in a dict beside a constant, an optional one by name, and a nested output."""
+
+    def forward(self, image: torch.Tensor, query: dict[str, Any], *, offset: torch.Tensor | None = None) -> Any:
+        mean = image.mean((2, 3)) + query["features"].sum(1, keepdim=True)
+        if query["mode"] == "scaled":
+            mean = mean * 3
+        assert offset is not None
+        return {"regions": Regions(mean, image * 2), "rest": [query["features"] + offset, None, "done"]}
+
+
+class Flat(torch.nn.Module):
+    """Tiny with what is fixed taken out: tensors in, tensors out, which is what compiled code is."""
+
+    def forward(self, image: torch.Tensor, features: torch.Tensor, offset: torch.Tensor) -> list[torch.Tensor]:
+        result = Tiny().forward(image, {"features": features, "mode": "scaled"}, offset=offset)
+        return [*result["regions"], result["rest"][0]]
+
+
+def example(batch: int = 3, gh: int = 2, mode: str = "scaled") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call of Tiny."""
+    features = torch.randn(batch, 5)
+    return (torch.rand(batch, 3, 16 * gh, 8), {"features": features, "mode": mode}), {"offset": torch.randn(5)}
+
+
+def call() -> m.Call:
+    """The manifest's description of Tiny's call."""
+    batch, rows = m.Size(dimension="batch"), m.Size(dimension="gh", scale=16)
+    tolerance = m.OutputTolerance(rtol=1e-5, atol=1e-6)
+
+    def tensor(index: int) -> m.TensorNode:
+        return m.TensorNode(index=index)
+
+    def output(name: str, *shape: int | m.Size) -> m.TensorOutput:
+        return m.TensorOutput(name=name, dtype="float32", shape=shape, tolerance=tolerance)
+
+    query = m.MappingNode(keys=("features", "mode"), items=(tensor(1), m.ConstantNode(value="scaled")))
+    regions = m.NamedTupleNode(class_name="Regions", fields=("mean", "doubled"), items=(tensor(0), tensor(1)))
+    rest = m.SequenceNode(kind="list", items=(tensor(2), m.ConstantNode(value=None), m.ConstantNode(value="done")))
+    return m.Call(
+        parameters=(
+            m.Parameter(name="image", kind="positional", value=tensor(0)),
+            m.Parameter(name="query", kind="positional", value=query),
+            m.Parameter(name="offset", kind="keyword", value=tensor(2)),
+        ),
+        inputs=(
+            m.TensorInput(name="image", dtype="float32", shape=(batch, 3, rows, 8)),
+            m.TensorInput(name="query.features", dtype="float32", shape=(batch, 5)),
+            m.TensorInput(name="offset", dtype="float32", shape=(5,)),
+        ),
+        result=m.MappingNode(keys=("regions", "rest"), items=(regions, rest)),
+        outputs=(
+            output("regions.mean", batch, 3),
+            output("regions.doubled", batch, 3, rows, 8),
+            output("rest.0", batch, 5),
+        ),
+        dimensions=(m.Dimension(name="batch", min=1, max=4), m.Dimension(name="gh", min=1, max=6)),
+    )
+
+
+def compiled(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any) -> dict[str, Path]:
+    """A model's compiled files by name, from the cache if they are there."""
+    source = inspect.getsource(inspect.getmodule(type(module)))
+    folder = CACHE / hashlib.sha256(repr((source, type(module), torch.__version__)).encode()).hexdigest()[:16]
+    if not folder.exists():
+        program = torch.export.export(module.eval(), args, dynamic_shapes=dynamic_shapes)
+        files = torch._inductor.aot_compile(
+            program.module(check_guards=False), *program.example_inputs, options=dict(OPTIONS)
+        )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.mkdtemp(dir=folder.parent)
+        for file in map(Path, files):
+            # 2.11's loader wants a wrapper.cpp to be there; nobody needs what is in it.
+            if not file.name.endswith("kernel.cpp"):
+                Path(temporary, file.name).write_bytes(b"" if file.suffix == ".cpp" else file.read_bytes())
+        try:
+            os.rename(temporary, folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(temporary)
+    return {file.name: file for file in folder.iterdir()}
+
+
+def tiny_files() -> dict[str, Path]:
+    """Tiny, compiled."""
+    args, kwargs = example()
+    batch, gh = torch.export.Dim("batch", min=1, max=4), torch.export.Dim("gh", min=1, max=6)
+    shapes = {"image": {0: batch, 2: 16 * gh}, "features": {0: batch}, "offset": None}
+    return compiled(Flat(), (args[0], args[1]["features"], kwargs["offset"]), shapes)
+
+
+def target(**changes: Any) -> m.Target:
+    """A target that runs on any CPU, with some of its keys changed."""
+    plain = m.Target(
+        name="cpu",
+        device="cpu",
+        platform=host_platform(),
+        cpu_isa=None,
+        cuda_architecture=None,
+        cuda_ptx=False,
+        needs_torch="2.11",
+        built_with_torch=str(torch.__version__),
+        built_with_cuda=None,
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def case(args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> bytes:
+    """A recorded case of Tiny."""
+    inputs = [args[0], args[1]["features"], kwargs["offset"]]
+    tensors = {f"input.{i}": tensor for i, tensor in enumerate(inputs)}
+    return save(tensors | {f"output.{i}": tensor for i, tensor in enumerate(outputs)})
+
+
+def write(
+    path: Path,
+    files: Mapping[str, Path],
+    *,
+    extra: Mapping[str, bytes | Path] | None = None,
+    targets: tuple[m.Target, ...] | None = None,
+    change: Callable[[m.Manifest], m.Manifest] = lambda manifest: manifest,
+    **changes: Any,
+) -> Path:
+    """Writes a package with these compiled files under each target."""
+    targets = targets or (target(),)
+    manifest = m.Manifest(
+        format_version=m.FORMAT_VERSION,
+        name="tiny",
+        version="1",
+        call=call(),
+        targets=targets,
+        program=None,
+        operators=(),
+        libraries=(),
+        cases=(),
+        source=m.Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64),
+        provenance=m.Provenance(exportkit="0", torch=str(torch.__version__), commit=None, dirty=None, tf32=False),
+        records=(),
+    )
+    records: dict[str, bytes | Path] = dict(extra or {})
+    for each in targets:
+        records |= {f"data/aotinductor/{each.name}/{name}": file for name, file in files.items()}
+    write_package(path, change(msgspec.structs.replace(manifest, **changes)), records)
+    return path
