@@ -18,7 +18,6 @@ from exportkit.errors import InputError
 from exportkit.package.manifest import (
     Call,
     ConstantNode,
-    Dimension,
     MappingNode,
     NamedTupleNode,
     Node,
@@ -31,6 +30,9 @@ from exportkit.package.manifest import (
 
 # torch's kernels for CUDA may read 16 bytes at a time from where an input starts; one that starts elsewhere is copied.
 _CUDA_ALIGNMENT = 16
+
+# Finding shapes among those that passed is faster than checking them, and a process sees the same few again and again.
+_REMEMBERED_SHAPES = 1024
 
 _Take = Callable[[Any, list[Any]], None]
 
@@ -50,7 +52,8 @@ class InputPlan:
         self._positional = [p.name for p in call.parameters if p.kind == "positional"]
         self._takes = [_taker(parameter.value, f"`{parameter.name}`") for parameter in call.parameters]
         self._dimensions = {dimension.name: dimension for dimension in call.dimensions}
-        self._inputs = [_Input(tensor, self._dimensions) for tensor in call.inputs]
+        self._inputs = [_Input(tensor) for tensor in call.inputs]
+        self._allowed_shapes: set[tuple[Any, ...]] = set()
         self.signature = _signature(call.parameters)
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -61,12 +64,37 @@ class InputPlan:
                 what is allowed.
         """
         by_position = not kwargs and len(args) == len(self._names) == len(self._positional)
-        values = args if by_position else self._bind(args, kwargs)
         flat: list[Any] = []
-        for take, value in zip(self._takes, values):
+        for take, value in zip(self._takes, args if by_position else self._bind(args, kwargs)):
             take(value, flat)
-        bound: dict[str, tuple[int, str]] = {}
-        return [self._checked(value, expected, bound) for value, expected in zip(flat, self._inputs)]
+        shapes, device, alignment = [], self._device, self._alignment
+        for index, (value, expected) in enumerate(zip(flat, self._inputs)):
+            if type(value) is not torch.Tensor:
+                flat[index] = value = _plain_tensor(value, expected)
+            try:
+                shape, address = value.shape, value.data_ptr()
+            except RuntimeError as error:  # sparse, nested, or what torch.func's transforms and tracing pass
+                raise InputError(
+                    f"{expected} must be a dense tensor with data of its own, got layout {value.layout}: "
+                    f"{str(error).partition(chr(10))[0]}"
+                ) from error
+            if value.dtype is not expected.dtype or value.device != device or (not address and value.numel()):
+                self._refuse_kind(value, expected)
+            # Views that flip a sign when they are read, which compiled code would not do.
+            if value.is_neg() or (expected.is_complex and value.is_conj()):
+                flat[index] = value = value.resolve_neg().resolve_conj()
+            if not value.is_contiguous():
+                flat[index] = value.contiguous()
+            elif address % alignment:
+                flat[index] = value.clone()
+            shapes.append(shape)
+        key = tuple(shapes)
+        if key not in self._allowed_shapes:
+            self._check_shapes(shapes)
+            if len(self._allowed_shapes) >= _REMEMBERED_SHAPES:
+                self._allowed_shapes.clear()
+            self._allowed_shapes.add(key)
+        return flat
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """The parameters' values in order, some of them given by name."""
@@ -85,59 +113,38 @@ class InputPlan:
             raise InputError(f"`{missing[0]}` was not given: {self}")
         return [given[name] for name in self._names]
 
-    def _checked(self, value: Any, expected: _Input, bound: dict[str, tuple[int, str]]) -> torch.Tensor:
-        """The tensor as compiled code can take it."""
-        if type(value) is not torch.Tensor:
-            value = _plain_tensor(value, expected)
-        if value.dtype is not expected.dtype or value.device != self._device or value.layout is not torch.strided:
-            self._refuse_kind(value, expected)
-        try:
-            shape, address = value.shape, value.data_ptr()
-        except RuntimeError as error:  # what torch.func's transforms pass, a nested tensor, one under tracing
-            raise InputError(
-                f"{expected} must be a plain tensor with data: {str(error).partition(chr(10))[0]}"
-            ) from error
-        if len(shape) != len(expected.sizes):
-            raise InputError(f"{expected} must have {len(expected.sizes)} dimensions, got shape {list(shape)}")
-        self._check_sizes(shape, expected, bound)
-        if not address and value.numel():
-            raise InputError(f"{expected} has no data: its storage was freed, or it was made without one")
-        if value.is_neg() or value.is_conj():  # views that flip a sign when they are read; compiled code would not
-            value = value.resolve_conj().resolve_neg()
-        if not value.is_contiguous():
-            return value.contiguous()
-        return value if address % self._alignment == 0 else value.clone()
-
-    def _check_sizes(self, shape: Sequence[int], expected: _Input, bound: dict[str, tuple[int, str]]) -> None:
-        for axis, (given, size) in enumerate(zip(shape, expected.sizes)):
-            if isinstance(size, int):
-                if given != size:
+    def _check_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
+        bound: dict[str, tuple[int, str]] = {}  # dimension -> its number, and the input that gave it
+        for shape, expected in zip(shapes, self._inputs):
+            sizes = expected.tensor.shape
+            if len(shape) != len(sizes):
+                raise InputError(f"{expected} must have {len(sizes)} dimensions, got shape {list(shape)}")
+            for axis, (given, size) in enumerate(zip(shape, sizes)):
+                if isinstance(size, Size):
+                    self._bind_size(shape, axis, expected, bound)
+                elif given != size:
                     raise InputError(f"{expected} must have size {size} in dimension {axis}, got shape {list(shape)}")
-                continue
-            name, scale, offset, low, high = size
-            number, rest = divmod(given - offset, scale)
-            known = bound.get(name)
-            if rest or not low <= number <= high:
-                self._refuse_size(shape, axis, expected)
-            if known is None:
-                bound[name] = (number, expected.name)
-            elif known[0] != number:
-                raise InputError(
-                    f"{expected} has `{name}` = {number} by dimension {axis} of shape {list(shape)}, but `{known[1]}` "
-                    f"has `{name}` = {known[0]}: they must agree"
-                )
 
-    def _refuse_size(self, shape: Sequence[int], axis: int, expected: _Input) -> NoReturn:
+    def _bind_size(self, shape: Sequence[int], axis: int, expected: _Input, bound: dict[str, tuple[int, str]]) -> None:
+        """Checks a size that varies against its range, and against the inputs before that share its dimension."""
         size = expected.tensor.shape[axis]
         assert isinstance(size, Size)
         dimension = self._dimensions[size.dimension]
-        low, high = (size.scale * end + size.offset for end in (dimension.min, dimension.max))
-        steps = f", in steps of {size.scale}" if size.scale > 1 else ""
-        raise InputError(
-            f"{expected} must have a size from {low} to {high}{steps} in dimension {axis} ({_expression(size)}), got "
-            f"shape {list(shape)}",
-            hint="Export with another range (--dynamic) where the model should take it.",
-        )
+        number, rest = divmod(shape[axis] - size.offset, size.scale)
+        if rest or not dimension.min <= number <= dimension.max:
+            low, high = (size.scale * end + size.offset for end in (dimension.min, dimension.max))
+            steps = f", in steps of {size.scale}" if size.scale > 1 else ""
+            raise InputError(
+                f"{expected} must have a size from {low} to {high}{steps} in dimension {axis} ({_expression(size)}), "
+                f"got shape {list(shape)}",
+                hint="Export with another range (--dynamic) where the model should take it.",
+            )
+        known, source = bound.setdefault(size.dimension, (number, expected.name))
+        if known != number:
+            raise InputError(
+                f"{expected} has {size.dimension} = {number} by dimension {axis} of shape {list(shape)}, "
+                f"but `{source}` has {size.dimension} = {known}: they must agree"
+            )
 
     def _refuse_kind(self, value: torch.Tensor, expected: _Input) -> NoReturn:
         if value.dtype is not expected.dtype:
@@ -161,21 +168,15 @@ class InputPlan:
 
 
 class _Input:
-    """One flat input, its dtype and sizes looked up."""
+    """One flat input, with what every call compares looked up."""
 
-    __slots__ = ("dtype", "name", "sizes", "tensor")
+    __slots__ = ("dtype", "is_complex", "name", "tensor")
 
-    def __init__(self, tensor: TensorInput, dimensions: Mapping[str, Dimension]) -> None:
+    def __init__(self, tensor: TensorInput) -> None:
         self.tensor = tensor
         self.name = tensor.name
         self.dtype: torch.dtype = getattr(torch, tensor.dtype)
-        self.sizes: list[int | tuple[str, int, int, int, int]] = []
-        for size in tensor.shape:
-            if isinstance(size, Size):
-                dimension = dimensions[size.dimension]
-                self.sizes.append((dimension.name, size.scale, size.offset, dimension.min, dimension.max))
-            else:
-                self.sizes.append(size)
+        self.is_complex = self.dtype.is_complex
 
     def __str__(self) -> str:
         return f"`{self.name}`"

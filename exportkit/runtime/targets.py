@@ -66,7 +66,7 @@ def host(*, with_cuda: bool) -> Host:
     capabilities: tuple[tuple[int, int], ...] = ()
     if with_cuda and torch.cuda.is_available():
         capabilities = tuple(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
-    return Host(host_platform(), host_cpu_isa(), torch.__version__, torch.version.cuda, capabilities)
+    return Host(host_platform(), host_cpu_isa(), str(torch.__version__), torch.version.cuda, capabilities)
 
 
 @lru_cache(maxsize=1)
