@@ -91,6 +91,10 @@ class ArchiveLayoutError(PackageError):
     """Records do not lie under one root directory, or one is compressed, encrypted or not a plain file."""
 
 
+class StockRecordError(PackageError):
+    """One of the four records that torch's reader looks for first is missing, or says something else."""
+
+
 class DuplicateRecordError(PackageError):
     """Two records have the same name."""
 

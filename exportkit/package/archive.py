@@ -30,6 +30,7 @@ from exportkit.errors import (
     MissingRecordError,
     NoManifestError,
     NotAnArchiveError,
+    StockRecordError,
     UnlistedRecordError,
     UnsafeRecordNameError,
     UsageError,
@@ -63,6 +64,7 @@ _DROPPED_RECORDS = frozenset({".data/serialization_id"})
 
 MAX_NAME_LENGTH = 512
 _BLOCK = 1 << 20
+_DAMAGED = "The package was changed or damaged after it was written. Get it again."
 _PART = re.compile(r"[A-Za-z0-9_.+=@-]+")
 
 
@@ -146,8 +148,7 @@ class PackageReader:
             _check_names([header.name for header in headers])
             entries = check_layout(self._fd, self._size, headers)
             self._entries = {entry.name.removeprefix(f"{ROOT}/"): entry for entry in entries}
-            _check_manifest_size(self._entries[MANIFEST_NAME].size)
-            self._manifest_bytes = b"".join(self._unverified(self._entries[MANIFEST_NAME]))
+            self._manifest_bytes = self._read_manifest(self._entries[MANIFEST_NAME])
             self.manifest = decode_manifest(self._manifest_bytes)
             check_consistency(self.manifest)
             self._records = {record.name: record for record in self.manifest.records}
@@ -221,12 +222,12 @@ class PackageReader:
         if digest.hexdigest() != record.sha256:
             raise DigestMismatchError(
                 f"record {name} has sha256 {digest.hexdigest()}; the manifest says {record.sha256}",
-                hint="The package was changed or damaged after it was written. Get it again.",
+                hint=_DAMAGED,
             )
         if crc32 != entry.crc32:  # torch's reader looks at this one, and only at this one
             raise DigestMismatchError(
                 f"record {name} has CRC-32 {crc32:08x}; the archive's directory says {entry.crc32:08x}",
-                hint="The package was changed or damaged after it was written. Get it again.",
+                hint=_DAMAGED,
             )
 
     def verify(self) -> None:
@@ -279,6 +280,15 @@ class PackageReader:
         for at in range(0, entry.size, _BLOCK):
             yield pread(self._fd, entry.data_offset + at, min(_BLOCK, entry.size - at))
 
+    def _read_manifest(self, entry: Entry) -> bytes:
+        _check_manifest_size(entry.size)
+        data = b"".join(self._unverified(entry))
+        if (crc32 := zlib.crc32(data)) != entry.crc32:
+            raise DigestMismatchError(
+                f"{MANIFEST_NAME} has CRC-32 {crc32:08x}; the archive's directory says {entry.crc32:08x}", hint=_DAMAGED
+            )
+        return data
+
     def _check_records(self) -> None:
         listed, present = self._records.keys(), self._entries.keys() - {MANIFEST_NAME}
         if missing := sorted(listed - present):
@@ -292,7 +302,7 @@ class PackageReader:
                 )
         for name, content in STOCK_RECORDS.items():
             if self._records.get(name) != Record(name=name, size=len(content), sha256=_sha256(content)):
-                raise ArchiveLayoutError(f"record {name} must be there and read {content!r}, or torch opens no archive")
+                raise StockRecordError(f"record {name} must be there and read {content!r}: torch looks for it first")
 
 
 # --- rules on names and sizes -----------------------------------------------------------------------------------------
