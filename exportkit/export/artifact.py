@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import io
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from exportkit.errors import UsageError
+from exportkit.export.aot_inductor import compile_program, read_inductor_config
 from exportkit.export.model import ResolvedModel
-from exportkit.package.manifest import Manifest
+from exportkit.export.program import Progress, Traced, trace, usable_device
+from exportkit.export.saved import trace_saved
+from exportkit.export.toolchain import check_cpu_isa, default_cpu_isa, usable_compiler
+from exportkit.package.archive import write_package
+from exportkit.package.consistency import CASES_DIR
+from exportkit.package.manifest import FORMAT_VERSION, Case, Manifest, Operator, Program, Target
 from exportkit.spec import ExportSpec
 
-Progress = Callable[[str], None]
-"""Called with what is about to be done, such as "compiling for cpu (x86-64-v3)"."""
+PROGRAM_RECORD = "exportkit/program.pt2"
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 
 
 def export_aoti(
@@ -57,7 +70,28 @@ def export_aoti(
         HostError: This machine has no such device.
         CompilerError: No usable C++ compiler.
     """
-    raise NotImplementedError
+    isa = cpu_isa or default_cpu_isa()
+    check_cpu_isa(isa)
+    options = read_inductor_config(inductor_config or {})
+    on = usable_device(device)
+    if "cpp.cxx" not in options:
+        usable_compiler()  # minutes of tracing are not spent where nothing can be compiled
+    say = progress or _silent
+    traced = _trace(model, out, device, dtype, dynamic, static, cases, seed, name, version, say)
+    with tempfile.TemporaryDirectory(prefix="exportkit-compile-") as folder:
+        compiled = compile_program(
+            traced,
+            Path(folder),
+            device=on,
+            cpu_isa=isa,
+            cuda_arch=cuda_arch,
+            inductor_config=options,
+            progress=say,
+        )
+        say(f"writing {out}")
+        return _write(
+            out, traced, compiled.records, version=version, targets=(compiled.target,), operators=compiled.operators
+        )
 
 
 def export_program(
@@ -78,4 +112,95 @@ def export_program(
 
     Arguments and errors are those of `export_aoti`.
     """
-    raise NotImplementedError
+    say = progress or _silent
+    traced = _trace(model, out, device, dtype, dynamic, static, cases, seed, name, version, say)
+    say(f"writing {out}")
+    buffer = io.BytesIO()
+    torch.export.save(traced.program, buffer)
+    program = Program(
+        record=PROGRAM_RECORD, device="cuda" if device != "cpu" else "cpu", built_with_torch=str(torch.__version__)
+    )
+    return _write(
+        out,
+        traced,
+        {PROGRAM_RECORD: buffer.getvalue()},
+        version=version,
+        program=program,
+        operators=traced.operators,
+    )
+
+
+def _trace(
+    model: ResolvedModel | ExportSpec,
+    out: Path,
+    device: str,
+    dtype: str | None,
+    dynamic: Sequence[str],
+    static: bool,
+    cases: int,
+    seed: int,
+    name: str | None,
+    version: str,
+    progress: Progress,
+) -> Traced:
+    """The model as a program with its cases, traced now or saved before."""
+    resolved = model if isinstance(model, ResolvedModel) else ResolvedModel(spec=model)
+    for what, value in (("name", name or resolved.spec.name), ("version", version)):
+        if value is not None and not _NAME.fullmatch(value):
+            raise UsageError(
+                f"{value!r} cannot be a {what}", hint="Use up to 128 letters, digits, dots, dashes and underscores."
+            )
+    if not out.parent.is_dir():
+        raise UsageError(f"cannot write {out}: there is no folder {out.parent}")
+    if cases < 0:
+        raise UsageError(f"the number of cases is {cases}; it must be 0 or more")
+    if resolved.program is None:
+        return trace(
+            resolved,
+            device=device,
+            dtype=dtype,
+            dynamic=dynamic,
+            static=static,
+            cases=cases,
+            seed=seed,
+            name=name,
+            progress=progress,
+        )
+    if dtype or dynamic or static:
+        raise UsageError(
+            f"{resolved.artifact} is traced: its dtype and sizes cannot be changed any more",
+            hint="Leave out --dtype, --dynamic and --static, or export the model itself.",
+        )
+    return trace_saved(resolved, device=device, cases=cases, seed=seed, name=name, progress=progress)
+
+
+def _write(
+    out: Path,
+    traced: Traced,
+    records: Mapping[str, bytes | Path],
+    *,
+    version: str,
+    operators: tuple[Operator, ...],
+    targets: tuple[Target, ...] = (),
+    program: Program | None = None,
+) -> Manifest:
+    cases = {f"{CASES_DIR}/{number}.safetensors": case for number, case in enumerate(traced.cases)}
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        name=traced.name,
+        version=version,
+        call=traced.call,
+        targets=targets,
+        program=program,
+        operators=operators,
+        libraries=(),
+        cases=tuple(Case(record=record, sizes=dict(case.sizes)) for record, case in cases.items()),
+        source=traced.source,
+        provenance=traced.provenance,
+        records=(),
+    )
+    return write_package(out, manifest, {**records, **{record: case.tensors for record, case in cases.items()}})
+
+
+def _silent(_: str) -> None:
+    pass

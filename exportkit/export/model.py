@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
+from exportkit.export.signature import bind_call, parameter_names, rebind
+from exportkit.libraries import built_in_libraries, load_library
+from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest
 from exportkit.spec import ExportSpec
 
-BUILT_IN = ("arr-coc",)
+BUILT_IN: Mapping[str, str] = {"arr-coc": "exportkit.models.arr_coc:export_spec"}
+
+_INPUT = re.compile(r"(?P<name>[^=]+)=(?P<dtype>[a-z0-9_]+)\[(?P<sizes>[0-9,\s]*)\]")
 
 
 @dataclass(frozen=True)
@@ -21,11 +33,10 @@ class ResolvedModel:
 
     Attributes:
         spec: The model with its example inputs.
-        name: MODEL as it was given, relative to nothing: what a package records as its source. None for a spec that
-            was passed from Python.
+        name: MODEL as it was given: what a package records as its source. None for a spec that was passed from Python.
         model_kwargs: Given to the callable that made it.
         seed: Of torch's generators while it was made.
-        program: The ExportedProgram, where MODEL is one.
+        program: The ExportedProgram, where MODEL is one; `spec.model` is then its module.
         manifest: Of the artifact the program came in, if that was ours.
         artifact: That file.
     """
@@ -53,16 +64,256 @@ def resolve(
     Args:
         model: A built-in name (`arr-coc`), `package.module:attr`, `path/file.py:attr`, or an ExportedProgram `.pt2`.
             The attribute is an ExportSpec, a callable that returns one, an nn.Module or a callable that returns one.
+            A `.pt2` that is not ours is read by torch.export.load, which may unpickle: only from someone you trust.
         model_kwargs: For the callable.
         inputs: Example inputs, as "NAME=float32[2,3,256,256]". An nn.Module needs all of them; they replace a spec's.
         weights: A safetensors file with every parameter and buffer of the model.
         op_libraries: Operator libraries, loaded before the model is imported, after those of the spec.
-        seed: Of torch's generators while the model is made.
+        seed: Of torch's generators while the model and its example inputs are made.
 
     Raises:
         ModelNotFoundError: MODEL names nothing that can be imported, or something that is no model.
-        UsageError: Keyword arguments, inputs or weights do not fit the model.
+        UsageError: Keyword arguments or inputs do not fit the model.
+        WeightsError: The weights do not.
         LibraryLoadError: An operator library cannot be loaded.
         PackageError: The `.pt2` is ours and breaks a rule of the format.
     """
-    raise NotImplementedError
+    load_operator_libraries(op_libraries)
+    kwargs = dict(model_kwargs or {})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if model.endswith(".pt2"):
+            _refuse_for_program(model, kwargs, inputs, weights)
+            from exportkit.export.saved import load_program
+
+            return load_program(Path(model))
+        made = _call(_attribute(model), model, kwargs)
+        spec = made if isinstance(made, ExportSpec) else _spec_of(model, made)
+        spec = _with_inputs(model, spec, inputs)
+    load_operator_libraries(Path(library) for library in spec.operator_libraries)
+    if weights is not None:
+        _load_weights(spec.model, Path(weights))
+    return ResolvedModel(spec=spec, name=model, model_kwargs=kwargs, seed=seed)
+
+
+def load_operator_libraries(libraries: Iterable[Path]) -> None:
+    """Loads operator libraries, each described in a process of its own first: a bad one cannot end this process.
+
+    A library that needs CUDA is left alone where there is none.
+
+    Raises:
+        LibraryLoadError: It is no operator library, or cannot be loaded.
+        LibraryConflictError: Another build of its operators is loaded.
+    """
+    for path in map(Path, libraries):
+        described = describe_library(path)
+        if described.device == "cuda" and torch.version.cuda is None:
+            continue
+        load_library(path, defines=sorted({operator.name.partition("::")[0] for operator in described.defines}))
+
+
+def load_our_operators() -> None:
+    """Registers `arr_coc::*`, with fakes and gradients, where it was built and is not registered yet."""
+    if "cpu" in built_in_libraries():
+        importlib.import_module("exportkit.ops")
+
+
+def _refuse_for_program(model: str, kwargs: Mapping[str, Any], inputs: Sequence[str], weights: Path | None) -> None:
+    given = {"--model-kwargs": kwargs, "--input": inputs, "--weights": weights}
+    if used := [option for option, value in given.items() if value]:
+        raise UsageError(
+            f"{model} is an exported program, which has its inputs and weights: {', '.join(used)} cannot change them",
+            hint="Export the model itself to change them.",
+        )
+
+
+# --- importing --------------------------------------------------------------------------------------------------------
+
+
+def _attribute(model: str) -> Any:
+    """What `package.module:attr` or `path/file.py:attr` names."""
+    module_name, colon, attribute = BUILT_IN.get(model, model).rpartition(":")
+    if not colon or not attribute:
+        raise ModelNotFoundError(
+            f"{model!r} is no model",
+            hint=f"Give a built-in name ({', '.join(BUILT_IN)}), package.module:attr, path/file.py:attr, or an "
+            "ExportedProgram .pt2.",
+        )
+    module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
+    value: Any = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            candidates = sorted(name for name, item in vars(module).items() if _is_candidate(name, item, module))
+            raise ModelNotFoundError(
+                f"{module_name} has no {attribute!r}", hint=f"It has {', '.join(candidates) or 'nothing to export'}."
+            )
+        value = getattr(value, part)
+    return value
+
+
+def _is_candidate(name: str, item: Any, module: ModuleType) -> bool:
+    if name.startswith("_"):
+        return False
+    if isinstance(item, (ExportSpec, torch.nn.Module)):
+        return True
+    return callable(item) and getattr(item, "__module__", None) == module.__name__
+
+
+def _import_module(name: str) -> ModuleType:
+    # A console script does not have the working directory on its path, `python -m` does. Last, so it shadows nothing.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ModelNotFoundError(
+                f"there is no module {error.name!r} (looked in the installed packages and in {Path.cwd()})",
+                hint="For a file, write its path: path/file.py:attr.",
+            ) from error
+        raise ModelNotFoundError(f"{name} imports {error.name!r}, which is not installed") from error
+    except ImportError as error:
+        raise ModelNotFoundError(f"{name} cannot be imported: {error}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ModelNotFoundError(f"there is no file {path}")
+    path = path.resolve()
+    # As `python file.py` has it: the file's folder can be imported from. Last, so that it shadows nothing.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    name = path.stem if path.stem.isidentifier() else "exported_model"
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        if (file := getattr(loaded, "__file__", None)) is not None and Path(file).resolve() == path:
+            return loaded
+        name = f"_exportkit_{name}"  # a file called like a module that is imported must not replace it
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, ImportError):
+            raise ModelNotFoundError(f"{path} cannot be imported: {error}") from error
+        raise
+    return module
+
+
+# --- from an attribute to a spec --------------------------------------------------------------------------------------
+
+
+def _call(value: Any, model: str, kwargs: Mapping[str, Any]) -> Any:
+    """Calls what makes a model; an instance is taken as it is."""
+    if isinstance(value, (ExportSpec, torch.nn.Module)):
+        if kwargs:
+            raise UsageError(f"{model} is no callable, so --model-kwargs {', '.join(kwargs)} have nowhere to go")
+        return value
+    if not callable(value):
+        raise ModelNotFoundError(
+            f"{model} is a {type(value).__name__}",
+            hint="Name an ExportSpec, an nn.Module, or a callable that returns one.",
+        )
+    _check_kwargs(value, model, kwargs)
+    made = value(**kwargs)
+    if not isinstance(made, (ExportSpec, torch.nn.Module)):
+        raise ModelNotFoundError(
+            f"{model} returned a {type(made).__name__}", hint="It must return an ExportSpec or an nn.Module."
+        )
+    return made
+
+
+def _check_kwargs(maker: Callable[..., Any], model: str, kwargs: Mapping[str, Any]) -> None:
+    for name, value in kwargs.items():
+        if not isinstance(value, (bool, int, float, str, type(None))):
+            raise UsageError(
+                f"--model-kwargs: {name} is a {type(value).__name__}; numbers, strings, booleans and null travel"
+            )
+    signature = inspect.signature(maker)
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
+        parameters = [str(parameter) for parameter in signature.parameters.values()]
+        raise UsageError(f"{model}: {error}", hint=f"It takes {', '.join(parameters) or 'no arguments'}.") from error
+
+
+def _spec_of(model: str, module: torch.nn.Module) -> ExportSpec:
+    """A bare module's spec: its inputs come from --input."""
+    return ExportSpec(model=module, example_inputs=())
+
+
+def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSpec:
+    """The spec with inputs given as text in place of its own."""
+    given = dict(parse_input(text) for text in texts)
+    names = parameter_names(spec.model)
+    if unknown := [name for name in given if name not in names]:
+        raise UsageError(
+            f"--input {unknown[0]}: {model} has no parameter of that name", hint=f"forward takes {', '.join(names)}."
+        )
+    if given:
+        arguments = {**bind_call(spec.model, spec.example_inputs, spec.example_kwargs, partial=True), **given}
+        args, kwargs = rebind(spec.model, arguments)
+        spec = replace(spec, example_inputs=args, example_kwargs=kwargs)
+    try:
+        bind_call(spec.model, spec.example_inputs, spec.example_kwargs)
+    except UsageError as error:
+        raise UsageError(
+            f"{model}: {error.message}",
+            hint="Give every input, such as " + " ".join(f"--input {name}=float32[2,3]" for name in names) + ".",
+        ) from error
+    return spec
+
+
+def parse_input(text: str) -> tuple[str, torch.Tensor]:
+    """An example input from "image=float32[2,3,256,256]": floats in [0, 1), integers 0 and 1.
+
+    Raises:
+        UsageError: The text is not of this form, or names no dtype.
+    """
+    match = _INPUT.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"cannot read the input {text!r}", hint="Write NAME=DTYPE[SIZES], such as image=float32[2,3,64,64]."
+        )
+    dtype = parse_dtype(match["dtype"])
+    shape = [int(size) for size in match["sizes"].split(",") if size.strip()]
+    if dtype.is_floating_point or dtype.is_complex:
+        return match["name"].strip(), torch.rand(shape, dtype=torch.float64).to(dtype)
+    return match["name"].strip(), torch.randint(0, 2, shape).to(dtype)
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """A dtype by torch's name for it.
+
+    Raises:
+        UsageError: There is none.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"torch has no dtype {name!r}", hint="Such as float32, float16, bfloat16, int64, bool.")
+    return dtype
+
+
+def _load_weights(model: torch.nn.Module, path: Path) -> None:
+    """Fills every parameter and buffer from a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    if not path.is_file():
+        raise WeightsError(f"there is no weights file {path}")
+    try:
+        load_model(model, path, strict=True)
+    except SafetensorError as error:
+        raise WeightsError(f"{path} is no safetensors file: {error}") from error
+    except RuntimeError as error:
+        raise WeightsError(
+            f"{path} does not fit {type(model).__name__}: {error}",
+            hint="It must have every parameter and buffer of the model, by its name and shape, and no other.",
+        ) from error
+
+
+__all__ = ["BUILT_IN", "ResolvedModel", "load_operator_libraries", "parse_dtype", "parse_input", "resolve"]

@@ -1,0 +1,160 @@
+"""Recorded calls: inputs of drawn sizes, and what eager answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch.utils._pytree import tree_leaves
+
+from exportkit.errors import ExportError, UsageError
+from exportkit.export.shapes import evaluate
+from exportkit.export.signature import BoundCall, describe_call
+from exportkit.package.manifest import Call, TensorInput
+from exportkit.package.sizes import input_bytes, label_of, plan_sizes
+from exportkit.spec import ExportSpec
+
+# Of one recorded case's inputs: packages travel, and the ends that do not fit are for `verify --against eager`.
+MAX_CASE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class RecordedCase:
+    """One call: its sizes by dimension, and the tensors as safetensors."""
+
+    sizes: Mapping[str, int]
+    tensors: bytes
+
+
+def case_sizes(call: Call, example: Mapping[str, int], count: int, seed: int) -> list[dict[str, int]]:
+    """The sizes of recorded cases: the example's, the smallest, each dimension's largest that fits, random ones."""
+    sizes = [dict(example)]
+    if input_bytes(call, {d.name: d.min for d in call.dimensions}) <= MAX_CASE_BYTES:
+        sizes += plan_sizes(call, count, seed=seed, max_bytes=MAX_CASE_BYTES).sizes
+    unique = {tuple(sorted(item.items())): item for item in sizes}
+    return list(unique.values())[:count]
+
+
+def draw_inputs(
+    spec: ExportSpec, call: Call, sizes: Mapping[str, int], seed: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs of the given sizes for a spec's model, on the CPU, in the dtypes of the call.
+
+    Args:
+        spec: Its `draw_inputs` is asked; without one, values are drawn from those of the example inputs.
+        call: The traced call.
+        sizes: A number for every dimension.
+        seed: Of the values.
+
+    Raises:
+        UsageError: `draw_inputs` returned other tensors than the call takes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    example = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
+    if spec.draw_inputs is None:
+        tensors = [_resample(t, wanted, sizes, generator) for t, wanted in zip(example.tensors, call.inputs)]
+        return example.with_tensors(tuple(tensors))
+    args, kwargs = spec.draw_inputs(sizes, generator)
+    drawn = describe_call(spec.model, args, kwargs)
+    _check_drawn(drawn, call, sizes)
+    tensors = [t.detach().cpu().to(dtype_of(wanted)) for t, wanted in zip(drawn.tensors, call.inputs)]
+    return drawn.with_tensors(tuple(t.contiguous() for t in tensors))
+
+
+def record_case(model: torch.nn.Module, bound: BoundCall, sizes: Mapping[str, int]) -> RecordedCase:
+    """Asks eager, and packs its inputs and its answer.
+
+    Raises:
+        ExportError: The model raised.
+    """
+    outputs = run_eager(model, bound, f"a case of {label_of(sizes)}")
+    named = {f"input.{i}": tensor for i, tensor in enumerate(bound.tensors)}
+    named |= {f"output.{i}": tensor for i, tensor in enumerate(outputs)}
+    # safetensors refuses tensors that share memory, and outputs may well be views of one another.
+    return RecordedCase(dict(sizes), save({name: _packable(tensor) for name, tensor in named.items()}))
+
+
+def run_eager(model: torch.nn.Module, bound: BoundCall, what: str) -> list[torch.Tensor]:
+    """The output tensors of one call, in order; TF32 off, so that the answer is that of the dtype.
+
+    Raises:
+        ExportError: The model raised; `what` says on which inputs.
+    """
+    # The model may write into its inputs, and the recorded ones are those it was given.
+    args, kwargs = bound.with_tensors(tuple(tensor.clone() for tensor in bound.tensors))
+    try:
+        with eager_mode():
+            result = model(*args, **kwargs)
+    except Exception as error:
+        # Whatever the model raises is a finding about the model; its own traceback is chained.
+        raise ExportError(
+            f"the eager model refused {what}: {type(error).__name__}: {error}",
+            hint="Narrow the range of that dimension, or give the spec a draw_inputs that makes legal inputs.",
+        ) from error
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+@contextmanager
+def eager_mode() -> Iterator[None]:
+    """How recorded outputs are computed: no gradients, full precision in matrix products and convolutions."""
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+def state_sha256(model: torch.nn.Module) -> str:
+    """Digest over a model's parameters and buffers: names, dtypes, shapes and bytes, wherever they are."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        data = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(data.view(torch.uint8).numpy().data if data.numel() else b"")
+    return digest.hexdigest()
+
+
+def dtype_of(tensor: TensorInput) -> torch.dtype:
+    """An input's dtype."""
+    return getattr(torch, tensor.dtype)
+
+
+def _packable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().clone()
+
+
+def _resample(
+    tensor: torch.Tensor, wanted: TensorInput, sizes: Mapping[str, int], generator: torch.Generator
+) -> torch.Tensor:
+    """A tensor of the wanted size whose values are all among the given one's: token ids stay legal, images images."""
+    shape = [evaluate(size, sizes) for size in wanted.shape]
+    tensor = tensor.detach().cpu()
+    if list(tensor.shape) == shape or not tensor.numel():
+        values = tensor
+    else:
+        chosen = torch.randint(tensor.numel(), shape, generator=generator)
+        values = tensor.reshape(-1)[chosen]
+    return values.to(dtype_of(wanted)).contiguous()
+
+
+def _check_drawn(drawn: BoundCall, call: Call, sizes: Mapping[str, int]) -> None:
+    found = {name: list(tensor.shape) for name, tensor in zip(drawn.names, drawn.tensors)}
+    wanted = {tensor.name: [evaluate(size, sizes) for size in tensor.shape] for tensor in call.inputs}
+    if found != wanted:
+        raise UsageError(
+            f"the spec's draw_inputs returned {found} for {label_of(sizes)}; the model was traced for {wanted}",
+            hint="It must return the same tensors as the example inputs, of the sizes it is asked for.",
+        )
+    if drawn.parameters != call.parameters:
+        raise UsageError(
+            "the spec's draw_inputs returned another structure, or other constants, than the example inputs"
+        )

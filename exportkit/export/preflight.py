@@ -1,0 +1,222 @@
+"""Looks at a model's custom operators before anything is compiled: whether each can travel."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._library.simple_registry import singleton as _registry
+from torch._library.triton import get_triton_kernels_for_op
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from exportkit.errors import ExportError, OperatorNotExportableError
+from exportkit.export.explain import user_frame, where_raised
+from exportkit.package.manifest import Operator
+
+# Of torch itself: operators of these namespaces are wherever torch is.
+TORCH_NAMESPACES = frozenset(
+    {
+        *("aten", "prim", "prims", "rngprims", "debugprims", "inductor", "higher_order", "static", "profiler", "cuda"),
+        *("quantized", "quantized_decomposed", "_quantized", "sparse", "mkl", "mkldnn", "mkldnn_prepacked", "onednn"),
+        *(
+            "xnnpack",
+            "prepacked",
+            "cudnn",
+            "flex_lib",
+            "streams",
+            "torch_attn",
+            "bucketing",
+            "fsdp",
+            "symm_mem",
+            "dist",
+        ),
+        *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"),
+    }
+)
+
+
+def is_custom(operator: object) -> bool:
+    """Whether something a graph calls is an operator that torch does not bring."""
+    return isinstance(operator, OpOverload) and operator.namespace not in TORCH_NAMESPACES
+
+
+def qualified_name(operator: OpOverload) -> str:
+    """`namespace::name`, with `.overload` where it has one: the manifest's name for it."""
+    name = operator._schema.name
+    return f"{name}.{operator._schema.overload_name}" if operator._schema.overload_name else name
+
+
+def describe_operators(operators: Mapping[str, OpOverload]) -> tuple[Operator, ...]:
+    """The manifest's record of operators, sorted by name."""
+    return tuple(Operator(name=name, schema=str(op._schema)) for name, op in sorted(operators.items()))
+
+
+def graph_operators(module: torch.fx.GraphModule) -> dict[str, OpOverload]:
+    """The custom operators that a graph, or a graph within it, calls."""
+    found = {}
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                if node.op == "call_function" and is_custom(node.target):
+                    found[qualified_name(node.target)] = node.target
+    return found
+
+
+def check_model(call: Callable[[], Any], device: torch.device) -> Any:
+    """Runs a model once, and checks every custom operator where it is first called.
+
+    Args:
+        call: Calls the model with its example inputs.
+        device: They are on.
+
+    Returns:
+        What the model returned.
+
+    Raises:
+        OperatorNotExportableError: An operator has no fake kernel or a wrong one, is implemented in Python only, or has
+            no kernel for the device.
+        ExportError: The model raised.
+    """
+    try:
+        with _Inspector(device):
+            return call()
+    except OperatorNotExportableError:
+        raise
+    except Exception as error:
+        # Whatever the model raises is a finding about the model; its own traceback is chained.
+        place = where_raised(error)
+        raise ExportError(
+            f"the model cannot run on its example inputs{' at ' + place if place else ''}: "
+            f"{type(error).__name__}: {str(error).partition('Exception raised from')[0].strip()}",
+            hint="Give inputs that the model takes in eager mode.",
+        ) from error
+
+
+def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -> None:
+    """The same of the operators of a graph, as far as it can be known without calling them.
+
+    Raises:
+        OperatorNotExportableError: An operator has no fake kernel, or is implemented in Python only.
+    """
+    for operator in operators.values():
+        _check_registered(operator, device, "")
+
+
+class _Inspector(TorchDispatchMode):
+    """Sees every operator as it is called, below autograd and composites."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._seen: set[OpOverload] = set()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in self._seen or not is_custom(func):
+            return func(*args, **kwargs)
+        self._seen.add(func)
+        frame = user_frame(traceback.extract_stack())
+        at = f" (called at {frame.filename}:{frame.lineno})" if frame else ""
+        _check_registered(func, self._device, at)
+        try:
+            result = func(*args, **kwargs)
+        except NotImplementedError as error:
+            raise OperatorNotExportableError(
+                f"operator {qualified_name(func)}{at} has no kernel for {self._device.type}",
+                hint="Name a library that has one with --op-library, or export for another device.",
+            ) from error
+        _check_fake(func, at, args, kwargs, result)
+        return result
+
+
+def _check_registered(operator: OpOverload, device: torch.device, at: str) -> None:
+    """Whether an operator is one of a shared library, and has a fake kernel."""
+    name = qualified_name(operator)
+    if get_triton_kernels_for_op(operator._schema.name):
+        return  # a triton_op: its kernels are compiled into the model
+    if _is_python(operator, device):
+        raise OperatorNotExportableError(
+            f"operator {name}{at} is implemented in Python, which a host without its source does not have",
+            hint="Define it in C++ (TORCH_LIBRARY for the schema, TORCH_LIBRARY_IMPL for the kernel) and name that "
+            "library with --op-library; only its fake kernel and its gradient may stay in Python.",
+        )
+    if not _has_fake(operator):
+        raise OperatorNotExportableError(
+            f"operator {name}{at} has no fake kernel, so torch.export cannot know the shape it returns",
+            hint=f'Register one: @torch.library.register_fake("{operator._schema.name}") on a Python function that '
+            "returns empty tensors of the right shape and dtype, or a Meta kernel with TORCH_LIBRARY_IMPL in C++.",
+        )
+
+
+def _is_python(operator: OpOverload, device: torch.device) -> bool:
+    """Whether the schema or the device's kernel comes from torch.library in Python.
+
+    torch has no public way to ask; these sets are the same in 2.11 and 2.13.
+    """
+    namespace, _, name = qualified_name(operator).partition("::")
+    if operator._schema.name in torch.library._defs or f"{namespace}::{name}" in torch.library._defs:
+        return True
+    keys = (device.type.upper(), "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    return any(f"{namespace}/{name}/{key}" in torch.library._impls for key in keys)
+
+
+def _has_fake(operator: OpOverload) -> bool:
+    if _registry.find(operator._schema.name).fake_impl.kernel is not None:
+        return True
+    keys = ("Meta", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(qualified_name(operator), key) for key in keys)
+
+
+def _check_fake(operator: OpOverload, at: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """Compares what the fake kernel says of a call with what the kernel returned. Nobody else does (pytorch#181851)."""
+    name = qualified_name(operator)
+    env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    mode = FakeTensorMode(shape_env=env, static_shapes=True)
+    fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+    try:
+        with mode:
+            fake = operator(*fake_args, **fake_kwargs)
+    except (UnsupportedOperatorException, DynamicOutputShapeException) as error:
+        raise OperatorNotExportableError(f"operator {name}{at} has no fake kernel that works: {error}") from error
+    except Exception as error:
+        # The fake kernel is the user's code; whatever it raises is what is wrong with it.
+        raise OperatorNotExportableError(
+            f"the fake kernel of {name}{at} raised {type(error).__name__}: {error}",
+            hint="It takes the operator's own arguments and returns empty tensors of the right shape and dtype.",
+        ) from error
+    for number, (real, said) in enumerate(zip(_tensors(result), _tensors(fake), strict=False)):
+        if (problem := _difference(real, said)) is not None:
+            raise OperatorNotExportableError(
+                f"the fake kernel of {name}{at} is wrong about output {number}: {problem}",
+                hint="Correct it: code compiled for the wrong shape or dtype reads memory that is not its own.",
+            )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _difference(real: torch.Tensor, fake: torch.Tensor) -> str | None:
+    if real.dtype != fake.dtype:
+        return f"it says {fake.dtype}, the kernel returned {real.dtype}"
+    if real.device.type != fake.device.type:
+        return f"it says {fake.device.type}, the kernel returned {real.device.type}"
+    sizes = [size if isinstance(size, int) else None for size in fake.shape]  # None: depends on data
+    if len(sizes) != real.ndim or any(s is not None and s != r for s, r in zip(sizes, real.shape)):
+        return f"it says {list(fake.shape)}, the kernel returned {list(real.shape)}"
+    if None not in sizes and real.numel() and _strides(real) != _strides(fake):
+        return f"it says strides {list(fake.stride())}, the kernel returned {list(real.stride())}"
+    return None
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """The strides that matter: where a size is 1 any will do."""
+    return [int(stride) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1]

@@ -1,0 +1,298 @@
+"""Which sizes vary: from "image:2=16*gh[8:96]" to torch.export's dimensions, and back from a traced program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+
+from exportkit.errors import ExportError, UsageError
+from exportkit.package.manifest import Dimension, Size, TensorInput
+
+MAX_SIZE = 2**31 - 1  # recorded for a dimension that a foreign program leaves without an upper end
+
+_EXPRESSION = re.compile(
+    r"(?:(?P<scale>[0-9]+)\*)?(?P<name>[A-Za-z_][A-Za-z0-9_]{0,63})(?:(?P<sign>[+-])(?P<offset>[0-9]+))?"
+    r"(?:\[(?P<min>[0-9]+):(?P<max>[0-9]+)\])?"
+)
+_PLACE = re.compile(r"(?P<tensor>[^:=]+):(?P<dim>[0-9]+)=(?P<expression>.+)")
+_FORM = "NAME:DIM=NAME[MIN:MAX] or NAME:DIM=16*NAME[MIN:MAX], such as image:0=batch[1:64]"
+
+Shapes = Mapping[str, Mapping[int, str]]
+"""Tensor name -> dimension -> expression, as in ExportSpec.dynamic_shapes."""
+
+
+@dataclass(frozen=True)
+class DynamicSizes:
+    """The sizes that vary, checked against the example inputs.
+
+    Attributes:
+        dimensions: The named numbers, in the order they were first mentioned.
+        places: Tensor name -> dimension -> the size there.
+        example: The number each name stands for in the example inputs.
+    """
+
+    dimensions: tuple[Dimension, ...] = ()
+    places: Mapping[str, Mapping[int, Size]] = field(default_factory=dict)
+    example: Mapping[str, int] = field(default_factory=dict)
+
+    def at(self, tensor: str, dim: int) -> Size | None:
+        """The size at a place, or None where it is fixed."""
+        return self.places.get(tensor, {}).get(dim)
+
+
+def parse_places(texts: Iterable[str]) -> dict[str, dict[int, str]]:
+    """Takes "image:0=batch[1:64]" apart, as often as it is given.
+
+    Raises:
+        UsageError: A text is not of this form, or two are about one dimension.
+    """
+    shapes: dict[str, dict[int, str]] = {}
+    for text in texts:
+        match = _PLACE.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"cannot read the dynamic size {text!r}", hint=f"Write {_FORM}.")
+        dims = shapes.setdefault(match["tensor"].strip(), {})
+        if (dim := int(match["dim"])) in dims:
+            raise UsageError(f"dimension {dim} of {match['tensor']} is given twice: {dims[dim]} and {text}")
+        dims[dim] = match["expression"].strip()
+    return shapes
+
+
+def merge_shapes(shapes: Shapes, replacements: Shapes) -> dict[str, dict[int, str]]:
+    """`shapes` with the places that `replacements` has replaced or added."""
+    return {tensor: {**shapes.get(tensor, {}), **replacements.get(tensor, {})} for tensor in {**shapes, **replacements}}
+
+
+def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> DynamicSizes:
+    """Reads the expressions and checks them against the example inputs.
+
+    Args:
+        shapes: What varies.
+        tensors: The example inputs' names and sizes.
+
+    Raises:
+        UsageError: A place does not exist, an expression cannot be read, ranges contradict one another, or an example
+            size is none that its expression allows.
+    """
+    ranges: dict[str, tuple[int, int]] = {}
+    places: dict[str, dict[int, Size]] = {}
+    for tensor, dims in shapes.items():
+        for dim, text in dims.items():
+            _check_place(tensor, dim, text, tensors)
+            size, given = parse_expression(text)
+            if given and ranges.setdefault(size.dimension, given) != given:
+                known = ranges[size.dimension]
+                raise UsageError(
+                    f"`{size.dimension}` is {known[0]} to {known[1]} in one place and {given[0]} to {given[1]} in "
+                    f"another ({tensor}:{dim}={text})",
+                    hint="One name is one number everywhere; give its range once.",
+                )
+            places.setdefault(tensor, {})[dim] = size
+    example: dict[str, int] = {}
+    for tensor, sizes in places.items():
+        for dim, size in sizes.items():
+            if size.dimension not in ranges:
+                raise UsageError(
+                    f"`{size.dimension}` ({tensor}:{dim}) has no range",
+                    hint=f"Write it once with its ends: {tensor}:{dim}={_text(size)}[1:64].",
+                )
+            _solve(f"{tensor}:{dim}", size, tensors[tensor][dim], ranges[size.dimension], example)
+    _check_lower_ends(places, ranges)
+    dimensions = tuple(Dimension(name=name, min=low, max=high) for name, (low, high) in ranges.items())
+    return DynamicSizes(dimensions, places, example)
+
+
+def parse_expression(text: str) -> tuple[Size, tuple[int, int] | None]:
+    """A size expression and the range it may bring: "16*gh[8:96]", "batch", "n+1[2:9]".
+
+    Raises:
+        UsageError: It is no such expression.
+    """
+    match = _EXPRESSION.fullmatch(re.sub(r"\s+", "", text))
+    if match is None:
+        raise UsageError(
+            f"cannot read the size {text!r}",
+            hint="A size is NAME[MIN:MAX], or a multiple with an offset of one: 16*NAME[MIN:MAX], 2*NAME+1[MIN:MAX].",
+        )
+    scale = int(match["scale"] or 1)
+    if scale < 1:
+        raise UsageError(f"the size {text!r} is always 0: the factor must be at least 1")
+    size = Size(
+        dimension=match["name"], scale=scale, offset=int(match["offset"] or 0) * (-1 if match["sign"] == "-" else 1)
+    )
+    if match["min"] is None:
+        return size, None
+    low, high = int(match["min"]), int(match["max"])
+    if low >= high:
+        raise UsageError(
+            f"the range [{low}:{high}] of `{size.dimension}` has no room",
+            hint="The first end must be below the second. A size that never varies is left out.",
+        )
+    return size, (low, high)
+
+
+def torch_dimensions(sizes: DynamicSizes) -> dict[str, torch.export.Dim]:
+    """torch.export's object for every name."""
+    return {d.name: torch.export.Dim(d.name, min=d.min, max=d.max) for d in sizes.dimensions}
+
+
+def torch_shape(sizes: DynamicSizes, dims: Mapping[str, torch.export.Dim], tensor: str) -> dict[int, object] | None:
+    """What torch.export takes as one tensor's dynamic shape."""
+    shape: dict[int, object] = {}
+    for dim, size in sizes.places.get(tensor, {}).items():
+        derived = dims[size.dimension]
+        # 1*n and n+0 would be other names for n to torch.export.
+        derived = size.scale * derived if size.scale != 1 else derived
+        shape[dim] = derived + size.offset if size.offset else derived
+    return shape or None
+
+
+class Symbols:
+    """What a traced program's symbols mean in the names the caller gave.
+
+    Args:
+        inputs: For every tensor input its name and its symbolic sizes.
+        sizes: The names; symbols of places that have none are named after themselves.
+        ranges: The program's range constraints, for those.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[tuple[str, Sequence[int | torch.SymInt]]],
+        sizes: DynamicSizes,
+        ranges: Mapping[sympy.Symbol, object],
+    ) -> None:
+        self._names: dict[sympy.Symbol, sympy.Expr] = {}
+        self.dimensions = list(sizes.dimensions)
+        for name, shape in inputs:
+            for dim, size in enumerate(shape):
+                if isinstance(size, torch.SymInt):
+                    self._name(f"{name}:{dim}", size.node.expr, sizes.at(name, dim), ranges)
+
+    def size(self, size: int | torch.SymInt) -> int | Size | None:
+        """A size as the manifest has it: a number, a multiple of one dimension, or None for anything else."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        expression = sympy.expand(size.node.expr.xreplace(self._names))
+        if expression.is_Integer:
+            return int(expression)
+        linear = _linear(expression)
+        if linear is None:
+            return None
+        symbol, scale, offset = linear
+        if scale < 1 or symbol.name not in {d.name for d in self.dimensions}:
+            return None
+        return Size(dimension=symbol.name, scale=scale, offset=offset)
+
+    def _name(
+        self, place: str, expression: sympy.Expr, size: Size | None, ranges: Mapping[sympy.Symbol, object]
+    ) -> None:
+        linear = _linear(expression)
+        if linear is None:
+            raise ExportError(
+                f"the size of {place} is {expression}, which is no multiple of one dimension",
+                hint="Export the model with sizes such as n, 16*n or 2*n+1.",
+            )
+        symbol, scale, offset = linear
+        if symbol in self._names:
+            return
+        if size is None:
+            interval = ranges[symbol]
+            low, high = (getattr(interval, end) for end in ("lower", "upper"))
+            high = int(high) if high.is_Integer else MAX_SIZE
+            self.dimensions.append(Dimension(name=symbol.name, min=int(low), max=high))
+            self._names[symbol] = _integer(symbol.name)
+        else:
+            # The program's symbol may be the size itself where the caller named a part of it, or the other way round.
+            self._names[symbol] = (size.scale * _integer(size.dimension) + size.offset - offset) / sympy.Integer(scale)
+
+
+def evaluate(size: int | Size, values: Mapping[str, int]) -> int:
+    """A size for given numbers."""
+    return size if isinstance(size, int) else size.scale * values[size.dimension] + size.offset
+
+
+def example_numbers(inputs: Sequence[TensorInput], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    """The number each dimension stands for in tensors of these sizes."""
+    return {
+        size.dimension: (actual - size.offset) // size.scale
+        for tensor, shape in zip(inputs, shapes)
+        for size, actual in zip(tensor.shape, shape)
+        if isinstance(size, Size)
+    }
+
+
+def _integer(name: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def _linear(expression: sympy.Expr) -> tuple[sympy.Symbol, int, int] | None:
+    """(symbol, scale, offset) of scale * symbol + offset; None for anything else."""
+    if len(expression.free_symbols) != 1:
+        return None
+    (symbol,) = expression.free_symbols
+    scale = expression.coeff(symbol, 1)
+    offset = expression - scale * symbol
+    if not (scale.is_Integer and offset.is_Integer):
+        return None
+    return symbol, int(scale), int(offset)
+
+
+def _text(size: Size) -> str:
+    text = size.dimension if size.scale == 1 else f"{size.scale}*{size.dimension}"
+    return f"{text}{size.offset:+d}" if size.offset else text
+
+
+def _check_place(tensor: str, dim: int, text: str, tensors: Mapping[str, Sequence[int]]) -> None:
+    if tensor not in tensors:
+        raise UsageError(
+            f"{tensor}:{dim}={text}: the model has no tensor input {tensor!r}",
+            hint=f"It has {', '.join(f'{name} {list(shape)}' for name, shape in tensors.items()) or 'none'}.",
+        )
+    rank = len(tensors[tensor])
+    if not 0 <= dim < rank:
+        raise UsageError(
+            f"{tensor}:{dim}={text}: {tensor} has no dimension {dim}",
+            hint=f"The example is {list(tensors[tensor])}: dimensions 0 to {rank - 1}."
+            if rank
+            else "The example is a single number.",
+        )
+
+
+def _solve(place: str, size: Size, actual: int, ends: tuple[int, int], example: dict[str, int]) -> None:
+    """Finds what a name stands for in the example inputs."""
+    number, rest = divmod(actual - size.offset, size.scale)
+    if rest:
+        raise UsageError(f"{place} is {actual} in the example inputs, which is not {_text(size)} for any integer")
+    if not ends[0] <= number <= ends[1]:
+        raise UsageError(
+            f"{place} is {actual} in the example inputs, so `{size.dimension}` is {number}, which is outside "
+            f"[{ends[0]}:{ends[1]}]",
+            hint="Widen the range, or give example inputs of another size.",
+        )
+    if actual < 2:
+        raise UsageError(
+            f"{place} is {actual} in the example inputs, and torch.export takes sizes 0 and 1 for constants",
+            hint="Give example inputs of at least 2 there; 1 may still be in the range.",
+        )
+    if example.setdefault(size.dimension, number) != number:
+        raise UsageError(
+            f"`{size.dimension}` is {example[size.dimension]} elsewhere in the example inputs, but {place} = {actual} "
+            f"makes it {number}",
+            hint="One name is one number everywhere; use two names, or example inputs that agree.",
+        )
+
+
+def _check_lower_ends(places: Mapping[str, Mapping[int, Size]], ranges: Mapping[str, tuple[int, int]]) -> None:
+    for tensor, sizes in places.items():
+        for dim, size in sizes.items():
+            low = evaluate(size, {size.dimension: ranges[size.dimension][0]})
+            if low < 1:
+                raise UsageError(
+                    f"{tensor}:{dim} would be {low} where `{size.dimension}` is {ranges[size.dimension][0]}",
+                    hint="Sizes that vary start at 1: compiled code is not made for empty tensors.",
+                )

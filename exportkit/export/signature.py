@@ -1,0 +1,111 @@
+"""A module's own call: binding its arguments, and describing them for the manifest."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from exportkit.errors import UsageError
+from exportkit.package.manifest import Parameter
+from exportkit.package.structure import flatten, names
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def is_tensor(value: Any) -> bool:
+    """What a leaf is."""
+    return isinstance(value, torch.Tensor)
+
+
+def parameter_names(model: torch.nn.Module) -> list[str]:
+    """The parameters of forward that can be given by name."""
+    return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind not in _VARIADIC]
+
+
+def bind_call(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, partial: bool = False
+) -> dict[str, Any]:
+    """Arguments by parameter, in the order of forward's signature; defaults that were not given stay out.
+
+    Raises:
+        UsageError: They do not fit forward, or go into *args or **kwargs, which have no names to record.
+    """
+    signature = inspect.signature(model.forward)
+    try:
+        bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"the example inputs do not fit {type(model).__name__}.forward{signature}: {error}") from error
+    for name in bound.arguments:
+        if signature.parameters[name].kind in _VARIADIC:
+            raise UsageError(
+                f"{type(model).__name__}.forward takes the example inputs in `{signature.parameters[name]}`",
+                hint="Name its parameters: a package describes a call by the names of what it takes.",
+            )
+    return dict(bound.arguments)
+
+
+def rebind(model: torch.nn.Module, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) for arguments by parameter: positional up to the first that is missing or keyword-only."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    by_name = False
+    for parameter in inspect.signature(model.forward).parameters.values():
+        by_name |= parameter.kind is inspect.Parameter.KEYWORD_ONLY or parameter.name not in arguments
+        if parameter.name in arguments:
+            if by_name:
+                kwargs[parameter.name] = arguments[parameter.name]
+            else:
+                args.append(arguments[parameter.name])
+    return tuple(args), kwargs
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """A call taken apart.
+
+    Attributes:
+        args: Positional arguments.
+        kwargs: Keyword arguments, in the order of forward's signature.
+        parameters: For the manifest.
+        names: Of the tensors.
+        tensors: In the order of torch's pytrees, which is that of the compiled code.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    parameters: tuple[Parameter, ...]
+    names: tuple[str, ...]
+    tensors: tuple[torch.Tensor, ...]
+
+    def with_tensors(self, tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of the same call with other tensors."""
+        replacement = iter(tensors)
+        args, kwargs = tree_map(lambda leaf: next(replacement) if is_tensor(leaf) else leaf, (self.args, self.kwargs))
+        return args, kwargs
+
+
+def describe_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BoundCall:
+    """Takes a call apart.
+
+    Raises:
+        UsageError: It does not fit forward, holds something that a manifest cannot describe, or no tensor at all.
+    """
+    arguments = bind_call(model, args, kwargs)
+    positional = list(arguments)[: len(args)]
+    ordered = {name: value for name, value in arguments.items() if name not in positional}
+    parameters: list[Parameter] = []
+    tensors: list[torch.Tensor] = []
+    found: list[str] = []
+    for name, value in arguments.items():
+        node, leaves = flatten(value, is_tensor, start=len(tensors), where=f"parameter `{name}`")
+        tensors.extend(leaves)
+        found.extend(names(node, name))
+        parameters.append(Parameter(name=name, kind="positional" if name in positional else "keyword", value=node))
+    if not tensors:
+        raise UsageError("the example inputs hold no tensor", hint="A compiled model takes at least one.")
+    return BoundCall(tuple(args), ordered, tuple(parameters), tuple(found), tuple(tensors))

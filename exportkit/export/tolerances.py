@@ -1,0 +1,57 @@
+"""How far an output may be from eager's where the spec does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from exportkit.errors import UsageError
+from exportkit.package.manifest import OutputTolerance
+from exportkit.spec import Tolerance
+
+# Compiled code fuses, and so rounds and adds up in another order than eager: torch.testing's defaults, made for one
+# operator at a time, are too tight for a whole model (huggingface/optimum#449, #978). Everything that is not floating
+# is exact.
+DEFAULTS: Mapping[torch.dtype, tuple[float, float]] = {
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1e-4, 1e-5),
+    torch.float16: (4e-3, 1e-3),
+    torch.bfloat16: (1.6e-2, 1e-2),
+    torch.complex128: (1e-7, 1e-7),
+    torch.complex64: (1e-4, 1e-5),
+}
+
+
+def output_tolerances(
+    outputs: Sequence[tuple[str, torch.dtype]], given: Mapping[str, Tolerance]
+) -> tuple[OutputTolerance, ...]:
+    """The tolerance of every output.
+
+    Args:
+        outputs: Names and dtypes.
+        given: Those of the spec, by name.
+
+    Raises:
+        UsageError: A tolerance is for, or refers to, an output that the model does not have.
+    """
+    names = [name for name, _ in outputs]
+    for name, tolerance in given.items():
+        for mentioned in (name, tolerance.ranking_of, tolerance.rows_of):
+            if mentioned is not None and mentioned not in names:
+                raise UsageError(
+                    f"the tolerance of {name!r} is about an output {mentioned!r}, which the model does not have",
+                    hint=f"It has {', '.join(names)}.",
+                )
+    found = []
+    for name, dtype in outputs:
+        rtol, atol = DEFAULTS.get(dtype, (0.0, 0.0))
+        tolerance = given.get(name, Tolerance(rtol, atol))
+        if min(tolerance.rtol, tolerance.atol) < 0:
+            raise UsageError(f"the tolerance of {name!r} is negative: rtol {tolerance.rtol}, atol {tolerance.atol}")
+        found.append(
+            OutputTolerance(
+                rtol=tolerance.rtol, atol=tolerance.atol, ranking_of=tolerance.ranking_of, rows_of=tolerance.rows_of
+            )
+        )
+    return tuple(found)
