@@ -158,9 +158,7 @@ class InputPlan:
                 f"{expected} must be on {self._device}, where the model is; got one on {value.device}",
                 hint=f"`.to({str(self._device)!r})` moves it, or load the package with another `device`.",
             )
-        raise InputError(
-            f"{expected} must be a dense tensor, got layout {value.layout}", hint="`.to_dense()` makes one."
-        )
+        raise InputError(f"{expected} has no data: its storage was freed, or it only stands in for a tensor")
 
     def __str__(self) -> str:
         """The signature, as messages show it."""

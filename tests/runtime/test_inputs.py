@@ -1,0 +1,351 @@
+"""What a call may look like, and what is refused before compiled code could read beyond a tensor."""
+
+from __future__ import annotations
+
+import inspect
+from collections import namedtuple
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+
+from exportkit.errors import InputError
+from exportkit.package import manifest as m
+from exportkit.runtime.inputs import InputPlan, describe_tensor
+from tests.runtime import tiny
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def plan() -> InputPlan:
+    return InputPlan(tiny.call(), CPU)
+
+
+def prepare(plan: InputPlan, **changes: object) -> list[torch.Tensor]:
+    """A good call, with some of its values exchanged."""
+    (image, query), kwargs = tiny.example()
+    values = {"image": image, "query": query, **kwargs, **changes}
+    return plan.prepare((), values)
+
+
+def one_tensor(dtype: str = "float32", shape: tuple[int | m.Size, ...] = (2, 3)) -> InputPlan:
+    """A plan for a call with one tensor, `x`."""
+    tensor = m.TensorInput(name="x", dtype=dtype, shape=shape)
+    parameter = m.Parameter(name="x", kind="positional", value=m.TensorNode(index=0))
+    batch = m.Dimension(name="batch", min=2, max=5)
+    call = msgspec.structs.replace(tiny.call(), parameters=(parameter,), inputs=(tensor,), dimensions=(batch,))
+    return InputPlan(call, CPU)
+
+
+# --- what is taken ----------------------------------------------------------------------------------------------------
+
+
+def test_tensors_arrive_untouched_and_in_order(plan):
+    (image, query), kwargs = tiny.example()
+    by_position = plan.prepare((image, query), kwargs)
+    by_name = plan.prepare((), {"offset": kwargs["offset"], "query": query, "image": image})
+    assert [id(tensor) for tensor in by_position] == [id(image), id(query["features"]), id(kwargs["offset"])]
+    assert [id(tensor) for tensor in by_name] == [id(tensor) for tensor in by_position]
+
+
+@pytest.mark.parametrize(("batch", "gh"), [(1, 1), (4, 1), (1, 6), (4, 6), (2, 3)])
+def test_every_size_of_the_ranges_is_taken_ends_included(plan, batch, gh):
+    args, kwargs = tiny.example(batch, gh)
+    assert plan.prepare(args, kwargs)[0] is args[0]
+    assert plan.prepare(args, kwargs)[0] is args[0]  # now that these shapes are known
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.randn(3, 5).T.contiguous().T,
+        torch.randn(6, 5)[::2],
+        torch.randn(5).expand(3, 5),
+        torch.randn(3, 10)[:, ::2],
+    ],
+    ids=["transposed", "sliced", "expanded", "strided"],
+)
+def test_a_tensor_of_other_strides_is_copied(plan, other):
+    prepared = prepare(plan, query={"features": other, "mode": "scaled"})[1]
+    assert prepared.is_contiguous()
+    assert torch.equal(prepared, other)
+
+
+def test_channels_last_is_copied_to_contiguous(plan):
+    (image, _), _ = tiny.example()
+    prepared = prepare(plan, image=image.to(memory_format=torch.channels_last))[0]
+    assert prepared.is_contiguous()
+    assert torch.equal(prepared, image)
+
+
+def test_a_negative_view_is_resolved():
+    lazy = torch.view_as_complex(torch.randn(2, 3, 2)).conj().imag
+    assert lazy.is_neg()
+    prepared = one_tensor().prepare((lazy,), {})[0]
+    assert not prepared.is_neg()
+    assert torch.equal(prepared, lazy)
+
+
+def test_a_conjugate_view_is_resolved():
+    lazy = torch.randn(2, 3, dtype=torch.complex64).conj()
+    prepared = one_tensor("complex64").prepare((lazy,), {})[0]
+    assert not prepared.is_conj()
+    assert torch.equal(prepared, lazy)
+
+
+def test_parameters_and_tensors_that_require_grad_are_taken():
+    plan = one_tensor()
+    parameter = torch.nn.Parameter(torch.randn(2, 3))
+    assert torch.equal(plan.prepare((parameter,), {})[0], parameter)
+    assert type(plan.prepare((parameter,), {})[0]) is torch.Tensor
+    assert plan.prepare((torch.randn(2, 3, requires_grad=True),), {})[0].shape == (2, 3)
+
+
+def test_a_dict_may_come_in_another_order(plan):
+    (image, query), kwargs = tiny.example()
+    assert plan.prepare((image, dict(reversed(query.items()))), kwargs)[1] is query["features"]
+
+
+def test_a_named_tuple_of_any_class_with_the_fields_is_taken():
+    nodes = (m.TensorNode(index=0), m.ConstantNode(value=2))
+    pair = m.NamedTupleNode(class_name="Pair", fields=("x", "n"), items=nodes)
+    parameter = m.Parameter(name="pair", kind="positional", value=pair)
+    tensor = m.TensorInput(name="pair.x", dtype="float32", shape=(2,))
+    plan = InputPlan(
+        msgspec.structs.replace(tiny.call(), parameters=(parameter,), inputs=(tensor,), dimensions=()), CPU
+    )
+    x = torch.randn(2)
+    assert plan.prepare((namedtuple("Another", ["x", "n"])(x, 2),), {}) == [x]
+    for wrong in [namedtuple("Pair", ["n", "x"])(2, x), (x, 2), [x, 2]]:
+        with pytest.raises(InputError, match=r"`pair` must be a named tuple with the fields 'x', 'n', got"):
+            plan.prepare((wrong,), {})
+
+
+def test_the_signature_is_the_modules_own(plan):
+    assert str(plan.signature) == "(image, query, *, offset)"
+    assert plan.signature.parameters["offset"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_a_tensor_is_described_with_its_dimensions():
+    assert describe_tensor(tiny.call().inputs[0]) == "image: float32[batch, 3, 16*gh, 8]"
+    odd = m.TensorInput(name="x", dtype="int64", shape=(m.Size(dimension="n", scale=2, offset=-1),))
+    assert describe_tensor(odd) == "x: int64[2*n - 1]"
+
+
+# --- the call ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {}, r"`image` was not given: \(image, query, offset\)"),
+        ((1, 2), {}, r"`offset` was not given"),
+        ((1, 2, 3), {}, r"3 positional arguments were given; the package takes 2: \(image, query, offset\)"),
+        ((1, 2), {"image": 1, "offset": 3}, r"`image` was given twice, by position and by name"),
+        (
+            (1, 2),
+            {"temperature": 1.0, "offset": 3},
+            r"`temperature` is no parameter of the package.*(?s:.*)export again",
+        ),
+    ],
+)
+def test_a_call_of_another_signature_is_refused(plan, args, kwargs, message):
+    with pytest.raises(InputError, match=message):
+        plan.prepare(args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("mode", "shown"), [("plain", "'plain'"), (None, "None"), (1, "1"), (torch.ones(1), r"torch\.Tensor")]
+)
+def test_a_constant_must_be_what_it_was_at_export(plan, mode, shown):
+    with pytest.raises(
+        InputError, match=rf"`query`\['mode'\] was fixed at export: it must be 'scaled', got {shown}(?s:.*)Export again"
+    ):
+        prepare(plan, query={"features": torch.randn(3, 5), "mode": mode})
+
+
+@pytest.mark.parametrize(
+    ("constant", "good", "wrong"),
+    [
+        (1, [1], [True, 1.0, 2, "1", None, np.ones(3)]),
+        (True, [True], [1, False]),
+        (2.5, [2.5], [2, "2.5"]),
+        (None, [None], [0, False, ""]),
+    ],
+)
+def test_constants_of_another_type_are_another_value(constant, good, wrong):
+    parameter = m.Parameter(name="n", kind="keyword", value=m.ConstantNode(value=constant))
+    plan = InputPlan(msgspec.structs.replace(tiny.call(), parameters=(parameter,), inputs=(), dimensions=()), CPU)
+    for value in good:
+        assert plan.prepare((), {"n": value}) == []
+    for value in wrong:
+        with pytest.raises(InputError, match="`n` was fixed at export"):
+            plan.prepare((), {"n": value})
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        (torch.randn(3, 5), r"`query` must be a dict with the keys 'features', 'mode', got torch\.Tensor"),
+        ({"features": torch.randn(3, 5)}, r"`query` must have the keys 'features', 'mode', got 'features'"),
+        ({}, r"`query` must have the keys 'features', 'mode', got none"),
+        ({"features": [1.0], "mode": "scaled"}, r"`query.features` must be a tensor, got list"),
+        ({"features": None, "mode": "scaled"}, r"`query.features` must be a tensor, got None"),
+        ({"features": np.ones((3, 5)), "mode": "scaled"}, r"must be a tensor, got numpy.ndarray\n  .*from_numpy"),
+    ],
+)
+def test_a_value_of_another_structure_is_refused(plan, query, message):
+    with pytest.raises(InputError, match=message):
+        prepare(plan, query=query)
+
+
+def test_lists_and_tuples_are_told_apart():
+    def plan_of(kind: str) -> InputPlan:
+        items = (m.TensorNode(index=0), m.ConstantNode(value=1))
+        parameter = m.Parameter(name="pair", kind="positional", value=m.SequenceNode(kind=kind, items=items))
+        tensor = m.TensorInput(name="pair.0", dtype="float32", shape=(2,))
+        return InputPlan(
+            msgspec.structs.replace(tiny.call(), parameters=(parameter,), inputs=(tensor,), dimensions=()), CPU
+        )
+
+    x = torch.randn(2)
+    assert plan_of("list").prepare(([x, 1],), {}) == plan_of("tuple").prepare(((x, 1),), {}) == [x]
+    with pytest.raises(InputError, match="`pair` must be a list of 2, got tuple"):
+        plan_of("list").prepare(((x, 1),), {})
+    with pytest.raises(InputError, match="`pair` must be a tuple of 2, got one of 3"):
+        plan_of("tuple").prepare(((x, 1, 1),), {})
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32, torch.bool, torch.complex64])
+def test_another_dtype_is_refused_with_the_conversion(plan, dtype):
+    with pytest.raises(InputError, match=rf"`offset` must be float32, got {str(dtype)[6:]}\n  `.to\(torch.float32\)`"):
+        prepare(plan, offset=torch.ones(5).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((0, 3, 32, 8), r"from 1 to 4 in dimension 0 \(batch\), got shape \[0, 3, 32, 8\]"),
+        ((5, 3, 32, 8), r"from 1 to 4 in dimension 0 \(batch\)"),
+        ((3, 3, 33, 8), r"from 16 to 96, in steps of 16 in dimension 2 \(16\*gh\), got shape \[3, 3, 33, 8\]"),
+        ((3, 3, 112, 8), r"from 16 to 96"),
+        ((3, 3, 0, 8), r"from 16 to 96"),
+        ((3, 4, 32, 8), r"`image` must have size 3 in dimension 1"),
+        ((3, 3, 32), r"`image` must have 4 dimensions, got shape \[3, 3, 32\]"),
+        ((1, 3, 3, 32, 8), r"`image` must have 4 dimensions"),
+        ((), r"`image` must have 4 dimensions"),
+    ],
+)
+def test_a_shape_outside_of_the_exported_range_is_refused(plan, shape, message):
+    with pytest.raises(InputError, match=message):
+        prepare(plan, image=torch.randn(shape))
+
+
+def test_inputs_that_share_a_dimension_must_agree(plan):
+    with pytest.raises(InputError, match=r"`query.features` has batch = 2 by dimension 0 of .*`image` has batch = 3"):
+        prepare(plan, query={"features": torch.randn(2, 5), "mode": "scaled"})
+
+
+@given(st.lists(st.integers(0, 120), min_size=4, max_size=4), st.integers(0, 6), st.data())
+@settings(deadline=None, max_examples=200)
+def test_shapes_are_taken_exactly_when_the_manifest_allows_them(image, batch, data):
+    if data.draw(st.booleans()):  # most random shapes are wrong in every way
+        image = [batch, 3, 16 * data.draw(st.integers(0, 7)), 8]
+    plan = InputPlan(tiny.call(), CPU)
+    allowed = image[0] == batch and 1 <= batch <= 4 and image[1] == 3 and image[3] == 8
+    allowed = allowed and image[2] in range(16, 97, 16)
+    # Zero strides: these have no memory of their own to speak of.
+    inputs = torch.zeros(1).expand(image), {"features": torch.zeros(1).expand(batch, 5), "mode": "scaled"}
+    try:
+        plan.prepare(inputs, {"offset": torch.zeros(5)})
+    except InputError:
+        assert not allowed
+    else:
+        assert allowed
+
+
+def test_sizes_with_an_offset_are_solved_for_the_dimension():
+    plan = one_tensor(shape=(m.Size(dimension="batch", scale=2, offset=-1),))
+    for size in range(12):
+        if size in (3, 5, 7, 9):
+            assert plan.prepare((torch.zeros(size),), {})
+        else:
+            with pytest.raises(InputError, match=r"from 3 to 9, in steps of 2 in dimension 0 \(2\*batch - 1\)"):
+                plan.prepare((torch.zeros(size),), {})
+
+
+def test_known_shapes_are_forgotten_in_the_end(monkeypatch):
+    monkeypatch.setattr("exportkit.runtime.inputs._REMEMBERED_SHAPES", 2)
+    plan = one_tensor(shape=(m.Size(dimension="batch"),))
+    for size in (2, 3, 4, 5, 2):
+        assert plan.prepare((torch.zeros(size),), {})
+    assert len(plan._allowed_shapes) <= 2
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.randn(2, 3)
+
+
+def freed() -> torch.Tensor:
+    tensor = torch.randn(2, 3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+class Logged(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError("nothing of it may be run")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (fake, "must be a plain tensor, got torch._subclasses.fake_tensor.FakeTensor, which has no data of its own"),
+        (lambda: torch.randn(2, 3).as_subclass(Logged), "must be a plain tensor, got .*Logged"),
+        (freed, "has no data: its storage was freed"),
+        (lambda: torch.randn(2, 3).to_sparse(), "must be a dense tensor .* got layout torch.sparse_coo"),
+        (lambda: torch.randn(2, 3).to_sparse_csr(), "must be a dense tensor .* got layout torch.sparse_csr"),
+        (lambda: torch.randn(2, 3).to_mkldnn(), "must be a dense tensor .* got layout torch._mkldnn"),
+        (lambda: torch.nested.nested_tensor([torch.randn(3), torch.randn(2)]), "must be a dense tensor"),
+        (lambda: torch.randn(2, 3, device="meta"), r"must be on cpu, where the model is; got one on meta"),
+        (lambda: torch._to_functional_tensor(torch.randn(2, 3)), "has no data"),
+        (lambda: torch._efficientzerotensor((2, 3)), "has no data"),
+    ],
+    ids=["fake", "subclass", "freed", "coo", "csr", "mkldnn", "nested", "meta", "functional", "zero"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
+def test_a_tensor_without_data_of_its_own_is_refused(make, message):
+    with pytest.raises(InputError, match=rf"`x` {message}"):
+        one_tensor().prepare((make(),), {})
+
+
+def test_torch_func_transforms_are_refused():
+    plan = one_tensor()
+    with pytest.raises(InputError, match="`x` must be a dense tensor"):
+        torch.vmap(lambda x: plan.prepare((x,), {})[0])(torch.randn(4, 2, 3))
+    with pytest.raises(InputError, match="`x` must be a dense tensor"):
+        torch.func.grad(lambda x: plan.prepare((x,), {})[0].sum())(torch.randn(2, 3))
+
+
+@pytest.mark.cuda
+def test_inputs_must_be_on_the_models_device_and_aligned():
+    call = tiny.call()
+    (image, query), kwargs = tiny.example()
+    plan = InputPlan(call, torch.device("cuda:0"))
+    with pytest.raises(InputError, match=r"`image` must be on cuda:0.*got one on cpu\n  `.to\('cuda:0'\)` moves it"):
+        plan.prepare((image, query), kwargs)
+    odd = torch.randn(6, device="cuda")[1:]
+    features = {"features": query["features"].cuda(), "mode": "scaled"}
+    prepared = plan.prepare((image.cuda(), features), {"offset": odd})[2]
+    assert prepared.data_ptr() % 16 == 0
+    assert torch.equal(prepared, odd)

@@ -1,0 +1,193 @@
+"""Which target runs on which machine, and the reasons for the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from exportkit.errors import ManifestConsistencyError, NoTargetError, UsageError
+from exportkit.package.manifest import Library, Target
+from exportkit.runtime.targets import Host, host, host_cpu_isa, isa_level, library_rejection, parse_device, pick
+from tests.runtime import tiny
+
+V2 = ["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"]
+V3 = V2 + ["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"]
+V4 = V3 + ["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]
+
+CPU_HOST = Host("linux-x86_64", "x86-64-v3", "2.13.0+cpu")
+H200_HOST = Host("linux-x86_64", "x86-64-v4", "2.11.0+cu130", "13.0", ((9, 0), (8, 0)))
+
+
+def cpu(**changes: object) -> Target:
+    plain = {"name": "cpu", "platform": "linux-x86_64", "cpu_isa": "x86-64-v3", "built_with_torch": "2.13.0+cpu"}
+    return tiny.target(**{**plain, **changes})
+
+
+def cuda(**changes: object) -> Target:
+    plain = {"name": "cuda", "device": "cuda", "cuda_architecture": "sm_90", "built_with_cuda": "13.0"}
+    return cpu(**{**plain, **changes})
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [([], "x86-64"), (V2, "x86-64-v2"), (V3, "x86-64-v3"), (V4, "x86-64-v4"), (V4[1:], "x86-64")],
+)
+def test_the_cpus_level_is_the_highest_of_which_it_has_every_flag(flags, level):
+    assert isa_level(flags) == level
+
+
+def test_avx512_without_all_of_its_parts_is_version_three():
+    assert isa_level([flag for flag in V4 if flag != "avx512vl"]) == "x86-64-v3"
+
+
+def test_this_machine_is_described():
+    here = host(with_cuda=False)
+    assert here.cpu_isa == host_cpu_isa()
+    assert here.capabilities == ()
+    assert pick([tiny.target()], "cpu", here).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [("auto", ("auto", None)), ("cpu", ("cpu", None)), ("cuda", ("cuda", None)), ("cuda:11", ("cuda", 11))],
+)
+def test_devices_are_named_as_torch_names_them(text, parsed):
+    assert parse_device(text) == parsed
+
+
+@pytest.mark.parametrize(
+    "text", ["gpu", "", "cuda:", "cuda:-1", "cpu:0", "auto:1", "CUDA", "cuda:1 ", "mps", "cuda:1\n"]
+)
+def test_other_devices_are_refused(text):
+    with pytest.raises(UsageError, match="auto, cpu, cuda or cuda:<index>"):
+        parse_device(text)
+
+
+def test_cuda_is_taken_before_the_cpu_where_both_run():
+    targets = [cpu(), cuda()]
+    assert pick(targets, "auto", H200_HOST).device == "cuda:0"
+    assert pick(targets, "cpu", H200_HOST).device == "cpu"
+    assert pick(targets, "cpu", H200_HOST).device_index == -1
+    assert pick(targets, "auto", CPU_HOST).device == "cpu"
+
+
+def test_plain_cuda_is_torchs_current_device():
+    ptx = cuda(cuda_architecture="sm_80", cuda_ptx=True)
+    assert pick([ptx], "cuda", H200_HOST, current_cuda=1).device == "cuda:1"
+    assert pick([ptx], "cuda:0", H200_HOST, current_cuda=1).device == "cuda:0"
+
+
+def test_the_newest_instructions_that_run_are_taken():
+    targets = [cpu(name="v3"), cpu(name="v4", cpu_isa="x86-64-v4"), cpu(name="any", cpu_isa=None)]
+    assert pick(targets, "cpu", H200_HOST).target.name == "v4"
+    assert pick(targets, "cpu", CPU_HOST).target.name == "v3"
+    assert pick(targets, "cpu", Host("linux-x86_64", "x86-64", "2.13")).target.name == "any"
+
+
+def test_machine_code_for_the_gpu_is_taken_before_older_code():
+    targets = [cuda(name="old", cuda_architecture="sm_80", cuda_ptx=True), cuda(name="new")]
+    assert pick(targets, "auto", H200_HOST).target.name == "new"
+    assert pick(targets, "cuda:1", H200_HOST).target.name == "old"
+
+
+@pytest.mark.parametrize(
+    ("target", "device", "machine", "reason"),
+    [
+        (cuda(), "cpu", H200_HOST, "it is for cuda, and cpu was asked for"),
+        (cpu(), "cuda", H200_HOST, "it is for cpu, and cuda was asked for"),
+        (cpu(platform="linux-aarch64"), "auto", CPU_HOST, "it is for linux-aarch64, this is linux-x86_64"),
+        (cpu(needs_torch="2.14"), "auto", CPU_HOST, r"it needs torch 2.14 or newer, this is 2.13.0\+cpu"),
+        (cpu(needs_torch="3.0"), "auto", CPU_HOST, "it needs torch 3.0 or newer"),
+        (cpu(cpu_isa="x86-64-v4"), "auto", CPU_HOST, "it needs a CPU with x86-64-v4, this one has x86-64-v3"),
+        (cpu(cpu_isa="x86-64-v9"), "auto", CPU_HOST, "its instruction set x86-64-v9 is not known here"),
+        (cuda(cpu_isa="x86-64-v4"), "auto", CPU_HOST, "it needs a CPU with x86-64-v4"),
+        (cuda(), "auto", CPU_HOST, r"it needs CUDA, this torch \(2.13.0\+cpu\) is a CPU build"),
+        (cuda(built_with_cuda="12.8"), "auto", H200_HOST, "it was built with CUDA 12.8, this torch has CUDA 13.0"),
+        (
+            cuda(),
+            "auto",
+            Host("linux-x86_64", "x86-64-v4", "2.13", "13.0"),
+            "it needs a CUDA device, and torch sees none",
+        ),
+        (cuda(), "cuda:2", H200_HOST, r"it cannot run on cuda:2, torch sees 2 CUDA device\(s\)"),
+        (cuda(), "cuda:1", H200_HOST, "it has code for sm_90, cuda:1 is sm_80"),
+        (cuda(cuda_ptx=True), "cuda:1", H200_HOST, "it has code for sm_90 and PTX, cuda:1 is sm_80"),
+        (cuda(cuda_architecture="sm_80"), "cuda:0", H200_HOST, "it has code for sm_80, cuda:0 is sm_90"),
+        (cuda(cuda_architecture="sm_80a", cuda_ptx=True), "cuda:0", H200_HOST, "it has code for sm_80a and PTX"),
+        (cuda(cuda_architecture="gfx90a"), "cuda:0", H200_HOST, "its CUDA architecture gfx90a is not known here"),
+    ],
+)
+def test_a_target_that_does_not_run_here_is_refused_with_the_reason(target, device, machine, reason):
+    with pytest.raises(
+        NoTargetError, match=rf"no target of the package runs here \(device {device}\):\n  \w+: {reason}"
+    ):
+        pick([target], device, machine)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "ptx", "capability"),
+    [
+        ("sm_90", False, (9, 0)),
+        ("sm_90a", False, (9, 0)),
+        ("sm_80", False, (8, 6)),
+        ("sm_80", True, (8, 0)),
+        ("sm_80", True, (9, 0)),
+        ("sm_90", True, (12, 0)),
+        ("sm_120", False, (12, 0)),
+    ],
+)
+def test_code_runs_on_its_architecture_and_ptx_on_later_ones(architecture, ptx, capability):
+    machine = Host("linux-x86_64", "x86-64-v4", "2.13.0+cu130", "13.0", (capability,))
+    assert pick([cuda(cuda_architecture=architecture, cuda_ptx=ptx)], "auto", machine).device == "cuda:0"
+
+
+def test_every_rejected_target_is_named():
+    with pytest.raises(NoTargetError) as error:
+        pick([cuda(), cpu(name="v4", cpu_isa="x86-64-v4")], "auto", CPU_HOST)
+    assert "\n  cuda: it needs CUDA" in str(error.value)
+    assert "\n  v4: it needs a CPU with x86-64-v4" in str(error.value)
+
+
+def test_a_package_without_compiled_code_says_what_it_is():
+    with pytest.raises(NoTargetError, match=r"no compiled target(?s:.*)exportkit export"):
+        pick([], "auto", CPU_HOST)
+
+
+def test_a_newer_torch_runs_what_an_older_one_compiled():
+    assert pick([cpu(needs_torch="2.11")], "auto", Host("linux-x86_64", "x86-64-v3", "2.15.0a0+git1")).device == "cpu"
+
+
+# --- libraries --------------------------------------------------------------------------------------------------------
+
+
+def library(needs_torch: str, torch_bound: str | None) -> Library:
+    return Library(
+        record="exportkit/ops/linux-x86_64/libx.so",
+        sha256="0" * 64,
+        platform="linux-x86_64",
+        device="cpu",
+        kernels=("cpu",),
+        defines=(),
+        needs_torch=needs_torch,
+        torch_bound=torch_bound,
+        needs=(),
+    )
+
+
+def test_a_stable_library_works_from_its_torch_on():
+    assert library_rejection(library("2.11", None), "2.11.0+cu130") is None
+    assert library_rejection(library("2.11", None), "3.0.0") is None
+    assert library_rejection(library("2.12", None), "2.11.0") == "it needs torch 2.12 or newer, this is 2.11.0"
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.14.0", "3.13.0"])
+def test_a_bound_library_works_with_its_minor_version_only(version):
+    assert library_rejection(library("2.13", "2.13"), "2.13.4+cu130") is None
+    reason = library_rejection(library("2.13", "2.13"), version)
+    assert (
+        f"against the C++ API of torch 2.13, which holds for no other minor version; this is torch {version}" in reason
+    )
+
+
+def test_what_is_no_version_is_the_packages_fault():
+    with pytest.raises(ManifestConsistencyError, match="'nightly' is no version"):
+        library_rejection(library("nightly", None), "2.13.0")
