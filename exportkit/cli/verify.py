@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from typing_extensions import assert_never
 
 from exportkit.cli.frame import command as exportkit_command
 from exportkit.cli.options import (
@@ -18,9 +19,10 @@ from exportkit.cli.options import (
     weights_option,
 )
 from exportkit.cli.output import print_json, print_table, progress
+from exportkit.verify import outcomes
 
 if TYPE_CHECKING:
-    from exportkit.verify.outcomes import Check, Report
+    from exportkit.verify.outcomes import Check, Report, Verdict
 
 
 @exportkit_command("verify", short_help="Run an artifact in a fresh process, and compare.")
@@ -104,7 +106,25 @@ def print_report(report: Report) -> None:
 
 
 def _row(check: Check) -> tuple[str, ...]:
-    state = "FAIL" if check.failed else "ok" if check.verdict.kind == "match" else "--"
     took = f"{check.seconds * 1e3:.1f} ms" if check.seconds is not None else ""
-    first_line = check.verdict.message.partition("\n")[0]
-    return state, check.against, check.label, took, first_line if not check.failed else check.verdict.kind
+    text = check.verdict.kind if check.failed else check.verdict.message.partition("\n")[0]
+    return _state(check.verdict), check.against, check.label, took, text
+
+
+def _state(verdict: Verdict) -> str:
+    """How a verdict is marked; one that is added to the union and forgotten here does not pass mypy."""
+    match verdict:
+        case outcomes.Match():
+            return "ok"
+        case outcomes.NotRun():
+            return "--"
+        case outcomes.EagerUnavailable():
+            return "FAIL" if verdict.required else "--"
+        case outcomes.Mismatch() | outcomes.WrongDtype() | outcomes.WrongShape() | outcomes.WrongStructure():
+            return "FAIL"
+        case outcomes.CallFailed() | outcomes.Crashed() | outcomes.TimedOut():
+            return "FAIL"
+        case outcomes.MissingOperator() | outcomes.LoadFailed() | outcomes.EagerDiffers() | outcomes.EagerFailed():
+            return "FAIL"
+        case _:
+            assert_never(verdict)

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from typing_extensions import assert_never
-
 
 @dataclass(frozen=True)
 class OutputComparison:
@@ -407,27 +405,3 @@ _SIGNAL_HINTS: Mapping[int, str] = {
     signals.SIGKILL: ", as the kernel does when memory runs out,",
     signals.SIGABRT: ", as a failed assertion or a second registration of an operator does,",
 }
-
-
-def outputs_of(verdict: Verdict) -> tuple[OutputComparison, ...]:
-    """The compared outputs of a verdict, none where nothing was compared."""
-    match verdict:
-        case Match() | Mismatch():
-            return verdict.outputs
-        case (
-            WrongDtype()
-            | WrongShape()
-            | WrongStructure()
-            | CallFailed()
-            | Crashed()
-            | TimedOut()
-            | NotRun()
-            | MissingOperator()
-            | LoadFailed()
-            | EagerUnavailable()
-            | EagerDiffers()
-            | EagerFailed()
-        ):
-            return ()
-        case _:
-            assert_never(verdict)

@@ -16,6 +16,7 @@ from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Call, Manifest, Node
+from exportkit.package.sizes import label_of, plan_sizes, shape_at
 from exportkit.verify.outcomes import (
     CallFailed,
     Check,
@@ -31,7 +32,6 @@ from exportkit.verify.outcomes import (
     Verdict,
     WrongStructure,
 )
-from exportkit.package.sizes import label_of, plan_sizes, shape_at
 from exportkit.verify.worker import Worker
 
 Against = Literal["cases", "eager", "both"]

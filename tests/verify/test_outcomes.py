@@ -99,8 +99,3 @@ def test_a_crash_names_the_signal_and_what_it_often_means():
         in Crashed(4, None, "loading", "").message
     )
     assert "signal 77" in Crashed(77, None, "loading", "").message
-
-
-def test_the_outputs_of_a_verdict_are_those_that_were_compared():
-    assert outcomes.outputs_of(EXAMPLES[1]) == (COMPARED,)
-    assert outcomes.outputs_of(EXAMPLES[5]) == ()

@@ -1,0 +1,95 @@
+"""Small artifacts with a program in them: they go the way of compiled ones, and take no compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import save
+
+from exportkit.package import manifest as m
+from exportkit.package.archive import write_package
+
+DIGEST = "0" * 64
+MISBEHAVING_SCHEMA = "misbehaving::act(Tensor x) -> Tensor"
+
+
+class Affine(torch.nn.Module):
+    """y = 2x, n = the number of columns of each row, as int64."""
+
+    def forward(self, x):
+        return {"y": x * 2, "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
+
+
+class Misbehaving(torch.nn.Module):
+    """Does what its input says: 0 returns it doubled, 1 dies of a signal, 2 stalls, 3 raises."""
+
+    def forward(self, x):
+        return {"y": torch.ops.misbehaving.act(x), "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
+
+
+def write_artifact(
+    path: Path,
+    model: torch.nn.Module,
+    cases: Sequence[tuple[torch.Tensor, Mapping[str, torch.Tensor]]],
+    *,
+    source: str | None = None,
+    state_sha256: str = DIGEST,
+    operators: Sequence[m.Operator] = (),
+    call: m.Call | None = None,
+) -> Path:
+    """An artifact with `model` as its program: x is float32 [rows, 3], rows 1 to 8."""
+    rows = torch.export.Dim("rows", min=1, max=8)
+    program = torch.export.export(model, (torch.zeros(4, 3),), dynamic_shapes={"x": {0: rows}})
+    saved = path.with_name("program.pt2")
+    torch.export.save(program, saved)
+    records: dict[str, bytes | Path] = {"exportkit/program.pt2": saved}
+    for i, (x, outputs) in enumerate(cases):
+        tensors = {"input.0": x} | {f"output.{k}": tensor for k, tensor in enumerate(outputs.values())}
+        records[f"exportkit/cases/{i}.safetensors"] = save(tensors)
+    manifest = m.Manifest(
+        format_version=m.FORMAT_VERSION,
+        name="affine",
+        version="1",
+        call=call or affine_call(),
+        targets=(),
+        program=m.Program(record="exportkit/program.pt2", device="cpu", built_with_torch=str(torch.__version__)),
+        operators=tuple(operators),
+        libraries=(),
+        cases=tuple(
+            m.Case(record=f"exportkit/cases/{i}.safetensors", sizes={"rows": len(x)}) for i, (x, _) in enumerate(cases)
+        ),
+        source=m.Source(model=source, model_kwargs={}, dtype=None, seed=0, state_sha256=state_sha256),
+        provenance=m.Provenance(exportkit="0", torch=str(torch.__version__), commit=None, dirty=None, tf32=False),
+        records=(),
+    )
+    write_package(path, manifest, records)
+    saved.unlink()
+    return path
+
+
+def affine_call(**replace: Any) -> m.Call:
+    """x -> {"y": float32, "n": int64}."""
+    rows = m.Size(dimension="rows")
+    exact = m.OutputTolerance(rtol=0, atol=0)
+    call = m.Call(
+        parameters=(m.Parameter(name="x", kind="positional", value=m.TensorNode(index=0)),),
+        inputs=(m.TensorInput(name="x", dtype="float32", shape=(rows, 3)),),
+        result=m.MappingNode(keys=("y", "n"), items=(m.TensorNode(index=0), m.TensorNode(index=1))),
+        outputs=(
+            m.TensorOutput(
+                name="y", dtype="float32", shape=(rows, 3), tolerance=m.OutputTolerance(rtol=1e-5, atol=1e-6)
+            ),
+            m.TensorOutput(name="n", dtype="int64", shape=(rows,), tolerance=exact),
+        ),
+        dimensions=(m.Dimension(name="rows", min=1, max=8),),
+    )
+    return msgspec.structs.replace(call, **replace)
+
+
+def right(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the models answer."""
+    return {"y": x * 2, "n": torch.full((len(x),), 3)}
