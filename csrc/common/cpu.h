@@ -9,6 +9,14 @@
 
 #include "common/checks.h"
 
+// On a loop's function (templates included): compiled once per x86-64 level, the processor's best picked when the
+// library loads. One file then runs everywhere and is as fast as one built with -march=native.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define ARR_COC_EVERY_ISA __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define ARR_COC_EVERY_ISA
+#endif
+
 namespace arr_coc {
 
 // One thread's share should outweigh the cost of waking it: about this many elements of simple arithmetic.
