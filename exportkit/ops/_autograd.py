@@ -7,17 +7,18 @@ from typing import Any
 import torch
 
 
-def register_no_second_derivative(name: str) -> None:
+def register_no_second_derivative(name: str, forward: str | None = None) -> None:
     """Makes differentiating the gradient operator `arr_coc::<name>` an error that names it.
 
-    Without a rule torch only warns and leaves the second gradient None.
+    Without a rule torch only warns and leaves the second gradient None. `forward` is the operator it is a gradient of,
+    where that is not `name` without "_grad".
     """
+    of = forward or name.removesuffix("_grad")
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        forward = name.removesuffix("_grad")
         raise RuntimeError(
-            f"arr_coc::{name} has no derivative: second derivatives of arr_coc::{forward} are not supported; "
-            f"differentiate exportkit.ops.{forward}'s reference instead"
+            f"arr_coc::{name} has no derivative: second derivatives of arr_coc::{of} are not supported; "
+            f"differentiate exportkit.ops.{of}'s reference instead"
         )
 
     torch.library.register_autograd(f"arr_coc::{name}", backward)

@@ -1,0 +1,302 @@
+"""Colour and edges: CIE LAB and the Sobel gradients of an image, from one read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exportkit.ops._autograd import register_no_second_derivative
+from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
+from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+LUMA = (0.299, 0.587, 0.114)  # Rec. 601
+XYZ = ((0.412453, 0.357580, 0.180423), (0.212671, 0.715160, 0.072169), (0.019334, 0.119193, 0.950227))
+WHITE = (0.95047, 1.0, 1.08883)  # D65
+LINEAR_KNEE = 0.04045
+COMPRESS_KNEE = 0.008856
+
+
+def fused_texture(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """CIE LAB (D65) of an sRGB image, and the Sobel gradients of its luma.
+
+    LAB as in IEC 61966-2-1 and CIE 15: linear light from the encoded values, XYZ relative to the white point, then
+    L = 116 f(Y) - 16, a = 500 (f(X) - f(Y)), b = 200 (f(Y) - f(Z)), f the cube root with a straight piece near 0.
+    Sobel on the luma Y' = 0.299 R + 0.587 G + 0.114 B of the encoded values (Rec. 601), with kernel
+    [-1 0 1; -2 0 2; -1 0 1] / 8 and its transpose; beyond the border the nearest pixel is repeated.
+
+    Args:
+        rgb: [B, 3, H, W], floating, encoded sRGB in [0, 1]; finite values outside are legal.
+
+    Returns:
+        lab: [B, 3, H, W]; L in [0, 100], a and b within about [-110, 110] for colours of sRGB.
+        sobel_x: [B, 1, H, W], the change of luma a pixel to the right.
+        sobel_y: [B, 1, H, W], the change of luma a pixel down.
+        All in the dtype of `rgb`.
+
+    Raises:
+        RuntimeError: Wrong rank, channels or dtype.
+    """
+    return torch.ops.arr_coc.fused_texture(rgb)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _mixed(channels: Tensor, rows: tuple[tuple[float, ...], ...]) -> Tensor:
+    """[B, 3, H, W] through a 3 x 3 matrix."""
+    c0, c1, c2 = channels.unbind(1)
+    return torch.stack([row[0] * c0 + row[1] * c1 + row[2] * c2 for row in rows], 1)
+
+
+def _scaled(channels: Tensor, factors: tuple[float, ...]) -> Tensor:
+    """Each of three channels times its factor."""
+    return torch.stack([factor * channel for factor, channel in zip(factors, channels.unbind(1))], 1)
+
+
+def _linear(rgb: Tensor) -> Tensor:
+    # The power's base is clamped first: a negative one would be NaN, and stay so in the gradient of where().
+    base = (rgb.clamp(min=LINEAR_KNEE) + 0.055) / 1.055
+    return torch.where(rgb <= LINEAR_KNEE, rgb / 12.92, base**2.4)
+
+
+def _white_relative_xyz(rgb: Tensor) -> Tensor:
+    return _scaled(_mixed(_linear(rgb), XYZ), tuple(1 / white for white in WHITE))
+
+
+def _neighbours(values: Tensor, dim: int, edge: float) -> tuple[Tensor, Tensor]:
+    """The values before and after each along `dim` (-1 or -2); beyond the ends, `edge` times the end."""
+    along = values.transpose(dim, -1)
+    before = torch.cat([edge * along[..., :1], along[..., :-1]], -1)
+    after = torch.cat([along[..., 1:], edge * along[..., -1:]], -1)
+    return before.transpose(dim, -1), after.transpose(dim, -1)
+
+
+def _smoothed(values: Tensor, dim: int) -> Tensor:
+    before, after = _neighbours(values, dim, 1.0)
+    return before + 2 * values + after
+
+
+def fused_texture_reference(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`fused_texture` in ATen."""
+    wide = _wide(rgb)
+    t = _white_relative_xyz(wide)
+    root = t.clamp(min=COMPRESS_KNEE) ** (1 / 3)
+    fx, fy, fz = torch.where(t <= COMPRESS_KNEE, 7.787 * t + 4 / 29, root).unbind(1)
+    lab = torch.stack([116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)], 1)
+    r, g, b = wide.unbind(1)
+    luma = (LUMA[0] * r + LUMA[1] * g + LUMA[2] * b).unsqueeze(1)
+    left, right = _neighbours(luma, -1, 1.0)
+    up, down = _neighbours(luma, -2, 1.0)
+    sobel_x, sobel_y = _smoothed(right - left, -2) / 8, _smoothed(down - up, -1) / 8
+    return lab.to(rgb.dtype).contiguous(), sobel_x.to(rgb.dtype).contiguous(), sobel_y.to(rgb.dtype).contiguous()
+
+
+def lab_to_rgb_grad(rgb: Tensor, grad_lab: Tensor) -> Tensor:
+    """Gradient of `fused_texture`'s LAB.
+
+    dlin_c = sum_k M_kc / w_k f'(t_k) G_k with G_X = 500 g_a, G_Y = 116 g_L - 500 g_a + 200 g_b, G_Z = -200 g_b, times
+    the slope of linear light over the encoded value.
+
+    Args:
+        rgb: [B, 3, H, W], as in the forward.
+        grad_lab: [B, 3, H, W], of the dtype and device of `rgb`.
+
+    Returns:
+        [B, 3, H, W].
+
+    Raises:
+        RuntimeError: Wrong rank, channels, sizes or dtype.
+    """
+    return torch.ops.arr_coc.lab_to_rgb_grad(rgb, grad_lab)
+
+
+def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor) -> Tensor:
+    """`lab_to_rgb_grad` in ATen."""
+    wide, (grad_l, grad_a, grad_b) = _wide(rgb), _wide(grad_lab).unbind(1)
+    t = _white_relative_xyz(wide)
+    slope = torch.where(t <= COMPRESS_KNEE, 7.787, t.clamp(min=COMPRESS_KNEE) ** (-2 / 3) / 3)
+    grad_f = torch.stack([500 * grad_a, 116 * grad_l - 500 * grad_a + 200 * grad_b, -200 * grad_b], 1)
+    transposed = tuple(zip(*XYZ))
+    grad_linear = _mixed(_scaled(slope * grad_f, tuple(1 / white for white in WHITE)), transposed)
+    base = (wide.clamp(min=LINEAR_KNEE) + 0.055) / 1.055
+    return (grad_linear * torch.where(wide <= LINEAR_KNEE, 1 / 12.92, 2.4 / 1.055 * base**1.4)).to(rgb.dtype)
+
+
+def sobel_grad(grad_x: Tensor, grad_y: Tensor) -> Tensor:
+    """Gradient of `fused_texture`'s Sobel outputs with respect to the luma: their adjoint.
+
+    Axis by axis, the adjoint of a border that repeats continues a smoothed axis by its end value and a differenced one
+    by minus its end value.
+
+    Args:
+        grad_x: [B, 1, H, W], floating.
+        grad_y: [B, 1, H, W], of the dtype and device of `grad_x`.
+
+    Returns:
+        [B, 1, H, W].
+
+    Raises:
+        RuntimeError: Wrong rank, channels, sizes or dtype.
+    """
+    return torch.ops.arr_coc.sobel_grad(grad_x, grad_y)
+
+
+def sobel_grad_reference(grad_x: Tensor, grad_y: Tensor) -> Tensor:
+    """`sobel_grad` in ATen."""
+    wide_x, wide_y = _wide(grad_x), _wide(grad_y)
+    left, right = _neighbours(_smoothed(wide_x, -2), -1, -1.0)
+    up, down = _neighbours(_smoothed(wide_y, -1), -2, -1.0)
+    return ((left - right + up - down) / 8).to(grad_x.dtype).contiguous()
+
+
+def _check_image(op: str, name: str, image: Tensor, channels: int) -> None:
+    layout = f"[B, {channels}, H, W]"
+    check_rank(op, name, image, 4, layout)
+    check_floating(op, name, image)
+    check(image.shape[1] == channels, f"{op}: {name} must be {layout}, got shape {shape_of(image)}")
+
+
+def _check_alike_images(op: str, first_name: str, first: Tensor, name: str, image: Tensor) -> None:
+    check_alike(op, first_name, first, name, image)
+    for symbol, dim in (("B", 0), ("H", 2), ("W", 3)):
+        check_same_size(op, symbol, name, image.shape[dim], first_name, first.shape[dim])
+
+
+@torch.library.register_fake("arr_coc::fused_texture")
+def _fused_texture_fake(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    _check_image("fused_texture", "rgb", rgb, 3)
+    batch, _, height, width = rgb.shape
+    grey = (batch, 1, height, width)
+    return rgb.new_empty((batch, 3, height, width)), rgb.new_empty(grey), rgb.new_empty(grey)
+
+
+@torch.library.register_fake("arr_coc::lab_to_rgb_grad")
+def _lab_to_rgb_grad_fake(rgb: Tensor, grad_lab: Tensor) -> Tensor:
+    op = "lab_to_rgb_grad"
+    _check_image(op, "rgb", rgb, 3)
+    _check_image(op, "grad_lab", grad_lab, 3)
+    _check_alike_images(op, "rgb", rgb, "grad_lab", grad_lab)
+    return rgb.new_empty(rgb.shape)
+
+
+@torch.library.register_fake("arr_coc::sobel_grad")
+def _sobel_grad_fake(grad_x: Tensor, grad_y: Tensor) -> Tensor:
+    op = "sobel_grad"
+    _check_image(op, "grad_x", grad_x, 1)
+    _check_image(op, "grad_y", grad_y, 1)
+    _check_alike_images(op, "grad_x", grad_x, "grad_y", grad_y)
+    return grad_x.new_empty(grad_x.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # an output nothing was made of has the gradient None, and costs nothing
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad_lab: Tensor | None, grad_x: Tensor | None, grad_y: Tensor | None) -> Tensor | None:
+    (rgb,) = ctx.saved_tensors
+    grad = None if grad_lab is None else lab_to_rgb_grad(rgb, grad_lab)
+    if grad_x is None and grad_y is None:
+        return grad
+    grad_x = torch.zeros_like(grad_y) if grad_x is None else grad_x
+    grad_luma = sobel_grad(grad_x, torch.zeros_like(grad_x) if grad_y is None else grad_y)
+    if grad is None:
+        return torch.cat([weight * grad_luma for weight in LUMA], 1)
+    for channel, weight in enumerate(LUMA):  # in place: one more image would be written and read
+        grad[:, channel : channel + 1].add_(grad_luma, alpha=weight)
+    return grad
+
+
+torch.library.register_autograd("arr_coc::fused_texture", _backward, setup_context=_setup_context)
+register_no_second_derivative("lab_to_rgb_grad", "fused_texture")
+register_no_second_derivative("sobel_grad", "fused_texture")
+
+# The first sizes are exported; then those around the CUDA tile (128 x 8) and its vectors of four.
+_SIZES = [(2, 6, 8), (1, 1, 1), (1, 1, 9), (1, 7, 1), (5, 3, 5), (2, 9, 132), (1, 8, 128), (1, 17, 257), (3, 8, 127)]
+_EMPTY_SIZES = [(0, 4, 4), (2, 0, 4), (2, 4, 0)]
+
+
+def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for batch, height, width in _SIZES + _EMPTY_SIZES:
+        # Beyond [0, 1] on both sides: both pieces of both curves.
+        rgb = torch.rand(batch, 3, height, width, device=device, dtype=dtype) * 2 - 0.5
+        yield Sample(f"rgb {list(rgb.shape)}", (rgb,))
+    dark = torch.rand(2, 3, 5, 6, device=device, dtype=dtype) * 0.1
+    yield Sample("dark", (dark,))
+    corners = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], device=device, dtype=dtype)] * 3)
+    yield Sample("the corners of the cube", (corners.T.reshape(1, 3, 2, 4),))
+
+
+def _lab_to_rgb_grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for sample in _samples(device, dtype):
+        yield Sample(sample.label, (*sample.args, torch.randn_like(sample.args[0]) / 100))
+
+
+def _sobel_grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for batch, height, width in _SIZES + _EMPTY_SIZES:
+        grad_x, grad_y = torch.randn(2, batch, 1, height, width, device=device, dtype=dtype)
+        yield Sample(f"grad_x {list(grad_x.shape)}", (grad_x, grad_y))
+
+
+def _refusals(device: torch.device) -> Iterable[Refusal]:
+    rgb = torch.rand(2, 3, 4, 5, device=device)
+    yield Refusal("rank 3", (rgb[0],), r"rgb must be \[B, 3, H, W\], got shape \[3, 4, 5\]")
+    yield Refusal("one channel", (rgb[:, :1],), r"rgb must be \[B, 3, H, W\], got shape \[2, 1, 4, 5\]")
+    yield Refusal("channels last in the shape", (rgb.permute(0, 2, 3, 1),), r"got shape \[2, 4, 5, 3\]")
+    yield Refusal("uint8", (rgb.byte(),), "rgb must be float32.* got uint8")
+
+
+def _lab_to_rgb_grad_refusals(device: torch.device) -> Iterable[Refusal]:
+    rgb = torch.rand(2, 3, 4, 5, device=device)
+    yield Refusal("rgb of rank 3", (rgb[0], rgb), r"rgb must be \[B, 3, H, W\], got shape \[3, 4, 5\]")
+    yield Refusal("grad_lab of one channel", (rgb, rgb[:, :1]), r"grad_lab must be \[B, 3, H, W\]")
+    yield Refusal("grad_lab of other B", (rgb, rgb[:1]), "grad_lab has B = 1, rgb has B = 2")
+    yield Refusal("grad_lab of other H", (rgb, rgb[:, :, 1:]), "grad_lab has H = 3, rgb has H = 4")
+    yield Refusal("grad_lab of other W", (rgb, rgb[..., 1:]), "grad_lab has W = 4, rgb has W = 5")
+    yield Refusal("grad_lab of other dtype", (rgb, rgb.double()), "grad_lab is float64, rgb is float32")
+
+
+def _sobel_grad_refusals(device: torch.device) -> Iterable[Refusal]:
+    grad = torch.rand(2, 1, 4, 5, device=device)
+    yield Refusal("grad_x of three channels", (grad.expand(2, 3, 4, 5), grad), r"grad_x must be \[B, 1, H, W\]")
+    yield Refusal("grad_y of rank 3", (grad, grad[0]), r"grad_y must be \[B, 1, H, W\], got shape \[1, 4, 5\]")
+    yield Refusal("grad_y of other H", (grad, grad[:, :, 1:]), "grad_y has H = 3, grad_x has H = 4")
+    yield Refusal("grad_y of other W", (grad, grad[..., 1:]), "grad_y has W = 4, grad_x has W = 5")
+    yield Refusal("grad_y of other dtype", (grad, grad.half()), "grad_y is float16, grad_x is float32")
+    yield Refusal("integers", (grad.long(), grad.long()), "grad_x must be float32.* got int64")
+
+
+_IMAGE = {0: "B", 2: "H", 3: "W"}
+
+SPEC = OpSpec(
+    name="fused_texture",
+    wrapper=fused_texture,
+    reference=fused_texture_reference,
+    samples=_samples,
+    refusals=_refusals,
+    differentiable=("rgb",),
+    dynamic={"rgb": _IMAGE},
+    # a and b are 500 and 200 times a difference of numbers near 1: where it vanishes, float32 leaves 1e-4 of it,
+    # however it is computed.
+    tolerances={torch.float32: (1e-4, 3e-4)},
+)
+LAB_GRAD_SPEC = OpSpec(
+    name="lab_to_rgb_grad",
+    wrapper=lab_to_rgb_grad,
+    reference=lab_to_rgb_grad_reference,
+    samples=_lab_to_rgb_grad_samples,
+    refusals=_lab_to_rgb_grad_refusals,
+    dynamic={"rgb": _IMAGE, "grad_lab": _IMAGE},
+)
+SOBEL_GRAD_SPEC = OpSpec(
+    name="sobel_grad",
+    wrapper=sobel_grad,
+    reference=sobel_grad_reference,
+    samples=_sobel_grad_samples,
+    refusals=_sobel_grad_refusals,
+    dynamic={"grad_x": _IMAGE, "grad_y": _IMAGE},
+)
