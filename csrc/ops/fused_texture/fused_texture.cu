@@ -30,7 +30,12 @@ struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) Pack {
   T values[n];
 };
 
-bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+// Whether rows of `size` values, the first at `pointer`, start where a Pack may. True for every sample of a batch or
+// for none, so that all of them take one path.
+template <int n, class T>
+bool packs(const T* pointer, int64_t size) {
+  return size % n == 0 && reinterpret_cast<uintptr_t>(pointer) % alignof(Pack<T, n>) == 0;
+}
 
 // The tile column of a thread's pixel i. With kVector its pixels are neighbours and move as one vector; where rows are
 // not aligned for that they are 32 apart, so that the warp's are neighbours.
@@ -310,8 +315,7 @@ std::tuple<Tensor, Tensor, Tensor> fused_texture_cuda(const Tensor& rgb) {
   dispatch_floating(in.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     const T* pixels = static_cast<const T*>(in.const_data_ptr());
-    const auto kernel =
-        width % kThreadPixels == 0 && aligned(pixels) ? &texture_kernel<T, true> : &texture_kernel<T, false>;
+    const auto kernel = packs<kThreadPixels>(pixels, width) ? &texture_kernel<T, true> : &texture_kernel<T, false>;
     for_each_grid(batch, height, width, [&](dim3 grid, Origin origin) {
       kernel<<<grid, kBlock, 0, scope.stream()>>>(pixels, static_cast<T*>(lab.mutable_data_ptr()),
                                                   static_cast<T*>(sobel_x.mutable_data_ptr()),
@@ -332,7 +336,7 @@ Tensor lab_to_rgb_grad_cuda(const Tensor& rgb, const Tensor& grad_lab) {
     using T = decltype(tag);
     constexpr int n = 16 / sizeof(T);
     const T *pixels = static_cast<const T*>(in.const_data_ptr()), *g = static_cast<const T*>(upstream.const_data_ptr());
-    const bool vector = plane % n == 0 && aligned(pixels) && aligned(g);
+    const bool vector = packs<n>(pixels, plane) && packs<n>(g, plane);
     const auto kernel = vector ? &lab_to_rgb_grad_kernel<T, n> : &lab_to_rgb_grad_kernel<T, 1>;
     const dim3 grid(grid_size(plane, kGradThreads * (vector ? n : 1)), grid_size(batch, 1, kGridLimit));
     kernel<<<grid, kGradThreads, 0, scope.stream()>>>(pixels, g, static_cast<T*>(grad.mutable_data_ptr()), batch,
@@ -352,8 +356,8 @@ Tensor sobel_grad_cuda(const Tensor& grad_x, const Tensor& grad_y) {
   dispatch_floating(gx.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     const T *x = static_cast<const T*>(gx.const_data_ptr()), *y = static_cast<const T*>(gy.const_data_ptr());
-    const auto kernel = width % kThreadPixels == 0 && aligned(x) && aligned(y) ? &sobel_grad_kernel<T, true>
-                                                                               : &sobel_grad_kernel<T, false>;
+    const auto kernel = packs<kThreadPixels>(x, width) && packs<kThreadPixels>(y, width) ? &sobel_grad_kernel<T, true>
+                                                                                         : &sobel_grad_kernel<T, false>;
     for_each_grid(batch, height, width, [&](dim3 grid, Origin origin) {
       kernel<<<grid, kBlock, 0, scope.stream()>>>(x, y, static_cast<T*>(grad_luma.mutable_data_ptr()), height, width,
                                                   origin);
