@@ -57,8 +57,8 @@ def test_lab_of_values_outside_the_unit_range_is_as_accurate_as_float32_allows(
     exact = fused_texture_reference(rgb.double())[0]
     actual = fused_texture(rgb)[0]
     assert actual.isfinite().all()
-    # f is at most that of the brightest value, and a is 500 times a difference of two of them. The hardware's logarithm on
-    # a GPU is off by 2^-22 of itself, and so the power by more the brighter it is.
+    # f is at most that of the brightest value, and a is 500 times a difference of two of them. The hardware's logarithm
+    # on a GPU is off by 2^-22 of itself, and so the power by more the brighter it is.
     scale = 500 * (exact[:, 0].abs().max() + 16) / 116
     assert (actual - exact).abs().max() < (4e-7 if device.type == "cpu" else 1.5e-6) * scale
 
