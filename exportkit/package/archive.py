@@ -148,6 +148,7 @@ class PackageReader:
             _check_names([header.name for header in headers])
             entries = check_layout(self._fd, self._size, headers)
             self._entries = {entry.name.removeprefix(f"{ROOT}/"): entry for entry in entries}
+            _check_order(list(self._entries))
             self._manifest_bytes = self._read_manifest(self._entries[MANIFEST_NAME])
             self.manifest = decode_manifest(self._manifest_bytes)
             check_consistency(self.manifest)
@@ -340,6 +341,14 @@ def _check_names(names: Sequence[str]) -> None:
                     raise UnsafeRecordNameError(f"{folder} is a record, and a folder of the record {name}")
     if outside := next((name for name in names if not name.startswith(f"{ROOT}/")), None):
         raise ArchiveLayoutError(f"record {outside} is not under {ROOT}/, the root folder of every package")
+
+
+def _check_order(names: Sequence[str]) -> None:
+    expected = [MANIFEST_NAME, *sorted(name for name in names if name != MANIFEST_NAME)]
+    if out_of_place := next((name for name, there in zip(names, expected) if name != there), None):
+        raise ArchiveLayoutError(
+            f"record {out_of_place} is out of place: the manifest comes first, and then the records sorted by name"
+        )
 
 
 def _check_manifest_size(size: int) -> None:

@@ -16,6 +16,8 @@ from exportkit.package.manifest import (
     Dimension,
     Library,
     Manifest,
+    MappingNode,
+    NamedTupleNode,
     Node,
     Operator,
     OutputTolerance,
@@ -123,8 +125,8 @@ def _indices(node: Node, what: str, depth: int = 0) -> Iterator[int]:
         return
     if isinstance(node, ConstantNode):
         return
-    keys = getattr(node, "keys", None) or getattr(node, "fields", None)
-    if keys is not None:
+    if isinstance(node, (MappingNode, NamedTupleNode)):
+        keys = node.keys if isinstance(node, MappingNode) else node.fields
         _refuse_repeated(keys, f"key of the {what}")
         if len(keys) != len(node.items):
             raise ManifestConsistencyError(f"{what}: {len(keys)} keys for {len(node.items)} items: {', '.join(keys)}")

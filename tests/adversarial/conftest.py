@@ -1,0 +1,33 @@
+"""Fixtures of the tests with forged packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exportkit.errors import PackageError
+from exportkit.package.archive import PackageReader
+from tests.adversarial.forge import Refused
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where a forged package goes."""
+    return tmp_path / "forged.pt2"
+
+
+@pytest.fixture
+def refused(file: Path) -> Refused:
+    """Opening these bytes and checking every digest raises this very class, with this in the message."""
+
+    def check(data: bytes, kind: type[PackageError], named: str) -> PackageError:
+        file.write_bytes(data)
+        with pytest.raises(PackageError) as caught, PackageReader(file) as reader:
+            reader.verify()
+        assert type(caught.value) is kind, caught.value
+        assert named in str(caught.value)
+        assert caught.value.exit_code == 3
+        return caught.value
+
+    return check

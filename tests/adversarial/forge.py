@@ -1,0 +1,89 @@
+"""Makes packages that break one rule: the layout and all digests are right unless a test says otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from exportkit.errors import PackageError
+from exportkit.package.archive import ROOT, STOCK_RECORDS
+from exportkit.package.container import Entry, directory, local_header
+from exportkit.package.manifest import MANIFEST_NAME, Manifest, Record
+from tests.package import samples
+
+Document = dict[str, Any]
+Refused = Callable[[bytes, type[PackageError], str], PackageError]  # the fixture in conftest.py
+
+
+def records() -> dict[str, bytes]:
+    """All records of the sample but the manifest, in order."""
+    return dict(sorted({**samples.RECORDS, **STOCK_RECORDS}.items()))
+
+
+def listing(contents: Mapping[str, bytes]) -> tuple[Record, ...]:
+    """What a manifest says of these records."""
+    return tuple(
+        Record(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+        for name, content in sorted(contents.items())
+    )
+
+
+def document(manifest: Manifest | None = None, contents: Mapping[str, bytes] | None = None) -> Document:
+    """A manifest as JSON has it, to be changed at will; its records are listed."""
+    listed = listing(records() if contents is None else contents)
+    whole: Document = msgspec.to_builtins(
+        msgspec.structs.replace(samples.manifest() if manifest is None else manifest, records=listed)
+    )
+    # to_builtins leaves tuples, which JSON does not have.
+    decoded: Document = msgspec.json.decode(msgspec.json.encode(whole))
+    return decoded
+
+
+def full(contents: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
+    """Names with the root."""
+    return [(f"{ROOT}/{name}", content) for name, content in contents.items()]
+
+
+def with_manifest(contents: Mapping[str, bytes]) -> dict[str, bytes]:
+    """These records after a manifest that lists them."""
+    return {MANIFEST_NAME: msgspec.json.encode(document(contents=contents)), **contents}
+
+
+def archive(contents: Sequence[tuple[str, bytes]], *, before: bytes = b"") -> bytes:
+    """An archive of these records in this order, names in full, in the layout that a package has."""
+    blocks: list[bytes] = [before]
+    entries: list[Entry] = []
+    for name, content in contents:
+        entry = Entry(name, len(content), zlib.crc32(content), entries[-1].end if entries else len(before))
+        entries.append(entry)
+        blocks += [local_header(entry), content]
+    return b"".join([*blocks, directory(entries)])
+
+
+def package(manifest: Document | bytes | None = None, contents: Mapping[str, bytes] | None = None) -> bytes:
+    """A package of these records with this manifest, whatever it says."""
+    contents = records() if contents is None else contents
+    manifest = document(contents=contents) if manifest is None else manifest
+    encoded = manifest if isinstance(manifest, bytes) else msgspec.json.encode(manifest)
+    return archive(full({MANIFEST_NAME: encoded, **contents}))
+
+
+def at(document: Document, path: str) -> Any:
+    """The part of a manifest that a path such as `call.inputs.0.shape` leads to."""
+    part: Any = document
+    for step in path.split("."):
+        part = part[int(step)] if isinstance(part, list) else part[step]
+    return part
+
+
+def changed(path: str, value: Any, base: Document | None = None) -> Document:
+    """The sample's manifest with one value replaced; a last step that is not there is added."""
+    whole = document() if base is None else base
+    parent, _, last = path.rpartition(".")
+    part = at(whole, parent) if parent else whole
+    part[int(last) if isinstance(part, list) else last] = value
+    return whole

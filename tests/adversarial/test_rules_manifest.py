@@ -1,0 +1,199 @@
+"""Rules 7 to 9 of FORMAT.md: manifests that break one each, the class, and what the message names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from exportkit.errors import (
+    FormatVersionError,
+    ManifestConsistencyError,
+    ManifestSyntaxError,
+)
+from exportkit.package.manifest import MAX_MANIFEST_DEPTH
+from tests.adversarial.forge import Refused, at, changed, document, package, records
+from tests.package import samples
+
+# --- rule 7 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, 10**40])
+def test_rule_7_another_version_is_named(refused: Refused, version: int) -> None:
+    data = msgspec.json.encode(document()).replace(b'"format_version":1', b'"format_version":%d' % version)
+    error = refused(package(data), FormatVersionError, str(version))
+    assert "exportkit" in (error.hint or "")
+
+
+def test_rule_7_another_version_is_named_even_where_every_key_is_another(refused: Refused) -> None:
+    refused(package(b'{"format_version": 7, "models": {}}'), FormatVersionError, "7")
+
+
+# --- rule 8 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b"", "not JSON"),
+        (b"not json", "not JSON"),
+        (b"[]", "format_version"),
+        (b"{}", "format_version"),
+        (b'{"format_version": "1"}', "format_version"),
+        (b'{"format_version": true}', "format_version"),
+        (b'{"format_version": 1}', "name"),
+        (b'{"format_version": 1, "format_version": 1}', "'format_version' twice"),
+        (b'{"format_version": 1, "a": {"b": 1, "c": 2, "b": 3}}', "'b' twice"),
+        (b'{"format_version": 1, "x": NaN}', "NaN"),
+        (b'{"format_version": 1, "x": -Infinity}', "-Infinity"),
+        (b'{"format_version": ' + b"9" * 10_000 + b"}", "not JSON"),
+        (b"\xff\xfe{}", "UTF-8"),
+        ('{"format_version": 1}'.encode("utf-16"), "UTF-8"),
+        (b"[" * 100_000, str(MAX_MANIFEST_DEPTH)),
+        (b'{"format_version": 1, "x": ' + b"[" * 100 + b"]" * 100 + b"}", str(MAX_MANIFEST_DEPTH)),
+        (b'"' + b'\\"' * 1_000_000, "not JSON"),
+    ],
+)
+def test_rule_8_what_is_not_json_of_the_right_shape(refused: Refused, data: bytes, named: str) -> None:
+    refused(package(data), ManifestSyntaxError, named)
+
+
+@pytest.mark.parametrize("where", ["", "call", "call.inputs.0", "targets.0", "libraries.0", "records.0", "source"])
+def test_rule_8_an_unknown_key_is_refused_everywhere(refused: Refused, where: str) -> None:
+    path = f"{where}.surprise" if where else "surprise"
+    refused(package(changed(path, 1)), ManifestSyntaxError, "surprise")
+
+
+@pytest.mark.parametrize("path", ["call", "name", "targets.0.device", "records.0.sha256", "call.outputs.0.tolerance"])
+def test_rule_8_a_key_that_is_absent_is_named(refused: Refused, path: str) -> None:
+    whole = document()
+    parent, _, last = path.rpartition(".")
+    del (at(whole, parent) if parent else whole)[last]
+    refused(package(whole), ManifestSyntaxError, last)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("name", "../up"),
+        ("name", "new\n"),
+        ("name", ""),
+        ("targets", {}),
+        ("targets.0.device", "tpu"),
+        ("targets.0.name", "a/b"),
+        ("records.0.size", -1),
+        ("records.0.size", 2**63),
+        ("records.0.size", 1.5),
+        ("records.0.sha256", "0" * 63),
+        ("records.0.sha256", "A" * 64),
+        ("call.dimensions.0.min", "1"),
+        ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 0, "offset": 0}),
+        ("call.result", {"type": "object", "items": []}),
+        ("call.parameters.0.kind", "varargs"),
+        ("libraries.0.kernels", ["tpu"]),
+    ],
+)
+def test_rule_8_a_value_of_the_wrong_type_or_pattern_is_named(refused: Refused, path: str, value: object) -> None:
+    key = next(step for step in reversed(path.split(".")) if not step.isdigit())
+    refused(package(changed(path, value)), ManifestSyntaxError, f".{key}")
+
+
+# --- rule 9 -----------------------------------------------------------------------------------------------------------
+
+TENSOR = {"type": "tensor", "index": 0}
+TOY = {"name": "toy::twice", "schema": samples.SCHEMA}
+DIMENSION = {"name": "batch", "min": 1, "max": 64}
+ANOTHER = {"name": "n", "min": 1, "max": 2}
+
+
+def entry(path: str, **changes: Any) -> dict[str, Any]:
+    """A part of the sample's manifest with some of its keys changed."""
+    return {**at(document(), path), **changes}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        # the call
+        ("call.parameters.0.name", "not a name", "'not a name'"),
+        ("call.parameters", [entry("call.parameters.0")] * 2, "parameter image"),
+        ("call.parameters.0.value.index", 1, "[1]"),
+        ("call.parameters", [], "inputs"),
+        ("call.result", {"type": "sequence", "kind": "list", "items": [TENSOR, TENSOR]}, "[0, 0]"),
+        ("call.result", {"type": "mapping", "keys": ["a", "a"], "items": [TENSOR, TENSOR]}, "a is there twice"),
+        ("call.result", {"type": "mapping", "keys": ["a", "b"], "items": [TENSOR]}, "a, b"),
+        ("call.result", {"type": "mapping", "keys": [], "items": [TENSOR]}, "0 keys for 1 items"),
+        ("call.result", {"type": "namedtuple", "class_name": "P", "fields": ["x"], "items": []}, "1 keys for 0 items"),
+        ("call.inputs.0.name", "picture", "'picture'"),
+        ("call.inputs.0.dtype", "float31", "'float31'"),
+        ("call.outputs.0.name", "score", "'score'"),
+        ("call.outputs.0.dtype", "torch.float32", "'torch.float32'"),
+        ("call.dimensions", [DIMENSION, DIMENSION], "dimension batch"),
+        ("call.dimensions", [DIMENSION, ANOTHER], "dimension n is no input's"),
+        ("call.dimensions.0.min", 65, "min 65 above max 64"),
+        ("call.inputs.0.shape.0", {"dimension": "n", "scale": 1, "offset": 0}, "'n'"),
+        ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 1, "offset": -2}, "1*batch-2"),
+        ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 2**62, "offset": 0}, "*batch"),
+        ("call.outputs.0.tolerance.ranking_of", "rows", "ranking_of 'rows'"),
+        ("call.outputs.0.tolerance.rows_of", "scores", "rows_of 'scores'"),
+        # targets
+        ("targets", [], "nothing to run"),
+        ("targets", [entry("targets.0")] * 2, "target cpu_v3"),
+        ("targets", [entry("targets.0"), entry("targets.0", name="cpu")], "target cpu is a prefix of target cpu_v3"),
+        ("targets.0.name", "other", "other has no compiled code"),
+        ("targets.0.needs_torch", "new", "needs_torch is 'new'"),
+        ("targets.0.device", "cuda", "cuda_architecture"),
+        ("targets.0.cuda_architecture", "9.0", "cuda_architecture '9.0'"),
+        ("targets.0.cuda_ptx", True, "cuda_ptx"),
+        ("program", {"record": "models/m.json", "device": "cpu", "built_with_torch": "2.13"}, "'models/m.json'"),
+        # operators and libraries
+        ("operators", [TOY, TOY], "toy::twice is there twice"),
+        ("operators.0.name", "twice", "'twice'"),
+        ("operators.0.schema", "toy::thrice(Tensor x) -> Tensor", "toy::twice has the schema of another"),
+        ("libraries.0.record", "exportkit/ops/linux-x86_64/libother.so", "libother.so"),
+        ("libraries.0.record", samples.CASE, "not under exportkit/ops/linux-x86_64/"),
+        ("libraries.0.sha256", "0" * 64, samples.LIBRARY),
+        ("libraries.0.platform", "linux-aarch64", "linux-aarch64"),
+        ("libraries.0.torch_bound", "", "torch_bound"),
+        ("libraries.0.defines.0.schema", "toy::twice(Tensor x, int n=1) -> Tensor", "int n=1"),
+        ("libraries.0.defines", [TOY, TOY], "toy::twice is there twice"),
+        ("libraries", [entry("libraries.0")] * 2, "libtoy_cpu.so is there twice"),
+        # cases and records
+        ("cases.0.record", "exportkit/cases/1.safetensors", "1.safetensors"),
+        ("cases.0.record", samples.LIBRARY, "not under exportkit/cases/"),
+        ("cases", [entry("cases.0")] * 2, "0.safetensors is there twice"),
+        ("cases.0.sizes", {}, "['batch']"),
+        ("cases.0.sizes", {"batch": 2, "n": 1}, "'n'"),
+        ("cases.0.sizes", {"batch": 65}, "batch = 65"),
+        ("records", at(document(), "records")[::-1], "not sorted"),
+        ("records", [at(document(), "records.0"), *at(document(), "records")], "not sorted"),
+    ],
+)
+def test_rule_9_a_manifest_that_contradicts_itself(refused: Refused, path: str, value: object, named: str) -> None:
+    refused(package(changed(path, value)), ManifestConsistencyError, named)
+
+
+def test_rule_9_a_tolerance_that_json_parsers_read_as_infinite(refused: Refused) -> None:
+    data = msgspec.json.encode(changed("call.outputs.0.tolerance.rtol", 0.125)).replace(b"0.125", b"1e999")
+    refused(package(data), ManifestSyntaxError, "out of range")
+
+
+def test_rule_9_code_of_a_target_that_is_not_declared(refused: Refused) -> None:
+    contents = dict(sorted({**records(), "data/aotinductor/gpu/model.so": b"code"}.items()))
+    refused(package(contents=contents), ManifestConsistencyError, "data/aotinductor/gpu/model.so")
+
+
+def test_rule_9_two_libraries_that_define_one_operator(refused: Refused) -> None:
+    second = "exportkit/ops/linux-x86_64/libtoy_too.so"
+    contents = dict(sorted({**records(), second: samples.RECORDS[samples.LIBRARY]}.items()))
+    whole = document(contents=contents)
+    whole["libraries"].append({**whole["libraries"][0], "record": second})
+    refused(package(whole, contents), ManifestConsistencyError, "both define toy::twice")
+
+
+def test_rule_9_structures_nested_deeper_than_a_call_may_be(refused: Refused) -> None:
+    node: dict[str, Any] = TENSOR
+    for _ in range(33):
+        node = {"type": "sequence", "kind": "list", "items": [node]}
+    refused(package(changed("call.result", node)), ManifestConsistencyError, "nested deeper than 32")
