@@ -135,8 +135,8 @@ def _constraint_violation(text: str, sizes: DynamicSizes, log: GuardLog) -> Expo
     )
     advice = [line for fix in _fixes(text) if (line := _advice(fix, sizes, places))]
     if not advice:
-        advice = ["leave it out of --dynamic, or change that line so that it takes the size from the tensor"]
-    return ExportError(message, hint="Write " + ",\n  or: ".join(advice))
+        advice = ["a range in which that holds, or nothing for that place; or change that line"]
+    return ExportError(message, hint="Write " + ",\n  or: ".join(advice) + ".")
 
 
 @dataclass(frozen=True)

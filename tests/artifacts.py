@@ -1,0 +1,119 @@
+"""Artifacts that several tests share: compiled once for these sources and this torch, kept under .cache/artifacts.
+
+Each is made by a process of its own, as `exportkit export` makes it, so that no test finds operators or modules loaded
+that the artifact's own test did not ask for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+CACHE = ROOT / ".cache" / "artifacts"
+THIRD_PARTY = ROOT / "tests" / "fixtures" / "third_party"
+
+_SCRIPT = """
+import json, sys
+from pathlib import Path
+from exportkit.export import export_aoti, export_program, resolve
+task = json.loads(sys.argv[1])
+libraries = [Path(library) for library in task["libraries"]]
+resolved = resolve(task["model"], inputs=task["inputs"], op_libraries=libraries, model_kwargs=task["model_kwargs"])
+write = export_program if task["program"] else export_aoti
+write(resolved, Path(sys.argv[2]), dynamic=task["dynamic"], **task["options"])
+"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an artifact is made: what `exportkit export` is given, and the sources it depends on."""
+
+    model: str
+    sources: Sequence[str]
+    inputs: Sequence[str] = ()
+    dynamic: Sequence[str] = ()
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    softpool: bool = False  # needs the third-party library
+    program: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+_PATCHES = Recipe("tests/export/export_models.py:patches", ["tests/export/export_models.py", "exportkit/ops"])
+_SOFTPOOL = Recipe(
+    "softpool.model:Classifier",
+    ["tests/fixtures/third_party"],
+    inputs=["tokens=float32[3,6,8]", "bias=float32[3,6]"],
+    dynamic=["tokens:0=batch[1:16]", "tokens:1=length[2:64]", "bias:0=batch", "bias:1=length"],
+    softpool=True,
+)
+RECIPES: Mapping[str, Recipe] = {
+    # Our operators, dimensions that are multiples, a dict of outputs.
+    "patches": _PATCHES,
+    "patches-program": Recipe(_PATCHES.model, _PATCHES.sources, program=True),
+    # Somebody else's operators, a named tuple of outputs, an input by keyword.
+    "softpool": _SOFTPOOL,
+    "arr-coc": Recipe("arr-coc", ["exportkit/models", "exportkit/ops"]),
+}
+
+
+def artifact(name: str) -> Path:
+    """The artifact of this name; made if it is not in the cache.
+
+    Those with `arr_coc::*` operators need the built library; "softpool" builds one. Without g++ the test is skipped.
+    """
+    recipe = RECIPES[name]
+    libraries: list[str] = []
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{THIRD_PARTY}"}
+    if recipe.softpool:
+        library = softpool_library()
+        libraries = [str(library)]
+        environment["SOFTPOOL_LIBRARY"] = str(library)
+    path = CACHE / _key(recipe) / f"{name}.pt2"
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    task = {
+        "model": recipe.model,
+        "inputs": list(recipe.inputs),
+        "dynamic": list(recipe.dynamic),
+        "libraries": libraries,
+        "model_kwargs": dict(recipe.model_kwargs),
+        "program": recipe.program,
+        "options": dict(recipe.options),
+    }
+    command = [sys.executable, "-c", _SCRIPT, json.dumps(task), str(path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.fail(f"{name} could not be exported:\n{done.stderr[-4000:]}")
+    return path
+
+
+def softpool_library() -> Path:
+    """The third-party operator library."""
+    sys.path.insert(0, str(THIRD_PARTY.parent))
+    try:
+        from softpool_library import build
+    finally:
+        sys.path.pop(0)
+    return build()
+
+
+def _key(recipe: Recipe) -> str:
+    digest = hashlib.sha256(repr((recipe, torch.__version__)).encode())
+    for source in ("exportkit/export", "exportkit/package", "exportkit/spec.py", *recipe.sources):
+        folder = ROOT / source
+        files = [folder] if folder.is_file() else sorted(folder.rglob("*.py")) + sorted(folder.rglob("*.cpp"))
+        for file in files:
+            digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
