@@ -70,8 +70,7 @@ def library_text(library: Library) -> str:
         needs = f"torch {library.torch_bound} only: it uses more than the stable ABI"
     else:
         needs = f"torch {library.needs_torch} or newer"
-    host = f"; the host brings {', '.join(library.needs)}" if library.needs else ""
-    return f"{library.device.upper()}, {library.platform}, {what}, {needs}{host}"
+    return ", ".join([library.device.upper(), library.platform, what, needs, *library.needs])
 
 
 def providers(manifest: Manifest) -> dict[str, Library | None]:

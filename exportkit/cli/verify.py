@@ -43,7 +43,13 @@ if TYPE_CHECKING:
 @weights_option("Weights of the eager model, where it was exported with a file of them.")
 @op_library_option("A library of operators that the artifact calls and does not bring. Repeatable.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of sizes and inputs.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600, show_default=True, help="Seconds.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600,
+    show_default=True,
+    help="Seconds a call may take.",
+)
 @click.option(
     "--max-input-mb",
     type=click.FloatRange(min=0, min_open=True),

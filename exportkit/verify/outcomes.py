@@ -281,19 +281,20 @@ class EagerDiffers:
 
 @dataclass(frozen=True)
 class EagerFailed:
-    """Eager itself refuses sizes that the package promises to take."""
+    """Eager itself failed: it refuses sizes that the package promises to take, or cannot be made."""
 
     error: str
     detail: str
+    doing: str
     kind: ClassVar[str] = "eager_failed"
     exit_code: ClassVar[int] = 18
 
     @property
     def message(self) -> str:
-        """The error's own text, and what it means."""
+        """The error's own text, and what to do."""
         return (
-            f"eager raised {self.error} at sizes inside the exported range: {self.detail}\n"
-            "narrow the range (--dynamic at export), or mend the model"
+            f"{self.error} while {self.doing}: {self.detail}\n"
+            "mend the model or narrow its ranges (--dynamic at export), or compare with cases only (--against cases)"
         )
 
 
@@ -329,7 +330,7 @@ EXIT_CODES: Mapping[int, str] = {
     15: "verify: an operator is missing",
     16: "verify --against eager: the eager model cannot be made here",
     17: "verify: the eager model has other weights today than when it was exported",
-    18: "verify: eager itself fails inside the exported range",
+    18: "verify: eager itself fails, at sizes inside the exported range or when it is made",
     70: "a bug of exportkit; a traceback is on stderr",
     130: "interrupted",
 }

@@ -38,6 +38,7 @@ Against = Literal["cases", "eager", "both"]
 
 # What the replay process itself is made of: a MODEL such as torch.nn:Linear does not take it away.
 _NEVER_BLOCKED = frozenset({"torch", "exportkit", "numpy", "safetensors", "msgspec", "typing_extensions"})
+_LOAD_TIMEOUT = 120.0  # seconds at least: importing torch from a cold disk takes up to a minute
 _MAX_DEAD = 2  # replay processes that may die before the remaining calls are given up
 
 
@@ -55,7 +56,7 @@ class VerifyOptions:
         weights: Of the eager model, where it was exported with a weights file.
         op_libraries: Operator libraries that an artifact without libraries needs.
         seed: Of the sizes and the inputs drawn for eager.
-        timeout: Seconds a load or a call may take.
+        timeout: Seconds a call may take. Importing torch and loading get 120 at least.
         max_input_bytes: Of one call's inputs; sizes beyond it are left out, and named.
     """
 
@@ -191,7 +192,8 @@ class _Verification:
             "libraries": [[str(library), namespaces] for library, namespaces in self.libraries.items()],
             "blocked": _blocked(self.options.model or self.manifest.source.model),
         }
-        answer = self.replay.ask(command, doing="loading the artifact", timeout=self.options.timeout)
+        timeout = max(self.options.timeout, _LOAD_TIMEOUT)
+        answer = self.replay.ask(command, doing="loading the artifact", timeout=timeout)
         if isinstance(answer, (Crashed, TimedOut)):
             return answer
         if "error" in answer:
@@ -309,11 +311,14 @@ class _Verification:
             "artifact": str(self.artifact.resolve()),
             "device": self.loaded["device"],
         }
-        answer = eager.ask(command, doing=f"making the eager model {model}", timeout=self.options.timeout)
+        timeout = max(self.options.timeout, _LOAD_TIMEOUT)
+        answer = eager.ask(command, doing=f"making the eager model {model}", timeout=timeout)
         if isinstance(answer, (Crashed, TimedOut)):
             return answer
         if "error" in answer:
-            return EagerUnavailable(f"{answer['error']}: {answer['detail']}", self._eager_required)
+            if answer["error"] == "ModelNotFoundError":
+                return EagerUnavailable(answer["detail"], self._eager_required)
+            return EagerFailed(answer["error"], answer["detail"], f"making {model}")
         if answer["state_sha256"] != source.state_sha256:
             return EagerDiffers(source.state_sha256, answer["state_sha256"], model)
         return None
@@ -329,12 +334,13 @@ class _Verification:
             "inputs": str(inputs),
             "outputs": str(expected),
         }
-        answer = eager.ask(command, doing=f"running the eager model at {label}", timeout=self.options.timeout)
+        doing = f"running the eager model at {label}, which is inside the exported range"
+        answer = eager.ask(command, doing=doing, timeout=self.options.timeout)
         verdict: Verdict | None = None
         if isinstance(answer, (Crashed, TimedOut)):
             verdict = answer
         elif "error" in answer:
-            verdict = EagerFailed(answer["error"], answer["detail"])
+            verdict = EagerFailed(answer["error"], answer["detail"], doing)
         elif (wrong := _compare_structure(self.manifest.call.result, answer["structure"])) is not None:
             verdict = wrong
         if verdict is not None:

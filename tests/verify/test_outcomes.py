@@ -43,7 +43,7 @@ EXAMPLES = [
     LoadFailed("DigestMismatchError", "record x", 3),
     EagerUnavailable("no module", required=True),
     EagerDiffers("a" * 64, "b" * 64, "arr-coc"),
-    EagerFailed("ValueError", "too small"),
+    EagerFailed("ValueError", "too small", "running the eager model at n=1"),
 ]
 
 

@@ -1,0 +1,254 @@
+"""What a verification does with what the child processes answer; the processes are scripted."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+from verify_artifacts import Affine, affine_call, right, write_artifact
+
+from exportkit.package import manifest as m
+from exportkit.verify import verify as module
+from exportkit.verify.outcomes import (
+    Crashed,
+    EagerDiffers,
+    EagerFailed,
+    EagerUnavailable,
+    LoadFailed,
+    Match,
+    Mismatch,
+    MissingOperator,
+    TimedOut,
+    WrongStructure,
+)
+from exportkit.verify.verify import VerifyOptions, verify
+
+X = torch.arange(6.0).reshape(2, 3)
+STRUCTURE = msgspec.json.encode(affine_call().result).decode()
+LOADED = {"target": "t", "device": "cpu", "torch": "2.13.0", "seconds": 0.01}
+CRASH = Crashed(11, None, "doing", "")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decisions")
+    return write_artifact(folder / "a.pt2", Affine(), [(X, right(X))], source="models:affine")
+
+
+@pytest.fixture(scope="module")
+def without_cases(tmp_path_factory):
+    return write_artifact(tmp_path_factory.mktemp("decisions") / "b.pt2", Affine(), [], source="models:affine")
+
+
+class Script:
+    """Stands in for Worker: `answers` by (process, what it is asked to do); a callable gets the command."""
+
+    def __init__(self, **answers):
+        self.answers = answers
+        self.commands = []
+        self.started = []
+
+    def __call__(self, name, *, folder, cwd):
+        self.started.append(name.rpartition(".")[2])
+        return _Process(self, name.rpartition(".")[2])
+
+
+class _Process:
+    def __init__(self, script, name):
+        self.script, self.name, self.alive = script, name, True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def close(self):
+        self.alive = False
+
+    def printed(self):
+        return ""
+
+    def ask(self, command, *, doing, timeout):
+        self.script.commands.append(command)
+        answer = self.script.answers[f"{self.name}_{command['do']}"]
+        answer = answer(command) if callable(answer) else answer
+        if isinstance(answer, (Crashed, TimedOut)):
+            self.alive = False
+        return answer
+
+
+def replays(command):
+    x = torch.zeros(command["rows"], 3) if "rows" in command else X
+    save_file({f"output.{i}": t for i, t in enumerate(right(x).values())}, command["outputs"])
+    return {"seconds": 0.001, "structure": STRUCTURE}
+
+
+def answers(command):
+    tensors = {"input.0": X} | {f"output.{i}": t for i, t in enumerate(right(X).values())}
+    save_file(tensors, command["outputs"])
+    save_file({"input.0": X}, command["inputs"])
+    return {"structure": STRUCTURE}
+
+
+@pytest.fixture
+def run(monkeypatch, path):
+    def go(artifact=path, options=None, **script):
+        good = {"child_load": LOADED, "child_run": replays}
+        good |= {"eager_child_resolve": {"state_sha256": "0" * 64}, "eager_child_run": answers}
+        worker = Script(**(good | script))
+        monkeypatch.setattr(module, "Worker", worker)
+        go.worker = worker
+        return verify(artifact, options or VerifyOptions(shapes=2))
+
+    return go
+
+
+def eager(report):
+    return [check.verdict for check in report.checks if check.against == "eager"]
+
+
+def test_everything_right_is_exit_code_0(run):
+    report = run()
+    assert [type(check.verdict) for check in report.checks] == [Match] * 3
+    assert report.exit_code == 0
+    assert run.worker.started == ["child", "eager_child"]
+
+
+@pytest.mark.parametrize(("against", "started"), [("cases", ["child"]), ("eager", ["child", "eager_child"])])
+def test_only_what_was_asked_for_is_done(run, against, started):
+    report = run(options=VerifyOptions(against=against, shapes=2))
+    assert {check.against for check in report.checks} == {against}
+    assert run.worker.started == started
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ({"error": "NoTargetError", "detail": "no", "exit_code": 4}, 4),
+        ({"error": "SchemaChangedError", "detail": "no", "exit_code": 3}, 3),
+        ({"error": "RuntimeError", "detail": "no", "exit_code": None}, 3),
+    ],
+)
+def test_what_does_not_load_has_the_exit_code_of_its_error(run, answer, code):
+    report = run(child_load=answer)
+    (check,) = report.checks
+    assert check.verdict == LoadFailed(answer["error"], "no", code)
+    assert report.exit_code == code
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [
+        "operator ns::op is not loaded, and no library of the package gives it",
+        "Could not find schema for ns::op.\nMore",
+    ],
+)
+def test_an_operator_that_loading_misses_is_a_verdict_of_its_own(run, detail):
+    report = run(child_load={"error": "ModelLoadError", "detail": detail, "exit_code": 3})
+    (check,) = report.checks
+    assert isinstance(check.verdict, MissingOperator)
+    assert check.verdict.operator == "ns::op"
+    assert report.exit_code == 15
+
+
+def test_a_crash_while_loading_is_a_crash(run):
+    assert run(child_load=CRASH).exit_code == 13
+
+
+def test_a_wrong_structure_shows_both(run):
+    def flat(command):
+        return {**replays(command), "structure": '{"type":"tensor","index":0}'}
+
+    verdict = run(child_run=flat).checks[0].verdict
+    assert isinstance(verdict, WrongStructure)
+    assert "mapping" in verdict.message
+    assert run(child_run=flat).exit_code == 11
+
+
+def test_eager_that_answers_otherwise_is_a_mismatch(run):
+    def otherwise(command):
+        answer = answers(command)
+        tensors = {f"output.{i}": t for i, t in enumerate(right(X + 1).values())}
+        save_file(tensors, command["outputs"])
+        return answer
+
+    report = run(eager_child_run=otherwise)
+    assert isinstance(eager(report)[0], Mismatch)
+    assert report.exit_code == 1
+
+
+def test_eager_with_other_weights_is_not_compared(run):
+    report = run(eager_child_resolve={"state_sha256": "1" * 64})
+    (verdict,) = eager(report)
+    assert isinstance(verdict, EagerDiffers)
+    assert "--weights" in verdict.message
+    assert report.exit_code == 17
+
+
+NOT_FOUND = {"error": "ModelNotFoundError", "detail": "there is no module", "exit_code": 2}
+
+
+def test_eager_that_cannot_be_imported_is_skipped_where_cases_spoke(run):
+    report = run(eager_child_resolve=NOT_FOUND)
+    assert eager(report) == [EagerUnavailable("there is no module", required=False)]
+    assert report.exit_code == 0
+
+
+def test_eager_that_cannot_be_imported_fails_where_nothing_else_was_compared(run, without_cases):
+    assert run(options=VerifyOptions(against="eager"), eager_child_resolve=NOT_FOUND).exit_code == 16
+    assert run(without_cases, eager_child_resolve=NOT_FOUND).exit_code == 16
+
+
+def test_eager_that_raises_when_it_is_made_is_not_taken_for_one_that_is_not_there(run):
+    report = run(eager_child_resolve={"error": "RuntimeError", "detail": "boom", "exit_code": None})
+    assert isinstance(eager(report)[0], EagerFailed)
+    assert report.exit_code == 18
+
+
+def test_an_artifact_that_names_no_model_says_how_to_name_one(run, tmp_path):
+    unnamed = write_artifact(tmp_path / "c.pt2", Affine(), [(X, right(X))])
+    (verdict,) = eager(run(unnamed))
+    assert "--model" in verdict.message
+    assert eager(run(unnamed, options=VerifyOptions(model="models:other", shapes=1)))[0].kind == "match"
+    assert run.worker.commands[-3]["model"] == "models:other"
+
+
+def test_a_crash_of_eager_ends_the_comparison_and_says_whose_it_was(run):
+    report = run(eager_child_run=CRASH)
+    assert eager(report) == [CRASH]
+    assert report.exit_code == 13
+
+
+def test_sizes_beyond_the_budget_are_named(run):
+    report = run(options=VerifyOptions(against="eager", shapes=3, max_input_bytes=48))
+    assert report.skipped == ("rows=8: its inputs take 96 bytes, more than the limit of 48 bytes",)
+    assert max(check.sizes["rows"] for check in report.checks) == 4
+
+
+def test_given_tolerances_replace_the_recorded_ones(run, tmp_path):
+    off = {name: tensor + 0.1 if name == "y" else tensor for name, tensor in right(X).items()}
+    path = write_artifact(tmp_path / "d.pt2", Affine(), [(X, off)])
+    assert run(path, VerifyOptions(against="cases")).exit_code == 1
+    assert run(path, VerifyOptions(against="cases", rtol=0.0, atol=0.2)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "blocked"),
+    [
+        ("mypackage.net:build", ["mypackage"]),
+        ("net.py:Net", []),
+        ("torch.nn:Linear", []),
+        ("arr-coc", []),
+        ("program.pt2", []),
+        (None, []),
+    ],
+)
+def test_the_model_s_own_package_is_refused_to_the_replay_process(model, blocked):
+    assert module._blocked(model) == blocked
+
+
+def test_inputs_for_a_bare_module_are_written_as_the_command_line_has_them():
+    call = affine_call(inputs=(m.TensorInput(name="x", dtype="int64", shape=(m.Size(dimension="rows", scale=2), 3)),))
+    assert module._input_texts(call) == ["x=int64[16, 3]"]
