@@ -1,0 +1,28 @@
+"""Python in a process of its own, for what must not happen in this one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_python(code: str, *args: object, cwd: Path, **environment: str) -> str:
+    """What the code printed; a failure, a crash included, fails the test with what was said.
+
+    The process starts outside of the source tree, and sees exportkit through PYTHONPATH only.
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}\n{result.stderr}"
+    return result.stdout

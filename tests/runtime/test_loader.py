@@ -1,0 +1,292 @@
+"""Loading: everything is known to fit before anything of the package is executed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import exportkit
+from exportkit.errors import (
+    DigestMismatchError,
+    LibraryLoadError,
+    MissingLibraryError,
+    ModelLoadError,
+    NotAnArchiveError,
+    NoTargetError,
+    SchemaChangedError,
+    TorchVersionError,
+    UsageError,
+)
+from exportkit.libraries import host_platform
+from exportkit.package.archive import PackageReader
+from exportkit.package.manifest import Library, Operator
+from tests.fixtures.softpool_library import build
+from tests.fresh import run_python
+from tests.runtime import tiny
+
+RECORD = f"exportkit/ops/{host_platform()}/libtoy.so"
+POOL = "softpool::pool(Tensor x, Tensor weights, float temperature=1.) -> Tensor"
+PEAKS = "softpool::peaks(Tensor weights, int count) -> (Tensor values, Tensor indices)"
+
+
+def library(content: bytes, *schemas: str, needs_torch: str = "2.11", torch_bound: str | None = None) -> Library:
+    return Library(
+        record=RECORD,
+        sha256=hashlib.sha256(content).hexdigest(),
+        platform=host_platform(),
+        device="cpu",
+        kernels=("cpu",),
+        defines=tuple(Operator(name=schema.partition("(")[0], schema=schema) for schema in schemas),
+        needs_torch=needs_torch,
+        torch_bound=torch_bound,
+        needs=(),
+    )
+
+
+def open_files() -> set[str]:
+    files = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            files.add(os.readlink(fd))
+        except FileNotFoundError:
+            continue  # the one that listed them
+    return files
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runners", [0, -1, 1.0, True, "2", None])
+def test_runners_are_a_whole_number_from_one(tiny_package, runners):
+    with pytest.raises(UsageError, match="runners must be a whole number from 1"):
+        exportkit.load(tiny_package, runners=runners)
+
+
+def test_a_device_that_torch_does_not_know_is_refused(tiny_package):
+    with pytest.raises(UsageError, match="device 'gpu' is not known"):
+        exportkit.load(tiny_package, device="gpu")
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", torch.device("cpu")])
+def test_devices_are_given_by_name_or_as_torch_devices(tiny_package, device):
+    with exportkit.load(str(tiny_package), device=device, runners=2) as model:
+        args, kwargs = tiny.example()
+        assert model(*args, **kwargs)["regions"].mean.shape == (3, 3)
+
+
+def test_a_file_that_is_not_there_is_the_callers_mistake(tmp_path):
+    with pytest.raises(UsageError, match=r"nothing\.pt2"):
+        exportkit.load(tmp_path / "nothing.pt2")
+
+
+# --- the package ------------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_byte_of_the_code_is_found_before_it_runs(tiny_package, tmp_path):
+    with PackageReader(tiny_package) as reader:
+        code = next(name for name in reader.names if name.endswith(".so"))
+        at = reader.data_offset(code) + 5000
+    changed = tmp_path / "changed.pt2"
+    content = bytearray(tiny_package.read_bytes())
+    content[at] ^= 1
+    changed.write_bytes(content)
+    with pytest.raises(DigestMismatchError, match=code):
+        exportkit.load(changed)
+
+
+def test_what_is_no_package_is_refused_and_let_go(tmp_path):
+    text = tmp_path / "text.pt2"
+    text.write_text("no archive")
+    with pytest.raises(NotAnArchiveError):
+        exportkit.load(text)
+    assert str(text) not in open_files()
+
+
+def test_a_package_for_other_machines_says_why_for_each_target(tiny_files, tmp_path):
+    targets = (
+        tiny.target(name="arm", platform="linux-aarch64"),
+        tiny.target(name="future", needs_torch="9.9"),
+        tiny.target(name="gpu", device="cuda", cuda_architecture="sm_90", built_with_cuda="13.0", needs_torch="9.9"),
+    )
+    package = tiny.write(tmp_path / "elsewhere.pt2", tiny_files, targets=targets)
+    with pytest.raises(NoTargetError) as error:
+        exportkit.load(package)
+    for reason in ("arm: it is for linux-aarch64", "future: it needs torch 9.9 or newer", "gpu: it needs torch 9.9"):
+        assert reason in str(error.value)
+    assert error.value.exit_code == 4
+    assert str(package) not in open_files()
+
+
+def test_the_target_that_runs_here_is_taken_from_several(tiny_files, tmp_path):
+    targets = (tiny.target(name="arm", platform="linux-aarch64"), tiny.target(name="here"))
+    with exportkit.load(tiny.write(tmp_path / "both.pt2", tiny_files, targets=targets)) as model:
+        assert model.target.name == "here"
+        args, kwargs = tiny.example()
+        assert model(*args, **kwargs)["rest"][1:] == [None, "done"]
+
+
+def test_code_that_torch_cannot_load_is_an_error_not_a_crash(tiny_files, tmp_path):
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"\x7fELF" + bytes(5000))
+    files = {name: broken if name.endswith(".so") else file for name, file in tiny_files.items()}
+    package = tiny.write(tmp_path / "broken.pt2", files)
+    with pytest.raises(ModelLoadError, match=r"cannot load target cpu of broken\.pt2: (?s:.*)TMPDIR"):
+        exportkit.load(package)
+    assert str(package) not in open_files()
+
+
+def test_the_file_that_was_checked_is_the_file_that_is_loaded(tiny_package, tmp_path, monkeypatch):
+    package = tmp_path / "replaced.pt2"
+    package.write_bytes(tiny_package.read_bytes())
+    verify = PackageReader.verify
+
+    evil = tmp_path / "evil.pt2"
+    evil.write_bytes(b"another archive")
+
+    def verify_and_replace(self: PackageReader) -> None:
+        verify(self)
+        evil.replace(package)
+
+    monkeypatch.setattr(PackageReader, "verify", verify_and_replace)
+    with exportkit.load(package) as model:
+        args, kwargs = tiny.example()
+        assert model(*args, **kwargs)["regions"].mean.isfinite().all()
+        assert len(model.cases) == 2
+        assert model.cases[0].sizes == {"batch": 1, "gh": 1}
+
+
+# --- operator libraries -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("needs_torch", "torch_bound", "reason"),
+    [("2.11", "2.9", r"built against the C\+\+ API of torch 2\.9"), ("9.9", None, r"needs torch 9\.9 or newer")],
+)
+def test_a_library_for_another_torch_is_refused_before_it_is_opened(
+    tiny_files, tmp_path, needs_torch, torch_bound, reason
+):
+    content = b"the dynamic linker would have another complaint"
+    toy = library(content, POOL, needs_torch=needs_torch, torch_bound=torch_bound)
+    package = tiny.write(tmp_path / "bound.pt2", tiny_files, extra={RECORD: content}, libraries=(toy,))
+    with pytest.raises(TorchVersionError, match=rf"the operator library libtoy\.so does not work here: .*{reason}"):
+        exportkit.load(package)
+
+
+def test_a_library_that_the_linker_refuses_is_named(tiny_files, tmp_path):
+    content = b"no ELF file" * 100
+    package = tiny.write(
+        tmp_path / "text.pt2", tiny_files, extra={RECORD: content}, libraries=(library(content, "toy::op() -> ()"),)
+    )
+    with pytest.raises(LibraryLoadError, match=r"the dynamic linker refused libtoy\.so: .*invalid ELF header"):
+        exportkit.load(package)
+
+
+def test_an_operator_that_nothing_gives_is_named(tiny_files, tmp_path):
+    operator = Operator(name="nobody::knows", schema="nobody::knows(Tensor x) -> Tensor")
+    package = tiny.write(tmp_path / "missing.pt2", tiny_files, operators=(operator,))
+    with pytest.raises(
+        MissingLibraryError, match=r"nobody::knows is not loaded, .* \(libraries: none\)\n  `exportkit package` adds"
+    ):
+        exportkit.load(package)
+
+
+def test_an_operator_whose_schema_changed_is_refused_with_both(tiny_files, tmp_path):
+    content = build().read_bytes()
+    old = "softpool::pool(Tensor x, Tensor weights) -> Tensor"
+    operator = Operator(name="softpool::pool", schema=old)
+    package = tiny.write(
+        tmp_path / "old.pt2",
+        tiny_files,
+        extra={RECORD: content},
+        libraries=(library(content, old, PEAKS),),
+        operators=(operator,),
+    )
+    with pytest.raises(SchemaChangedError) as error:
+        exportkit.load(package)
+    assert f"registered as {POOL}; the package was made with {old}" in str(error.value)
+
+
+def test_another_spelling_of_a_schema_is_the_same_schema(tiny_files, tmp_path):
+    content = build().read_bytes()
+    spelled = "softpool::pool(Tensor  x, Tensor weights, float temperature=1.0)->Tensor"
+    operator = Operator(name="softpool::pool", schema=spelled)
+    package = tiny.write(
+        tmp_path / "spelled.pt2",
+        tiny_files,
+        extra={RECORD: content},
+        libraries=(library(content, spelled, PEAKS),),
+        operators=(operator,),
+    )
+    exportkit.load(package).close()
+
+
+def test_two_packages_with_two_builds_of_a_namespace_do_not_share_a_process(tiny_files, tmp_path):
+    builds = [build().read_bytes(), build().read_bytes() + b"another build"]
+    for index, content in enumerate(builds):
+        tiny.write(
+            tmp_path / f"{index}.pt2",
+            tiny_files,
+            extra={RECORD: content},
+            libraries=(library(content, POOL, PEAKS),),
+            operators=(Operator(name="softpool::pool", schema=POOL),),
+        )
+    code = """
+import sys, torch, exportkit
+from exportkit.errors import LibraryConflictError
+first = exportkit.load(sys.argv[1])
+again = exportkit.load(sys.argv[1])  # the same build serves any number of packages
+try:
+    exportkit.load(sys.argv[2])
+except LibraryConflictError as error:
+    print(error)
+assert torch.ops.softpool.pool(torch.ones(1, 2, 3), torch.zeros(1, 2)).tolist() == [[1.0, 1.0, 1.0]]
+print("alive")
+"""
+    said = run_python(code, tmp_path / "0.pt2", tmp_path / "1.pt2", cwd=tmp_path)
+    assert all(hashlib.sha256(content).hexdigest() in said for content in builds)
+    assert said.endswith("alive\n")
+
+
+# --- a process of its own ---------------------------------------------------------------------------------------------
+
+
+def test_it_loads_where_there_is_no_exporter_no_model_source_and_no_compiler(tiny_package, tmp_path):
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("exportkit.ops", "exportkit.models", "exportkit.export", "click", "rich", "tests")):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import exportkit, torch
+model = exportkit.load(sys.argv[1])
+for case in model.cases:
+    out = model(*case.args, **case.kwargs)
+    torch.testing.assert_close(out["regions"].mean, case.outputs["regions"].mean, rtol=1e-5, atol=1e-5)
+import ctypes
+assert hasattr(ctypes.CDLL(None), "_ZNSt6localeC1Ev"), "the process's libstdc++ is there for all"
+print(len(model.cases), [name for name in sys.modules if name.startswith("torch._inductor")])
+"""
+    said = run_python(code, tiny_package, cwd=tmp_path, PATH="/nowhere", CXX="/nowhere/g++")
+    assert said == "2 []\n"
+
+
+def test_exportkit_itself_imports_what_is_asked_for(tmp_path):
+    code = """
+import sys, exportkit
+assert "torch" not in sys.modules
+assert {"load", "Model", "ExportSpec", "Tolerance"} <= set(dir(exportkit))
+exportkit.Tolerance, exportkit.ExportSpec
+assert "torch" not in sys.modules
+exportkit.load
+assert "torch" in sys.modules and "exportkit.ops" not in sys.modules
+try:
+    exportkit.nothing
+except AttributeError as error:
+    print(error)
+"""
+    assert run_python(code, cwd=tmp_path) == "module 'exportkit' has no attribute 'nothing'\n"

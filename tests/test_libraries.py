@@ -1,0 +1,128 @@
+"""One namespace, one build, once: what would end the process is an error instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exportkit.errors import LibraryLoadError
+from exportkit.libraries import file_sha256, load_library, registered_schemas, schemas_of
+from tests.fixtures.softpool_library import build
+from tests.fresh import run_python
+
+PRELUDE = """
+import sys
+from pathlib import Path
+import torch
+from exportkit.errors import LibraryConflictError, LibraryLoadError
+from exportkit.libraries import load_library, loaded_library, registered_schemas
+
+library, other = map(Path, sys.argv[1:3])
+
+def refused(error, path, **kwargs):
+    try:
+        load_library(path, **kwargs)
+    except error as caught:
+        return str(caught)
+    raise AssertionError(f"{path} was not refused")
+"""
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return build()
+
+
+@pytest.fixture
+def other(library: Path, tmp_path: Path) -> Path:
+    """Another build of the library: it works alike, and its digest is not the same."""
+    path = tmp_path / "libother.so"
+    path.write_bytes(library.read_bytes() + b"another build")
+    return path
+
+
+def test_a_second_build_of_a_namespace_is_refused_and_the_process_goes_on(library, other, tmp_path):
+    code = """
+first = load_library(library, defines=["softpool"])
+assert set(first.schemas) == {"softpool::pool", "softpool::peaks"}, first.schemas
+assert registered_schemas("softpool") == first.schemas
+assert load_library(library) is first
+copy = other.with_name("copy.so")
+copy.write_bytes(library.read_bytes())
+assert load_library(copy, defines=["softpool"]) is first, "the same content is the same library"
+
+told = refused(LibraryConflictError, other, defines=["softpool"])
+found_out = refused(LibraryConflictError, other)
+assert told == found_out
+same_name = other.with_name(library.name)
+same_name.write_bytes(other.read_bytes())
+print(told)
+print(refused(LibraryConflictError, same_name, defines=[]))
+print(torch.ops.softpool.pool(torch.ones(1, 2, 3), torch.zeros(1, 2)).tolist())
+"""
+    said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
+    assert f"`softpool` is already registered by sha256 {file_sha256(library)} from {library}" in said
+    assert (
+        f"libother.so (sha256 {file_sha256(other)}) defines it too. Registered: softpool::peaks, softpool::pool" in said
+    )
+    assert "another build of libsoftpool.so is loaded in this process" in said
+    assert said.endswith("[[1.0, 1.0, 1.0]]\n")
+
+
+def test_a_library_that_something_else_loaded_is_known(library, other, tmp_path):
+    code = """
+mine = other.with_name("mine.so")
+mine.write_bytes(library.read_bytes())
+torch.ops.load_library(mine)
+print(refused(LibraryConflictError, other, defines=["softpool"]))
+found = load_library(library, defines=["softpool"])
+assert found.path == mine, found
+assert set(found.schemas) == {"softpool::pool", "softpool::peaks"}
+"""
+    said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
+    assert "`softpool` is already registered by a build exportkit did not load" in said
+
+
+def test_a_file_that_was_replaced_after_it_was_loaded_is_not_taken_for_what_is_loaded(library, other, tmp_path):
+    code = """
+mine = other.with_name("mine.so")
+mine.write_bytes(library.read_bytes())
+torch.ops.load_library(mine)
+other.replace(mine)  # an upgrade: the path has the new build, the process runs the old one
+print(refused(LibraryConflictError, mine, defines=["softpool"]))
+"""
+    assert "a build exportkit did not load" in run_python(PRELUDE + code, library, other, cwd=tmp_path)
+
+
+def test_a_namespace_that_python_registered_is_a_conflict(library, other, tmp_path):
+    code = """
+torch.library.define("softpool::pool", "(Tensor x) -> Tensor")
+print(refused(LibraryConflictError, library, defines=["softpool"]))
+print(refused(LibraryConflictError, library))
+"""
+    said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
+    assert said.count("`softpool` is already registered by a build exportkit did not load") == 2
+
+
+def test_what_is_no_library_is_refused(tmp_path):
+    text = tmp_path / "libtext.so"
+    text.write_text("not ELF" * 100)
+    with pytest.raises(LibraryLoadError, match=r"the dynamic linker refused libtext\.so: .*invalid ELF header"):
+        load_library(text)
+    with pytest.raises(LibraryLoadError, match=r"cannot read the operator library .*nothing\.so: No such file"):
+        load_library(tmp_path / "nothing.so")
+
+
+def test_a_library_for_another_torch_is_refused_with_the_reason(tmp_path):
+    missing = 'extern "C" int torch_of_tomorrow(); int x = torch_of_tomorrow();'
+    with pytest.raises(LibraryLoadError, match=r"undefined symbol: torch_of_tomorrow\n  .*built for another torch"):
+        load_library(build(missing))
+
+
+def test_schemas_are_found_by_name_with_overload():
+    found = schemas_of(["aten::add.Tensor", "aten::relu", "aten::no_such_operator", "aten::relu.no_overload"])
+    assert list(found) == ["aten::add.Tensor", "aten::relu"]
+    assert found["aten::relu"] == "aten::relu(Tensor self) -> Tensor"
+    assert registered_schemas("no_such_namespace") == {}
+    assert registered_schemas().items() >= found.items()
