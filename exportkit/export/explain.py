@@ -30,19 +30,20 @@ class GuardLog:
     entries: list[tuple[ShapeEnv, object, traceback.FrameSummary | None]] = field(default_factory=list)
 
     def lines(self, places: Iterable[str]) -> list[str]:
-        """Those that asked something of one of the places, such as "image:2", without repetitions."""
+        """Those that asked something of one of the places, such as "image:2", each once."""
         wanted = set(places)
-        found: dict[str, None] = {}
+        found: dict[str, str] = {}
         for env, guard, frame in self.entries:
             sources = {symbol: _source_place(names) for symbol, names in env.var_to_sources.items()}
             symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
             if frame is None or not any(sources.get(symbol) in wanted for symbol in symbols):
                 continue
-            text = str(guard)
+            text = _relation(guard)
             for symbol in sorted(symbols, key=lambda symbol: -len(symbol.name)):
                 text = re.sub(rf"\b{symbol.name}\b", sources.get(symbol) or symbol.name, text)
-            found[f"{_where(frame)} needs {text}"] = None
-        return list(found)
+            # One line of code may ask many things of a size; the shortest says most.
+            found[_where(frame)] = min(found.get(_where(frame), text), text, key=len)
+        return [f"{place} needs {text}" for place, text in found.items()]
 
 
 @contextmanager
@@ -222,6 +223,14 @@ def _readable(line: str) -> str:
 
     line = re.sub(r"\s*If you're using mark_dynamic.*", "", line)
     return _SOURCE.sub(place, line)
+
+
+def _relation(guard: object) -> str:
+    """A guard as Python has it, where SymPy would write Eq(a, b)."""
+    for kind, sign in ((sympy.Eq, "=="), (sympy.Ne, "!=")):
+        if isinstance(guard, kind):
+            return f"{guard.lhs} {sign} {guard.rhs}"
+    return str(guard)
 
 
 def _where(frame: traceback.FrameSummary) -> str:

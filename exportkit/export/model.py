@@ -18,6 +18,7 @@ import torch
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.signature import bind_call, parameter_names, rebind
 from exportkit.libraries import built_in_libraries, load_library
+from exportkit.package.consistency import DTYPES
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest
 from exportkit.spec import ExportSpec
@@ -237,8 +238,13 @@ def _check_kwargs(maker: Callable[..., Any], model: str, kwargs: Mapping[str, An
     try:
         signature.bind(**kwargs)
     except TypeError as error:
-        parameters = [str(parameter) for parameter in signature.parameters.values()]
+        parameters = [_parameter_text(parameter) for parameter in signature.parameters.values()]
         raise UsageError(f"{model}: {error}", hint=f"It takes {', '.join(parameters) or 'no arguments'}.") from error
+
+
+def _parameter_text(parameter: inspect.Parameter) -> str:
+    """`width=6`; annotations, which may be text, are left out."""
+    return str(parameter.replace(annotation=inspect.Parameter.empty))
 
 
 def _spec_of(model: str, module: torch.nn.Module) -> ExportSpec:
@@ -292,9 +298,9 @@ def parse_dtype(name: str) -> torch.dtype:
     Raises:
         UsageError: There is none.
     """
-    dtype = getattr(torch, name, None)
+    dtype = getattr(torch, name, None) if name in DTYPES else None
     if not isinstance(dtype, torch.dtype):
-        raise UsageError(f"torch has no dtype {name!r}", hint="Such as float32, float16, bfloat16, int64, bool.")
+        raise UsageError(f"there is no dtype {name!r} in a package", hint=f"Give one of {', '.join(sorted(DTYPES))}.")
     return dtype
 
 

@@ -1,0 +1,146 @@
+"""MODEL: what the command line may name, and what it hears when it names something else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
+from exportkit.export.cases import state_sha256
+from exportkit.export.model import parse_input, resolve
+
+HERE = Path(__file__).parent
+MODELS = str(HERE / "export_models.py")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the working directory, under a name no other test uses."""
+    name = f"models_of_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text("import torch\n\nnet = torch.nn.Linear(3, 2)\n")
+    (tmp_path / f"{name}_broken.py").write_text("import no_such_package\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return name
+
+
+def test_a_callable_that_returns_a_spec_gets_the_keyword_arguments() -> None:
+    resolved = resolve(f"{MODELS}:patches", model_kwargs={"width": 4})
+    assert resolved.spec.model.embed.shape == (192, 4)
+    assert (resolved.name, resolved.model_kwargs) == (f"{MODELS}:patches", {"width": 4})
+
+
+def test_a_module_of_the_working_directory_is_found(package: str) -> None:
+    assert isinstance(resolve(f"{package}:net", inputs=["input=float32[2,3]"]).spec.model, torch.nn.Linear)
+
+
+def test_the_same_seed_gives_the_same_weights_and_leaves_the_callers_generator_alone() -> None:
+    state = torch.get_rng_state()
+    digests = [state_sha256(resolve(f"{MODELS}:patches", seed=seed).spec.model) for seed in (3, 3, 4)]
+    assert digests[0] == digests[1] != digests[2]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_class_is_made_and_takes_its_inputs_from_text() -> None:
+    resolved = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"])
+    (x,) = resolved.spec.example_inputs
+    assert x.shape == (2, 4)
+    assert x.dtype == torch.float32
+
+
+def test_an_input_replaces_the_specs_own_and_the_others_stay() -> None:
+    spec = resolve(f"{MODELS}:patches", inputs=["image=float32[3,3,80,48]"]).spec
+    assert [tuple(t.shape) for t in spec.example_inputs] == [(3, 3, 80, 48), (2, 6)]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("nothing", r"'nothing' is no model.*\n.*arr-coc.*package.module:attr"),
+        ("arr-coc:x", "no module"),
+        ("no_such_module:net", "no module 'no_such_module'"),
+        ("no/such/file.py:net", "no file"),
+        ("nothing.pt2", "no file"),
+        (f"{MODELS}:missing", r"no 'missing'.*\n.*Structured.*patches"),
+        (f"{MODELS}:number", "is a int"),
+        (f"{MODELS}:not_a_model", "returned a int"),
+        (f"{MODELS}:", "is no model"),
+    ],
+)
+def test_what_is_no_model_is_refused_with_what_would_be_one(model: str, message: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=message):
+        resolve(model)
+
+
+def test_a_module_that_imports_what_is_not_installed_says_what(package: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="imports 'no_such_package'"):
+        resolve(f"{package}_broken:net")
+
+
+def test_keyword_arguments_that_do_not_fit_are_refused_with_the_signature() -> None:
+    with pytest.raises(UsageError, match=r"unexpected keyword argument 'depth'\n.*width=6"):
+        resolve(f"{MODELS}:patches", model_kwargs={"depth": 1})
+    with pytest.raises(UsageError, match="nowhere to go"):
+        resolve(f"{MODELS}:dropout", model_kwargs={"depth": 1})
+    with pytest.raises(UsageError, match="width is a list"):
+        resolve(f"{MODELS}:patches", model_kwargs={"width": [1]})
+
+
+def test_a_module_without_inputs_says_how_to_give_them() -> None:
+    with pytest.raises(UsageError, match=r"missing a required argument: 'x'\n.*--input x=float32"):
+        resolve(f"{MODELS}:Dropout")
+
+
+def test_an_input_for_no_parameter_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match=r"--input y.*\n.*forward takes x"):
+        resolve(f"{MODELS}:Dropout", inputs=["y=float32[2,4]"])
+
+
+@pytest.mark.parametrize("text", ["x", "x=float32", "x=[2]", "x=float32[2;3]", "x=floats[2]", "x=int3[2]"])
+def test_an_input_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"cannot read the input|no dtype"):
+        parse_input(text)
+
+
+def test_inputs_of_integers_are_zeros_and_ones() -> None:
+    name, ids = parse_input("ids=int64[4,5]")
+    assert (name, ids.dtype, ids.shape) == ("ids", torch.int64, (4, 5))
+    assert set(ids.flatten().tolist()) <= {0, 1}
+
+
+def test_weights_fill_every_parameter(tmp_path: Path) -> None:
+    wanted = {"linear.weight": torch.rand(4, 4), "linear.bias": torch.rand(4)}
+    save_file(wanted, tmp_path / "w.safetensors")
+    model = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"], weights=tmp_path / "w.safetensors").spec.model
+    assert torch.equal(model.linear.bias, wanted["linear.bias"])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"linear.weight": torch.rand(4, 4)}, "linear.bias"),
+        ({"linear.weight": torch.rand(4, 4), "linear.bias": torch.rand(3)}, "linear.bias"),
+        ({"linear.weight": torch.rand(4, 4), "linear.bias": torch.rand(4), "more": torch.rand(1)}, "more"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path: Path, tensors, message: str) -> None:
+    save_file(tensors, tmp_path / "w.safetensors")
+    with pytest.raises(WeightsError, match=message):
+        resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"], weights=tmp_path / "w.safetensors")
+
+
+def test_a_weights_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="no weights file"):
+        resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"], weights=tmp_path / "w.safetensors")
+    (tmp_path / "w.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(WeightsError, match="no safetensors file"):
+        resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"], weights=tmp_path / "w.safetensors")
+
+
+def test_a_program_takes_no_options_that_would_change_it() -> None:
+    with pytest.raises(UsageError, match="--model-kwargs, --input"):
+        resolve("x.pt2", model_kwargs={"a": 1}, inputs=["x=float32[1]"])

@@ -1,0 +1,118 @@
+"""Operators that cannot travel are named before anything is traced or compiled."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from exportkit.errors import ExportError, OperatorNotExportableError
+from exportkit.export.preflight import check_model, check_operators, graph_operators, qualified_name
+from exportkit.libraries import load_library
+
+CPU = torch.device("cpu")
+SOURCE = Path(__file__).with_name("probe_ops.cpp")
+CACHE = Path(__file__).parents[2] / ".cache" / "probe"
+
+
+@pytest.fixture(scope="session")
+def ops() -> torch._ops._OpNamespace:
+    """The operators of probe_ops.cpp, with what Python adds to them."""
+    key = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    library = CACHE / key / "libexportkit_probe.so"
+    if not library.exists():
+        if shutil.which("g++") is None:
+            pytest.skip("no g++ to build the operators with")
+        library.parent.mkdir(parents=True, exist_ok=True)
+        torch_folder = Path(torch.__file__).parent
+        command = ["g++", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{torch_folder / 'include'}"]
+        command += ["-DTORCH_TARGET_VERSION=0x020b000000000000", str(SOURCE), f"-L{torch_folder / 'lib'}"]
+        temporary = library.with_name(f"{os.getpid()}.so")
+        command += ["-Wl,-soname,libexportkit_probe.so", "-Wl,--no-as-needed", "-ltorch_cpu", "-o", str(temporary)]
+        subprocess.run(command, check=True)
+        temporary.replace(library)
+    load_library(library, defines=["exportkit_probe"])
+    fakes: dict[str, Callable[..., Tensor]] = {
+        "good": torch.empty_like,
+        "wrong_shape": lambda x: x.new_empty(x.shape[0] + 1, *x.shape[1:]),
+        "wrong_dtype": lambda x: torch.empty_like(x, dtype=torch.float64),
+        "wrong_strides": lambda x: x.new_empty(x.shape[::-1]).T,
+        "wrong_signature": lambda: torch.empty(()),
+        "without_kernel": torch.empty_like,
+        "python_kernel": torch.empty_like,
+    }
+    for name, fake in fakes.items():
+        torch.library.register_fake(f"exportkit_probe::{name}", fake)
+    torch.library.impl("exportkit_probe::python_kernel", "CPU", torch.clone)
+    return torch.ops.exportkit_probe
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("without_fake", r"exportkit_probe::without_fake.* has no fake kernel.*\n.*register_fake\(\"exportkit_probe::"),
+        ("wrong_shape", r"wrong about output 0: it says \[4, 4\], the kernel returned \[3, 4\]"),
+        ("wrong_dtype", r"it says torch.float64, the kernel returned torch.float32"),
+        ("wrong_strides", r"it says strides \[1, 3\], the kernel returned \[4, 1\]"),
+        ("wrong_signature", r"the fake kernel of exportkit_probe::wrong_signature.* raised TypeError"),
+        ("without_kernel", r"exportkit_probe::without_kernel.* has no kernel for cpu.*\n.*--op-library"),
+        ("python_kernel", r"exportkit_probe::python_kernel.* is implemented in Python.*\n.*TORCH_LIBRARY"),
+    ],
+)
+def test_an_operator_that_cannot_travel_is_named_with_what_to_do(ops, name: str, message: str) -> None:
+    with pytest.raises(OperatorNotExportableError, match=message) as caught:
+        check_model(lambda: getattr(ops, name)(torch.rand(3, 4)), CPU)
+    assert "test_preflight.py" in caught.value.message
+
+
+def test_a_complete_operator_passes_and_the_models_answer_comes_back(ops) -> None:
+    x = torch.rand(3, 4)
+    assert torch.equal(check_model(lambda: ops.good(x), CPU), x)
+
+
+def test_operators_of_torch_itself_are_not_asked_about() -> None:
+    assert check_model(lambda: torch.rand(3).sort(), CPU).values.shape == (3,)
+
+
+def test_a_python_custom_op_is_refused_though_it_has_a_fake_kernel() -> None:
+    @torch.library.custom_op("exportkit_python::twice", mutates_args=())
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    with pytest.raises(OperatorNotExportableError, match=r"exportkit_python::twice.* is implemented in Python"):
+        check_model(lambda: twice(torch.rand(3)), CPU)
+
+
+def test_our_own_operators_pass() -> None:
+    ops = pytest.importorskip("exportkit.ops")
+    check_model(lambda: ops.compute_entropy(torch.rand(2, 3, 4)), CPU)
+
+
+def test_what_the_model_raises_is_told_with_its_line() -> None:
+    def forward() -> Tensor:
+        return torch.rand(3, 4) @ torch.rand(3, 4)
+
+    with pytest.raises(ExportError, match=r"test_preflight.py:\d+ in forward: .*RuntimeError: mat1 and mat2"):
+        check_model(forward, CPU)
+
+
+class Calls(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.exportkit_probe.good(x) + 1
+
+
+def test_the_operators_of_a_graph_are_found_and_checked(ops) -> None:
+    program = torch.export.export(Calls(), (torch.rand(3),))
+    found = graph_operators(program.graph_module)
+    assert list(found) == ["exportkit_probe::good"]
+    check_operators(found, CPU)
+    with pytest.raises(OperatorNotExportableError, match="without_fake"):
+        check_operators({qualified_name(ops.without_fake.default): ops.without_fake.default}, CPU)
