@@ -1,0 +1,123 @@
+"""Random damage: what opens is the package that was written, and anything else is a PackageError."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from exportkit.errors import PackageError
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.manifest import Manifest
+from tests.adversarial.forge import document, package
+from tests.package import samples
+
+BOUNDED = settings(
+    max_examples=150, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+PACKAGE = package()
+
+
+def opened(file: Path, data: bytes) -> Manifest | PackageError:
+    """The manifest of a package all of whose digests hold, or why it was refused. Nothing else may be raised."""
+    file.write_bytes(data)
+    try:
+        with PackageReader(file) as reader:
+            reader.verify()
+            return reader.manifest
+    except PackageError as error:
+        return error
+
+
+@pytest.mark.parametrize("bit", [0, 7])
+def test_no_byte_of_a_package_can_be_changed_without_notice(file: Path, bit: int) -> None:
+    accepted = []
+    for at in range(bit % 4, len(PACKAGE), 4):  # opening a file for each takes its time
+        damaged = bytearray(PACKAGE)
+        damaged[at] ^= 1 << bit
+        if not isinstance(opened(file, bytes(damaged)), PackageError):
+            accepted.append(at)
+    assert accepted == []
+
+
+@BOUNDED
+@given(flips=st.lists(st.tuples(st.integers(0, len(PACKAGE) - 1), st.integers(1, 255)), min_size=1, max_size=8))
+def test_flipped_bytes_are_refused(file: Path, flips: list[tuple[int, int]]) -> None:
+    damaged = bytearray(PACKAGE)
+    for at, mask in flips:
+        damaged[at] ^= mask
+    if bytes(damaged) != PACKAGE:  # two flips of one byte may undo each other
+        assert isinstance(opened(file, bytes(damaged)), PackageError)
+
+
+@BOUNDED
+@given(start=st.integers(0, len(PACKAGE)), end=st.integers(0, len(PACKAGE)), inserted=st.binary(max_size=64))
+def test_bytes_cut_out_or_put_in_are_refused(file: Path, start: int, end: int, inserted: bytes) -> None:
+    damaged = PACKAGE[:start] + inserted + PACKAGE[max(start, end) :]
+    if damaged != PACKAGE:
+        assert isinstance(opened(file, damaged), PackageError)
+
+
+@BOUNDED
+@given(data=st.binary(max_size=400))
+def test_random_bytes_are_refused(file: Path, data: bytes) -> None:
+    assert isinstance(opened(file, data), PackageError)
+    assert isinstance(opened(file, data + PACKAGE[-98:]), PackageError)
+    assert isinstance(opened(file, package(data)), PackageError)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value in a JSON document."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, child in children for place in places(child, (*path, key)))]
+
+
+DOCUMENT = document()
+PLACES = [place for place in places(DOCUMENT) if place]
+JSON = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([0, 1, -1, 2**31, 2**62, 2**63, 2**64, 10**30]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8),
+    st.sampled_from(["../x", "/", "cuda", "batch", "scores", samples.CASE, "0" * 64, "2.13", "a\n", "\0"]),
+    st.just([]),
+    st.just({}),
+    st.sampled_from(PLACES).map(lambda place: value_at(DOCUMENT, place)),  # another part of the same manifest
+)
+
+
+def value_at(value: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        value = value[step]
+    return copy.deepcopy(value)
+
+
+@settings(BOUNDED, max_examples=400)
+@given(changes=st.lists(st.tuples(st.sampled_from(PLACES), JSON), min_size=1, max_size=3))
+def test_a_manifest_with_other_values_is_refused_or_can_be_written_again(
+    file: Path, changes: list[tuple[tuple[Any, ...], Any]]
+) -> None:
+    changed = copy.deepcopy(DOCUMENT)
+    for place, value in changes:
+        try:
+            value_at(changed, place[:-1])[place[-1]]
+        except (KeyError, IndexError, TypeError):
+            continue  # an earlier change took the place away
+        parent = changed
+        for step in place[:-1]:
+            parent = parent[step]
+        parent[place[-1]] = copy.deepcopy(value)
+    try:
+        encoded = msgspec.json.encode(changed)
+    except OverflowError:
+        return  # integers that msgspec does not write
+    answer = opened(file, package(encoded))
+    if isinstance(answer, Manifest):
+        assert write_package(file.with_name("again.pt2"), answer, samples.RECORDS) == answer

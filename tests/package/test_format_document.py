@@ -1,0 +1,114 @@
+"""FORMAT.md is read by these tests: what it says is what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from exportkit import package
+from exportkit.package import manifest
+from exportkit.package.archive import MAX_NAME_LENGTH, ROOT, STOCK_RECORDS, PackageReader, write_package
+from exportkit.package.consistency import AOTINDUCTOR_DIR, CASES_DIR, OPERATORS_DIR, check_consistency, is_complete
+from exportkit.package.container import MAX_DIRECTORY_BYTES
+from exportkit.package.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    MAX_MANIFEST_DEPTH,
+    Strict,
+    decode_manifest,
+    encode_manifest,
+)
+from exportkit.package.structure import MAX_DEPTH
+from tests.package import samples
+
+TEXT = Path(package.__file__).with_name("FORMAT.md").read_text()
+STRUCTS = {
+    name: value
+    for name, value in vars(manifest).items()
+    if isinstance(value, type) and issubclass(value, Strict) and value is not Strict
+}
+
+
+def table(name: str) -> dict[str, tuple[str, str]]:
+    """The rows under a struct's heading: key to type and reason."""
+    section = re.search(rf"^### `{name}`\n(.*?)(?=^#|\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    assert section, f"FORMAT.md has no section `{name}`"
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|(.*)\|$", section[1], re.MULTILINE)
+    return {key: (kind, why.strip()) for key, kind, why in rows}
+
+
+def example() -> bytes:
+    block = re.search(r"^```json\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    assert block
+    return block[1].encode()
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_the_key_table_has_the_keys_of_the_code_in_order(name: str) -> None:
+    struct = STRUCTS[name]
+    tag = struct.__struct_config__.tag
+    assert list(table(name)) == (["type"] if tag else []) + list(struct.__struct_encode_fields__)
+    if tag:
+        assert table(name)["type"][0] == f'`"{tag}"`'
+
+
+def test_every_table_is_of_a_struct_of_the_code() -> None:
+    assert set(re.findall(r"^### `(\w+)`$", TEXT, re.MULTILINE)) == STRUCTS.keys()
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_types_say_whether_null_is_allowed_and_what_is_a_list(name: str) -> None:
+    schema = msgspec.json.schema(STRUCTS[name])
+    properties = schema.get("$defs", {}).get(name, schema)["properties"]
+    for key, (kind, _) in table(name).items():
+        said = properties[key]
+        if key == "type":
+            continue
+        types = {option.get("type") for option in said.get("anyOf", [said])} | {said.get("type")}
+        nullable = "null" in types or None in said.get("enum", [])
+        inside = kind.startswith(("list of", "object"))  # a null among those is the items'
+        assert ("null" in kind and not inside) == nullable, (name, key)
+        assert ("list of" in kind) == ("array" in types), (name, key)
+        assert ("object" in kind) == ("object" in types), (name, key)
+
+
+def test_the_keys_that_may_be_absent_are_those_the_text_names() -> None:
+    fields = [(struct, field) for struct in STRUCTS.values() for field in msgspec.structs.fields(struct)]
+    optional = {field.name: field.default for _, field in fields if not field.required}
+    said = re.search(r"takes an absent (.*?); any other key", " ".join(TEXT.split()))
+    assert said
+    found = re.findall(r"`(\w+)` for (\w+)", said[1])
+    assert {key: msgspec.json.decode(value) for key, value in found} == optional
+
+
+def test_the_example_is_a_manifest_and_packs_to_itself(tmp_path: Path) -> None:
+    decoded = decode_manifest(example())
+    check_consistency(decoded)
+    assert is_complete(decoded)
+    assert encode_manifest(decoded) == example()
+    assert write_package(tmp_path / "example.pt2", decoded, samples.RECORDS) == decoded
+    with PackageReader(tmp_path / "example.pt2") as reader:
+        reader.verify()
+
+
+def test_numbers_and_names_in_the_text_are_those_of_the_code() -> None:
+    prose = " ".join(TEXT.split())
+    for said in (
+        f"version {FORMAT_VERSION}",
+        f"`format_version` is {FORMAT_VERSION}",
+        f"at most {MAX_DIRECTORY_BYTES >> 20} MiB",
+        f"at most {MAX_MANIFEST_BYTES >> 20} MiB",
+        f"at most {MAX_NAME_LENGTH} characters",
+        f"at most {MAX_MANIFEST_DEPTH} brackets deep",
+        f"at most {MAX_DEPTH} deep",
+        f"{ROOT}/ the archive's one root folder",
+        *(MANIFEST_NAME, AOTINDUCTOR_DIR, OPERATORS_DIR, CASES_DIR),
+    ):
+        assert said in prose, said
+    for name, content in STOCK_RECORDS.items():
+        assert name in prose
+        assert f"`{content.decode()}`".replace("\n", "\\n") in prose
