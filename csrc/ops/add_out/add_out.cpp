@@ -12,6 +12,11 @@ T add(T a, T b) {
   return T(accumulate_t<T>(a) + accumulate_t<T>(b));
 }
 
+template <class T>
+ARR_COC_EVERY_ISA void add_linear(const T* a, const T* b, T* out, int64_t size) {
+  for (int64_t i = 0; i < size; ++i) out[i] = add(a[i], b[i]);
+}
+
 // Elements [begin, end) in the layout's order, one run along the innermost dimension at a time.
 template <class T>
 void add_strided(const T* a, const T* b, T* out, const AddLayout& layout, int64_t begin, int64_t end) {
@@ -46,7 +51,7 @@ void add_out_cpu(const Tensor& a, const Tensor& b, Tensor out) {
     T* sum = static_cast<T*>(out.mutable_data_ptr());
     parallel_rows(size, 1, [&](int64_t begin, int64_t end) {
       if (!layout.is_linear()) return add_strided(left, right, sum, layout, begin, end);
-      for (int64_t i = begin; i < end; ++i) sum[i] = add(left[i], right[i]);
+      add_linear(left + begin, right + begin, sum + begin, end - begin);
     });
   });
 }
