@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -67,8 +68,8 @@ class Attending(nn.Module):
             raise UsageError(
                 f"token limits must be 0 <= min <= max, got min_tokens={min_tokens}, max_tokens={max_tokens}"
             )
-        if not gamma > 0:
-            raise UsageError(f"gamma must be above 0, got {gamma:g}")
+        if not 0 < gamma < math.inf:
+            raise UsageError(f"gamma must be above 0 and finite, got {gamma:g}")
         if mean_tokens is not None and not min_tokens <= mean_tokens <= max_tokens:
             raise UsageError(f"mean_tokens must lie in {min_tokens} to {max_tokens}, got {mean_tokens}")
         self.k = k

@@ -18,19 +18,20 @@ from exportkit.models.arr_coc.texture import TextureMaps, cut_patches
 
 HUES = 12
 BRIGHTNESSES = (4.0, 17.0, 30.0, 43.0, 56.0, 69.0, 82.0, 95.0)  # L*
-BRIGHTNESS_WIDTH = 10.0
+BRIGHTNESS_WIDTH = 9.0
 FREQUENCIES = 8  # DCT coefficients along a side: from none to three and a half cycles a patch
 RINGS = ((0.0, 1.5), (1.5, 3.0), (3.0, 5.5), (5.5, 10.0))  # radial bands of DCT coefficients
 RING_SCALES = (0.012, 0.0062, 0.0032, 0.0017)  # their median amplitude on photographs, which falls as 1/f does
 SECTORS = 3  # vertical, oblique, horizontal structure
 LARGEST_COEFFICIENT = 128.0  # in those scales; its square is a float16
-CHROMA_SCALE = 10.0  # of a*, b*
+CHROMA_SCALE = 25.0  # of a*, b*
+TEXTURE_SCALE = 1.5  # of band amplitudes over their medians
 
 # The typical response on photographs is subtracted, so that unlike patches have opposite features instead of all
 # features lying within one narrow cone; the gains give colour, brightness and texture comparable say in a cosine.
-HUE_OFFSET, HUE_GAIN = 0.35, 0.6
+HUE_OFFSET, HUE_GAIN = 0.14, 1.5
 BRIGHTNESS_OFFSET, BRIGHTNESS_GAIN = 0.25, 0.9
-TEXTURE_OFFSET, TEXTURE_GAIN = 0.75, 0.5
+TEXTURE_OFFSET, TEXTURE_GAIN = 0.4, 1.3
 
 
 class FilterBank(nn.Module):
@@ -38,7 +39,11 @@ class FilterBank(nn.Module):
 
     Of each patch: 12 hue responses (rectified, so that a patch half red and half green is not grey) and 8 brightness
     responses over its quadrants, 12 texture responses (root mean square of DCT coefficients, by spatial frequency and
-    orientation); hue and texture on a logarithmic scale. Then the same 32 as a mean over the 3 x 3 patches around it.
+    orientation). Then the same 32 as a mean over the 3 x 3 patches around it.
+
+    Responses are compressed by x / (x + scale) rather than a logarithm or an exponential: division and square root are
+    exactly rounded, while a vectorised exponential has other last bits than the scalar one at the end of a row, so that
+    a patch's features would depend on where it lies in the batch.
 
     Args:
         patch_size: 14 or 16.
@@ -55,15 +60,14 @@ class FilterBank(nn.Module):
         super().__init__()
         if patch_size not in PATCH_SIZES:
             raise UsageError(f"patch_size must be 14 or 16, got {patch_size}")
-        bands = texture_bands()
         self.patch_size = patch_size
-        self.dim = 2 * (HUES + len(BRIGHTNESSES) + bands.shape[1])
+        self.dim = 2 * (HUES + len(BRIGHTNESSES) + len(RINGS) * SECTORS)
         angles = torch.arange(HUES) * (2 * math.pi / HUES)
         self.register_buffer("hues", torch.stack([angles.cos(), angles.sin()]), persistent=False)
         self.register_buffer("brightnesses", torch.tensor(BRIGHTNESSES).view(-1, 1, 1), persistent=False)
         self.register_buffer("basis", dct_basis(patch_size), persistent=False)
         self.register_buffer("coefficient_scales", ring_scales(), persistent=False)
-        self.register_buffer("bands", bands, persistent=False)
+        self.register_buffer("bands", texture_bands(), persistent=False)
 
     def forward(self, image: Tensor, maps: TextureMaps) -> Tensor:
         """Features [B, N, 64] of the pixel maps; the image itself is not looked at again."""
@@ -78,13 +82,13 @@ class FilterBank(nn.Module):
         quadrants = functional.avg_pool2d(lab, self.patch_size // 2)
         a, b = quadrants[:, 1:2], quadrants[:, 2:3]
         along = a * self.hues[0].view(-1, 1, 1) + b * self.hues[1].view(-1, 1, 1)
-        hue = HUE_GAIN * (torch.log1p(functional.relu(along) / CHROMA_SCALE) - HUE_OFFSET)
+        hue = HUE_GAIN * (_compressed(functional.relu(along), CHROMA_SCALE) - HUE_OFFSET)
         distance = (quadrants[:, :1] - self.brightnesses) / BRIGHTNESS_WIDTH
-        brightness = BRIGHTNESS_GAIN * (torch.exp(-0.5 * distance * distance) - BRIGHTNESS_OFFSET)
+        brightness = BRIGHTNESS_GAIN * (1 / (1 + distance * distance) - BRIGHTNESS_OFFSET)
         return functional.avg_pool2d(torch.cat([hue, brightness], dim=1), 2).flatten(2).transpose(1, 2)
 
     def _texture(self, luminance: Tensor) -> Tensor:
-        """Logarithmic band responses [B, N, 12] of L* [B, 1, H, W]."""
+        """Band responses [B, N, 12] of L* [B, 1, H, W]."""
         patches = cut_patches(luminance / 100, self.patch_size).flatten(1, 2)
         batch, count, side, _ = patches.shape
         basis = self.basis.expand(batch, -1, -1)
@@ -93,9 +97,14 @@ class FilterBank(nn.Module):
         half = half.reshape(batch, count, side, FREQUENCIES).transpose(2, 3).reshape(batch, -1, side)
         coefficients = torch.bmm(half, basis).reshape(batch, count, FREQUENCIES * FREQUENCIES)
         scaled = (coefficients * self.coefficient_scales).clamp(-LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
-        power = torch.bmm(scaled * scaled, self.bands.expand(batch, -1, -1))
+        power = torch.bmm(scaled * scaled, self.bands.expand(batch, -1, -1))[..., : len(RINGS) * SECTORS]
         # The root's slope at 0 is infinite: a flat patch would have no gradient but NaN.
-        return TEXTURE_GAIN * (torch.log1p(torch.sqrt(power + 1e-4)) - TEXTURE_OFFSET)
+        return TEXTURE_GAIN * (_compressed(torch.sqrt(power + 1e-4), TEXTURE_SCALE) - TEXTURE_OFFSET)
+
+
+def _compressed(amplitude: Tensor, scale: float) -> Tensor:
+    """[0, inf) to [0, 1), one half at `scale`."""
+    return amplitude / (amplitude + scale)
 
 
 def dct_basis(side: int) -> Tensor:
@@ -119,7 +128,11 @@ def ring_scales() -> Tensor:
 
 
 def texture_bands() -> Tensor:
-    """Which DCT coefficients make a band, as a mean: float32 [64, rings * sectors]."""
+    """Which DCT coefficients make a band, as a mean: float32 [64, 16], the last four columns 0.
+
+    Sixteen, for then every sample of a product starts at a multiple of 64 bytes. Elsewhere a matrix library may choose
+    another kernel, with other last bits, and the answer would depend on the place in the batch.
+    """
     frequency = torch.arange(FREQUENCIES, dtype=torch.float64)
     angle = torch.atan2(frequency.unsqueeze(0), frequency.unsqueeze(1)).flatten()
     sector = (angle / (math.pi / 2) * SECTORS).clamp_max(SECTORS - 1).long()
@@ -128,7 +141,7 @@ def texture_bands() -> Tensor:
         for index in range(SECTORS):
             inside = (radius > low) & (radius <= high) & (sector == index)
             columns.append(inside / inside.sum())
-    return torch.stack(columns, dim=1).float()
+    return functional.pad(torch.stack(columns, dim=1).float(), (0, 16 - len(columns)))
 
 
 def _radius() -> Tensor:

@@ -76,7 +76,8 @@ def _check_names(path: Path, module: nn.Module, state: dict[str, Tensor], shapes
     if any(problems):
         raise WeightsError(
             f"{path} does not fit {type(module).__name__}: {'; '.join(filter(None, problems))}",
-            hint="Build the model with the sizes the weights were made for, and drop from the file what it lacks.",
+            hint="Build the model with the sizes the weights were made for, and leave out of the file what it does not "
+            "have, such as a classification head.",
         )
 
 
