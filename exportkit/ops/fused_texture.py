@@ -200,10 +200,13 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor
 def _backward(ctx: Any, grad_lab: Tensor | None, grad_x: Tensor | None, grad_y: Tensor | None) -> Tensor | None:
     (rgb,) = ctx.saved_tensors
     grad = None if grad_lab is None else lab_to_rgb_grad(rgb, grad_lab)
-    if grad_x is None and grad_y is None:
-        return grad
-    grad_x = torch.zeros_like(grad_y) if grad_x is None else grad_x
-    grad_luma = sobel_grad(grad_x, torch.zeros_like(grad_x) if grad_y is None else grad_y)
+    if grad_x is None:
+        if grad_y is None:
+            return grad
+        grad_x = torch.zeros_like(grad_y)
+    elif grad_y is None:
+        grad_y = torch.zeros_like(grad_x)
+    grad_luma = sobel_grad(grad_x, grad_y)
     if grad is None:
         return torch.cat([weight * grad_luma for weight in LUMA], 1)
     for channel, weight in enumerate(LUMA):  # in place: one more image would be written and read
