@@ -1,0 +1,129 @@
+"""Export, package, load: the package is all that the loading process has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+import exportkit
+from exportkit.errors import TorchVersionError
+from exportkit.libraries import built_in_libraries
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.assemble import assemble
+from exportkit.package.libraries import describe_library
+from tests.artifacts import artifact
+from tests.fixtures.softpool_library import build
+from tests.fresh import run_python
+
+MINOR = ".".join(torch.__version__.split(".")[:2])
+
+# Nothing of the exporter, of the operators' Python or of the model's source can be imported, nor g++ be found.
+ALONE = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("softpool", "tests", "click", "rich") or name.startswith(
+            ("exportkit.ops", "exportkit.models", "exportkit.export", "exportkit.verify", "exportkit.cli")
+        ):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import torch, exportkit
+"""
+NO_COMPILER = {"PATH": "/nowhere", "CXX": "/nowhere/g++"}
+
+
+@pytest.fixture(scope="module")
+def softpool_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("softpool") / "softpool.pt2"
+    library = build()
+    assemble([artifact("softpool")], [(library, describe_library(library))], path)
+    return path
+
+
+def test_somebody_elses_library_goes_the_whole_way(softpool_package, tmp_path):
+    code = """
+model = exportkit.load(sys.argv[1])
+print(model)
+assert len(model.cases) > 0
+for case in model.cases:
+    answer = model(*case.args, **case.kwargs)
+    assert type(answer).__name__ == "Answer" and answer._fields == ("logits", "weights", "positions")
+    torch.testing.assert_close(tuple(answer), tuple(case.outputs))
+for batch, length in [(1, 2), (16, 64), (5, 7)]:
+    answer = model(torch.randn(batch, length, 8), bias=torch.zeros(batch, length))
+    assert answer.logits.shape == (batch, 3) and answer.positions.shape == (batch, 2)
+print(torch.ops.softpool.pool(torch.ones(1, 2, 3), torch.zeros(1, 2)).tolist())
+"""
+    said = run_python(ALONE + code, softpool_package, cwd=tmp_path, **NO_COMPILER)
+    assert "tokens: float32[batch, length, 8], bias: float32[batch, length]" in said
+    assert said.endswith("[[1.0, 1.0, 1.0]]\n")
+
+
+def test_an_artifact_without_its_library_says_how_to_get_it(tmp_path):
+    code = """
+from exportkit.errors import MissingLibraryError
+try:
+    exportkit.load(sys.argv[1])
+except MissingLibraryError as error:
+    print(error)
+"""
+    said = run_python(ALONE + code, artifact("softpool"), cwd=tmp_path, **NO_COMPILER)
+    assert "operator softpool::peaks is not loaded, and no library of the package gives it (libraries: none)" in said
+    assert "`exportkit package` adds the library; `--op-library` names one" in said
+
+
+def test_a_library_that_uses_aten_is_bound_to_its_torch_and_says_so(softpool_package, tmp_path):
+    with PackageReader(softpool_package) as reader:
+        manifest = reader.manifest
+        (library,) = manifest.libraries
+        assert library.torch_bound == MINOR
+        records = {name: reader.read(name) for name in reader.names}
+    other = msgspec.structs.replace(library, torch_bound="2.10", needs_torch="2.10")
+    package = tmp_path / "other-torch.pt2"
+    write_package(package, msgspec.structs.replace(manifest, libraries=(other,)), records)
+    with pytest.raises(TorchVersionError) as error:
+        exportkit.load(package)
+    assert "libsoftpool.so does not work here" in str(error.value)
+    assert (
+        f"built against the C++ API of torch 2.10, which holds for no other minor version; this is torch {MINOR}"
+        in (str(error.value))
+    )
+    assert error.value.exit_code == 4
+
+
+def test_our_own_operators_travel_in_the_package(tmp_path):
+    library = built_in_libraries()["cpu"]
+    package = tmp_path / "patches.pt2"
+    manifest = assemble([artifact("patches")], [(library, describe_library(library))], package)
+    assert manifest.libraries[0].torch_bound is None
+    assert manifest.operators
+    code = """
+model = exportkit.load(sys.argv[1])
+for case in model.cases:
+    got, expected = model(*case.args, **case.kwargs), case.outputs
+    assert got.keys() == expected.keys()
+    for name in got:
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-5)
+cache = sorted(path.name for path in (exportkit.runtime.cache.cache_directory() / "libraries").rglob("*.so"))
+print(cache)
+"""
+    assert run_python(ALONE + code, package, cwd=tmp_path, **NO_COMPILER) == "['libarr_coc_cpu.so']\n"
+
+
+def test_a_process_that_has_the_operators_already_loads_the_package_beside_them(tmp_path):
+    library = built_in_libraries()["cpu"]
+    package = tmp_path / "patches.pt2"
+    assemble([artifact("patches")], [(library, describe_library(library))], package)
+    code = """
+import sys
+import exportkit, exportkit.ops
+from exportkit.runtime.cache import cache_directory
+model = exportkit.load(sys.argv[1])
+case = model.cases[0]
+model(*case.args, **case.kwargs)
+print(cache_directory().exists())
+"""
+    assert run_python(code, package, cwd=tmp_path) == "False\n"
