@@ -1,0 +1,175 @@
+"""The commands on a compiled artifact: what they print, what they write, and how they end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load, save
+
+from exportkit.cli import main
+from exportkit.package.archive import PackageReader, write_package
+from tests.artifacts import ROOT, artifact
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Path:
+    return artifact("patches")
+
+
+@pytest.fixture(scope="module")
+def package(compiled, tmp_path_factory):
+    """A package, and what `package --json` said of it."""
+    path = tmp_path_factory.mktemp("package") / "patches.pt2"
+    result = exportkit("package", compiled, "-o", path, "--json")
+    assert result.returncode == 0, result.stderr
+    return path, json.loads(result.stdout)
+
+
+def exportkit(*arguments):
+    command = [sys.executable, "-m", "exportkit", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def rewritten(source, path, change):
+    """The artifact at `source` with its recorded outputs changed."""
+    with PackageReader(source) as reader:
+        records = {name: reader.read(name) for name in reader.names}
+        for case in reader.manifest.cases:
+            tensors = load(records[case.record])
+            records[case.record] = save({k: change(k, tensor) for k, tensor in tensors.items()})
+        write_package(path, reader.manifest, records)
+    return path
+
+
+# --- inspect ----------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_imports_no_torch(compiled):
+    code = f"import sys; from exportkit.cli import main; main(['inspect', {str(compiled)!r}])"
+    code += "; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"
+
+
+def test_inspect_says_what_is_taken_returned_called_and_missing(compiled, capsys):
+    code, out, _ = run(capsys, "inspect", compiled)
+    assert code == 0
+    with PackageReader(compiled) as reader:
+        manifest = reader.manifest
+    for tensor in (*manifest.call.inputs, *manifest.call.outputs):
+        assert tensor.name in out
+    for operator in manifest.operators:
+        assert operator.schema in out
+    assert manifest.targets[0].name in out
+    assert "no library here: `exportkit package` adds it" in out
+
+
+def test_inspect_as_json_is_the_manifest(package, capsys):
+    path, _ = package
+    code, out, err = run(capsys, "inspect", path, "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["file"]["size"] == path.stat().st_size
+    assert [library["record"] for library in document["manifest"]["libraries"]] == [
+        "exportkit/ops/linux-x86_64/libarr_coc_cpu.so"
+    ]
+
+
+def test_inspect_of_something_else_is_a_bad_package(tmp_path, capsys):
+    path = tmp_path / "x.pt2"
+    path.write_bytes(b"not a package")
+    assert run(capsys, "inspect", path)[0] == 3
+
+
+# --- package and verify -----------------------------------------------------------------------------------------------
+
+
+def test_package_adds_our_library_and_verifies(package):
+    path, document = package
+    assert path.exists()
+    assert document["verification"]["ok"]
+    kinds = {check["verdict"]["kind"] for check in document["verification"]["checks"]}
+    assert kinds == {"match"}
+    assert document["verification"]["artifact"] == str(path)
+
+
+def test_verify_compares_with_eager_as_well(package):
+    result = exportkit("verify", package[0], "--shapes", 3, "--json")
+    assert result.returncode == 0, result.stdout
+    report = json.loads(result.stdout)
+    assert {check["against"] for check in report["checks"]} == {"cases", "eager"}
+    assert all(check["verdict"]["kind"] == "match" for check in report["checks"])
+    assert "running case 0" in result.stderr
+
+
+def test_verify_runs_an_exported_program(tmp_path):
+    result = exportkit("verify", artifact("patches-program"), "--against", "cases")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "program on cpu" in result.stdout
+
+
+def test_a_package_that_fails_its_verification_is_not_written(compiled, tmp_path, capsys):
+    bad = rewritten(compiled, tmp_path / "bad.pt2", lambda k, t: t + 1 if k.startswith("output.") else t)
+    out = tmp_path / "package.pt2"
+    code, text, _ = run(capsys, "package", bad, "-o", out)
+    assert code == 1
+    assert "was not written" in text
+    assert "elements differ" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.pt2"]
+
+
+def test_no_verify_writes_it_all_the_same_and_says_so(compiled, tmp_path, capsys):
+    out = tmp_path / "package.pt2"
+    code, text, _ = run(capsys, "package", compiled, "-o", out, "--no-verify", "--name", "mine", "--model-version", "7")
+    assert code == 0
+    assert "not verified" in text
+    with PackageReader(out) as reader:
+        assert (reader.manifest.name, reader.manifest.version) == ("mine", "7")
+
+
+def test_packages_of_one_artifact_are_the_same_bytes_whatever_their_name(package, compiled, tmp_path, capsys):
+    assert run(capsys, "package", compiled, "-o", tmp_path / "other.pt2", "--no-verify")[0] == 0
+    assert (tmp_path / "other.pt2").read_bytes() == package[0].read_bytes()
+
+
+def test_a_directory_that_is_not_there_is_a_usage_error(compiled, tmp_path, capsys):
+    code, _, err = run(capsys, "package", compiled, "-o", tmp_path / "none" / "x.pt2")
+    assert code == 2
+    assert "there is no directory" in err
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["verify", "{artifact}", "--rtol", "1"], "--rtol without --atol"),
+        (["verify", "{artifact}", "--atol", "1"], "--atol without --rtol"),
+        (["verify", "{artifact}", "--rtol", "-1", "--atol", "1"], "--rtol"),
+        (["verify", "no_such_file.pt2"], "no_such_file.pt2"),
+        (["export", "arr-coc"], "--output"),
+        (["export", "arr-coc", "-o", "x.pt2", "--static", "--dynamic", "image:0=batch[1:2]"], "exclude each other"),
+        (["export", "arr-coc", "-o", "x.pt2", "--model-kwargs", "{{"], "no JSON"),
+        (["export", "arr-coc", "-o", "x.pt2", "--model-kwargs", "[1]"], "no JSON object"),
+        (["export", "arr-coc", "-o", "x.pt2", "--model-kwargs", '{{"a": [1]}}'], "a is [1]"),
+        (["export", "arr-coc", "-o", "x.pt2", "--inductor-config", "max_autotune"], "KEY=VALUE"),
+        (["export", "arr-coc", "-o", "x.pt2", "--format", "program", "--cpu-isa", "x86-64-v4"], "--format aoti"),
+        (["export", "arrcoc", "-o", "x.pt2"], "'arrcoc' is no model"),
+        (["package", "-o", "x.pt2"], "ARTIFACT"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_usage_errors(compiled, capsys, arguments, says):
+    code, out, err = run(capsys, *(argument.format(artifact=compiled) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert says in err
