@@ -1,0 +1,144 @@
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "common/checks.h"
+
+namespace arr_coc {
+
+// Edge strength and colour contrast that count as half salient, and what keeps the gradient magnitude smooth at zero.
+constexpr double kEdgeHalf = 0.1;
+constexpr double kContrastHalf = 25;
+constexpr double kEdgeFloor = 1e-8;
+
+#ifdef __CUDACC__
+#define ARR_COC_ANYWHERE __host__ __device__
+#else
+#define ARR_COC_ANYWHERE
+#endif
+
+// How a sample's image is cut: `rows` x `columns` patches of `patch` x `patch` pixels, numbered row by row; `width` and
+// `plane` are the pixels of an image row and of a whole channel.
+struct PatchGrid {
+  int64_t batch, rows, columns, patch, width, plane;
+
+  PatchGrid(const Tensor& lab, int64_t patch)
+      : batch(lab.size(0)),
+        rows(lab.size(2) / patch),
+        columns(lab.size(3) / patch),
+        patch(patch),
+        width(lab.size(3)),
+        plane(lab.size(2) * lab.size(3)) {}
+
+  ARR_COC_ANYWHERE int64_t count() const { return rows * columns; }
+  // Offset of patch n's first pixel within a channel.
+  ARR_COC_ANYWHERE int64_t corner(int64_t n) const { return (n / columns * width + n % columns) * patch; }
+};
+
+// Calls f(k) for each of the up to 8 patches k around patch n; returns how many there are.
+template <class F>
+ARR_COC_ANYWHERE int for_neighbours(const PatchGrid& grid, int64_t n, const F& f) {
+  const int64_t row = n / grid.columns, column = n % grid.columns;
+  int count = 0;
+  for (int64_t i = row > 0 ? row - 1 : 0; i <= row + 1 && i < grid.rows; ++i) {
+    for (int64_t j = column > 0 ? column - 1 : 0; j <= column + 1 && j < grid.columns; ++j) {
+      if (i == row && j == column) continue;
+      f(i * grid.columns + j);
+      ++count;
+    }
+  }
+  return count;
+}
+
+template <class A>
+ARR_COC_ANYWHERE A colour_distance(const A* a, const A* b) {
+  const A dl = a[0] - b[0], da = a[1] - b[1], db = a[2] - b[2];
+  return std::sqrt(dl * dl + da * da + db * db);
+}
+
+// Mean distance of patch n's colour to its neighbours'; 0 without neighbours. `colours` are the sample's, [N, 3].
+template <class A>
+struct Contrast {
+  A distance = 0;
+  int neighbours = 0;
+
+  ARR_COC_ANYWHERE Contrast(const A* colours, const PatchGrid& grid, int64_t n) {
+    neighbours =
+        for_neighbours(grid, n, [&](int64_t k) { distance += colour_distance(colours + n * 3, colours + k * 3); });
+    if (neighbours > 0) distance /= A(neighbours);
+  }
+
+  // d C / d d, spread over the neighbours.
+  ARR_COC_ANYWHERE A slope() const {
+    const A shifted = distance + A(kContrastHalf);
+    return A(kContrastHalf) / (shifted * shifted) / A(neighbours > 0 ? neighbours : 1);
+  }
+};
+
+// What moves patch n's colour: its own contrast and each neighbour's, the sum over neighbours k of
+// (slope_n + slope_k) (mu_n - mu_k) / |mu_n - mu_k|, where equal colours contribute nothing.
+template <class A>
+ARR_COC_ANYWHERE void colour_gradient(const A* colours, const A* slopes, const PatchGrid& grid, int64_t n,
+                                      A (&gradient)[3]) {
+  const A* colour = colours + n * 3;
+  gradient[0] = gradient[1] = gradient[2] = 0;
+  for_neighbours(grid, n, [&](int64_t k) {
+    const A* other = colours + k * 3;
+    const A distance = colour_distance(colour, other), slope = slopes[n] + slopes[k];
+    for (int c = 0; c < 3; ++c) gradient[c] += distance == 0 ? A(0) : slope * ((colour[c] - other[c]) / distance);
+  });
+}
+
+// The weights of edges, colour contrast and features, divided by their sum.
+struct SalienceWeights {
+  double edges, contrast, features;
+
+  explicit SalienceWeights(const std::vector<double>& weights) {
+    const double sum = weights[0] + weights[1] + weights[2];
+    edges = weights[0] / sum, contrast = weights[1] / sum, features = weights[2] / sum;
+  }
+};
+
+inline void check_sobel(const char* op, const char* name, const Tensor& sobel, const Tensor& features,
+                        const Tensor& lab) {
+  check(sobel.dim() == 4 && sobel.size(1) == 1, op, ": ", name, " must be [B, 1, H, W], got shape ", shape_of(sobel));
+  check_alike(op, "features", features, name, sobel);
+  check_same_size(op, "B", name, sobel.size(0), "features", features.size(0));
+  check_same_size(op, "H", name, sobel.size(2), "lab", lab.size(2));
+  check_same_size(op, "W", name, sobel.size(3), "lab", lab.size(3));
+}
+
+inline void check_compute_salience(const Tensor& features, const Tensor& lab, const Tensor& sobel_x,
+                                   const Tensor& sobel_y, int64_t patch_size, const std::vector<double>& weights) {
+  const char* op = "compute_salience";
+  check_rank(op, "features", features, 3, "[B, N, D]");
+  check_floating(op, "features", features);
+  check(features.size(2) > 0, op, ": features must have D >= 1, got shape ", shape_of(features));
+  check(lab.dim() == 4 && lab.size(1) == 3, op, ": lab must be [B, 3, H, W], got shape ", shape_of(lab));
+  check_alike(op, "features", features, "lab", lab);
+  check_same_size(op, "B", "lab", lab.size(0), "features", features.size(0));
+  check_sobel(op, "sobel_x", sobel_x, features, lab);
+  check_sobel(op, "sobel_y", sobel_y, features, lab);
+  check(patch_size > 0, op, ": patch_size must be >= 1, got ", patch_size);
+  check(lab.size(2) % patch_size == 0, op, ": H = ", lab.size(2), " is not a multiple of patch_size = ", patch_size);
+  check(lab.size(3) % patch_size == 0, op, ": W = ", lab.size(3), " is not a multiple of patch_size = ", patch_size);
+  check_same_size(op, "N", "features", features.size(1), "the grid of patches", PatchGrid(lab, patch_size).count());
+  check(weights.size() == 3, op, ": weights must be 3 numbers, got ", weights.size());
+  const double sum = weights[0] + weights[1] + weights[2];
+  check(weights[0] >= 0 && weights[1] >= 0 && weights[2] >= 0 && sum > 0 && sum < HUGE_VAL, op,
+        ": weights must be finite and >= 0 with a sum > 0, got [", weights[0], ", ", weights[1], ", ", weights[2], "]");
+}
+
+inline void check_compute_salience_grad(const Tensor& grad, const Tensor& features, const Tensor& lab,
+                                        const Tensor& sobel_x, const Tensor& sobel_y, int64_t patch_size,
+                                        const std::vector<double>& weights) {
+  const char* op = "compute_salience_grad";
+  check_compute_salience(features, lab, sobel_x, sobel_y, patch_size, weights);
+  check_rank(op, "grad", grad, 2, "[B, N]");
+  check_alike(op, "features", features, "grad", grad);
+  check_same_size(op, "B", "grad", grad.size(0), "features", features.size(0));
+  check_same_size(op, "N", "grad", grad.size(1), "features", features.size(1));
+}
+
+}  // namespace arr_coc
