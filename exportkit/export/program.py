@@ -29,7 +29,7 @@ from exportkit.export.shapes import (
     torch_dimensions,
     torch_shape,
 )
-from exportkit.export.signature import BoundCall, describe_call, is_tensor
+from exportkit.export.signature import BoundCall, describe_call, is_tensor, plain_tuples
 from exportkit.export.tolerances import output_tolerances
 from exportkit.package.manifest import Call, Operator, Provenance, Source, TensorInput, TensorOutput
 from exportkit.package.structure import flatten, names
@@ -121,15 +121,13 @@ def export_program(spec: ExportSpec, bound: BoundCall, sizes: DynamicSizes) -> t
     """
     dims = torch_dimensions(sizes)
     shape_of = iter([torch_shape(sizes, dims, name) for name in bound.names])
-    # The same tree as the arguments, by parameter, with None for what is no tensor.
-    arguments = {**dict(zip((p.name for p in bound.parameters), bound.args)), **bound.kwargs}
-    dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
-    with guard_log() as log:
+    with guard_log() as log, plain_tuples(spec.model, bound.args, bound.kwargs) as (args, kwargs):
+        # The same tree as the arguments, by parameter, with None for what is no tensor.
+        arguments = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
+        dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
             with torch.no_grad():
-                program = torch.export.export(
-                    spec.model, bound.args, bound.kwargs, dynamic_shapes=dynamic, strict=False
-                )
+                program = torch.export.export(spec.model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         except Exception as error:
             # torch.export raises some thirty unrelated classes; the original is chained.
             raise explain_export_error(error, sizes, log) from error

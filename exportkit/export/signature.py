@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from exportkit.errors import UsageError
 from exportkit.package.manifest import Parameter
@@ -109,3 +111,43 @@ def describe_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping
     if not tensors:
         raise UsageError("the example inputs hold no tensor", hint="A compiled model takes at least one.")
     return BoundCall(tuple(args), ordered, tuple(parameters), tuple(found), tuple(tensors))
+
+
+@contextmanager
+def plain_tuples(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The model with plain tuples where its call has named ones, and the arguments to call it with.
+
+    A saved program names the classes of its structures, and torch reads it only where they are registered; the manifest
+    has the names and fields, so that the program can do without. Forward is replaced on the object for the time being:
+    a module around it would change the names of its parameters.
+    """
+    _, structure = tree_flatten((args, dict(kwargs)))
+    forward = model.forward
+    own = "forward" in vars(model)
+
+    @functools.wraps(forward)
+    def plain_forward(*plain_args: Any, **plain_kwargs: Any) -> Any:
+        named_args, named_kwargs = tree_unflatten(tree_leaves((plain_args, plain_kwargs)), structure)
+        return plain(forward(*named_args, **named_kwargs))
+
+    model.forward = plain_forward
+    try:
+        yield plain(args), plain(dict(kwargs))
+    finally:
+        if own:
+            model.forward = forward
+        else:
+            del model.forward
+
+
+def plain(value: Any) -> Any:
+    """A nested value with plain tuples in place of named ones."""
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,337 @@
+"""What export writes: the manifest, the cases, and what is in the archive."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load as load_tensors
+
+from artifacts import artifact
+from exportkit import ExportSpec
+from exportkit.errors import CompilerError, ExportError, HostError, ModelNotFoundError, UsageError
+from exportkit.export import ResolvedModel, export_aoti, export_program, resolve, toolchain
+from exportkit.export.aot_inductor import called_operators, read_inductor_config
+from exportkit.package.archive import PackageReader
+from exportkit.package.manifest import Dimension, Size
+from exportkit.package.structure import flatten
+
+MODELS = str(Path(__file__).with_name("export_models.py"))
+
+
+@pytest.fixture(scope="session")
+def patches() -> Path:
+    pytest.importorskip("exportkit.ops")
+    return artifact("patches")
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    return artifact("patches-program")
+
+
+def test_a_compiled_artifact_says_what_runs_it_and_what_it_calls(patches: Path) -> None:
+    with PackageReader(patches) as reader:
+        manifest = reader.manifest
+    (target,) = manifest.targets
+    assert (target.name, target.device, target.cpu_isa) == ("cpu_x86_64_v3", "cpu", "x86-64-v3")
+    assert target.built_with_torch == str(torch.__version__)
+    assert target.needs_torch == "2.11"
+    assert [operator.name for operator in manifest.operators] == ["arr_coc::compute_entropy"]
+    assert manifest.operators[0].schema == str(torch.ops.arr_coc.compute_entropy.default._schema)
+    assert manifest.libraries == ()
+    assert manifest.name == "Patches"
+
+
+def test_the_call_is_the_modules_own(patches: Path) -> None:
+    with PackageReader(patches) as reader:
+        call = reader.manifest.call
+    assert [(p.name, p.kind) for p in call.parameters] == [("image", "positional"), ("query", "positional")]
+    assert call.inputs[0].shape == (
+        Size(dimension="batch"),
+        3,
+        Size(dimension="rows", scale=8),
+        Size(dimension="columns", scale=8),
+    )
+    assert call.dimensions[1] == Dimension(name="rows", min=2, max=32)
+    shapes = {output.name: output.shape for output in call.outputs}
+    assert shapes["best"] == (Size(dimension="batch"), None)
+    assert [output.dtype for output in call.outputs] == ["int64", "float32", "float32"]
+
+
+def test_no_source_travels(patches: Path) -> None:
+    with PackageReader(patches) as reader:
+        sources = {name: reader.read(name) for name in reader.names if name.endswith((".cpp", ".h", ".py"))}
+        assert {name.rpartition("/")[2] for name in sources} == {"model.wrapper.cpp"}
+        assert set(sources.values()) == {b""}
+        assert sum(name.endswith(".so") for name in reader.names) == 1
+
+
+def test_the_code_keeps_to_its_instruction_set(patches: Path, tmp_path: Path) -> None:
+    if shutil.which("objdump") is None:
+        pytest.skip("no objdump to look at the code with")
+    library = tmp_path / "model.so"
+    with PackageReader(patches) as reader:
+        reader.extract(next(name for name in reader.names if name.endswith(".so")), library)
+    code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert "%ymm" in code
+    assert "%zmm" not in code
+
+
+def test_stock_torch_runs_it_at_the_ends_of_every_range(patches: Path) -> None:
+    model = resolve(f"{MODELS}:patches").spec.model
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(patches), "cpu_x86_64_v3", False, 1, -1)
+    for batch, rows, columns in [(1, 2, 2), (16, 2, 3), (2, 32, 5), (1, 4, 32)]:
+        image, query = torch.rand(batch, 3, 8 * rows, 8 * columns), torch.randn(batch, 6)
+        with torch.no_grad():
+            expected = model(image, query)
+        best, scores, thirds = loader.run([image, query])
+        torch.testing.assert_close(scores, expected["scores"])
+        assert torch.equal(thirds, expected["thirds"])
+        assert best.shape == expected["best"].shape
+
+
+def test_each_case_is_what_eager_answered(patches: Path) -> None:
+    model = resolve(f"{MODELS}:patches").spec.model
+    with PackageReader(patches) as reader:
+        cases = [(case.sizes, load_tensors(reader.read(case.record))) for case in reader.manifest.cases]
+    assert [sizes for sizes, _ in cases[:3]] == [
+        {"batch": 2, "rows": 5, "columns": 7},
+        {"batch": 1, "rows": 2, "columns": 2},
+        {"batch": 16, "rows": 2, "columns": 2},
+    ]
+    for sizes, tensors in cases:
+        assert tensors["input.0"].shape == (sizes["batch"], 3, 8 * sizes["rows"], 8 * sizes["columns"])
+        with torch.no_grad():
+            answer = model(tensors["input.0"], tensors["input.1"])
+        for number, expected in enumerate(answer.values()):
+            torch.testing.assert_close(tensors[f"output.{number}"], expected)
+
+
+def test_somebody_elses_operators_and_a_named_tuple_travel_too() -> None:
+    with PackageReader(artifact("softpool")) as reader:
+        manifest = reader.manifest
+    assert [operator.name for operator in manifest.operators] == ["softpool::peaks", "softpool::pool"]
+    assert [(p.name, p.kind) for p in manifest.call.parameters] == [("tokens", "positional"), ("bias", "keyword")]
+    assert [output.name for output in manifest.call.outputs] == ["logits", "weights", "positions"]
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_travels_with_its_cases_and_is_what_it_was(program: Path, tmp_path: Path) -> None:
+    resolved = resolve(str(program))
+    again = export_program(resolved, tmp_path / "again.pt2")
+    with PackageReader(program) as first, PackageReader(tmp_path / "again.pt2") as second:
+        assert second.manifest.call == first.manifest.call
+        assert second.manifest.source == first.manifest.source
+        for case in again.cases:
+            assert second.read(case.record) == first.read(case.record)
+
+
+def test_a_program_of_torchs_own_is_described_from_its_graph(tmp_path: Path) -> None:
+    model, x = torch.nn.Linear(4, 2), torch.rand(5, 4)
+    n = torch.export.Dim("n", min=2, max=9)
+    torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: n},)), tmp_path / "stock.pt2")
+    manifest = export_program(resolve(str(tmp_path / "stock.pt2")), tmp_path / "ours.pt2", cases=2)
+    (dimension,) = manifest.call.dimensions
+    assert (dimension.min, dimension.max) == (2, 9)
+    assert manifest.call.inputs[0].shape == (Size(dimension=dimension.name), 4)
+    assert [case.sizes[dimension.name] for case in manifest.cases] == [5, 2]
+    assert manifest.source.model is None
+    assert manifest.name == "stock"
+
+
+def test_a_traced_program_refuses_other_sizes_and_dtypes(program: Path, tmp_path: Path) -> None:
+    resolved = resolve(str(program))
+    with pytest.raises(UsageError, match="is traced"):
+        export_program(resolved, tmp_path / "x.pt2", dynamic=["image:0=batch[1:4]"])
+    with pytest.raises(UsageError, match="is traced"):
+        export_program(resolved, tmp_path / "x.pt2", dtype="float16")
+
+
+def test_a_compiled_artifact_is_no_program(patches: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"is compiled \(cpu_x86_64_v3\)"):
+        resolve(str(patches))
+
+
+def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.rand(2)}, tmp_path / "weights.pt2")
+    with pytest.raises(ExportError, match="no ExportedProgram"):
+        resolve(str(tmp_path / "weights.pt2"))
+
+
+# --- the call and the model -------------------------------------------------------------------------------------------
+
+
+def test_nested_inputs_constants_and_keywords_are_recorded(tmp_path: Path) -> None:
+    spec = resolve(f"{MODELS}:structured").spec
+    manifest = export_program(spec, tmp_path / "structured.pt2")
+    call = manifest.call
+    assert [(p.name, p.kind) for p in call.parameters] == [
+        ("batch", "positional"),
+        ("scale", "positional"),
+        ("offset", "keyword"),
+    ]
+    assert [tensor.name for tensor in call.inputs] == ["batch.x", "offset"]
+    assert [tensor.name for tensor in call.outputs] == ["0.total", "0.kept", "1.0"]
+    result = spec.model(*spec.example_inputs, **spec.example_kwargs)
+    assert flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))[0] == call.result
+    assert manifest.source.model is None
+
+
+def test_the_model_is_traced_in_eval_mode_and_left_as_it_was(tmp_path: Path) -> None:
+    model, x = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"]).spec.model, torch.rand(2, 4)
+    model.drop.train()
+    model.linear.eval()
+    export_program(ExportSpec(model=model, example_inputs=(x,)), tmp_path / "d.pt2", cases=1)
+    assert model.drop.training
+    assert not model.linear.training
+    with PackageReader(tmp_path / "d.pt2") as reader:
+        answer = load_tensors(reader.read("exportkit/cases/0.safetensors"))["output.0"]
+    torch.testing.assert_close(answer, model.linear(x).detach())
+
+
+def test_a_cast_is_recorded_and_does_not_touch_the_callers_model(tmp_path: Path) -> None:
+    resolved = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"])
+    manifest = export_program(resolved, tmp_path / "d.pt2", dtype="bfloat16")
+    plain = export_program(resolved, tmp_path / "p.pt2")
+    assert manifest.call.inputs[0].dtype == manifest.call.outputs[0].dtype == manifest.source.dtype == "bfloat16"
+    assert manifest.call.outputs[0].tolerance.rtol > plain.call.outputs[0].tolerance.rtol
+    assert manifest.source.state_sha256 != plain.source.state_sha256
+    assert resolved.spec.model.linear.weight.dtype == torch.float32
+
+
+def test_static_fixes_every_size(tmp_path: Path) -> None:
+    manifest = export_program(resolve(f"{MODELS}:structured"), tmp_path / "s.pt2", static=True)
+    assert manifest.call.dimensions == ()
+    assert [case.sizes for case in manifest.cases] == [{}]
+
+
+def test_the_same_seed_records_the_same_cases(tmp_path: Path) -> None:
+    spec = resolve(f"{MODELS}:structured").spec
+    digests = []
+    for name, seed in [("a", 0), ("b", 0), ("c", 1)]:
+        manifest = export_program(spec, tmp_path / f"{name}.pt2", seed=seed)
+        digests.append([r.sha256 for r in manifest.records if "/cases/" in r.name])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_inputs_that_the_spec_draws_must_fit_what_was_asked_for(tmp_path: Path) -> None:
+    spec = ExportSpec(
+        model=torch.nn.Linear(4, 2),
+        example_inputs=(torch.rand(3, 4),),
+        dynamic_shapes={"input": {0: "n[1:9]"}},
+        draw_inputs=lambda sizes, generator: ((torch.rand(3, 4),), {}),
+    )
+    with pytest.raises(UsageError, match=r"draw_inputs returned .*\[3, 4\].* for n=1"):
+        export_program(spec, tmp_path / "x.pt2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "tpu"}, "tpu"),
+        ({"device": "meta"}, "cannot export for 'meta'"),
+        ({"dtype": "int8"}, "cannot cast"),
+        ({"dtype": "float3"}, "no dtype 'float3'"),
+        ({"static": True, "dynamic": ["x:0=n[1:4]"]}, "exclude"),
+        ({"dynamic": ["y:0=n[1:4]"]}, "no tensor input 'y'"),
+        ({"name": "a/b"}, "cannot be a name"),
+        ({"version": ""}, "cannot be a version"),
+        ({"cases": -1}, "number of cases"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(tmp_path: Path, options, message: str) -> None:
+    resolved = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"])
+    with pytest.raises(UsageError, match=message):
+        export_program(resolved, tmp_path / "x.pt2", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_told_before_anything_is_done(tmp_path: Path) -> None:
+    spec = ExportSpec(model=torch.nn.Linear(2, 2), example_inputs=())
+    with pytest.raises(UsageError, match="no folder"):
+        export_program(ResolvedModel(spec=spec), tmp_path / "no" / "x.pt2")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_machine_without_cuda_says_how_the_program_gets_to_one_that_has_it(tmp_path: Path) -> None:
+    resolved = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"])
+    with pytest.raises(HostError, match="--format program"):
+        export_aoti(resolved, tmp_path / "x.pt2", device="cuda")
+
+
+# --- the compiler -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_probe():
+    toolchain._objection.cache_clear()
+    yield
+    toolchain._objection.cache_clear()
+
+
+def _program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_without_a_compiler_nothing_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_probe) -> None:
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    steps: list[str] = []
+    with pytest.raises(CompilerError, match=r"no-such-compiler: no such program\n.*apt-get install g\+\+"):
+        export_aoti(resolve(f"{MODELS}:structured"), tmp_path / "x.pt2", progress=steps.append)
+    assert steps == []
+
+
+def test_a_compiler_that_links_libstdcxx_statically_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_probe
+) -> None:
+    if (usual := shutil.which("g++")) is None:
+        pytest.skip("no g++")
+    static = _program(tmp_path / "static-g++", f'exec {usual} -static-libstdc++ "$@"')
+    broken = _program(tmp_path / "broken-g++", "echo 'fatal error: no such header' >&2; exit 1")
+    monkeypatch.setenv("CXX", static)
+    assert toolchain.usable_compiler() != static
+    assert "statically" in (toolchain._objection(static) or "")
+    assert "no such header" in (toolchain._objection(broken) or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_autotun": "1"}, r"no option 'max_autotun'\n.*max_autotune"),
+        ({"aot_inductor.package": "0"}, "a package depends on it"),
+        ({"cpp.march": "native"}, "a package depends on it"),
+    ],
+)
+def test_inductor_options_that_are_none_or_not_the_callers_to_set_are_refused(given, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_inductor_config(given)
+
+
+def test_inductor_options_are_read_as_json_or_python_where_they_are_some() -> None:
+    given = {"max_autotune": "true", "epilogue_fusion": "False", "cpp.threads": "3", "cpp.cxx": "clang++"}
+    assert read_inductor_config(given) == {
+        "max_autotune": True,
+        "epilogue_fusion": False,
+        "cpp.threads": 3,
+        "cpp.cxx": ("clang++",),
+    }
+
+
+def test_an_instruction_set_of_no_cpu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="x86-64-v3 or x86-64-v4"):
+        export_aoti(resolve(f"{MODELS}:structured"), tmp_path / "x.pt2", cpu_isa="x86-64-v9")  # type: ignore[arg-type]
+
+
+def test_operators_the_code_calls_are_read_from_aotinductors_own_list() -> None:
+    targets = ["arr_coc::a", "arr_coc::b.out", "aten::sort", "torch.ops.lib.c.default", "torch.ops.lib.d.out"]
+    nodes = {"nodes": [{"name": "buf", "node": {"target": target}} for target in targets]}
+    assert called_operators(nodes) == {"arr_coc::a", "arr_coc::b.out", "lib::c", "lib::d.out"}
