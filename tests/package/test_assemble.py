@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from exportkit.errors import MergeError, MissingLibraryError, SchemaChangedError, UsageError
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.assemble import assemble
+from exportkit.package.consistency import is_complete, libraries_for, missing_operators
+from exportkit.package.manifest import Call, Dimension, Library, Operator, Target
+from tests.package import samples
+
+CUDA = samples.target(name="gpu", device="cuda", cpu_isa=None, cuda_architecture="9.0", built_with_cuda="13.0")
+
+IMAGE = samples.manifest().call.inputs[0]
+
+
+def artifact(path: Path, *, target: Target | None = None, case: bytes | None = None, **changes: Any) -> Path:
+    """What `export` writes: no libraries."""
+    target = samples.target() if target is None else target
+    records = {f"data/aotinductor/{target.name}/model.wrapper.so": target.name.encode()}
+    records[samples.CASE] = samples.RECORDS[samples.CASE] if case is None else case
+    write_package(path, samples.manifest(libraries=(), targets=(target,), **changes), records)
+    return path
+
+
+def library(
+    folder: Path, name: str = "libtoy_cpu.so", content: bytes = b"toy\0", **changes: Any
+) -> tuple[Path, Library]:
+    """A library's file, and what `describe_library` might say of it."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    described = msgspec.structs.replace(
+        samples.manifest().libraries[0],
+        record=f"exportkit/ops/linux-x86_64/{name}",
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+    return folder / name, msgspec.structs.replace(described, **changes)
+
+
+def kernels_only(folder: Path, content: bytes = b"toy\0cuda") -> tuple[Path, Library]:
+    return library(folder, "libtoy_cuda.so", content, device="cuda", kernels=("cuda",), defines=())
+
+
+def test_an_artifact_and_its_library_become_a_complete_package(tmp_path: Path) -> None:
+    source = artifact(tmp_path / "cpu.pt2")
+    with PackageReader(source) as reader:
+        assert not is_complete(reader.manifest)
+        assert missing_operators(reader.manifest, reader.manifest.targets[0]) == reader.manifest.operators
+    manifest = assemble([source], [library(tmp_path)], tmp_path / "toy.pt2")
+    assert is_complete(manifest)
+    with PackageReader(tmp_path / "toy.pt2") as reader:
+        reader.verify()
+        assert reader.manifest == manifest
+        assert reader.read(samples.LIBRARY) == b"toy\0"
+        assert reader.read(samples.CODE) == b"cpu_v3"
+
+
+def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
+    sources = [artifact(tmp_path / "cpu.pt2"), artifact(tmp_path / "cuda.pt2", target=CUDA)]
+    both = [library(tmp_path), kernels_only(tmp_path)]
+    assemble(sources, both, tmp_path / "one.pt2")
+    assemble(sources, both[::-1], tmp_path / "two.pt2")
+    assemble([tmp_path / "one.pt2"], [], tmp_path / "again.pt2")
+    assert (tmp_path / "one.pt2").read_bytes() == (tmp_path / "two.pt2").read_bytes()
+    assert (tmp_path / "one.pt2").read_bytes() == (tmp_path / "again.pt2").read_bytes()
+
+
+def test_targets_are_merged_and_the_cases_are_the_first_artifacts(tmp_path: Path) -> None:
+    sources = [artifact(tmp_path / "cpu.pt2"), artifact(tmp_path / "cuda.pt2", target=CUDA, case=b"another eager")]
+    manifest = assemble(sources, [library(tmp_path), kernels_only(tmp_path)], tmp_path / "toy.pt2", name="both")
+    assert [target.name for target in manifest.targets] == ["cpu_v3", "gpu"]
+    assert (manifest.name, manifest.version) == ("both", "1")
+    assert [Path(lib.record).name for lib in libraries_for(manifest, CUDA)] == ["libtoy_cpu.so", "libtoy_cuda.so"]
+    assert [lib.device for lib in libraries_for(manifest, samples.target())] == ["cpu"]
+    with PackageReader(tmp_path / "toy.pt2") as reader:
+        assert reader.read(samples.CASE) == samples.RECORDS[samples.CASE]
+        assert reader.read("data/aotinductor/gpu/model.wrapper.so") == b"gpu"
+
+
+def test_name_and_version_are_the_callers_to_say(tmp_path: Path) -> None:
+    manifest = assemble(
+        [artifact(tmp_path / "a.pt2")], [library(tmp_path)], tmp_path / "toy.pt2", name="mine", version="7"
+    )
+    assert (manifest.name, manifest.version) == ("mine", "7")
+    for name in ("", "no/name", "-x", "new\n"):
+        with pytest.raises(UsageError, match="no name for a package"):
+            assemble([tmp_path / "a.pt2"], [library(tmp_path)], tmp_path / "bad.pt2", name=name)
+
+
+def test_an_operator_without_library_is_named_with_the_option_to_give_it(tmp_path: Path) -> None:
+    with pytest.raises(MissingLibraryError, match="defines the operator toy::twice") as caught:
+        assemble([artifact(tmp_path / "cpu.pt2")], [], tmp_path / "toy.pt2")
+    assert "--op-library" in (caught.value.hint or "")
+    assert not (tmp_path / "toy.pt2").exists()
+
+
+def test_a_library_for_another_platform_does_not_count(tmp_path: Path) -> None:
+    other = library(tmp_path, record="exportkit/ops/linux-aarch64/libtoy_cpu.so", platform="linux-aarch64")
+    with pytest.raises(MissingLibraryError, match=r"linux-aarch64/libtoy_cpu\.so does, for another platform"):
+        assemble([artifact(tmp_path / "cpu.pt2")], [other], tmp_path / "toy.pt2")
+
+
+@pytest.mark.parametrize("content", [None, b"some\0other\0namespace"])
+def test_a_cuda_target_needs_cuda_kernels_of_the_namespace(tmp_path: Path, content: bytes | None) -> None:
+    libraries = [library(tmp_path)] + ([kernels_only(tmp_path, content)] if content else [])
+    with pytest.raises(MissingLibraryError, match=r"no library has cuda kernels for the operators toy::\*") as caught:
+        assemble([artifact(tmp_path / "cuda.pt2", target=CUDA)], libraries, tmp_path / "toy.pt2")
+    assert "cuda kernels as well: --op-library" in (caught.value.hint or "")
+
+
+def test_kernels_that_call_other_operators_run_on_any_device(tmp_path: Path) -> None:
+    composite = library(tmp_path, kernels=("any",))
+    assert is_complete(assemble([artifact(tmp_path / "c.pt2", target=CUDA)], [composite], tmp_path / "toy.pt2"))
+
+
+def test_a_library_with_another_schema_is_refused_with_both(tmp_path: Path) -> None:
+    newer = Operator(name="toy::twice", schema="toy::twice(Tensor x, int n=2) -> Tensor")
+    with pytest.raises(SchemaChangedError, match=r"int n=2.*traced with toy::twice\(Tensor x\)"):
+        assemble([artifact(tmp_path / "cpu.pt2")], [library(tmp_path, defines=(newer,))], tmp_path / "toy.pt2")
+
+
+def test_artifacts_traced_with_two_schemas_are_refused(tmp_path: Path) -> None:
+    newer = Operator(name="toy::twice", schema="toy::twice(Tensor x, int n=2) -> Tensor")
+    sources = [artifact(tmp_path / "cpu.pt2"), artifact(tmp_path / "gpu.pt2", target=CUDA, operators=(newer,))]
+    with pytest.raises(SchemaChangedError, match="two schemas of toy::twice"):
+        assemble(sources, [library(tmp_path)], tmp_path / "toy.pt2")
+
+
+def test_two_builds_of_one_library_are_refused(tmp_path: Path) -> None:
+    libraries = [library(tmp_path), library(tmp_path / "other", content=b"toy\0 newer")]
+    with pytest.raises(MergeError, match=r"two libraries would have the name .*libtoy_cpu\.so"):
+        assemble([artifact(tmp_path / "cpu.pt2")], libraries, tmp_path / "toy.pt2")
+
+
+def test_the_same_library_given_twice_is_one(tmp_path: Path) -> None:
+    manifest = assemble([artifact(tmp_path / "cpu.pt2")], [library(tmp_path)] * 2, tmp_path / "toy.pt2")
+    assert len(manifest.libraries) == 1
+
+
+def changed_call(**changes: Any) -> Call:
+    return msgspec.structs.replace(samples.manifest().call, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"call": changed_call(dimensions=(Dimension(name="batch", min=1, max=8),))}, '"max":8'),
+        (
+            {"call": changed_call(inputs=(msgspec.structs.replace(IMAGE, dtype="float16"),))},
+            "inputs: .*float32.* and .*float16",
+        ),
+        ({"source": msgspec.structs.replace(samples.manifest().source, state_sha256="1" * 64)}, "different weights"),
+    ],
+)  # fmt: skip
+def test_artifacts_of_two_models_are_refused_with_what_differs(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    sources = [artifact(tmp_path / "cpu.pt2"), artifact(tmp_path / "gpu.pt2", target=CUDA, **changes)]
+    with pytest.raises(MergeError, match=rf"cpu\.pt2 and gpu\.pt2 .*{named}"):
+        assemble(sources, [library(tmp_path)], tmp_path / "toy.pt2")
+
+
+def test_two_builds_of_one_target_are_refused(tmp_path: Path) -> None:
+    sources = [artifact(tmp_path / "a.pt2"), tmp_path / "b.pt2"]
+    write_package(sources[1], samples.manifest(libraries=()), {samples.CODE: b"rebuilt", samples.CASE: b""})
+    with pytest.raises(
+        MergeError, match=r"a\.pt2 and b\.pt2 have different records of the name data/aotinductor/cpu_v3"
+    ):
+        assemble(sources, [library(tmp_path)], tmp_path / "toy.pt2")
+
+
+def test_no_artifact_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no artifact was given"):
+        assemble([], [], tmp_path / "toy.pt2")

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from exportkit.errors import LibraryLoadError, NotAnOperatorLibraryError
+from exportkit.libraries import built_in_libraries, host_platform
+from exportkit.package.libraries import describe_library
+from tests.fixtures import softpool_library
+from tests.package.c_library import PRELUDE, build, operator_library
+
+MINOR = ".".join(torch.__version__.split(".")[:2])
+HAS_CUDA = torch.version.cuda is not None
+
+
+def constructor(body: str) -> str:
+    """A library that could register operators, and does this when it is loaded."""
+    return (
+        PRELUDE
+        + f"void later(void) {{ define(0, 0); }} __attribute__((constructor)) static void start(void) {{ {body} }}"
+    )
+
+
+def test_a_stable_library_is_described(tmp_path: Path) -> None:
+    path = operator_library(tmp_path, "twice(Tensor x, int n=2) -> Tensor")
+    library = describe_library(path)
+    assert library.record == f"exportkit/ops/{host_platform()}/libtoy_cpu.so"
+    assert library.platform == host_platform()
+    assert library.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert library.device == "cpu"
+    assert [(op.name, op.schema) for op in library.defines] == [
+        ("toy::twice", "toy::twice(Tensor x, int n=2) -> Tensor")
+    ]
+    assert library.kernels == ()
+    assert (library.needs_torch, library.torch_bound) == ("2.11", None)
+
+
+def test_our_own_library_defines_operators_and_has_cpu_kernels() -> None:
+    library = describe_library(built_in_libraries()["cpu"])
+    assert library.kernels == ("cpu",)
+    assert "arr_coc::compute_entropy" in {operator.name for operator in library.defines}
+    assert all(operator.name.startswith("arr_coc::") for operator in library.defines)
+    assert (library.needs_torch, library.torch_bound) == ("2.11", None)
+
+
+def test_a_library_with_torchs_cpp_is_bound_to_this_torch() -> None:
+    library = describe_library(softpool_library.build())
+    assert (library.needs_torch, library.torch_bound) == (MINOR, MINOR)
+    assert library.defines
+    assert library.kernels
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="torch has CUDA here: the library is loaded")
+def test_a_cuda_library_is_described_without_loading_it_where_torch_has_no_cuda(tmp_path: Path) -> None:
+    source = (
+        constructor("abort();")
+        + "extern void torch_c10_cuda_check_msg(void); void f(void) { torch_c10_cuda_check_msg(); }"
+    )
+    library = describe_library(build(tmp_path, source))
+    assert (library.device, library.kernels, library.defines) == ("cuda", ("cuda",), ())
+    assert library.needs_torch == "2.11"
+
+
+def calling(symbol: str) -> str:
+    """A library that defines an operator, and somewhere calls this function."""
+    start = '__attribute__((constructor)) static void start(void) { define("toy", "twice(Tensor x) -> Tensor"); }'
+    return PRELUDE + f"extern void {symbol}(void); void never(void) {{ {symbol}(); }} " + start
+
+
+@pytest.mark.skipif(MINOR == "2.11", reason="torch 2.11 has no newer shims")
+def test_a_shim_newer_than_2_11_asks_for_the_torch_that_is_here(tmp_path: Path) -> None:
+    library = describe_library(build(tmp_path, calling("aoti_torch_cpu_rand_like")))
+    assert (library.needs_torch, library.torch_bound) == (MINOR, None)
+
+
+def test_a_shim_that_this_torch_has_not(tmp_path: Path) -> None:
+    with pytest.raises(LibraryLoadError, match="undefined symbol: aoti_torch_of_the_future") as caught:
+        describe_library(build(tmp_path, calling("aoti_torch_of_the_future")))
+    assert "built for another torch" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("abort();", "SIGABRT"),
+        ("exit(3);", "does not load"),
+        ('define("toy", "not a schema");', "SIG"),
+    ],
+)
+def test_a_library_that_ends_its_process_is_named_and_ends_only_that(tmp_path: Path, body: str, named: str) -> None:
+    with pytest.raises(LibraryLoadError, match=rf"libtoy_cpu\.so .*{named}"):
+        describe_library(build(tmp_path, constructor(body)))
+
+
+def test_a_library_that_wants_another_library(tmp_path: Path) -> None:
+    build(tmp_path, "int other(void) { return 1; }", "-Wl,-soname,libother.so.3", name="libother.so")
+    flags = ("-Wl,--no-as-needed", f"-L{tmp_path}", "-lother")
+    with pytest.raises(LibraryLoadError, match=r"libother\.so\.3: cannot open") as caught:
+        describe_library(build(tmp_path, constructor(""), *flags))
+    assert "libother.so.3" in (caught.value.hint or "")
+
+
+def test_an_undefined_symbol_of_somebody_else(tmp_path: Path) -> None:
+    with pytest.raises(LibraryLoadError, match="undefined symbol: elsewhere") as caught:
+        describe_library(build(tmp_path, calling("elsewhere")))
+    assert "has elsewhere" in (caught.value.hint or "")
+
+
+def test_a_library_without_registrations_is_not_loaded_at_all(tmp_path: Path) -> None:
+    path = build(tmp_path, "#include <stdlib.h>\n__attribute__((constructor)) static void start(void) { abort(); }")
+    with pytest.raises(NotAnOperatorLibraryError, match="registers no operators"):
+        describe_library(path)
+
+
+def test_a_library_that_could_register_and_does_not(tmp_path: Path) -> None:
+    with pytest.raises(NotAnOperatorLibraryError, match="neither defined an operator nor added a kernel"):
+        describe_library(build(tmp_path, constructor("")))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotAnOperatorLibraryError, match=r"cannot read .*libmissing\.so: No such file"):
+        describe_library(tmp_path / "libmissing.so")
+
+
+def test_neither_describing_nor_any_module_of_the_package_imports_torch(tmp_path: Path) -> None:
+    path = operator_library(tmp_path, "twice(Tensor x) -> Tensor")
+    modules = [file.stem for file in Path("exportkit/package").glob("*.py") if file.stem != "__init__"]
+    assert "assemble" in modules
+    script = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module('exportkit.package.' + name)\n"
+        "from pathlib import Path\n"
+        "from exportkit.package.libraries import describe_library\n"
+        "assert describe_library(Path(sys.argv[1])).defines\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from exportkit.errors import NotAnOperatorLibraryError
+from exportkit.libraries import built_in_libraries
+from exportkit.package.elf import is_stable, oldest_torch, read_elf, stable_abi
+from tests.package.c_library import PRELUDE, build
+
+MANGLED = {
+    "_ZN3c105ErrorC1E": "a function of c10",
+    "_ZNK2at10TensorBase4sizeEl": "a method of at",
+    "_ZTVN5torch3jit8OperatorE": "a vtable of torch",
+    "_ZNSt6vectorIN3c106IValueESaIS1_EE9push_backEOS1_": "a vector of c10 values",
+    "_ZN5torch7Library4_defE": "TORCH_LIBRARY",
+    "_ZN3c104cuda20getCurrentCUDAStreamEa": "a function of c10::cuda",
+}
+
+
+@pytest.mark.parametrize("symbol", MANGLED)
+def test_cpp_names_of_torch_are_not_stable(symbol: str) -> None:
+    assert not is_stable(["aoti_torch_empty_strided", symbol])
+    assert oldest_torch([symbol]) is None
+
+
+@pytest.mark.parametrize(
+    "symbol",
+    ["_ZNSt6vectorIiSaIiEE9push_backEOi", "_Z12at3c10torchv", "_ZN6mytorch1fEv", "_ZN13c10_lookalike1fEv", "sqrt"],
+)
+def test_other_names_are_stable(symbol: str) -> None:
+    assert is_stable(["aoti_torch_empty_strided", symbol])
+
+
+def test_shims_that_torch_2_11_has_and_one_it_has_not() -> None:
+    assert oldest_torch(["aoti_torch_empty_strided", "torch_call_dispatcher", "torch_c10_cuda_check_msg"]) == "2.11"
+    assert oldest_torch(["torch_call_dispatcher", "torch_from_the_future"]) is None
+
+
+def test_the_list_of_shims_is_sorted_and_holds_names_only() -> None:
+    lines = Path(sys.modules["exportkit.package.elf"].__file__ or "").with_name("stable_abi_2.11.txt").read_text()
+    header, *names = lines.splitlines()
+    assert header.startswith("#")
+    assert names == sorted(set(names))
+    assert all(name.startswith(("aoti_torch_", "torch_")) for name in names)
+    assert len(stable_abi()) == len(names) > 500
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_our_own_libraries_are_stable_and_know_their_device(device: str) -> None:
+    library = built_in_libraries().get(device)
+    if library is None:
+        pytest.skip(f"no {device} library was built")
+    elf = read_elf(library)
+    assert elf.device == device
+    assert elf.registers_operators
+    assert is_stable(elf.torch_symbols)
+    assert oldest_torch(elf.torch_symbols) == "2.11"
+    assert elf.soname == library.name
+    assert not elf.static_libstdcxx
+    assert all(need.startswith("GLIBC") for need in elf.host_needs)
+    assert elf.glibc is not None
+    assert tuple(map(int, elf.glibc.split("."))) <= (2, 38)
+
+
+def test_names_versions_and_needs_are_read(tmp_path: Path) -> None:
+    build(tmp_path, "int other(void) { return 1; }", "-Wl,-soname,libother.so.3", name="libother.so")
+    source = PRELUDE + "extern int other(void); void f(void) { define(0, 0); other(); }"
+    flags = ("-Wl,-soname,libmine.so", "-Wl,--no-as-needed", f"-L{tmp_path}", "-lother", "-lm")
+    elf = read_elf(build(tmp_path, source, *flags))
+    assert elf.soname == "libmine.so"
+    assert elf.needed == ("libother.so.3", "libm.so.6", "libtorch_cpu.so", "libc.so.6")
+    assert elf.torch_symbols == {"aoti_torch_library_init_def", "aoti_torch_library_def"}
+    assert "other" in elf.undefined
+    assert elf.host_needs == (f"GLIBC_{elf.glibc}", "libother.so.3")
+    assert elf.glibcxx is None
+
+
+@pytest.mark.parametrize(
+    ("symbol", "device"),
+    [
+        ("aoti_torch_device_type_cuda", "cpu"),  # a constant that every library with a Device has
+        ("aoti_torch_get_current_cuda_stream", "cuda"),
+        ("torch_c10_cuda_check_msg", "cuda"),
+        ("cudaLaunchKernel", "cuda"),
+        ("cuInit", "cuda"),
+        ("customary", "cpu"),
+    ],
+)
+def test_the_device_is_inferred_from_what_the_library_calls(tmp_path: Path, symbol: str, device: str) -> None:
+    call = f"extern int {symbol}(void); int f(void) {{ return {symbol}(); }}"
+    assert read_elf(build(tmp_path, call)).device == device
+
+
+def test_one_file_for_both_devices_has_weak_cuda_symbols(tmp_path: Path) -> None:
+    declaration = "extern int __attribute__((weak)) torch_c10_cuda_check_msg(void);"
+    call = "int f(void) { return torch_c10_cuda_check_msg ? torch_c10_cuda_check_msg() : 0; }"
+    assert read_elf(build(tmp_path, declaration + call)).device == "cpu"
+
+
+def test_a_library_that_needs_cudas_libraries_is_for_cuda(tmp_path: Path) -> None:
+    build(tmp_path, "int x;", "-Wl,-soname,libcudart.so.13", name="libcudart.so")
+    assert read_elf(build(tmp_path, "int f;", f"-L{tmp_path}", "-Wl,--no-as-needed", "-lcudart")).device == "cuda"
+
+
+def test_a_copy_of_libstdcxx_inside_is_found(tmp_path: Path) -> None:
+    source = '#include <stdexcept>\nvoid f(int x) { if (x) throw std::runtime_error("x"); }'
+    shared = read_elf(build(tmp_path, source, compiler="g++"))
+    static = read_elf(build(tmp_path, source, "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-s", compiler="g++"))
+    assert (shared.static_libstdcxx, static.static_libstdcxx) == (False, True)
+    assert shared.glibcxx is not None
+
+
+def test_c_code_has_no_libstdcxx_at_all(tmp_path: Path) -> None:
+    assert not read_elf(build(tmp_path, "int f(void) { return 1; }")).static_libstdcxx
+
+
+@pytest.mark.parametrize("content", [b"", b"not ELF", b"\x7fELF", b"\x7fELF\x02\x01\x01" + bytes(57), b"\x7fELF" * 100])
+def test_other_files_are_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "libodd.so"
+    path.write_bytes(content)
+    with pytest.raises(NotAnOperatorLibraryError, match=r"libodd\.so is "):
+        read_elf(path)
+
+
+def test_a_library_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    path = build(tmp_path, PRELUDE + "void f(void) { define(0, 0); }")
+    whole = path.read_bytes()
+    for kept in range(16, len(whole), len(whole) // 24):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(NotAnOperatorLibraryError, match=r"libtoy_cpu\.so"):
+            read_elf(path)
+
+
+def test_a_program_is_no_library() -> None:
+    with pytest.raises(NotAnOperatorLibraryError, match="ELF"):
+        read_elf(Path(__file__))
