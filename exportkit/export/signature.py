@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from exportkit.errors import UsageError
 from exportkit.package.manifest import Parameter
-from exportkit.package.structure import flatten, names
+from exportkit.package.structure import flatten, names, plain
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -140,14 +140,3 @@ def plain_tuples(
             model.forward = forward
         else:
             del model.forward
-
-
-def plain(value: Any) -> Any:
-    """A nested value with plain tuples in place of named ones."""
-    if isinstance(value, tuple):
-        return tuple(map(plain, value))
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return value

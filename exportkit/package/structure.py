@@ -89,6 +89,17 @@ def unflatten(node: Node, leaves: Sequence[Leaf]) -> Any:
     return builder(node)(leaves)
 
 
+def plain(value: Any) -> Any:
+    """A nested value with plain tuples in place of named ones."""
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
 def builder(node: Node) -> Callable[[Sequence[Leaf]], Any]:
     """`unflatten` for many calls: the function from leaves to value, with the structure looked at only once.
 

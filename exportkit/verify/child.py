@@ -107,8 +107,30 @@ class Replay:
             self.device = program.device if device == "auto" else device
             unpacked = Path(self._unpacked.name) / "program.pt2"
             reader.extract(program.record, unpacked)
-        self.model = torch.export.load(unpacked).module()
+        self.model = self._named(torch.export.load(unpacked).module())
         return "program"
+
+    def _named(self, program: Any) -> Any:
+        """A program takes and returns plain tuples where the model has named ones; the manifest has their names."""
+        import torch
+
+        from exportkit.package.structure import flatten, plain, unflatten
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = program(*plain(args), **plain(kwargs))
+            _, leaves = flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))
+            if len(leaves) != len(self.call.outputs):
+                return result
+            named = unflatten(self.call.result, leaves)
+            return named if _same_structure(plain(named), result) else result
+
+        return call
+
+
+def _same_structure(a: Any, b: Any) -> bool:
+    from torch.utils._pytree import tree_structure
+
+    return tree_structure(a) == tree_structure(b)
 
 
 def main() -> None:
