@@ -1,0 +1,109 @@
+"""exportkit.load and bad packages: refused for the right reason, and before anything of them is executed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+import exportkit
+from exportkit.errors import (
+    ArchiveLayoutError,
+    DigestMismatchError,
+    ExportkitError,
+    FormatVersionError,
+    ManifestSyntaxError,
+    MissingLibraryError,
+    NotAnArchiveError,
+    NoTargetError,
+    SchemaChangedError,
+    TorchVersionError,
+    UnlistedRecordError,
+)
+from exportkit.libraries import host_platform
+from tests.adversarial.forge import Document, changed, document, package, records
+from tests.package import samples
+
+
+@pytest.fixture(autouse=True)
+def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What of a package was handed to the dynamic linker or to torch's loader."""
+    calls: list[str] = []
+
+    def refuse(name: str) -> Callable[..., NoReturn]:
+        def call(*args: Any, **kwargs: Any) -> NoReturn:
+            calls.append(name)
+            raise AssertionError(f"{name} was called for a package that must be refused")
+
+        return call
+
+    monkeypatch.setattr(torch.ops, "load_library", refuse("load_library"))
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", refuse("AOTIModelPackageLoader"))
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    return calls
+
+
+def runnable() -> Document:
+    """A manifest whose target would run on any host."""
+    whole = document()
+    whole["targets"][0] |= {"platform": host_platform(), "cpu_isa": None}
+    return whole
+
+
+def flipped(data: bytes, content: bytes) -> bytes:
+    damaged = bytearray(data)
+    damaged[data.index(content)] ^= 1
+    return bytes(damaged)
+
+
+WHOLE = package(runnable())
+EXTRA = dict(sorted({**records(), "exportkit/ops/libevil.so": b"evil"}.items()))
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (WHOLE[:-1], NotAnArchiveError),
+        (WHOLE[: len(WHOLE) // 2], NotAnArchiveError),
+        (flipped(WHOLE, samples.RECORDS[samples.LIBRARY]), DigestMismatchError),
+        (flipped(WHOLE, samples.RECORDS[samples.CODE]), DigestMismatchError),
+        (flipped(WHOLE, b"FB"), ArchiveLayoutError),
+        (package(runnable(), EXTRA), UnlistedRecordError),
+        (package(changed("surprise", 1, runnable())), ManifestSyntaxError),
+        (package(changed("format_version", 2, runnable())), FormatVersionError),
+        (package(changed("targets.0.platform", "plan9-vax", runnable())), NoTargetError),
+        (package(changed("libraries.0.torch_bound", "1.13", runnable())), TorchVersionError),
+    ],
+)
+def test_a_bad_package_is_refused_before_anything_of_it_runs(
+    file: Path, executed: list[str], tmp_path: Path, data: bytes, error: type[ExportkitError]
+) -> None:
+    file.write_bytes(data)
+    with pytest.raises(error) as caught:
+        exportkit.load(file)
+    assert type(caught.value) is error
+    assert executed == []
+    assert os.listdir(tmp_path) == [file.name]  # nothing was unpacked
+
+
+def test_an_operator_that_no_library_gives_is_named(file: Path, executed: list[str]) -> None:
+    file.write_bytes(package(changed("libraries", [], runnable())))
+    with pytest.raises(MissingLibraryError, match="toy::twice"):
+        exportkit.load(file)
+    assert executed == []
+
+
+def test_an_operator_that_is_registered_with_another_schema_is_named_with_both(file: Path, executed: list[str]) -> None:
+    file.write_bytes(package(changed("libraries", [], runnable())))
+    library = torch.library.Library("toy", "DEF")
+    library.define("twice(Tensor x, int n=2) -> Tensor")
+    try:
+        with pytest.raises(SchemaChangedError, match=r"int n=2.*toy::twice\(Tensor x\)"):
+            exportkit.load(file)
+    finally:
+        library._destroy()
+    assert executed == []
