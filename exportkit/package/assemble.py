@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -203,11 +204,12 @@ def _check_definitions(manifest: Manifest, target: Target) -> None:
 def _check_kernels(manifest: Manifest, target: Target, code: Mapping[str, bytes]) -> None:
     """Every namespace of the graph has a library whose kernels run where the target does.
 
-    A library that only adds kernels does not tell which operators they are of, but the namespace is a string in it.
+    A library that only adds kernels does not tell which operators they are of, but the namespace is a string in it,
+    alone or before an operator's name.
     """
     for namespace in sorted({operator.name.partition("::")[0] for operator in manifest.operators}):
-        literal = namespace.encode() + b"\0"
-        libraries = [library for library in libraries_for(manifest, target) if literal in code[library.record]]
+        mention = re.compile(namespace.encode() + b"(\0|::)")
+        libraries = [library for library in libraries_for(manifest, target) if mention.search(code[library.record])]
         if not any({target.device, "any"} & {*library.kernels} for library in libraries):
             had = ", ".join(f"{library.record} ({', '.join(library.kernels)})" for library in libraries)
             raise MissingLibraryError(

@@ -113,6 +113,11 @@ def test_a_cuda_target_needs_cuda_kernels_of_the_namespace(tmp_path: Path, conte
     assert "cuda kernels as well: --op-library" in (caught.value.hint or "")
 
 
+def test_kernels_that_were_added_by_full_names_count(tmp_path: Path) -> None:
+    libraries = [library(tmp_path), kernels_only(tmp_path, b"_\0toy::twice\0")]
+    assert is_complete(assemble([artifact(tmp_path / "c.pt2", target=CUDA)], libraries, tmp_path / "toy.pt2"))
+
+
 def test_kernels_that_call_other_operators_run_on_any_device(tmp_path: Path) -> None:
     composite = library(tmp_path, kernels=("any",))
     assert is_complete(assemble([artifact(tmp_path / "c.pt2", target=CUDA)], [composite], tmp_path / "toy.pt2"))
