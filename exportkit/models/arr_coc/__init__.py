@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from exportkit.errors import UsageError
-from exportkit.models.arr_coc.build import build
+from exportkit.models.arr_coc.build import build, check_arguments
 from exportkit.models.arr_coc.pipeline import ARRCOC
 from exportkit.models.arr_coc.region import Region, region_query
 from exportkit.models.arr_coc.weights import load_weights, save_weights
@@ -37,11 +35,7 @@ def export_spec(*, query_tokens: bool = False, **model_kwargs: Any) -> ExportSpe
         UsageError: An argument that means nothing.
         WeightsError: A weights file that does not fit.
     """
-    allowed = inspect.signature(build).parameters
-    if unknown := sorted(model_kwargs.keys() - allowed.keys()):
-        raise UsageError(
-            f"arr-coc takes no {', '.join(unknown)}", hint=f"It takes {', '.join(['query_tokens', *allowed])}."
-        )
+    check_arguments(model_kwargs)
     model = build(**model_kwargs)
     patch = model.encoder.patch_size
     rows = f"[{max(2, model.encoder.min_rows)}:{MAX_ROWS}]"

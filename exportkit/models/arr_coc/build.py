@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import typing
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -104,3 +107,28 @@ def _encoder(name: str, patch_size: int, positions: Positions, layer_scale: bool
         return FilterBank(patch_size)
     size = name.removeprefix("vit-")
     return VisionTransformer(size, patch_size, positions=positions, layer_scale=layer_scale)
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuses names and types `build` does not take: they come from a command line, as JSON.
+
+    Raises:
+        UsageError: With what is allowed.
+    """
+    parameters = inspect.signature(build, eval_str=True).parameters
+    if unknown := sorted(arguments.keys() - parameters.keys()):
+        names = ", ".join(["query_tokens", *parameters])
+        raise UsageError(f"arr-coc takes no {', '.join(unknown)}", hint=f"It takes {names}.")
+    for name, value in arguments.items():
+        allowed = _plain_types(parameters[name].annotation)
+        given = float if type(value) is int and float in allowed else type(value)
+        if not any(issubclass(given, one) for one in allowed) or (given is bool and bool not in allowed):
+            kinds = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
+            raise UsageError(f"{name} must be {kinds}, got {value!r}")
+
+
+def _plain_types(annotation: Any) -> tuple[type, ...]:
+    """The classes a value may have: those of a union, str for a Literal of strings."""
+    if typing.get_origin(annotation) is Literal:
+        return (str,)
+    return typing.get_args(annotation) or (annotation,)

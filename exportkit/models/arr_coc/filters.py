@@ -54,7 +54,7 @@ class FilterBank(nn.Module):
     brightnesses: Tensor
     basis: Tensor
     coefficient_scales: Tensor
-    bands: Tensor
+    band_order: Tensor
 
     def __init__(self, patch_size: int = 16) -> None:
         super().__init__()
@@ -67,7 +67,9 @@ class FilterBank(nn.Module):
         self.register_buffer("brightnesses", torch.tensor(BRIGHTNESSES).view(-1, 1, 1), persistent=False)
         self.register_buffer("basis", dct_basis(patch_size), persistent=False)
         self.register_buffer("coefficient_scales", ring_scales(), persistent=False)
-        self.register_buffer("bands", texture_bands(), persistent=False)
+        bands = texture_bands()
+        self.register_buffer("band_order", torch.cat(bands), persistent=False)
+        self._band_sizes = [len(band) for band in bands]
 
     def forward(self, image: Tensor, maps: TextureMaps) -> Tensor:
         """Features [B, N, 64] of the pixel maps; the image itself is not looked at again."""
@@ -97,7 +99,10 @@ class FilterBank(nn.Module):
         half = half.reshape(batch, count, side, FREQUENCIES).transpose(2, 3).reshape(batch, -1, side)
         coefficients = torch.bmm(half, basis).reshape(batch, count, FREQUENCIES * FREQUENCIES)
         scaled = (coefficients * self.coefficient_scales).clamp(-LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
-        power = torch.bmm(scaled * scaled, self.bands.expand(batch, -1, -1))[..., : len(RINGS) * SECTORS]
+        # Sums, not a product with a matrix of ones and zeros: of less than 16 rows, which a small image has, a matrix
+        # library computes one alone with other last bits than several.
+        powers = (scaled * scaled).index_select(2, self.band_order).split(self._band_sizes, dim=2)
+        power = torch.stack([band.mean(2) for band in powers], dim=2)
         # The root's slope at 0 is infinite: a flat patch would have no gradient but NaN.
         return TEXTURE_GAIN * (_compressed(torch.sqrt(power + 1e-4), TEXTURE_SCALE) - TEXTURE_OFFSET)
 
@@ -127,21 +132,17 @@ def ring_scales() -> Tensor:
     return scales
 
 
-def texture_bands() -> Tensor:
-    """Which DCT coefficients make a band, as a mean: float32 [64, 16], the last four columns 0.
-
-    Sixteen, for then every sample of a product starts at a multiple of 64 bytes. Elsewhere a matrix library may choose
-    another kernel, with other last bits, and the answer would depend on the place in the batch.
-    """
+def texture_bands() -> list[Tensor]:
+    """Which of the 64 DCT coefficients make each band, ring by ring, and in each by sector."""
     frequency = torch.arange(FREQUENCIES, dtype=torch.float64)
     angle = torch.atan2(frequency.unsqueeze(0), frequency.unsqueeze(1)).flatten()
     sector = (angle / (math.pi / 2) * SECTORS).clamp_max(SECTORS - 1).long()
-    radius, columns = _radius(), []
-    for low, high in RINGS:
-        for index in range(SECTORS):
-            inside = (radius > low) & (radius <= high) & (sector == index)
-            columns.append(inside / inside.sum())
-    return functional.pad(torch.stack(columns, dim=1).float(), (0, 16 - len(columns)))
+    radius = _radius()
+    return [
+        ((radius > low) & (radius <= high) & (sector == index)).nonzero().flatten()
+        for low, high in RINGS
+        for index in range(SECTORS)
+    ]
 
 
 def _radius() -> Tensor:
