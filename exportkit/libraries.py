@@ -91,8 +91,9 @@ def load_library(path: Path, *, defines: Collection[str] | None = None) -> Loade
                 f"the dynamic linker refused {path.name}: {error.__cause__ or error}", hint=_hint(error)
             ) from error
         # A name is there, without a schema, once kernels were added to it: it does not count as defined before.
-        candidates = {name for name in _operator_names() if name not in before or _namespace(name) in defines}
-        return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, schemas_of(candidates)))
+        after = _operator_names()
+        defined = schemas_of({*(after - before), *_in_namespaces(after, defines)})
+        return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, defined))
 
 
 def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> LoadedLibrary | None:
@@ -105,7 +106,7 @@ def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> 
     """
     with _lock:
         if sha256 not in _loaded and (mapped := _mapped_copy(sha256, size)):
-            schemas = {name: schema for namespace in defines for name, schema in registered_schemas(namespace).items()}
+            schemas = schemas_of(_in_namespaces(_operator_names(), defines))
             _loaded[sha256] = LoadedLibrary(mapped, sha256, schemas)
         return _loaded.get(sha256)
 
@@ -113,7 +114,7 @@ def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> 
 def registered_schemas(namespace: str | None = None) -> dict[str, str]:
     """Schemas by operator name with overload: those of one namespace, or all that the dispatcher knows."""
     names = _operator_names()
-    return schemas_of(names if namespace is None else {name for name in names if _namespace(name) == namespace})
+    return schemas_of(names if namespace is None else _in_namespaces(names, [namespace]))
 
 
 def schemas_of(names: Iterable[str]) -> dict[str, str]:
@@ -150,8 +151,9 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _namespace(operator: str) -> str:
-    return operator.partition("::")[0]
+def _in_namespaces(operators: Iterable[str], namespaces: Iterable[str]) -> list[str]:
+    prefixes = tuple(f"{namespace}::" for namespace in namespaces)
+    return [name for name in operators if name.startswith(prefixes)] if prefixes else []
 
 
 def _operator_names() -> set[str]:
@@ -181,7 +183,7 @@ def _namespaces_defined_by(path: Path, registered: Collection[str]) -> set[str]:
     """The registered namespaces that a library of unknown content would define a second time."""
     content = path.read_bytes()
     # A library's namespaces are string literals in it, and so cannot hide.
-    others = {_namespace(name) for name in registered} - set(_TORCH_NAMESPACES.split())
+    others = {name.partition("::")[0] for name in registered} - set(_TORCH_NAMESPACES.split())
     mentioned = {namespace for namespace in others if namespace.encode() + b"\0" in content}
     if not mentioned:
         return set()
@@ -207,7 +209,7 @@ def _refuse_conflict(path: Path, sha256: str, defines: Collection[str], register
                 hint="One process holds one build of a library. Use a second process, or one build for both.",
             )
     for namespace in sorted(defines):
-        if schemas := schemas_of({name for name in registered if _namespace(name) == namespace}):
+        if schemas := schemas_of(_in_namespaces(registered, [namespace])):
             owner = next((lib for lib in _loaded.values() if schemas.keys() & lib.schemas.keys()), None)
             loaded_from = f"sha256 {owner.sha256} from {owner.path}" if owner else "a build exportkit did not load"
             raise LibraryConflictError(
