@@ -13,16 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exportkit.package.elf import read_elf
-
 OLDEST_TORCH = (2, 11)
-
-# std::regex is what AOTInductor's loader calls into; omp.h is what its code includes.
-_PROBE = """
-#include <omp.h>
-#include <regex>
-extern "C" int probe(const char* text) { return std::regex_match(text, std::regex("a+")) + omp_get_max_threads(); }
-"""
 
 
 @dataclass(frozen=True)
@@ -63,11 +54,11 @@ class Machine:
 _NEEDS: dict[str, tuple[str, ...]] = {
     "load and run a CPU package": ("platform", "torch", "temporary files"),
     "export an ExportedProgram": ("torch",),
-    "compile for the CPU": ("platform", "torch", "compiler", "C++ runtime", "temporary files"),
+    "compile for the CPU": ("platform", "torch", "compiler", "temporary files"),
     "use the arr_coc operators on the CPU": ("platform", "torch", "arr_coc, CPU"),
-    "run the demo": ("platform", "torch", "compiler", "C++ runtime", "temporary files", "arr_coc, CPU", "photographs"),
+    "run the demo": ("platform", "torch", "compiler", "temporary files", "arr_coc, CPU", "photographs"),
     "load and run a CUDA package": ("platform", "torch", "temporary files", "CUDA device"),
-    "compile for CUDA": ("platform", "torch", "compiler", "C++ runtime", "temporary files", "CUDA device"),
+    "compile for CUDA": ("platform", "torch", "compiler", "temporary files", "CUDA device"),
     "use the arr_coc operators on CUDA": ("platform", "torch", "arr_coc, CPU", "arr_coc, CUDA", "CUDA device"),
     "build CUDA operators": ("compiler", "nvcc"),
 }
@@ -83,7 +74,7 @@ def examine(progress: Callable[[str], None] = lambda step: None) -> Machine:
     progress("looking at torch and the machine")
     findings = [_python(), _platform(), _torch(), _cpu(), _cuda_device()]
     progress("compiling a probe")
-    findings += [*_compiler(), _nvcc(), _temporary_files(), _cache()]
+    findings += [_compiler(), _nvcc(), _temporary_files(), _cache()]
     progress("loading the operator libraries")
     findings += [_library("cpu"), _library("cuda"), _photographs()]
     state = {finding.name: finding.ok for finding in findings}
@@ -145,41 +136,16 @@ def _cuda_device() -> Finding:
     return Finding("CUDA device", True, ", ".join(devices))
 
 
-def _compiler() -> list[Finding]:
-    """The compiler, and whether what it links loads beside torch."""
-    command = os.environ.get("CXX", "g++")
-    path = shutil.which(command)
-    if path is None:
-        hint = "Install g++ (apt-get install g++), or set CXX to a C++ compiler."
-        return [
-            Finding("compiler", False, f"no {command}", hint),
-            Finding("C++ runtime", False, "no compiler to ask", hint),
-        ]
-    first_line = _output([path, "--version"]).partition("\n")[0]
-    with tempfile.TemporaryDirectory(prefix="exportkit-doctor-") as folder:
-        source, library = Path(folder) / "probe.cpp", Path(folder) / "libprobe.so"
-        source.write_text(_PROBE)
-        built = subprocess.run(
-            [path, "-std=c++17", "-shared", "-fPIC", "-fopenmp", str(source), "-o", str(library)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if built.returncode:
-            reason = built.stderr.strip().partition("\n")[0]
-            hint = "AOTInductor needs a C++ compiler with its standard library and OpenMP."
-            return [
-                Finding("compiler", False, f"{first_line} at {path} fails: {reason}", hint),
-                Finding("C++ runtime", False, "nothing was compiled", hint),
-            ]
-        needed = read_elf(library).needed
-    compiler = Finding("compiler", True, f"{first_line} at {path}")
-    if not any(name.startswith("libstdc++.so") for name in needed):
-        hint = (
-            "A model linked like that crashes its loader (std::regex of two libraries mixed). Set CXX to another g++."
-        )
-        return [compiler, Finding("C++ runtime", False, f"{path} links libstdc++ statically", hint)]
-    return [compiler, Finding("C++ runtime", True, "libstdc++ is linked dynamically")]
+def _compiler() -> Finding:
+    """The one that `export` would use; a usable one links what it makes so that it loads beside torch."""
+    from exportkit.errors import CompilerError
+    from exportkit.export.toolchain import usable_compiler
+
+    try:
+        path = usable_compiler()
+    except CompilerError as error:
+        return Finding("compiler", False, error.message, error.hint)
+    return Finding("compiler", True, f"{_output([path, '--version']).partition(chr(10))[0]} at {path}")
 
 
 def _nvcc() -> Finding:
