@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 OLDEST_TORCH = (2, 11)
 
@@ -72,17 +72,25 @@ def examine(progress: Callable[[str], None] = lambda step: None) -> Machine:
         progress: Called with what is looked at.
     """
     progress("looking at torch and the machine")
-    findings = [_python(), _platform(), _torch(), _cpu(), _cuda_device()]
+    findings = [_python(), _platform(), _torch(), _cpu(), _if_torch("CUDA device", _cuda_device)]
     progress("compiling a probe")
-    findings += [_compiler(), _nvcc(), _temporary_files(), _cache()]
+    findings += [_if_torch("compiler", _compiler), _nvcc(), _temporary_files(), _cache()]
     progress("loading the operator libraries")
-    findings += [_library("cpu"), _library("cuda"), _photographs()]
+    findings += [_if_torch(f"arr_coc, {device.upper()}", partial(_library, device)) for device in ("cpu", "cuda")]
+    findings.append(_photographs())
     state = {finding.name: finding.ok for finding in findings}
     abilities = []
     for name, needs in _NEEDS.items():
         missing = tuple(need for need in needs if not state[need])
         abilities.append(Ability(name, not missing, missing))
     return Machine(tuple(findings), tuple(abilities))
+
+
+def _if_torch(name: str, look: Callable[[], Finding]) -> Finding:
+    """What can be looked at only where torch is."""
+    if importlib.util.find_spec("torch") is None:
+        return Finding(name, False, "not looked at without torch", "Install torch first.")
+    return look()
 
 
 def _python() -> Finding:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +148,26 @@ def test_a_directory_that_is_not_there_is_a_usage_error(compiled, tmp_path, caps
     code, _, err = run(capsys, "package", compiled, "-o", tmp_path / "none" / "x.pt2")
     assert code == 2
     assert "there is no directory" in err
+
+
+def test_an_interrupt_ends_with_130_and_leaves_no_files_behind(package, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exportkit", "verify", str(package[0])],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while "fresh process" not in process.stderr.readline():
+        assert process.poll() is None
+    # As a terminal does: to the children too.
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------

@@ -46,6 +46,12 @@ def test_a_compiler_that_cannot_be_used_is_a_finding_with_the_exporter_s_own_rea
     )
 
 
+def test_a_machine_without_torch_is_told_so_and_nothing_breaks(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    findings = {finding.name: finding for finding in examine().findings}
+    assert not any(findings[name].ok for name in ("torch", "compiler", "CUDA device", "arr_coc, CPU"))
+
+
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
