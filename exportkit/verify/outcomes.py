@@ -6,6 +6,7 @@ Every verdict has a `kind` (its name in JSON), an `exit_code` (EXIT_CODES lists 
 
 from __future__ import annotations
 
+import re
 import signal as signals
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,8 +73,9 @@ class Match:
     @property
     def message(self) -> str:
         """One line."""
-        worst = max((o.max_abs for o in self.outputs if o.max_abs is not None), default=0.0)
-        return f"{len(self.outputs)} outputs agree, greatest absolute difference {worst:.3g}"
+        count = f"{len(self.outputs)} outputs agree" if len(self.outputs) != 1 else "1 output agrees"
+        worst = max((o for o in self.outputs if o.max_abs), key=lambda o: o.max_abs or 0.0, default=None)
+        return count + (f", greatest absolute difference {worst.max_abs:.2g} in {worst.name}" if worst else " exactly")
 
 
 @dataclass(frozen=True)
@@ -292,11 +294,16 @@ class EagerFailed:
     @property
     def message(self) -> str:
         """The error's own text, and what to do."""
-        return (
-            f"{self.error} while {self.doing}: {self.detail}\n"
+        advice = (
             "mend the model or narrow its ranges (--dynamic at export), or compare with cases only (--against cases)"
         )
+        if _MISSING_OPERATOR.search(self.detail):
+            advice = "give the library that defines the operator with --op-library, or compare with --against cases"
+        return f"{self.error} while {self.doing}: {self.detail}\n{advice}"
 
+
+# torch, where an operator is not registered; as an attribute of torch.ops, and as what a fake or kernel is added to.
+_MISSING_OPERATOR = re.compile(r"'_OpNamespace' .* has no attribute|operator \S+ does not exist")
 
 Verdict = (
     Match

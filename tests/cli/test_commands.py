@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 
 from exportkit.cli import main
 from exportkit.package.archive import PackageReader, write_package
-from tests.artifacts import ROOT, artifact
+from tests.artifacts import ROOT, THIRD_PARTY, artifact, softpool_library
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +148,26 @@ def test_a_directory_that_is_not_there_is_a_usage_error(compiled, tmp_path, caps
     code, _, err = run(capsys, "package", compiled, "-o", tmp_path / "none" / "x.pt2")
     assert code == 2
     assert "there is no directory" in err
+
+
+def test_a_library_of_somebody_else_goes_the_same_way(tmp_path, monkeypatch):
+    compiled, library = artifact("softpool"), softpool_library()
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{THIRD_PARTY}")
+    package = tmp_path / "softpool.pt2"
+
+    missing = exportkit("package", compiled, "-o", package)
+    assert missing.returncode == 3
+    assert "--op-library" in missing.stderr
+    assert not package.exists()
+
+    made = exportkit("package", compiled, "-o", package, "--op-library", library)
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert library.name in made.stdout
+
+    monkeypatch.setenv("SOFTPOOL_LIBRARY", str(library))  # where its own module looks for it
+    verified = exportkit("verify", package, "--shapes", 3, "--op-library", library)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "ok  eager" in verified.stdout
 
 
 def test_an_interrupt_ends_with_130_and_leaves_no_files_behind(package, tmp_path):

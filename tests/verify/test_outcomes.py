@@ -81,6 +81,22 @@ def test_every_error_class_has_a_documented_exit_code():
     assert {c.exit_code for c in classes} <= EXIT_CODES.keys()
 
 
+def test_a_match_names_the_output_that_differs_most():
+    near, far = (
+        dataclasses.replace(COMPARED, mismatched=0, name=n, max_abs=d) for n, d in (("near", 0.1), ("far", 0.2))
+    )
+    assert Match((near, far)).message == "2 outputs agree, greatest absolute difference 0.2 in far"
+    assert Match((dataclasses.replace(near, max_abs=0.0),)).message == "1 output agrees exactly"
+
+
+@pytest.mark.parametrize(
+    "detail", ["'_OpNamespace' 'softpool' object has no attribute 'pool'", "operator softpool::pool does not exist"]
+)
+def test_eager_without_its_operators_is_told_of_op_library(detail):
+    assert "--op-library" in EagerFailed("AttributeError", detail, "making net:Net").message
+    assert "--op-library" not in EagerFailed("ValueError", "too small", "making net:Net").message
+
+
 def test_the_first_failing_check_decides():
     slow = TimedOut(1.0, "running case 1")
     assert report(check(EXAMPLES[0]), check(slow), check(EXAMPLES[1])).exit_code == 14
