@@ -104,7 +104,7 @@ def test_a_truncated_file_is_refused(written: Path):
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
-    with pytest.raises(WeightsError, match="no weights file .*nothing.safetensors"):
+    with pytest.raises(WeightsError, match=r"no weights file .*nothing.safetensors"):
         build(**VIT, weights=tmp_path / "nothing.safetensors")
 
 
