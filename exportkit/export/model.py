@@ -88,7 +88,10 @@ def resolve(
             from exportkit.export.saved import load_program
 
             return load_program(Path(model))
-        made = _call(_attribute(model), model, kwargs)
+        value = _attribute(model)
+        # Again: an import may draw numbers, and does so only the first time.
+        torch.manual_seed(seed)
+        made = _call(value, model, kwargs)
         spec = made if isinstance(made, ExportSpec) else _spec_of(model, made)
         spec = _with_inputs(model, spec, inputs)
     load_operator_libraries(Path(library) for library in spec.operator_libraries)

@@ -45,6 +45,14 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_callers_generator_a
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_numbers_that_an_import_draws_do_not_change_the_model(package: str) -> None:
+    Path(f"{package}_draws.py").write_text(
+        "import torch\n\nfirst = torch.rand(3)\n\ndef net():\n    return torch.nn.Linear(3, 2)\n"
+    )
+    models = [resolve(f"{package}_draws:net", inputs=["input=float32[2,3]"]).spec.model for _ in range(2)]
+    assert state_sha256(models[0]) == state_sha256(models[1])
+
+
 def test_a_class_is_made_and_takes_its_inputs_from_text() -> None:
     resolved = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"])
     (x,) = resolved.spec.example_inputs
