@@ -10,6 +10,7 @@ import click
 from exportkit.cli.frame import command as exportkit_command
 from exportkit.cli.options import EXISTING_FILE, device_option, op_library_option, output_option
 from exportkit.cli.output import print_json, print_table, progress, size_text
+from exportkit.errors import HostError
 
 
 @exportkit_command("package", short_help="Add operator libraries, and verify.")
@@ -77,6 +78,8 @@ def command(
         print_table([("library", Path(item.record).name, library_text(item)) for item in manifest.libraries])
         if report is not None:
             print_report(report)
+            if report.exit_code == HostError.exit_code:
+                click.echo("It may run elsewhere: --no-verify writes it without running it here.")
         else:
             click.echo("not verified: --no-verify")
     if report is not None and report.exit_code:

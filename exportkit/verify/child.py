@@ -63,12 +63,13 @@ class Replay:
         """Calls the model with `input.<i>` of the file `inputs`; writes `output.<i>` to the file `outputs`."""
         import msgspec
         import torch
-        from safetensors.torch import load_file, save_file
+        from safetensors import safe_open
+        from safetensors.torch import save_file
 
         from exportkit.package.structure import flatten, unflatten
 
-        tensors = load_file(command["inputs"], device=self.device)
-        flat = [tensors[f"input.{i}"] for i in range(len(self.call.inputs))]
+        with safe_open(command["inputs"], framework="pt", device=self.device) as file:
+            flat = [file.get_tensor(f"input.{i}") for i in range(len(self.call.inputs))]
         args, kwargs = [], {}
         for parameter in self.call.parameters:
             value = unflatten(parameter.value, flat)

@@ -168,6 +168,8 @@ class _Verification:
                 self._check_cases()
             if self.options.against != "cases":
                 self._check_eager()
+            others = (target.name for target in self.manifest.targets if target.name != self.loaded["target"])
+            self.skipped += [f"target {name}: another one was run here; --device chooses" for name in others]
         loaded = self.loaded
         return Report(
             artifact=str(self.artifact),

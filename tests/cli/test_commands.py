@@ -130,6 +130,14 @@ def test_a_package_that_fails_its_verification_is_not_written(compiled, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.pt2"]
 
 
+def test_a_package_with_no_target_for_this_machine_is_not_written_unless_told_to(compiled, tmp_path, capsys):
+    code, text, _ = run(capsys, "package", compiled, "-o", tmp_path / "x.pt2", "--device", "cuda")
+    assert code == 4
+    assert "NoTargetError" in text
+    assert "--no-verify" in text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_verify_writes_it_all_the_same_and_says_so(compiled, tmp_path, capsys):
     out = tmp_path / "package.pt2"
     code, text, _ = run(capsys, "package", compiled, "-o", out, "--no-verify", "--name", "mine", "--model-version", "7")

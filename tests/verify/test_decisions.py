@@ -227,6 +227,31 @@ def test_sizes_beyond_the_budget_are_named(run):
     assert max(check.sizes["rows"] for check in report.checks) == 4
 
 
+def test_targets_that_were_not_run_are_named(run, path, monkeypatch):
+    def target(name, device):
+        architecture = "sm_90" if device == "cuda" else None
+        return m.Target(
+            name=name,
+            device=device,
+            platform="linux-x86_64",
+            cpu_isa=None,
+            cuda_architecture=architecture,
+            cuda_ptx=False,
+            needs_torch="2.11",
+            built_with_torch="2.13.0",
+            built_with_cuda=None,
+        )
+
+    targets = (target("t", "cpu"), target("gpu", "cuda"))
+    monkeypatch.setattr(module._Verification, "manifest", property(lambda self: with_targets(self.reader.manifest)))
+
+    def with_targets(manifest):
+        return msgspec.structs.replace(manifest, targets=targets)
+
+    report = run(options=VerifyOptions(against="cases"))
+    assert report.skipped == ("target gpu: another one was run here; --device chooses",)
+
+
 def test_given_tolerances_replace_the_recorded_ones(run, tmp_path):
     off = {name: tensor + 0.1 if name == "y" else tensor for name, tensor in right(X).items()}
     path = write_artifact(tmp_path / "d.pt2", Affine(), [(X, off)])
