@@ -127,10 +127,10 @@ def test_dimensions_are_independent_and_the_examples_lie_within_them(kwargs: dic
     assert len({image.shape[0], image.shape[2], image.shape[3]}) == 3
 
 
-def test_every_output_has_a_tolerance_and_those_that_are_ranked_say_by_what():
+def test_tolerances_are_of_outputs_and_those_that_are_ranked_say_by_what():
     spec = export_spec()
     with torch.no_grad():
-        assert set(spec.tolerances) == set(spec.model(*spec.example_inputs))
+        assert set(spec.tolerances) <= set(spec.model(*spec.example_inputs))
     assert spec.tolerances["indices"].ranking_of == "relevance"
     assert spec.tolerances["features"].rows_of == "indices"
     assert spec.tolerances["positions"].rows_of == "indices"
