@@ -21,6 +21,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache" / "artifacts"
+_SOURCES = {".py", ".h", ".cpp", ".cu", ".cuh"}
 THIRD_PARTY = ROOT / "tests" / "fixtures" / "third_party"
 
 _SCRIPT = """
@@ -49,7 +50,7 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-_PATCHES = Recipe("tests/export/export_models.py:patches", ["tests/export/export_models.py", "exportkit/ops"])
+_PATCHES = Recipe("tests/export/export_models.py:patches", ["tests/export/export_models.py", "exportkit/ops", "csrc"])
 _SOFTPOOL = Recipe(
     "softpool.model:Classifier",
     ["tests/fixtures/third_party"],
@@ -63,7 +64,7 @@ RECIPES: Mapping[str, Recipe] = {
     "patches-program": Recipe(_PATCHES.model, _PATCHES.sources, program=True),
     # Somebody else's operators, a named tuple of outputs, an input by keyword.
     "softpool": _SOFTPOOL,
-    "arr-coc": Recipe("arr-coc", ["exportkit/models", "exportkit/ops"]),
+    "arr-coc": Recipe("arr-coc", ["exportkit/models", "exportkit/ops", "csrc"]),
 }
 
 
@@ -74,7 +75,8 @@ def artifact(name: str) -> Path:
     """
     recipe = RECIPES[name]
     libraries: list[str] = []
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{THIRD_PARTY}"}
+    search = [str(ROOT), str(THIRD_PARTY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
     if recipe.softpool:
         library = softpool_library()
         libraries = [str(library)]
@@ -113,7 +115,7 @@ def _key(recipe: Recipe) -> str:
     digest = hashlib.sha256(repr((recipe, torch.__version__)).encode())
     for source in ("exportkit/export", "exportkit/package", "exportkit/spec.py", *recipe.sources):
         folder = ROOT / source
-        files = [folder] if folder.is_file() else sorted(folder.rglob("*.py")) + sorted(folder.rglob("*.cpp"))
+        files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.suffix in _SOURCES)
         for file in files:
             digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:16]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load as load_tensors
 
-from artifacts import artifact
 from exportkit import ExportSpec
 from exportkit.errors import CompilerError, ExportError, HostError, ModelNotFoundError, UsageError
 from exportkit.export import ResolvedModel, export_aoti, export_program, resolve, toolchain
@@ -18,6 +17,7 @@ from exportkit.export.aot_inductor import called_operators, read_inductor_config
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Dimension, Size
 from exportkit.package.structure import flatten
+from tests.artifacts import artifact
 
 MODELS = str(Path(__file__).with_name("export_models.py"))
 

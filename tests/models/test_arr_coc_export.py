@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from model_cases import ALL
 from torch.export import Dim, export
 
 from exportkit.errors import UsageError
 from exportkit.models.arr_coc import export_spec
 from exportkit.spec import ExportSpec
+from tests.models.model_cases import ALL
 
 SIZES = [(1, 4, 4), (3, 16, 5), (2, 15, 17), (1, 20, 20), (2, 4, 64)]  # fewer and more patches than K, the range's ends
 CONFIGS = [

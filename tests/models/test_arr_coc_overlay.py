@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_cases import FILTERS_14, answer, inputs
 
 from exportkit.errors import HostError, UsageError
 from exportkit.models.arr_coc import Region, build, region_query
 from exportkit.models.arr_coc.overlay import draw_overlay, save_overlay
 from exportkit.models.arr_coc.photographs import PHOTOGRAPHS, REGION_MODEL, load_photograph
 from exportkit.models.arr_coc.region import region_weights
+from tests.models.model_cases import FILTERS_14, answer, inputs
 
 pytest.importorskip("skimage")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from model_cases import ALL, FILTERS, FILTERS_14, VIT, VIT_14, answer, inputs
 
 from exportkit.errors import InputError, UsageError
 from exportkit.models.arr_coc import build
+from tests.models.model_cases import ALL, FILTERS, FILTERS_14, VIT, VIT_14, answer, inputs
 
 NAMES = ["features", "indices", "budgets", "scores", "positions", "relevance"]
 CONFIGS = [pytest.param(kwargs, id=name) for name, kwargs in ALL.items()]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from model_cases import FILTERS_14, VIT, VIT_14, inputs
 from torch import nn
 
 from exportkit.models.arr_coc import build
+from tests.models.model_cases import FILTERS_14, VIT, VIT_14, inputs
 
 TRAINED = {
     "filters, learned balancer, projected query": {**FILTERS_14, "gating": "scale"},

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_cases import FILTERS_14, VIT, answer, inputs
 from safetensors.torch import load_file, save_file
 
 from exportkit.errors import WeightsError
 from exportkit.models.arr_coc import build, load_weights, save_weights
+from tests.models.model_cases import FILTERS_14, VIT, answer, inputs
 
 
 @pytest.fixture
