@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +49,10 @@ def tolerance_options(function: F) -> F:
 
 
 def check_tolerances(rtol: float | None, atol: float | None) -> None:
-    """Refuses one without the other."""
+    """Refuses one without the other, and what is no number: everything is within a tolerance of nan."""
+    for name, value in (("--rtol", rtol), ("--atol", atol)):
+        if value is not None and not math.isfinite(value):
+            raise click.UsageError(f"{name} {value}: give a finite number.")
     if (rtol is None) != (atol is None):
         given, other = ("--rtol", "--atol") if atol is None else ("--atol", "--rtol")
         raise click.UsageError(f"{given} without {other}: give both or neither.")

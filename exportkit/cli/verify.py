@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of sizes and inputs.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.IntRange(min=1, max=7 * 86400),
     default=600,
     show_default=True,
     help="Seconds a call may take.",
 )
 @click.option(
     "--max-input-mb",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.IntRange(min=1),
     default=32,
     show_default=True,
     help="Sizes whose inputs take more are left out, and named.",
 )
-def command(artifact: Path, max_input_mb: float, as_json: bool, **options: Any) -> None:
+def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) -> None:
     """Run ARTIFACT in a fresh process and compare what it returns.
 
     That process has the package and torch; neither the exporter nor the source of model or operators can be imported in
@@ -73,7 +73,7 @@ def command(artifact: Path, max_input_mb: float, as_json: bool, **options: Any) 
     from exportkit.verify.verify import VerifyOptions, verify
 
     with progress() as step:
-        report = verify(artifact, VerifyOptions(max_input_bytes=int(max_input_mb * 1e6), **options), progress=step)
+        report = verify(artifact, VerifyOptions(max_input_bytes=max_input_mb * 10**6, **options), progress=step)
     if as_json:
         print_json(report_document(report))
     else:

@@ -70,7 +70,7 @@ class VerifyOptions:
     op_libraries: Sequence[Path] = ()
     seed: int = 0
     timeout: float = 600.0
-    max_input_bytes: int = 32 << 20
+    max_input_bytes: int = 32 * 10**6
 
 
 def verify(

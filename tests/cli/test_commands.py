@@ -207,6 +207,8 @@ def test_an_interrupt_ends_with_130_and_leaves_no_files_behind(package, tmp_path
         (["verify", "{artifact}", "--rtol", "1"], "--rtol without --atol"),
         (["verify", "{artifact}", "--atol", "1"], "--atol without --rtol"),
         (["verify", "{artifact}", "--rtol", "-1", "--atol", "1"], "--rtol"),
+        (["verify", "{artifact}", "--rtol", "nan", "--atol", "1"], "--rtol nan: give a finite number"),
+        (["verify", "{artifact}", "--timeout", "inf"], "--timeout"),
         (["verify", "no_such_file.pt2"], "no_such_file.pt2"),
         (["export", "arr-coc"], "--output"),
         (["export", "arr-coc", "-o", "x.pt2", "--static", "--dynamic", "image:0=batch[1:2]"], "exclude each other"),
