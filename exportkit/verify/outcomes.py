@@ -156,7 +156,7 @@ class CallFailed:
 
 @dataclass(frozen=True)
 class Crashed:
-    """The process that ran the packaged model died. `doing` says at what, `output` is the end of what it printed."""
+    """The process of the packaged model, or of eager, died. `doing` says at what, `output` is the end of what it printed."""
 
     signal: int | None
     exit_status: int | None
@@ -179,7 +179,7 @@ class Crashed:
 
 @dataclass(frozen=True)
 class TimedOut:
-    """The packaged model did not answer in time."""
+    """The packaged model, or eager, did not answer in time."""
 
     seconds: float
     doing: str
@@ -332,8 +332,8 @@ EXIT_CODES: Mapping[int, str] = {
     10: "verify: an output has the wrong dtype",
     11: "verify: an output has the wrong shape, or the result the wrong structure",
     12: "verify: the packaged model raised an error",
-    13: "verify: the process that ran the packaged model crashed",
-    14: "verify: the packaged model did not answer in time",
+    13: "verify: the process of the packaged model, or of eager, crashed",
+    14: "verify: the packaged model, or eager, did not answer in time",
     15: "verify: an operator is missing",
     16: "verify --against eager: the eager model cannot be made here",
     17: "verify: the eager model has other weights today than when it was exported",
