@@ -156,7 +156,7 @@ class CallFailed:
 
 @dataclass(frozen=True)
 class Crashed:
-    """The process of the packaged model, or of eager, died. `doing` says at what, `output` is the end of what it printed."""
+    """The process of the packaged model, or of eager, died. `doing` says at what, `output` what it printed last."""
 
     signal: int | None
     exit_status: int | None
