@@ -88,7 +88,7 @@ def _neighbour_distances(colours: Tensor) -> tuple[list[Tensor], Tensor]:
         torch.where(here > 0, torch.linalg.vector_norm(colours - _shifted(colours, dy, dx), dim=1), 0)
         for here, (dy, dx) in zip(inside, _AROUND)
     ]
-    return distances, sum(inside)
+    return distances, torch.stack(inside).sum(0)
 
 
 def _magnitudes(sobel_x: Tensor, sobel_y: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def compute_salience_grad_reference(
     need_lab: bool,
     need_sobel_x: bool,
     need_sobel_y: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """`compute_salience_grad` in ATen."""
     g, x, colours, gx, gy = (accumulated(t) for t in (grad, features, lab, sobel_x, sobel_y))
     w_e, w_c, w_f = _normalised(weights)
@@ -261,7 +261,7 @@ def _compute_salience_grad_fake(
     need_lab: bool,
     need_sobel_x: bool,
     need_sobel_y: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     op = "compute_salience_grad"
     _compute_salience_fake(features, lab, sobel_x, sobel_y, patch_size, weights)
     check_rank(op, "grad", grad, 2, "[B, N]")
@@ -280,7 +280,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs = ctx.needs_input_grad[:4]
-    gradients = compute_salience_grad(grad, *ctx.saved_tensors, ctx.patch_size, ctx.weights, *needs)
+    arguments = (grad, *ctx.saved_tensors, ctx.patch_size, ctx.weights, *needs)
+    gradients = compute_salience_grad(*arguments)
     return *(g if need else None for g, need in zip(gradients, needs)), None, None
 
 
@@ -298,8 +299,8 @@ def _inputs(
     # Colours of patches differ by more than their rounding: the gradient of a distance turns around at zero.
     lab = normal(batch, 3, rows, columns, scale=20).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
     lab = lab + normal(batch, 3, *size, scale=5)
-    sobels = (normal(batch, 1, *size, scale=0.1) for _ in range(2))
-    return (normal(batch, rows * columns, width) + 0.5, lab, *sobels, patch)
+    sobel_x, sobel_y = (normal(batch, 1, *size, scale=0.1) for _ in range(2))
+    return normal(batch, rows * columns, width) + 0.5, lab, sobel_x, sobel_y, patch
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:

@@ -101,7 +101,7 @@ def opponent_balance_grad_reference(
     need_salience: bool,
     need_alignment: bool,
     need_weights: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """`opponent_balance_grad` in ATen."""
     g, e, s, a, w = (accumulated(t) for t in (grad, entropy, salience, alignment, weights))
     e = 1 - e if invert_entropy else e
@@ -150,7 +150,7 @@ def _opponent_balance_grad_fake(
     need_salience: bool,
     need_alignment: bool,
     need_weights: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     op = "opponent_balance_grad"
     _opponent_balance_fake(entropy, salience, alignment, weights)
     check_rank(op, "grad", grad, 2, "[B, N]")
@@ -169,7 +169,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs = ctx.needs_input_grad[:4]
-    gradients = opponent_balance_grad(grad, *ctx.saved_tensors, ctx.invert_entropy, *needs)
+    arguments = (grad, *ctx.saved_tensors, ctx.invert_entropy, *needs)
+    gradients = opponent_balance_grad(*arguments)
     return *(g if need else None for g, need in zip(gradients, needs)), None
 
 
@@ -178,7 +179,7 @@ register_no_second_derivative("opponent_balance_grad")
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    def scores(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    def scores(*shape: int) -> tuple[Tensor, ...]:
         return tuple(torch.rand(shape, device=device).mul(0.8).add(0.1).to(dtype) for _ in range(3))
 
     def weights(*values: float) -> Tensor:

@@ -168,8 +168,8 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         args = normal(batch, count, width), normal(batch, tokens, width), mask(batch, tokens)
         yield Sample(f"B, N, T, D = {batch}, {count}, {tokens}, {width}, masked", args)
     for batch, count, tokens, width in [(2, 5, 3, 6), (1, 7, 17, 65), (3, 130, 2, 264), (2, 9, 8, 1030)]:
-        args = normal(batch, count, width), normal(batch, tokens, width)
-        yield Sample(f"B, N, T, D = {batch}, {count}, {tokens}, {width}", args)
+        unmasked = normal(batch, count, width), normal(batch, tokens, width)
+        yield Sample(f"B, N, T, D = {batch}, {count}, {tokens}, {width}", unmasked)
     for batch, count, width in [(2, 5, 6), (1, 1, 1), (5, 300, 40), (0, 2, 3)]:
         yield Sample(f"B, N, D = {batch}, {count}, {width}", (normal(batch, count, width), normal(batch, width)))
     nothing = torch.tensor([[False, True, True], [False, False, False]], device=device)
