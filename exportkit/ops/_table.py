@@ -13,12 +13,16 @@ _BETWEEN = re.compile(r"(?<=<!-- operators: written by `make docs` -->\n).*?(?=<
 
 
 def operator_table() -> str:
-    """Markdown: every operator's schema, what it computes, and whether it has gradients."""
+    """Markdown: every operator's schema, what it computes, and what it has gradients for; not the gradients' own."""
     lines = ["| operator | computes | gradients for |", "| --- | --- | --- |"]
+    gradients = [name for name in SPECS if name.endswith("_grad")]
     for name, spec in SPECS.items():
+        if name in gradients:
+            continue
         schema = str(spec.overload._schema).removeprefix("arr_coc::").replace("|", r"\|")
         summary = inspect.cleandoc(spec.wrapper.__doc__ or "").splitlines()[0]
         lines.append(f"| **{name}**<br>`{schema}` | {summary} | {', '.join(spec.differentiable) or '-'} |")
+    lines += ["", "Gradients are operators too: " + ", ".join(f"`{name}`" for name in gradients) + "."]
     return "\n".join(lines) + "\n"
 
 
