@@ -10,12 +10,13 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from exportkit.errors import LibraryConflictError, LibraryLoadError
 
@@ -28,9 +29,14 @@ _TORCH_NAMESPACES = (
     "quantized rngprims sparse static_runtime symm_mem"
 )
 
+# A line of /proc/self/maps: addresses, permissions, offset, device, inode, path.
+_EXECUTABLE_MAPPING = re.compile(r"^\S+ ..x\S \S+ \S+ (\d+) +(/.+)$", re.MULTILINE)
+
 _PROBE_TIMEOUT = 120.0  # seconds; importing torch takes a few, and up to a minute from a cold disk
 _PROBE = """
-import json, sys, torch
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]  # not the working directory; Python 3.10 has no -P
+import json, torch
 before = {str(schema) for schema in torch._C._jit_get_all_schemas()}
 torch.ops.load_library(sys.argv[1])
 new = {schema.name.split("::")[0] for schema in torch._C._jit_get_all_schemas() if str(schema) not in before}
@@ -41,20 +47,18 @@ _lock = threading.RLock()
 _loaded: dict[str, LoadedLibrary] = {}  # by sha256
 
 
-@dataclass(frozen=True)
-class LoadedLibrary:
+class LoadedLibrary(NamedTuple):
     """An operator library of this process.
 
     Attributes:
         path: The file it was loaded from.
         sha256: Digest of that file.
-        schemas: Operator name with overload (`ns::op` or `ns::op.overload`) to schema, for the operators it defined.
-            Empty for a library that only adds kernels to operators defined elsewhere.
+        namespaces: Those it defined; none for a library that only adds kernels to operators defined elsewhere.
     """
 
     path: Path
     sha256: str
-    schemas: Mapping[str, str]
+    namespaces: frozenset[str]
 
 
 def load_library(path: Path, *, defines: Collection[str] | None = None) -> LoadedLibrary:
@@ -70,30 +74,40 @@ def load_library(path: Path, *, defines: Collection[str] | None = None) -> Loade
         LibraryConflictError: Another build of one of the namespaces, or of the file of this name, is loaded.
         LibraryLoadError: The dynamic linker refused the file.
     """
-    import torch
-
     path = Path(path).resolve()
     with _lock:
         try:
             sha256, size = file_sha256(path), path.stat().st_size
         except OSError as error:
             raise LibraryLoadError(f"cannot read the operator library {path}: {error.strerror}") from error
-        if loaded := loaded_library(sha256, size, defines=defines or ()):
-            return loaded
-        before = _operator_names()
-        if defines is None:
-            defines = _namespaces_defined_by(path, before)
-        _refuse_conflict(path, sha256, defines, before)
+        return loaded_library(sha256, size, defines=defines or ()) or load_verified(path, sha256, defines=defines)
+
+
+def load_verified(path: Path, sha256: str, *, defines: Collection[str] | None) -> LoadedLibrary:
+    """`load_library` for a file that was just seen to have this digest, which `loaded_library` does not know.
+
+    Raises:
+        LibraryConflictError: As for `load_library`.
+        LibraryLoadError: The dynamic linker refused the file.
+    """
+    import torch
+
+    with _lock:
+        if sha256 in _loaded:  # by another thread, since it was looked for
+            return _loaded[sha256]
+        # Listing the dispatcher's names takes milliseconds: once, and not for a library that only adds kernels.
+        before = _operator_names() if defines is None or defines else set()
+        namespaces = _namespaces_defined_by(path, before) if defines is None else set(defines)
+        _refuse_conflict(path, sha256, namespaces, before)
         try:
             torch.ops.load_library(str(path))
         except OSError as error:
             raise LibraryLoadError(
                 f"the dynamic linker refused {path.name}: {error.__cause__ or error}", hint=_hint(error)
             ) from error
-        # A name is there, without a schema, once kernels were added to it: it does not count as defined before.
-        after = _operator_names()
-        defined = schemas_of({*(after - before), *_in_namespaces(after, defines)})
-        return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, defined))
+        if defines is None:
+            namespaces |= {name.partition("::")[0] for name in schemas_of(_operator_names() - before)}
+        return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, frozenset(namespaces)))
 
 
 def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> LoadedLibrary | None:
@@ -106,8 +120,7 @@ def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> 
     """
     with _lock:
         if sha256 not in _loaded and (mapped := _mapped_copy(sha256, size)):
-            schemas = schemas_of(_in_namespaces(_operator_names(), defines))
-            _loaded[sha256] = LoadedLibrary(mapped, sha256, schemas)
+            _loaded[sha256] = LoadedLibrary(mapped, sha256, frozenset(defines))
         return _loaded.get(sha256)
 
 
@@ -144,10 +157,15 @@ def built_in_libraries() -> dict[str, Path]:
 
 def file_sha256(path: Path) -> str:
     """Hex digest of a file's content."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+        return stream_sha256(file)
+
+
+def stream_sha256(file: BinaryIO) -> str:
+    """Hex digest of what is left to read of a file."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 18):
+        digest.update(block)
     return digest.hexdigest()
 
 
@@ -166,16 +184,15 @@ def _operator_names() -> set[str]:
 def _mapped_copy(sha256: str, size: int) -> Path | None:
     """A file with this content that something else (a plain dlopen, an import) already mapped into the process."""
     with open("/proc/self/maps") as maps:
-        lines = (line.rstrip("\n").split(maxsplit=5) for line in maps)
-        mapped = {(fields[5], int(fields[4])) for fields in lines if len(fields) == 6 and "x" in fields[1]}
-    for name, inode in sorted(mapped):
+        mapped = set(_EXECUTABLE_MAPPING.findall(maps.read()))
+    for inode, name in sorted(mapped):
         try:
             # After an upgrade the path may lead to another file than the one that is mapped.
             status = os.stat(name)
-            if (status.st_ino, status.st_size) == (inode, size) and file_sha256(Path(name)) == sha256:
+            if (status.st_ino, status.st_size) == (int(inode), size) and file_sha256(Path(name)) == sha256:
                 return Path(name)
         except OSError:
-            continue  # deleted, or no file: [vdso]
+            continue  # deleted
     return None
 
 
@@ -187,13 +204,13 @@ def _namespaces_defined_by(path: Path, registered: Collection[str]) -> set[str]:
     mentioned = {namespace for namespace in others if namespace.encode() + b"\0" in content}
     if not mentioned:
         return set()
-    probe = subprocess.run(
-        [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-c", _PROBE, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=_PROBE_TIMEOUT,
-        check=False,
-    )
+    command = [sys.executable, "-c", _PROBE, str(path)]
+    try:
+        probe = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise LibraryLoadError(
+            f"{path.name} did not load within {_PROBE_TIMEOUT:.0f} s in a process of its own"
+        ) from error
     if probe.returncode:
         reason = probe.stderr.strip().splitlines()[-1:] or [f"exit status {probe.returncode}"]
         raise LibraryLoadError(f"{path.name} does not load in a process of its own: {reason[0]}")
@@ -210,7 +227,7 @@ def _refuse_conflict(path: Path, sha256: str, defines: Collection[str], register
             )
     for namespace in sorted(defines):
         if schemas := schemas_of(_in_namespaces(registered, [namespace])):
-            owner = next((lib for lib in _loaded.values() if schemas.keys() & lib.schemas.keys()), None)
+            owner = next((lib for lib in _loaded.values() if namespace in lib.namespaces), None)
             loaded_from = f"sha256 {owner.sha256} from {owner.path}" if owner else "a build exportkit did not load"
             raise LibraryConflictError(
                 f"operator namespace `{namespace}` is already registered by {loaded_from}; {path.name} (sha256 "

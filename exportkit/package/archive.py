@@ -12,11 +12,10 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 from typing_extensions import Self
@@ -68,8 +67,7 @@ _DAMAGED = "The package was changed or damaged after it was written. Get it agai
 _PART = re.compile(r"[A-Za-z0-9_.+=@-]+")
 
 
-@dataclass(frozen=True)
-class StoredRecord:
+class StoredRecord(NamedTuple):
     """A record of a package that is open, to be copied without holding it in memory."""
 
     reader: PackageReader
@@ -242,7 +240,7 @@ class PackageReader:
                 pass
 
     def extract(self, name: str, destination: Path, *, mode: int = 0o666) -> None:
-        """Writes a record to a file, which appears only if its digest holds.
+        """Writes a record to a file, which appears only if its digest holds. A power failure may still take it back.
 
         Raises:
             MissingRecordError: There is no such record.
@@ -250,7 +248,7 @@ class PackageReader:
             OSError: The file cannot be written.
         """
         self._entry(name)
-        with written_whole(Path(destination), mode=mode) as file:
+        with written_whole(Path(destination), mode=mode, durable=False) as file:
             for block in self.blocks(name):
                 file.write(block)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from exportkit.errors import ArchiveLayoutError, NotAnArchiveError
 
@@ -32,8 +32,7 @@ _END64_SIGNATURE, _LOCATOR_SIGNATURE, _END_SIGNATURE = 0x06064B50, 0x07064B50, 0
 _ENCRYPTED_FLAG = 0x0041  # bit 0: encrypted; bit 6: strongly
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A record's place: `offset` is that of its local header, which its data follow."""
 
     name: str
@@ -92,8 +91,7 @@ def _central_header(entry: Entry) -> bytes:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """An entry of the central directory as some writer made it; `name` is not yet to be trusted, nor anything else."""
 
     name: str

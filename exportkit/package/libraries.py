@@ -22,9 +22,9 @@ _TIMEOUT = 180.0  # seconds; importing torch takes a few, and up to a minute fro
 
 # Run in a process of its own: a library that does not fit ends the process it is loaded into rather than raising.
 _CHILD = """
-import json, sys
-sys.path[:] = [entry for entry in sys.path if entry]  # Python 3.10 has no -P
-import torch
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]  # not the working directory; Python 3.10 has no -P
+import json, torch
 
 KEYS = {"CPU": "cpu", "CUDA": "cuda", "CompositeExplicitAutograd": "any", "CompositeImplicitAutograd": "any"}
 

@@ -13,7 +13,7 @@ import threading
 import warnings
 from pathlib import Path
 
-from exportkit.libraries import file_sha256
+from exportkit.libraries import stream_sha256
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Library
 
@@ -52,12 +52,26 @@ def unpacked(reader: PackageReader, library: Library) -> Path:
 
 
 def _unpacked_in(root: Path, reader: PackageReader, library: Library) -> Path:
-    folder = root.absolute() / "libraries" / library.sha256
+    # Links on the way are followed once, here: who may exchange one cannot lead the dynamic linker elsewhere later.
+    root = Path(os.path.realpath(root))
+    folder = root / "libraries" / library.sha256
     _make_private(root, folder)
     path = folder / library.record.rpartition("/")[2]
-    if path.is_symlink() or not path.is_file() or file_sha256(path) != library.sha256:
+    if not _holds(path, library.sha256):
         reader.extract(library.record, path, mode=0o600)
     return path
+
+
+def _holds(path: Path, sha256: str) -> bool:
+    """Whether there is a file of this content that only we can change; a link is no such file."""
+    try:
+        # Non-blocking, or a FIFO would wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # none, or one that cannot be read: replaced, if that can be done
+        return False
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        return stat.S_ISREG(status.st_mode) and _not_ours_alone(status) is None and stream_sha256(file) == sha256
 
 
 def _make_private(root: Path, folder: Path) -> None:
@@ -69,11 +83,23 @@ def _make_private(root: Path, folder: Path) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
     for directory in (root, folder.parent, folder):
         directory.mkdir(mode=0o700, exist_ok=True)
-        status = directory.stat()
-        if status.st_uid not in (0, os.geteuid()):  # root's will do: a cache that was made with a container's image
-            raise PermissionError(0, "it belongs to another user", str(directory))
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError(0, "other users may write to it", str(directory))
+        if reason := _not_ours_alone(directory.lstat()):
+            raise PermissionError(0, reason, str(directory))
+    for directory in root.parents:
+        mode = directory.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # /tmp's bit: only its owner renames what is in it
+            raise PermissionError(0, "other users may rename what is in it", str(directory))
+
+
+def _not_ours_alone(status: os.stat_result) -> str | None:
+    """Why others could change a file or what is in a directory; None if they cannot."""
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a link"
+    if status.st_uid not in (0, os.geteuid()):  # root's will do: a cache that was made with a container's image
+        return "it belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "other users may write to it"
+    return None
 
 
 def _fallback_directory() -> Path:

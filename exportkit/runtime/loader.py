@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from exportkit.errors import MissingLibraryError, ModelLoadError, SchemaChangedError, TorchVersionError, UsageError
-from exportkit.libraries import load_library, loaded_library, schemas_of
+from exportkit.libraries import load_verified, loaded_library, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
 from exportkit.package.manifest import Library, Manifest, Target
@@ -85,7 +85,7 @@ def _load_operators(reader: PackageReader, target: Target) -> None:
     for library in libraries:
         namespaces = {operator.name.partition("::")[0] for operator in library.defines}
         if loaded_library(library.sha256, sizes[library.record], defines=namespaces) is None:
-            load_library(unpacked(reader, library), defines=namespaces)
+            load_verified(unpacked(reader, library), library.sha256, defines=namespaces)
     _check_operators(reader.manifest, libraries)
 
 

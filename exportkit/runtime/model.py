@@ -8,8 +8,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
 from typing_extensions import Self
 
 from exportkit.errors import CaseError, ManifestConsistencyError, ModelClosedError, ModelRunError
@@ -151,6 +149,10 @@ class Cases(Sequence[Case]):
         if self._reader.fileno() < 0:
             raise ModelClosedError(f"the model {self._reader.manifest.name} was closed, and its package with it")
         call = self._reader.manifest.call
+        # Imported here, since most processes that load a package never look at a case.
+        from safetensors import SafetensorError
+        from safetensors.torch import load as load_safetensors
+
         content = self._reader.read(case.record)
         try:
             tensors = load_safetensors(content)

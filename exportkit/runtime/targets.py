@@ -9,8 +9,8 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from exportkit.errors import ManifestConsistencyError, NoTargetError, UsageError
 from exportkit.libraries import host_platform
@@ -27,8 +27,7 @@ _ISA_FLAGS = {
 _ISA_LEVELS = tuple(_ISA_FLAGS)
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """What a target is held against.
 
     Attributes:
@@ -46,8 +45,7 @@ class Host:
     capabilities: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A target and where it runs. `device_index` is that of the CUDA device, -1 for the CPU."""
 
     target: Target

@@ -135,3 +135,48 @@ def test_a_record_that_does_not_hold_is_never_unpacked(package, library):
         with pytest.raises(DigestMismatchError, match="libtoy"):
             unpacked(reader, library)
     assert list((cache_directory() / "libraries" / library.sha256).iterdir()) == []
+
+
+def test_a_cache_below_a_directory_where_others_rename_things_is_not_used(reader, library, monkeypatch, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(shared / "deep" / "cache"))
+    with pytest.warns(RuntimeWarning, match=r"other users may rename what is in it: .*shared\)"):
+        assert shared not in unpacked(reader, library).parents
+    shared.chmod(0o1777)  # as /tmp is
+    assert shared in unpacked(reader, library).parents
+
+
+def test_a_link_to_the_cache_is_followed_once_and_its_target_must_be_private(reader, library, monkeypatch, tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir(mode=0o700)
+    link.symlink_to(real)
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(link))
+    assert unpacked(reader, library).is_relative_to(real), "the path that is loaded goes by no link"
+    real.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="other users may write to it"):
+        unpacked(reader, library)
+
+
+def test_a_link_among_the_caches_own_folders_is_not_followed(reader, library, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    cache_directory().mkdir(mode=0o700)
+    (cache_directory() / "libraries").symlink_to(elsewhere)
+    with pytest.warns(RuntimeWarning, match="it is a link"):
+        unpacked(reader, library)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_file_that_others_may_write_to_is_replaced(reader, library):
+    path = unpacked(reader, library)
+    path.chmod(0o666)  # planted while the directory was open, say; its content is right, so far
+    assert stat.S_IMODE(unpacked(reader, library).stat().st_mode) == 0o600
+
+
+def test_a_pipe_in_its_place_is_replaced(reader, library):
+    path = unpacked(reader, library)
+    path.unlink()
+    os.mkfifo(path)
+    assert unpacked(reader, library).read_bytes() == CONTENT
