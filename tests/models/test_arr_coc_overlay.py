@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -144,9 +145,14 @@ def test_outputs_of_another_image_are_refused():
         draw_overlay(image[0, 0], outputs, patch_size=16)
 
 
-def test_a_saved_picture_is_a_png_and_nothing_else_is_left(tmp_path: Path):
+def test_a_saved_picture_is_a_png_as_the_umask_has_it_and_nothing_else_is_left(tmp_path: Path):
     image, outputs = _small_picture()
-    save_overlay(draw_overlay(image, outputs, patch_size=16), tmp_path / "demo.png")
+    before = os.umask(0o027)
+    try:
+        save_overlay(draw_overlay(image, outputs, patch_size=16), tmp_path / "demo.png")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "demo.png").stat().st_mode & 0o777 == 0o640
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["demo.png"]
 

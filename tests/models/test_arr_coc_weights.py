@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -108,12 +109,22 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
         build(**VIT, weights=tmp_path / "nothing.safetensors")
 
 
+def test_a_weights_file_has_the_permissions_the_umask_gives(tmp_path: Path):
+    """safetensors and mkstemp make files for the owner alone."""
+    before = os.umask(0o027)
+    try:
+        save_weights(torch.nn.Linear(2, 2), tmp_path / "w.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "w.safetensors").stat().st_mode & 0o777 == 0o640
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_other(written: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*args: object) -> None:
         raise OSError("no space left on device")
 
     before = written.read_bytes()
-    monkeypatch.setattr("exportkit.models.arr_coc.weights.save_file", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="no space left"):
         save_weights(build(**VIT), written)
     assert written.read_bytes() == before

@@ -92,14 +92,11 @@ def draw_overlay(
 def save_overlay(picture: Image, path: str | Path) -> None:
     """Writes a PNG, which appears complete or not at all."""
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            picture.save(file, format="PNG", optimize=True)
+    # A file of its own in a private folder, rather than mkstemp: that makes files that nobody else may read.
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        temporary = Path(folder, path.name)
+        picture.save(temporary, format="PNG", optimize=True)
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 class _Canvas:

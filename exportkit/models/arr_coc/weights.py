@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from exportkit.errors import WeightsError
@@ -52,14 +52,11 @@ def save_weights(module: nn.Module, path: str | Path) -> None:
     """Writes a module's parameters and buffers to a safetensors file, which appears complete or not at all."""
     path = Path(path)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        save_file(state, temporary)
+    # A file of its own in a private folder, rather than mkstemp: that makes files that nobody else may read.
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        temporary = Path(folder, path.name)
+        temporary.write_bytes(save(state))
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _check_names(path: Path, module: nn.Module, state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]]) -> None:
