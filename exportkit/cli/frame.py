@@ -15,7 +15,7 @@ import click
 
 import exportkit
 from exportkit.cli.output import print_json
-from exportkit.errors import ExportkitError
+from exportkit.errors import ExportkitError, HostError
 from exportkit.verify.outcomes import EXIT_CODES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,10 +103,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _show(type(error).__name__, error.message, error.hint, error.exit_code, as_json)
     except (click.Abort, KeyboardInterrupt):
         return _show("Interrupted", "interrupted", None, INTERRUPTED_EXIT_CODE, as_json)
+    except OSError as error:
+        if error.errno is None:  # Python's own, such as inspect's "could not get source code"
+            return _bug(error, as_json)
+        if debug:
+            traceback.print_exc()
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+        hint = "That is what the system says; --debug shows where."
+        return _show(type(error).__name__, message, hint, HostError.exit_code, as_json)
     except Exception as error:  # whatever is not an ExportkitError is our bug
-        traceback.print_exc()
-        hint = "This is a bug of exportkit. Please report it, with the lines above."
-        return _show(type(error).__name__, str(error), hint, BUG_EXIT_CODE, as_json)
+        return _bug(error, as_json)
+
+
+def _bug(error: Exception, as_json: bool) -> int:
+    traceback.print_exc()
+    hint = "This is a bug of exportkit. Please report it, with the lines above."
+    return _show(type(error).__name__, str(error), hint, BUG_EXIT_CODE, as_json)
 
 
 def _show(kind: str, message: str, hint: str | None, exit_code: int, as_json: bool) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -112,6 +113,19 @@ def test_a_bug_shows_its_traceback_and_asks_for_a_report(broken, capsys):
     error = capsys.readouterr().err
     assert "Traceback" in error
     assert "Please report it" in error
+
+
+def test_what_the_system_refuses_is_told_with_the_file_and_is_no_bug(broken, capsys):
+    broken(PermissionError(errno.EACCES, "Permission denied", "/there/x.pt2"))
+    assert main(["doctor"]) == 4
+    error = capsys.readouterr().err
+    assert error.startswith("error: /there/x.pt2: Permission denied")
+    assert "Traceback" not in error
+    broken(OSError(errno.ENOSPC, "No space left on device"))
+    assert main(["doctor"]) == 4
+    assert capsys.readouterr().err.startswith("error: No space left on device")
+    broken(OSError("could not get source code"))
+    assert main(["doctor"]) == 70
 
 
 def test_an_interrupt_exits_with_130_and_no_traceback(broken, capsys):
