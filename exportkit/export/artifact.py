@@ -18,6 +18,7 @@ from exportkit.export.program import Progress, Traced, trace, usable_device
 from exportkit.export.saved import trace_saved
 from exportkit.export.toolchain import check_cpu_isa, default_cpu_isa, usable_compiler
 from exportkit.package.archive import write_package
+from exportkit.package.atomic import check_writable
 from exportkit.package.consistency import CASES_DIR
 from exportkit.package.manifest import FORMAT_VERSION, Case, Manifest, Operator, Program, Target
 from exportkit.spec import ExportSpec
@@ -150,8 +151,7 @@ def _trace(
             raise UsageError(
                 f"{value!r} cannot be a {what}", hint="Use up to 128 letters, digits, dots, dashes and underscores."
             )
-    if not out.parent.is_dir():
-        raise UsageError(f"cannot write {out}: there is no folder {out.parent}")
+    check_writable(out)
     if cases < 0:
         raise UsageError(f"the number of cases is {cases}; it must be 0 or more")
     if resolved.program is None:

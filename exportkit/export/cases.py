@@ -13,6 +13,7 @@ from safetensors.torch import save
 from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, UsageError
+from exportkit.export.explain import users_code
 from exportkit.export.shapes import evaluate
 from exportkit.export.signature import BoundCall, describe_call
 from exportkit.package.manifest import Call, TensorInput
@@ -53,13 +54,21 @@ def draw_inputs(
 
     Raises:
         UsageError: `draw_inputs` returned other tensors than the call takes.
+        ExportError: `draw_inputs` raised.
     """
     generator = torch.Generator().manual_seed(seed)
     example = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
     if spec.draw_inputs is None:
         tensors = [_resample(t, wanted, sizes, generator) for t, wanted in zip(example.tensors, call.inputs)]
         return example.with_tensors(tuple(tensors))
-    args, kwargs = spec.draw_inputs(sizes, generator)
+    with users_code(f"the spec's draw_inputs at {label_of(sizes)}"):
+        answer = spec.draw_inputs(sizes, generator)
+    if not (isinstance(answer, tuple) and [type(part) for part in answer] == [tuple, dict]):
+        raise UsageError(
+            f"the spec's draw_inputs returned a {type(answer).__name__}",
+            hint="It must return (args, kwargs): a tuple and a dict.",
+        )
+    args, kwargs = answer
     drawn = describe_call(spec.model, args, kwargs)
     _check_drawn(drawn, call, sizes)
     tensors = [t.detach().cpu().to(dtype_of(wanted)) for t, wanted in zip(drawn.tensors, call.inputs)]
@@ -100,10 +109,14 @@ def run_eager(model: torch.nn.Module, bound: BoundCall, what: str) -> list[torch
 
 
 @contextmanager
-def eager_mode() -> Iterator[None]:
-    """How recorded outputs are computed: no gradients, full precision in matrix products and convolutions."""
+def eager_mode(*, tf32: bool = False) -> Iterator[None]:
+    """How recorded outputs are computed: no gradients, full precision in matrix products and convolutions.
+
+    Args:
+        tf32: Let CUDA round the factors of products and convolutions to TF32.
+    """
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     try:
         with torch.no_grad():
             yield

@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
-from exportkit.errors import ExportError
+from exportkit.errors import ExportError, ExportkitError
 from exportkit.export.shapes import DynamicSizes
 from exportkit.package.manifest import Size
 
@@ -76,6 +76,28 @@ def where_raised(error: BaseException) -> str:
     """The line of the model's code that an error passed through, as "model.py:12 in forward: `x + 1`"; "" if none."""
     frame = user_frame(traceback.extract_tb(error.__traceback__))
     return _where(frame) if frame else ""
+
+
+@contextmanager
+def users_code(doing: str) -> Iterator[None]:
+    """Around code that the caller brought: whatever it raises is a finding about it, not a bug of ours.
+
+    Args:
+        doing: For the message: "importing model.py".
+
+    Raises:
+        ExportError: It raised, or ended the process.
+    """
+    try:
+        yield
+    except ExportkitError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = where_raised(error)
+        raise ExportError(
+            f"{doing} failed{' at ' + place if place else ''}: {type(error).__name__}: {error}",
+            hint="--debug shows the whole traceback.",
+        ) from error
 
 
 def explain_export_error(error: Exception, sizes: DynamicSizes, log: GuardLog) -> ExportError:

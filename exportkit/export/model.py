@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
+from exportkit.export.explain import users_code
 from exportkit.export.signature import bind_call, parameter_names, rebind
 from exportkit.libraries import built_in_libraries, load_library
 from exportkit.package.consistency import DTYPES
@@ -74,6 +75,7 @@ def resolve(
 
     Raises:
         ModelNotFoundError: MODEL names nothing that can be imported, or something that is no model.
+        ExportError: Importing or making it raised.
         UsageError: Keyword arguments or inputs do not fit the model.
         WeightsError: The weights do not.
         LibraryLoadError: An operator library cannot be loaded.
@@ -88,7 +90,8 @@ def resolve(
             from exportkit.export.saved import load_program
 
             return load_program(Path(model))
-        value = _attribute(model)
+        with users_code(f"importing {model}"):
+            value = _attribute(model)
         # Again: an import may draw numbers, and does so only the first time.
         torch.manual_seed(seed)
         made = _call(value, model, kwargs)
@@ -219,11 +222,12 @@ def _call(value: Any, model: str, kwargs: Mapping[str, Any]) -> Any:
         return value
     if not callable(value):
         raise ModelNotFoundError(
-            f"{model} is a {type(value).__name__}",
+            f"{model} is of type {type(value).__name__}",
             hint="Name an ExportSpec, an nn.Module, or a callable that returns one.",
         )
     _check_kwargs(value, model, kwargs)
-    made = value(**kwargs)
+    with users_code(f"making {model}"):
+        made = value(**kwargs)
     if not isinstance(made, (ExportSpec, torch.nn.Module)):
         raise ModelNotFoundError(
             f"{model} returned a {type(made).__name__}", hint="It must return an ExportSpec or an nn.Module."
@@ -242,7 +246,8 @@ def _check_kwargs(maker: Callable[..., Any], model: str, kwargs: Mapping[str, An
         signature.bind(**kwargs)
     except TypeError as error:
         parameters = [_parameter_text(parameter) for parameter in signature.parameters.values()]
-        raise UsageError(f"{model}: {error}", hint=f"It takes {', '.join(parameters) or 'no arguments'}.") from error
+        takes = f"takes {', '.join(parameters)}; give them with --model-kwargs" if parameters else "takes no arguments"
+        raise UsageError(f"{model}: {error}", hint=f"It {takes}.") from error
 
 
 def _parameter_text(parameter: inspect.Parameter) -> str:
@@ -261,7 +266,8 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
     names = parameter_names(spec.model)
     if unknown := [name for name in given if name not in names]:
         raise UsageError(
-            f"--input {unknown[0]}: {model} has no parameter of that name", hint=f"forward takes {', '.join(names)}."
+            f"--input {unknown[0]}: {model} has no parameter of that name",
+            hint=f"forward takes {', '.join(names)}." if names else "forward names none.",
         )
     if given:
         arguments = {**bind_call(spec.model, spec.example_inputs, spec.example_kwargs, partial=True), **given}

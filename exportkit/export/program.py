@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils._pytree import tree_map
 
 from exportkit import __version__
 from exportkit.errors import ExportError, HostError, UsageError
 from exportkit.export.cases import RecordedCase, case_sizes, draw_inputs, eager_mode, record_case, state_sha256
 from exportkit.export.explain import explain_export_error, guard_log
-from exportkit.export.model import ResolvedModel, parse_dtype
+from exportkit.export.model import ResolvedModel
 from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
 from exportkit.export.shapes import (
     DynamicSizes,
@@ -31,7 +33,7 @@ from exportkit.export.shapes import (
 )
 from exportkit.export.signature import BoundCall, describe_call, is_tensor, plain_tuples
 from exportkit.export.tolerances import output_tolerances
-from exportkit.package.manifest import Call, Operator, Provenance, Source, TensorInput, TensorOutput
+from exportkit.package.manifest import Call, Node, Operator, Provenance, Source, TensorInput, TensorOutput
 from exportkit.package.structure import flatten, names
 from exportkit.spec import ExportSpec
 
@@ -85,11 +87,12 @@ def trace(
         progress("checking the model and its operators")
         with eager_mode():
             result = check_model(lambda: spec.model(*bound.args, **bound.kwargs), on)
+        output = describe_output(result)
         progress("tracing with torch.export")
         program = export_program(spec, bound, sizes)
         operators = graph_operators(program.graph_module)
         check_operators(operators, on)
-        call = describe_program(program, bound, sizes, result, spec)
+        call = describe_program(program, bound, sizes, output, spec, cast=floating)
         recorded = []
         for number, wanted in enumerate(case_sizes(call, sizes.example, cases, seed)):
             progress(f"recording case {number + 1}")
@@ -135,8 +138,27 @@ def export_program(spec: ExportSpec, bound: BoundCall, sizes: DynamicSizes) -> t
     return program
 
 
+def describe_output(result: Any) -> Node:
+    """The structure of what a model returned.
+
+    Raises:
+        UsageError: It holds something a manifest cannot describe.
+        ExportError: It holds no tensor.
+    """
+    node, leaves = flatten(result, is_tensor, where="the model's output")
+    if not leaves:
+        raise ExportError("the model returns no tensor", hint="A compiled model returns at least one.")
+    return node
+
+
 def describe_program(
-    program: torch.export.ExportedProgram, bound: BoundCall, sizes: DynamicSizes, result: Any, spec: ExportSpec
+    program: torch.export.ExportedProgram,
+    bound: BoundCall,
+    sizes: DynamicSizes,
+    output: Node,
+    spec: ExportSpec,
+    *,
+    cast: torch.dtype | None = None,
 ) -> Call:
     """The manifest's account of a traced call.
 
@@ -144,22 +166,30 @@ def describe_program(
         program: The traced program.
         bound: The call it was traced with.
         sizes: What varies.
-        result: What the model returned to that call, for its structure.
+        output: The structure of what the model returned to that call.
         spec: For its tolerances.
+        cast: The dtype that the model was cast to, if it was.
 
     Raises:
-        UsageError: The output holds something a manifest cannot describe.
-        ExportError: A size is no multiple of one dimension.
+        UsageError: A tolerance is of no output.
+        ExportError: A size is no multiple of one dimension, or an output is a number that varies.
     """
-    node, leaves = flatten(result, is_tensor, where="the model's output")
+    signature = program.graph_signature
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
-    taken = [values[name] for name in program.graph_signature.user_inputs if is_tensor(values.get(str(name)))]
-    given = [value for value in map(_output_value(values), program.graph_signature.user_outputs) if is_tensor(value)]
-    if len(taken) != len(bound.tensors) or len(given) != len(leaves):
+    taken = _tensors(values, [s.arg for s in signature.input_specs if s.kind is InputKind.USER_INPUT])
+    returned = [s.arg for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    # Constants stay what they were; a size or .item() is another number at the next call.
+    if varying := [i for i, arg in enumerate(returned) if not isinstance(arg, (TensorArgument, ConstantArgument))]:
+        raise ExportError(
+            f"output {varying[0]} of {len(returned)} is a number that is not the same for every call, such as a size",
+            hint="Return it as a tensor, such as torch.scalar_tensor(x.shape[0]), or leave it out.",
+        )
+    given, output_names = _tensors(values, returned), names(output)
+    if len(taken) != len(bound.tensors) or len(given) != len(output_names):
         raise ExportError(
             f"the traced program takes {len(taken)} tensors and returns {len(given)}; the model takes "
-            f"{len(bound.tensors)} and returns {len(leaves)}",
-            hint="A size or a number among the outputs must be returned as a tensor.",
+            f"{len(bound.tensors)} and returns {len(output_names)}",
+            hint="What the model returns must have one structure, whatever its inputs.",
         )
     symbols = Symbols(
         [(name, tuple(value.shape)) for name, value in zip(bound.names, taken)], sizes, program.range_constraints
@@ -168,8 +198,7 @@ def describe_program(
         TensorInput(name=name, dtype=dtype_name(value.dtype), shape=_input_shape(name, value, symbols))
         for name, value in zip(bound.names, taken)
     )
-    output_names = names(node)
-    tolerances = output_tolerances([(n, v.dtype) for n, v in zip(output_names, given)], spec.tolerances)
+    tolerances = output_tolerances([(n, v.dtype) for n, v in zip(output_names, given)], spec.tolerances, cast=cast)
     outputs = tuple(
         TensorOutput(
             name=name,
@@ -182,15 +211,15 @@ def describe_program(
     return Call(
         parameters=bound.parameters,
         inputs=inputs,
-        result=node,
+        result=output,
         outputs=outputs,
         dimensions=tuple(symbols.dimensions),
     )
 
 
-def _output_value(values: dict[str, Any]) -> Callable[[Any], Any]:
-    # Constants among the outputs stand for themselves.
-    return lambda name: values.get(name) if isinstance(name, str) else None
+def _tensors(values: dict[str, Any], arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """Those of a signature's arguments that are tensors. Not by name alone: the text "relu" may be a constant."""
+    return [values[argument.name] for argument in arguments if isinstance(argument, TensorArgument)]
 
 
 def _input_shape(name: str, value: torch.Tensor, symbols: Symbols) -> tuple[Any, ...]:
@@ -201,7 +230,12 @@ def _input_shape(name: str, value: torch.Tensor, symbols: Symbols) -> tuple[Any,
 
 
 def _refuse_mutation(program: torch.export.ExportedProgram) -> None:
-    signature = program.run_decompositions({}).graph_signature if _may_mutate(program) else program.graph_signature
+    signature = program.graph_signature
+    if _may_mutate(program):
+        with warnings.catch_warnings():
+            # torch 2.13 copies its own deprecated LeafSpec.
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+            signature = program.run_decompositions({}).graph_signature
     if buffers := sorted(set(signature.buffers_to_mutate.values())):
         raise ExportError(
             f"the model changes its buffers {', '.join(buffers)} while it runs: every call would depend on the ones "
@@ -294,8 +328,8 @@ def parse_floating(name: str | None) -> torch.dtype | None:
     """
     if name is None:
         return None
-    dtype = parse_dtype(name)
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+    dtype = getattr(torch, name, None) if name in ("float16", "bfloat16", "float32", "float64") else None
+    if not isinstance(dtype, torch.dtype):
         raise UsageError(f"cannot cast a model to {name}", hint="Give float16, bfloat16, float32 or float64.")
     return dtype
 

@@ -17,6 +17,7 @@ from exportkit.export.preflight import check_model, check_operators, describe_op
 from exportkit.export.program import (
     Progress,
     Traced,
+    describe_output,
     describe_program,
     on_device,
     provenance,
@@ -118,7 +119,7 @@ def _trace_foreign(
     bound = describe_call(spec.model, args, kwargs)
     with eager_mode():
         result = check_model(lambda: spec.model(*args, **kwargs), on)
-    call = describe_program(program, bound, DynamicSizes(), result, spec)
+    call = describe_program(program, bound, DynamicSizes(), describe_output(result), spec)
     recorded = []
     for number, sizes in enumerate(
         case_sizes(call, example_numbers(call.inputs, [t.shape for t in bound.tensors]), cases, seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -24,13 +25,15 @@ DEFAULTS: Mapping[torch.dtype, tuple[float, float]] = {
 
 
 def output_tolerances(
-    outputs: Sequence[tuple[str, torch.dtype]], given: Mapping[str, Tolerance]
+    outputs: Sequence[tuple[str, torch.dtype]], given: Mapping[str, Tolerance], *, cast: torch.dtype | None = None
 ) -> tuple[OutputTolerance, ...]:
     """The tolerance of every output.
 
     Args:
         outputs: Names and dtypes.
         given: Those of the spec, by name.
+        cast: The dtype that the model was cast to, if it was. The spec's tolerances are for the model as it is, and
+            are widened to what that dtype can hold.
 
     Raises:
         UsageError: A tolerance is for, or refers to, an output that the model does not have.
@@ -45,13 +48,30 @@ def output_tolerances(
                 )
     found = []
     for name, dtype in outputs:
-        rtol, atol = DEFAULTS.get(dtype, (0.0, 0.0))
-        tolerance = given.get(name, Tolerance(rtol, atol))
-        if min(tolerance.rtol, tolerance.atol) < 0:
-            raise UsageError(f"the tolerance of {name!r} is negative: rtol {tolerance.rtol}, atol {tolerance.atol}")
+        tolerance = given[name] if name in given else _default(dtype, cast)
+        if cast is not None:
+            tolerance = _widened(tolerance, dtype, cast)
         found.append(
             OutputTolerance(
                 rtol=tolerance.rtol, atol=tolerance.atol, ranking_of=tolerance.ranking_of, rows_of=tolerance.rows_of
             )
         )
     return tuple(found)
+
+
+def _default(dtype: torch.dtype, cast: torch.dtype | None) -> Tolerance:
+    """That of a dtype; of the one that the model computes in, where an output is converted to a wider one."""
+    rtol, atol = DEFAULTS.get(dtype, (0.0, 0.0))
+    if cast is None or not dtype.is_floating_point:
+        return Tolerance(rtol, atol)
+    return Tolerance(max(rtol, DEFAULTS[cast][0]), max(atol, DEFAULTS[cast][1]))
+
+
+def _widened(tolerance: Tolerance, dtype: torch.dtype, cast: torch.dtype) -> Tolerance:
+    rtol, atol = DEFAULTS[cast]
+    if dtype == cast:
+        return replace(tolerance, rtol=max(tolerance.rtol, rtol), atol=max(tolerance.atol, atol))
+    if not dtype.is_floating_point and max(tolerance.rtol, tolerance.atol) > 0:
+        # Rounded from something floating, which is now as exact as the dtype, and so relative to its own size.
+        return replace(tolerance, rtol=max(tolerance.rtol, rtol))
+    return tolerance

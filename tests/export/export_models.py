@@ -46,20 +46,20 @@ class Pair(NamedTuple):
 
 
 class Structured(torch.nn.Module):
-    """Nested inputs and outputs, constants among both, a keyword."""
+    """Nested inputs and outputs, constants among both, a keyword; "relu" is an operator's name in the graph as well."""
 
     def forward(self, batch: dict[str, Tensor | str], scale: float = 1.0, *, offset: Tensor | None = None) -> object:
         x = batch["x"] * scale
         assert isinstance(x, Tensor)
         if offset is not None:
             x = x + offset
-        return Pair(x.sum(-1), x), [x * 2, None, batch["mode"]]
+        return Pair(x.sum(-1), x.relu()), [x * 2, None, batch["mode"]]
 
 
 def structured() -> ExportSpec:
     return ExportSpec(
         model=Structured(),
-        example_inputs=({"x": torch.randn(3, 4), "mode": "mean"}, 2.0),
+        example_inputs=({"x": torch.randn(3, 4), "mode": "relu"}, 2.0),
         example_kwargs={"offset": torch.randn(4)},
         dynamic_shapes={"batch.x": {0: "n[1:9]"}},
     )
@@ -79,6 +79,14 @@ class Dropout(torch.nn.Module):
 
 dropout = Dropout()
 number = 3
+
+
+def raising() -> None:
+    raise RuntimeError("no licence")
+
+
+def leaving() -> None:
+    raise SystemExit(0)
 
 
 def not_a_model() -> int:

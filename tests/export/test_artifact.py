@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,44 @@ def test_inputs_that_the_spec_draws_must_fit_what_was_asked_for(tmp_path: Path) 
     )
     with pytest.raises(UsageError, match=r"draw_inputs returned .*\[3, 4\].* for n=1"):
         export_program(spec, tmp_path / "x.pt2")
+    with pytest.raises(UsageError, match=r"draw_inputs returned a Tensor\n.*\(args, kwargs\)"):
+        export_program(replace(spec, draw_inputs=lambda sizes, generator: torch.rand(3, 4)), tmp_path / "x.pt2")
+    with pytest.raises(ExportError, match=r"draw_inputs at n=3 failed at test_artifact.py:\d+ .*KeyError: 'm'"):
+        export_program(replace(spec, draw_inputs=lambda sizes, generator: sizes["m"]), tmp_path / "x.pt2")
+
+
+class Returns(torch.nn.Module):
+    def __init__(self, what) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.what(x)
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "message"),
+    [
+        (
+            lambda x: (x, "text", x.shape[0]),
+            ExportError,
+            r"output 2 of 3 is a number that is not the same.*\n.*scalar",
+        ),
+        (lambda x: {"a": x, "b": 2 * x.shape[0] + 1}, ExportError, "output 1 of 2 is a number"),
+        (lambda x: None, ExportError, "returns no tensor"),
+        (lambda x: {"a": x, "b": object()}, UsageError, r"the model's output\['b'\] is a builtins.object"),
+    ],
+)
+def test_what_a_package_could_not_return_is_refused(tmp_path: Path, what, error, message: str) -> None:
+    """A size that varies would be returned as the example's for ever."""
+    spec = ExportSpec(Returns(what), (torch.rand(3, 4),), dynamic_shapes={"x": {0: "n[1:9]"}})
+    with pytest.raises(error, match=message):
+        export_program(spec, tmp_path / "x.pt2")
+
+
+def test_sizes_that_do_not_vary_are_constants(tmp_path: Path) -> None:
+    spec = ExportSpec(Returns(lambda x: (x, x.shape[1])), (torch.rand(3, 4),), dynamic_shapes={"x": {0: "n[1:9]"}})
+    assert export_program(spec, tmp_path / "x.pt2").call.result.items[1].value == 4
 
 
 @pytest.mark.parametrize(
@@ -237,7 +276,7 @@ def test_inputs_that_the_spec_draws_must_fit_what_was_asked_for(tmp_path: Path) 
         ({"device": "tpu"}, "tpu"),
         ({"device": "meta"}, "cannot export for 'meta'"),
         ({"dtype": "int8"}, "cannot cast"),
-        ({"dtype": "float3"}, "no dtype 'float3'"),
+        ({"dtype": "half"}, r"to half\n.*Give float16, bfloat16"),
         ({"static": True, "dynamic": ["x:0=n[1:4]"]}, "exclude"),
         ({"dynamic": ["y:0=n[1:4]"]}, "no tensor input 'y'"),
         ({"name": "a/b"}, "cannot be a name"),
@@ -256,6 +295,13 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_done(tmp_path: Pa
     spec = ExportSpec(model=torch.nn.Linear(2, 2), example_inputs=())
     with pytest.raises(UsageError, match="no folder"):
         export_program(ResolvedModel(spec=spec), tmp_path / "no" / "x.pt2")
+
+
+def test_a_folder_that_may_not_be_written_to_is_told_before_anything_is_done(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    spec = ExportSpec(model=torch.nn.Linear(2, 2), example_inputs=())
+    with pytest.raises(UsageError, match=f"may not write into the folder {tmp_path}"):
+        export_program(spec, tmp_path / "x.pt2")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")

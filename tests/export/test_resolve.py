@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
+from exportkit import ExportSpec
+from exportkit.errors import ExportError, ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.cases import state_sha256
 from exportkit.export.model import parse_input, resolve
 
@@ -74,7 +75,7 @@ def test_an_input_replaces_the_specs_own_and_the_others_stay() -> None:
         ("no/such/file.py:net", "no file"),
         ("nothing.pt2", "no file"),
         (f"{MODELS}:missing", r"no 'missing'.*\n.*Structured.*patches"),
-        (f"{MODELS}:number", "is a int"),
+        (f"{MODELS}:number", "is of type int"),
         (f"{MODELS}:not_a_model", "returned a int"),
         (f"{MODELS}:", "is no model"),
     ],
@@ -152,3 +153,36 @@ def test_a_weights_file_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_program_takes_no_options_that_would_change_it() -> None:
     with pytest.raises(UsageError, match="--model-kwargs, --input"):
         resolve("x.pt2", model_kwargs={"a": 1}, inputs=["x=float32[1]"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("raising", r"making .*:raising failed at export_models.py:\d+ in raising: .*RuntimeError: no licence"),
+        ("leaving", r"making .*:leaving failed at export_models.py:\d+ in leaving: .*SystemExit: 0"),
+    ],
+)
+def test_what_the_callers_own_code_raises_is_told_as_such(name: str, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        resolve(f"{MODELS}:{name}")
+
+
+def test_a_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "broken_syntax.py").write_text("import torch\ndef f(:\n")
+    with pytest.raises(ExportError, match=r"importing .*SyntaxError: .*\(broken_syntax.py, line 2\)"):
+        resolve(f"{tmp_path}/broken_syntax.py:f")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": abs}, "model is <built-in function abs>; it must be an nn.Module"),
+        ({"example_inputs": torch.rand(2, 3)}, "example_inputs is a Tensor; it must be a tuple"),
+        ({"dynamic_shapes": {"x": "n[1:4]"}}, r"dynamic_shapes is {'x': 'n\[1:4\]'}; it must be such as"),
+        ({"dynamic_shapes": {"x": {0: torch.export.Dim("n")}}}, "dynamic_shapes is .*; it must be such as"),
+        ({"operator_libraries": "lib.so"}, "operator_libraries is 'lib.so'; it must be a list"),
+    ],
+)
+def test_a_spec_with_a_field_of_another_type_is_refused_where_it_is_made(fields, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ExportSpec(**{"model": torch.nn.Identity(), "example_inputs": (), **fields})

@@ -5,7 +5,7 @@ import torch
 
 from exportkit import Tolerance
 from exportkit.errors import UsageError
-from exportkit.export.tolerances import output_tolerances
+from exportkit.export.tolerances import DEFAULTS, output_tolerances
 from exportkit.package.manifest import OutputTolerance
 
 OUTPUTS = [("scores", torch.float32), ("best", torch.int64)]
@@ -31,6 +31,29 @@ def test_an_output_that_is_not_there_is_refused_with_those_that_are(given) -> No
         output_tolerances(OUTPUTS, given)
 
 
-def test_a_negative_tolerance_is_refused() -> None:
-    with pytest.raises(UsageError, match="negative"):
-        output_tolerances(OUTPUTS, {"best": Tolerance(-1, 0)})
+@pytest.mark.parametrize("part", [-1, float("nan"), float("inf")])
+def test_a_tolerance_that_is_none_is_refused_where_it_is_written(part: float) -> None:
+    with pytest.raises(UsageError, match="finite and not negative"):
+        Tolerance(0, part)
+
+
+@pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16])
+def test_a_cast_model_is_held_to_what_its_dtype_can_hold_and_exact_outputs_stay_exact(cast: torch.dtype) -> None:
+    rtol, atol = DEFAULTS[cast]
+    outputs = [("features", cast), ("budgets", torch.int64), ("best", torch.int64), ("logits", torch.float32)]
+    given = {
+        "features": Tolerance(1e-3, 0.5, rows_of="best"),
+        "budgets": Tolerance(0, 1),
+        "best": Tolerance(0, 0, ranking_of="features"),
+    }
+    features, budgets, best, logits = output_tolerances(outputs, given, cast=cast)
+    assert features == OutputTolerance(rtol=rtol, atol=0.5, rows_of="best")
+    assert budgets == OutputTolerance(rtol=rtol, atol=1)
+    assert best == OutputTolerance(rtol=0, atol=0, ranking_of="features")
+    assert logits == OutputTolerance(rtol=rtol, atol=atol)
+
+
+def test_a_wide_output_of_a_cast_model_keeps_the_tolerance_that_was_written_for_it() -> None:
+    """Such as positions, which are computed of exact indices."""
+    (positions,) = output_tolerances([("p", torch.float32)], {"p": Tolerance(0, 1e-6)}, cast=torch.bfloat16)
+    assert positions == OutputTolerance(rtol=0, atol=1e-6)
