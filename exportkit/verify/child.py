@@ -45,6 +45,8 @@ class Replay:
 
         from exportkit.libraries import load_library
 
+        # As the outputs were recorded: convolutions use TF32 unless told otherwise, and answer a little differently.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = command["tf32"]
         for library, namespaces in command["libraries"]:
             load_library(Path(library), defines=namespaces)
         start = time.perf_counter()

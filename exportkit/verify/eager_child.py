@@ -18,6 +18,7 @@ class Eager:
         self._spec: Any = None
         self._call: Any = None
         self._device: Any = None
+        self._tf32 = False
 
     def resolve(self, command: dict[str, Any]) -> dict[str, Any]:
         """Makes MODEL again, from its name, arguments and seed."""
@@ -27,7 +28,7 @@ class Eager:
         from exportkit.package.archive import PackageReader
 
         with PackageReader(Path(command["artifact"])) as reader:
-            self._call = reader.manifest.call
+            self._call, self._tf32 = reader.manifest.call, reader.manifest.provenance.tf32
         arguments: dict[str, Any] = {
             "model_kwargs": command["model_kwargs"],
             "weights": Path(command["weights"]) if command["weights"] else None,
@@ -59,7 +60,7 @@ class Eager:
         # Saved before the call: a model may write into its inputs.
         save_file({f"input.{i}": _packable(tensor) for i, tensor in enumerate(bound.tensors)}, command["inputs"])
         bound = on_device(bound, self._device)
-        with eager_mode():
+        with eager_mode(tf32=self._tf32):
             result = model(*bound.args, **bound.kwargs)
         node, leaves = flatten(result, is_tensor, where="the model's output")
         save_file({f"output.{i}": _packable(leaf) for i, leaf in enumerate(leaves)}, command["outputs"])

@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from exportkit.errors import UsageError
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
+from exportkit.package.atomic import check_writable
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest
 from exportkit.verify.outcomes import Report
@@ -42,11 +42,10 @@ def build_package(
         The manifest, and what the verification found, None where it was left out.
 
     Raises:
-        UsageError: The output's directory does not exist, or the artifacts do not go together.
+        UsageError: The output's folder cannot be written to, or the artifacts do not go together.
         PackageError: An artifact is bad, or an operator is provided by no library.
     """
-    if not output.parent.is_dir():
-        raise UsageError(f"there is no directory {output.parent} for {output.name}", hint="Create it first.")
+    check_writable(output)
     libraries = list(op_libraries)
     for artifact in artifacts:
         progress(f"checking {artifact.name}")

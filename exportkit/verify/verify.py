@@ -190,6 +190,7 @@ class _Verification:
             "do": "load",
             "artifact": str(self.artifact.resolve()),
             "program": not self.manifest.targets,
+            "tf32": self.manifest.provenance.tf32,
             "device": self.options.device,
             "libraries": [[str(library), namespaces] for library, namespaces in self.libraries.items()],
             "blocked": _blocked(self.options.model or self.manifest.source.model),

@@ -155,7 +155,7 @@ def test_packages_of_one_artifact_are_the_same_bytes_whatever_their_name(package
 def test_a_directory_that_is_not_there_is_a_usage_error(compiled, tmp_path, capsys):
     code, _, err = run(capsys, "package", compiled, "-o", tmp_path / "none" / "x.pt2")
     assert code == 2
-    assert "there is no directory" in err
+    assert "there is no folder" in err
 
 
 def test_a_library_of_somebody_else_goes_the_same_way(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from verify_artifacts import MISBEHAVING_SCHEMA, Affine, Misbehaving, affine_cal
 from verify_models import STATE
 
 from exportkit.errors import UsageError
+from exportkit.export.cases import eager_mode
 from exportkit.package import manifest as m
-from exportkit.verify.child import EXPORTER, BlockedImports
+from exportkit.verify.child import EXPORTER, BlockedImports, Replay
 from exportkit.verify.outcomes import (
     CallFailed,
     Crashed,
@@ -133,6 +135,24 @@ def test_the_replay_process_cannot_import_exporter_operators_or_model():
             hook.find_spec(name)
     for name in ("exportkit.runtime", "torch", "mymodels2"):
         assert hook.find_spec(name) is None
+
+
+def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it(monkeypatch):
+    """Convolutions on CUDA use it unless told otherwise, and would be compared at another precision than recorded."""
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [backend.allow_tf32 for backend in backends]
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(Replay, "_load_target", lambda self, artifact, device: "t")
+    try:
+        for tf32 in (True, False):
+            with eager_mode(tf32=tf32):
+                eager = [backend.allow_tf32 for backend in backends]
+            command = {"artifact": "", "device": "cpu", "libraries": [], "blocked": [], "program": False, "tf32": tf32}
+            Replay().load(command)
+            assert [backend.allow_tf32 for backend in backends] == eager == [tf32, tf32]
+    finally:
+        for backend, value in zip(backends, before):
+            backend.allow_tf32 = value
 
 
 def test_the_call_of_the_artifacts_here_is_consistent():
