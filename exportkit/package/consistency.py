@@ -188,8 +188,9 @@ def _check_records(manifest: Manifest) -> None:
     references += [(f"case {case.record}", case.record, f"{CASES_DIR}/") for case in manifest.cases]
     if manifest.program:
         references.append(("the program", manifest.program.record, ""))
+    present = set(names)
     for what, record, folder in references:
-        if record not in names:
+        if record not in present:
             raise ManifestConsistencyError(f"{what}: there is no record {record!r}")
         if not record.startswith(folder):
             raise ManifestConsistencyError(f"{what}: it is not under {folder}")
@@ -205,17 +206,21 @@ def _check_targets(manifest: Manifest) -> None:
             raise ManifestConsistencyError(
                 f"target {shorter} is a prefix of target {longer}: torch would take the records of both for one model"
             )
+    compiled = [r.name for r in manifest.records if r.name.startswith(f"{AOTINDUCTOR_DIR}/")]
+    with_code = {name.split("/")[2] for name in compiled if name.count("/") > 2 and name.endswith(".so")}
     for target in manifest.targets:
-        _check_target(target, manifest)
-    for record in manifest.records:
-        if record.name.startswith(f"{AOTINDUCTOR_DIR}/") and record.name.split("/")[2] not in names:
-            raise ManifestConsistencyError(f"record {record.name} belongs to no target")
+        if target.name not in with_code:
+            raise ManifestConsistencyError(
+                f"target {target.name} has no compiled code: no record {AOTINDUCTOR_DIR}/{target.name}/*.so"
+            )
+        _check_target(target)
+    known = set(names)
+    for record in compiled:
+        if record.split("/")[2] not in known:
+            raise ManifestConsistencyError(f"record {record} belongs to no target")
 
 
-def _check_target(target: Target, manifest: Manifest) -> None:
-    folder = f"{AOTINDUCTOR_DIR}/{target.name}/"
-    if not any(record.name.startswith(folder) and record.name.endswith(".so") for record in manifest.records):
-        raise ManifestConsistencyError(f"target {target.name} has no compiled code: no record {folder}*.so")
+def _check_target(target: Target) -> None:
     for key in ("needs_torch", "built_with_torch"):
         _check_version(getattr(target, key), f"target {target.name}: {key}")
     if (target.device == "cuda") != (target.cuda_architecture is not None):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import keyword
 import math
-from collections import namedtuple
+from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -139,7 +139,7 @@ def names(node: Node, prefix: str = "") -> list[str]:
         UsageError: Two leaves come to have one name, as those of `{"a.b": x, "a": {"b": y}}` do.
     """
     found = [name or "0" for name, _ in _leaf_nodes(node, prefix)]
-    if repeated := sorted({name for name in found if found.count(name) > 1}):
+    if repeated := sorted(name for name, count in Counter(found).items() if count > 1):
         raise UsageError(
             f"two tensors would have the name {repeated[0]!r}",
             hint="Rename a key; a dot in a key is taken for nesting.",
