@@ -15,10 +15,11 @@ def run_python(code: str, *args: object, cwd: Path, **environment: str) -> str:
 
     The process starts outside of the source tree, and sees exportkit through PYTHONPATH only.
     """
+    search = (str(ROOT), os.environ.get("PYTHONPATH"))
     result = subprocess.run(
         [sys.executable, "-c", code, *map(str, args)],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search)), **environment},
         capture_output=True,
         text=True,
         timeout=300,

@@ -160,7 +160,7 @@ def test_a_directory_that_is_not_there_is_a_usage_error(compiled, tmp_path, caps
 
 def test_a_library_of_somebody_else_goes_the_same_way(tmp_path, monkeypatch):
     compiled, library = artifact("softpool"), softpool_library()
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{THIRD_PARTY}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{THIRD_PARTY}", prepend=os.pathsep)
     package = tmp_path / "softpool.pt2"
 
     missing = exportkit("package", compiled, "-o", package)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from safetensors.torch import save
+from torch._inductor.config import aot_inductor
 
 from exportkit.libraries import host_platform
 from exportkit.package import manifest as m
@@ -26,9 +27,10 @@ from exportkit.package.archive import write_package
 CACHE = Path(__file__).parents[2] / ".cache" / "runtime"
 OPTIONS = {
     "aot_inductor.package": True,
-    "aot_inductor.enable_line_tables": False,
     "cpp.simdlen": 256,
     "cpp.dynamic_threads": True,
+    # torch 2.11 has no such option, and makes no line tables.
+    **({"aot_inductor.enable_line_tables": False} if hasattr(aot_inductor, "enable_line_tables") else {}),
 }
 
 

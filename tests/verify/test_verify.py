@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(artifact
 
 
 def test_eager_is_compared_at_the_ends_of_the_range_and_between(artifact, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     path = artifact(Affine(), [], source="verify_models:refusing", state_sha256=STATE)
     report = verify(path, VerifyOptions(shapes=3))
     failed, *matches = verdicts(report, "eager")
@@ -100,7 +101,7 @@ def test_eager_is_compared_at_the_ends_of_the_range_and_between(artifact, monkey
 
 
 def test_a_bare_module_gets_inputs_made_from_the_manifest(artifact, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     path = artifact(Affine(), [], source="verify_models:Affine", state_sha256=STATE)
     report = verify(path, VerifyOptions(against="eager", shapes=2))
     assert [type(v) for v in verdicts(report, "eager")] == [Match] * 2

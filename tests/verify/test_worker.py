@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from exportkit.verify.worker import Worker
 
 @pytest.fixture
 def child(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "children"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "children"), prepend=os.pathsep)
     with Worker("misbehaving_child", folder=tmp_path, cwd=tmp_path) as worker:
         yield worker
 
