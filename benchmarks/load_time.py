@@ -5,6 +5,8 @@
 Every load is the first of its process, after `import torch`, on warm files. "cold" has empty caches, as a machine that
 never loaded a package has; "warm" has those that the cold load left. torch's loader is given the operator libraries
 beforehand, which is not counted; ours unpacks, checks and loads them itself, which is.
+
+Prints a Markdown table. On a busy machine the numbers say little: look at `uptime` first.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -84,44 +88,62 @@ def unpack(package: Path, folder: Path) -> list[str]:
 
 
 def help_time(repeat: int) -> list[float]:
-    import time
-
     seconds = []
     for _ in range(repeat):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", HELP], env=ENVIRONMENT, capture_output=True)
+        subprocess.run([sys.executable, "-c", HELP], env=ENVIRONMENT, capture_output=True, check=True)
         seconds.append(time.perf_counter() - start)
     return seconds
+
+
+def machine() -> str:
+    import torch
+
+    with open("/proc/cpuinfo") as file:
+        cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "unknown CPU")
+    return (
+        f"{cpu}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
+        f"torch {torch.__version__}"
+    )
+
+
+def in_words(seconds: list[float]) -> str:
+    """Median, and the least and the greatest."""
+    unit, scale = ("s", 1) if statistics.median(seconds) >= 1 else ("ms", 1000)
+    median, least, greatest = (f"{scale * x:.3g}" for x in (statistics.median(seconds), min(seconds), max(seconds)))
+    return f"{median} {unit} ({least} to {greatest})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path, nargs="?", default=ROOT / "artifacts" / "arr_coc.pt2")
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=7, help="processes for each number; at most 3 of torch's loader")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if not options.package.exists():
         parser.error(f"there is no {options.package}; `exportkit export` and `exportkit package` make one")
     package = str(options.package.resolve())
     sys.path.insert(0, str(ROOT))
-    results = {}
     with tempfile.TemporaryDirectory(prefix="exportkit-bench-") as folder:
         stock = unpack(options.package, Path(folder))
         run(OURS, package, EXPORTKIT_CACHE=f"{folder}/unmeasured")  # brings the files into the page cache
-        for name, code, args in (("exportkit.load", OURS, []), ("aoti_load_package", STOCK, stock)):
-            for state, seconds in measure(code, package, *args, repeat=options.repeat).items():
-                results[f"{name}, {state}"] = seconds
-    results["exportkit --help"] = help_time(options.repeat)
-    summary = {
-        name: {"median_ms": 1e3 * statistics.median(s), "min_ms": 1e3 * min(s), "max_ms": 1e3 * max(s)}
-        for name, s in results.items()
-    }
+        ours = measure(OURS, package, repeat=options.repeat)
+        torchs = measure(STOCK, package, *stock, repeat=min(options.repeat, 3))
+    helped = help_time(options.repeat)
+    size = options.package.stat().st_size
     if options.json:
-        print(json.dumps({"package": package, "bytes": options.package.stat().st_size, "results": summary}, indent=1))
+        results = {"exportkit.load": ours, "load_package": torchs, "exportkit --help": {"warm": helped}}
+        print(json.dumps({"machine": machine(), "package": package, "bytes": size, "seconds": results}, indent=1))
         return
-    print(f"{package}, {options.package.stat().st_size / 1e6:.1f} MB, {options.repeat} runs each, milliseconds")
-    for name, row in summary.items():
-        print(f"{name:26} median {row['median_ms']:8.1f}   from {row['min_ms']:8.1f} to {row['max_ms']:8.1f}")
+    print(
+        f"{options.package.name} ({size / 1e6:.1f} MB) on {machine()}; median (least to greatest) of fresh processes:\n"
+    )
+    print("| after `import torch` | empty caches | warm caches |\n| --- | --- | --- |")
+    print(f"| `exportkit.load` | {in_words(ours['cold'])} | {in_words(ours['warm'])} |")
+    print(
+        f"| torch's `load_package`, operators not counted | {in_words(torchs['cold'])} | {in_words(torchs['warm'])} |"
+    )
+    print(f"\n`exportkit --help`: {in_words(helped)}, the whole process.")
 
 
 if __name__ == "__main__":
