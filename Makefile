@@ -21,7 +21,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exportkit needs Python 3.11 or newer here, this is " + sys.version.split()[0] + ": set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy "setuptools>=77" wheel ninja
-	EXPORTKIT_CUDA=$${EXPORTKIT_CUDA:-auto} $(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
+	$(BIN)/python setup.py -q build_ext --inplace
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
 	@touch $@
 
 setup: $(READY)

@@ -100,8 +100,11 @@ class BuildOperatorLibraries(build_ext):
             file=sys.stderr,
         )
         if nvcc is None:
-            self.extensions = [ext for ext in self.extensions if not ext.name.endswith("_cuda")]
-        build = Path(self.build_temp).resolve()
+            cuda = next(ext for ext in self.extensions if ext.name.endswith("_cuda"))
+            self.extensions.remove(cuda)
+            Path(self.get_ext_fullpath(cuda.name)).unlink(missing_ok=True)  # of an earlier build, with other kernels
+        # Not build_temp, which differs between `pip install -e`, wheels and build_ext: each would compile it all again.
+        build = ROOT / "build" / ("debug" if DEBUG else "release")
         build.mkdir(parents=True, exist_ok=True)
         (build / "build.ninja").write_text(self.ninja_file(build, nvcc, architectures))
         jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
