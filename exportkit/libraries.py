@@ -183,7 +183,7 @@ def _operator_names() -> set[str]:
 
 def _mapped_copy(sha256: str, size: int) -> Path | None:
     """A file with this content that something else (a plain dlopen, an import) already mapped into the process."""
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
         mapped = set(_EXECUTABLE_MAPPING.findall(maps.read()))
     for inode, name in sorted(mapped):
         try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from pathlib import Path
 
 import pytest
 
 from exportkit.errors import LibraryLoadError
-from exportkit.libraries import file_sha256, load_library, registered_schemas, schemas_of
+from exportkit.libraries import file_sha256, load_library, loaded_library, registered_schemas, schemas_of
 from tests.fixtures.softpool_library import build
 from tests.fresh import run_python
 
@@ -126,3 +128,14 @@ def test_schemas_are_found_by_name_with_overload():
     assert found["aten::relu"] == "aten::relu(Tensor self) -> Tensor"
     assert registered_schemas("no_such_namespace") == {}
     assert registered_schemas().items() >= found.items()
+
+
+def test_a_mapped_file_whose_name_is_no_text_does_no_harm(tmp_path):
+    name = os.fsencode(tmp_path) + b"/lib\xff.so"
+    with open(name, "wb+") as file:
+        file.write(b"code" * 1024)
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC):
+            found = loaded_library(file_sha256(Path(os.fsdecode(name))), 4096)
+    assert found is not None
+    assert found.path == Path(os.fsdecode(name))

@@ -7,6 +7,7 @@ when it is read.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import stat
@@ -140,7 +141,8 @@ class PackageReader:
         self.path = Path(path)
         self._fd = _open(self.path)
         try:
-            self._size = os.fstat(self._fd).st_size
+            status = os.fstat(self._fd)
+            self._size, self._modified = status.st_size, status.st_mtime_ns
             headers = read_directory(self._fd, self._size)
             _check_has_manifest(headers)
             _check_names([header.name for header in headers])
@@ -252,6 +254,19 @@ class PackageReader:
             for block in self.blocks(name):
                 file.write(block)
 
+    def check_unchanged(self) -> None:
+        """Finds out whether somebody wrote into the open file since, as `cp` over it does; a rename does not.
+
+        Raises:
+            DigestMismatchError: Its size or modification time has changed.
+        """
+        status = os.fstat(self._fd)
+        if (status.st_size, status.st_mtime_ns) != (self._size, self._modified):
+            raise DigestMismatchError(
+                f"{self.path.name} was written to while it was open",
+                hint="Put a new package in place by renaming it, so that nobody reads half of each.",
+            )
+
     def close(self) -> None:
         """Closes the file; the manifest stays."""
         fd, self._fd = self._fd, -1
@@ -332,11 +347,11 @@ def _check_names(names: Sequence[str]) -> None:
         if name in seen:
             raise DuplicateRecordError(f"two records have the name {name}")
         seen.add(name)
-    for name in names:
-        if parts := name.split("/"):
-            for end in range(1, len(parts)):
-                if (folder := "/".join(parts[:end])) in seen:
-                    raise UnsafeRecordNameError(f"{folder} is a record, and a folder of the record {name}")
+    # With NUL for the slash, what is in a folder comes right after the record of the folder's name.
+    for folder, name in itertools.pairwise(sorted(name.replace("/", "\0") for name in names)):
+        if name.startswith(f"{folder}\0"):
+            folder, name = folder.replace("\0", "/"), name.replace("\0", "/")
+            raise UnsafeRecordNameError(f"{folder} is a record, and a folder of the record {name}")
     if outside := next((name for name in names if not name.startswith(f"{ROOT}/")), None):
         raise ArchiveLayoutError(f"record {outside} is not under {ROOT}/, the root folder of every package")
 
@@ -364,9 +379,8 @@ def _some(names: Sequence[str], shown: int = 5) -> str:
 
 def _open(path: Path) -> int:
     try:
-        fd = os.open(
-            path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        )  # non-blocking, or a FIFO would wait for a writer
+        # Non-blocking, or a FIFO would wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise UsageError(f"cannot open {path}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):

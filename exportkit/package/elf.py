@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -96,9 +97,8 @@ def read_elf(path: Path) -> Elf:
         OSError: It cannot be read.
     """
     try:
-        with open(path, "rb") as file:
-            return _read(ELFFile(file), path)
-    except (ELFError, ConstructError) as error:
+        return _read(ELFFile(io.BytesIO(path.read_bytes())), path)
+    except (ELFError, ConstructError, ValueError, OverflowError) as error:  # the latter two of damaged offsets
         raise NotAnOperatorLibraryError(
             f"{path} is no ELF shared library: {error or 'it does not start as one'}",
             hint="An operator library is a .so file, such as setuptools or CMake leave in their build folder.",

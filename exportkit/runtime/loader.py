@@ -57,6 +57,7 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "auto", runn
         choice = _choose(manifest, str(device))
         _load_operators(reader, choice.target)
         loader = _construct(reader, choice, runners)
+        reader.check_unchanged()  # torch read the file once more
         return Model(reader, choice.target, torch.device(choice.device), loader)
     except BaseException:
         reader.close()

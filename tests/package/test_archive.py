@@ -280,3 +280,19 @@ def test_pythons_and_info_zips_readers_find_nothing_wrong(package: Path) -> None
         assert {info.date_time for info in file.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     if unzip := shutil.which("unzip"):
         subprocess.run([unzip, "-t", str(package)], check=True, capture_output=True)
+
+
+def test_a_file_that_is_written_to_while_open_is_noticed_and_one_that_is_replaced_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "toy.pt2"
+    write_package(path, samples.manifest(), samples.RECORDS)
+    content = path.read_bytes()
+    with PackageReader(path) as reader:
+        (tmp_path / "new.pt2").write_bytes(b"another")
+        os.replace(tmp_path / "new.pt2", path)
+        reader.check_unchanged()
+    path.write_bytes(content)
+    os.utime(path, ns=(0, 0))
+    with PackageReader(path) as reader:
+        path.write_bytes(content)  # the same bytes, in time; but who knows what was read meanwhile
+        with pytest.raises(DigestMismatchError, match=r"toy\.pt2 was written to while it was open"):
+            reader.check_unchanged()

@@ -137,3 +137,13 @@ def test_a_library_that_was_cut_short_is_refused(tmp_path: Path) -> None:
 def test_a_program_is_no_library() -> None:
     with pytest.raises(NotAnOperatorLibraryError, match="ELF"):
         read_elf(Path(__file__))
+
+
+@pytest.mark.parametrize("offset", [0x10000, 2**63 - 1, 2**63, 2**64 - 64])
+def test_a_library_whose_section_table_lies_elsewhere_is_refused(tmp_path: Path, offset: int) -> None:
+    library = build(tmp_path, "int x;")
+    damaged = bytearray(library.read_bytes())
+    damaged[40:48] = offset.to_bytes(8, "little")
+    library.write_bytes(damaged)
+    with pytest.raises(NotAnOperatorLibraryError):
+        read_elf(library)
