@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch._inductor import config, exc
+from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError, ExportError, UsageError
 from exportkit.export.cases import eager_mode
@@ -135,7 +136,8 @@ def _compile(program: torch.export.ExportedProgram, options: dict[str, Any]) -> 
         with eager_mode(), warnings.catch_warnings():
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-            files = torch._inductor.aot_compile(program.module(check_guards=False), args, kwargs, options=options)
+            module = returning_tensors(program.module(check_guards=False))
+            files = torch._inductor.aot_compile(module, args, kwargs, options=options)
     except Exception as error:
         # Inductor raises its own classes, wrapped or not, and whatever a custom operator's fake kernel raises.
         cause = getattr(error, "inner_exception", None) or error
@@ -150,6 +152,22 @@ def _compile(program: torch.export.ExportedProgram, options: dict[str, Any]) -> 
         ) from error
     # With aot_inductor.package it returns paths; weights would be among them only if they were kept out of the code.
     return [Path(str(file)) for file in files]  # type: ignore[union-attr]
+
+
+def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A program's module without the constants among its outputs, changed in place.
+
+    AOTInductor returns a tensor for None and for every number; the manifest has the constants and where they belong.
+    """
+    output = module.graph.output_node()
+    returned: Any = output.args[0]
+    tensors = tuple(value for value in returned if isinstance(value, torch.fx.Node))
+    if len(tensors) < len(returned):
+        output.args = (tensors,)
+        codegen: Any = module.graph._codegen
+        codegen.pytree_info = codegen.pytree_info._replace(out_spec=tree_structure(tensors))
+        module.recompile()
+    return module
 
 
 def _library(files: list[Path]) -> Path:

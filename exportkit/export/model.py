@@ -326,7 +326,7 @@ def _load_weights(model: torch.nn.Module, path: Path) -> None:
         raise WeightsError(f"{path} is no safetensors file: {error}") from error
     except RuntimeError as error:
         raise WeightsError(
-            f"{path} does not fit {type(model).__name__}: {error}",
+            f"{path} does not fit {type(model).__name__}: {str(error).partition(':')[2].strip()}",
             hint="It must have every parameter and buffer of the model, by its name and shape, and no other.",
         ) from error
 

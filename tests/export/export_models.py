@@ -11,7 +11,7 @@ from exportkit import ExportSpec
 
 
 class Patches(torch.nn.Module):
-    """Scores patches of 8x8 and picks the best: our operators, a size that is a minimum, a dict of outputs."""
+    """Scores patches of 8x8 and picks the best: our operators, a size that is a minimum, constants among outputs."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Patches(torch.nn.Module):
         features = patches @ self.embed
         scores = compute_entropy(features) + (features * query[:, None]).sum(-1)
         _, best = scores.topk(torch.sym_min(20, rows * columns))
-        return {"best": best, "scores": scores, "thirds": image[:, :, ::3]}
+        return {"best": best, "patch": 8, "scores": scores, "mask": None, "thirds": image[:, :, ::3]}
 
 
 def patches(width: int = 6) -> ExportSpec:
