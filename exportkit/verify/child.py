@@ -86,7 +86,9 @@ class Replay:
                 torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - start
         node, leaves = flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))
-        save_file({f"output.{i}": leaf.detach().cpu().clone() for i, leaf in enumerate(leaves)}, command["outputs"])
+        # safetensors takes neither transposed tensors nor two that share memory; a model may well return such.
+        packable = [leaf.detach().cpu().contiguous().clone() for leaf in leaves]
+        save_file({f"output.{i}": leaf for i, leaf in enumerate(packable)}, command["outputs"])
         return {"seconds": seconds, "structure": msgspec.json.encode(node).decode()}
 
     def _load_target(self, artifact: str, device: str) -> str:
