@@ -8,7 +8,11 @@ import pytest
 import torch
 import torch._inductor.package
 
+from exportkit.package.archive import PackageReader, write_package
+from tests.fresh import run_python
 from tests.runtime import tiny
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "format-1-cpu.pt2"
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +53,45 @@ def test_load_package_takes_a_target_by_name(package: Path) -> None:
     given = inputs()
     model = torch._inductor.package.load_package(str(package), "other")
     torch.testing.assert_close(list(model(*given)), tiny.Flat()(*given))
+
+
+def test_a_target_that_cannot_be_built_here_keeps_no_other_from_loading(package: Path, tmp_path: Path) -> None:
+    with PackageReader(package) as reader:
+        records: dict[str, bytes | Path] = {name: reader.read(name) for name in reader.names}
+        for name in records:
+            if name.startswith("data/aotinductor/other/") and name.endswith(".so"):
+                records[name] = b"no code for this machine"
+        write_package(tmp_path / "half.pt2", reader.manifest, records)
+    given = inputs()
+    model = torch._inductor.package.load_package(str(tmp_path / "half.pt2"), "model")
+    torch.testing.assert_close(list(model(*given)), tiny.Flat()(*given))
+
+
+def test_a_package_with_operators_wants_their_library_first_and_is_called_as_the_module_is(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+import torch
+from torch._inductor import aoti_load_package
+from torch._inductor.package import load_package
+from exportkit.package.archive import PackageReader
+
+path, library = sys.argv[1], Path("libops.so").absolute()
+def refused(load, *args):
+    try:
+        load(*args)
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("it loaded")
+
+with PackageReader(Path(path)) as reader:
+    (target,), (ours,) = reader.manifest.targets, reader.manifest.libraries
+    reader.extract(ours.record, library)
+assert "arr_coc" in refused(load_package, path, target.name)
+torch.ops.load_library(library)
+refused(aoti_load_package, path)  # no target is called `model`
+answer = load_package(path, target.name)(torch.randn(5, 20, 8), "softmax", bias=torch.zeros(8))
+features, indices = answer["best"]
+assert features.shape == (5, 4, 8) and indices.shape == (5, 4) and answer["scores"].shape == (5, 20)
+"""
+    run_python(code, GOLDEN, cwd=tmp_path)
