@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch.utils._pytree import tree_leaves
 
@@ -16,6 +17,7 @@ from exportkit.errors import ExportError, UsageError
 from exportkit.export.explain import users_code
 from exportkit.export.shapes import evaluate
 from exportkit.export.signature import BoundCall, describe_call
+from exportkit.package.consistency import DTYPES
 from exportkit.package.manifest import Call, TensorInput
 from exportkit.package.sizes import input_bytes, label_of, plan_sizes
 from exportkit.spec import ExportSpec
@@ -134,6 +136,25 @@ def state_sha256(model: torch.nn.Module) -> str:
         data = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(data.view(torch.uint8).numpy().data if data.numel() else b"")
     return digest.hexdigest()
+
+
+def check_packable(name: str, dtype: torch.dtype) -> None:
+    """Whether cases can hold such a tensor.
+
+    Raises:
+        ExportError: safetensors has no such dtype.
+    """
+    plain = str(dtype).removeprefix("torch.")
+    try:
+        if plain in DTYPES:
+            save({name: torch.empty(0, dtype=dtype)})
+            return
+    except (KeyError, SafetensorError):
+        pass  # safetensors names no error class for it
+    raise ExportError(
+        f"`{name}` is {plain}, which safetensors, and so a package, has no word for",
+        hint="Convert it: complex numbers to complex64 or with torch.view_as_real, quantized ones with dequantize().",
+    )
 
 
 def dtype_of(tensor: TensorInput) -> torch.dtype:

@@ -262,7 +262,11 @@ def _spec_of(model: str, module: torch.nn.Module) -> ExportSpec:
 
 def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSpec:
     """The spec with inputs given as text in place of its own."""
-    given = dict(parse_input(text) for text in texts)
+    given: dict[str, torch.Tensor] = {}
+    for name, tensor in map(parse_input, texts):
+        if name in given:
+            raise UsageError(f"--input {name} is given twice: {list(given[name].shape)} and {list(tensor.shape)}")
+        given[name] = tensor
     names = parameter_names(spec.model)
     if unknown := [name for name in given if name not in names]:
         raise UsageError(
@@ -287,7 +291,7 @@ def parse_input(text: str) -> tuple[str, torch.Tensor]:
     """An example input from "image=float32[2,3,256,256]": floats in [0, 1), integers 0 and 1.
 
     Raises:
-        UsageError: The text is not of this form, or names no dtype.
+        UsageError: The text is not of this form, names no dtype, or asks for more than memory holds.
     """
     match = _INPUT.fullmatch(text.strip())
     if match is None:
@@ -296,9 +300,12 @@ def parse_input(text: str) -> tuple[str, torch.Tensor]:
         )
     dtype = parse_dtype(match["dtype"])
     shape = [int(size) for size in match["sizes"].split(",") if size.strip()]
-    if dtype.is_floating_point or dtype.is_complex:
-        return match["name"].strip(), torch.rand(shape, dtype=torch.float64).to(dtype)
-    return match["name"].strip(), torch.randint(0, 2, shape).to(dtype)
+    try:
+        if dtype.is_floating_point or dtype.is_complex:
+            return match["name"].strip(), torch.rand(shape, dtype=torch.float64).to(dtype)
+        return match["name"].strip(), torch.randint(0, 2, shape).to(dtype)
+    except RuntimeError as error:
+        raise UsageError(f"cannot make the input {text!r}: {str(error).partition('] ')[2] or error}") from error
 
 
 def parse_dtype(name: str) -> torch.dtype:

@@ -18,7 +18,15 @@ from torch.utils._pytree import tree_map
 
 from exportkit import __version__
 from exportkit.errors import ExportError, HostError, UsageError
-from exportkit.export.cases import RecordedCase, case_sizes, draw_inputs, eager_mode, record_case, state_sha256
+from exportkit.export.cases import (
+    RecordedCase,
+    case_sizes,
+    check_packable,
+    draw_inputs,
+    eager_mode,
+    record_case,
+    state_sha256,
+)
 from exportkit.export.explain import explain_export_error, guard_log
 from exportkit.export.model import ResolvedModel
 from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
@@ -172,7 +180,8 @@ def describe_program(
 
     Raises:
         UsageError: A tolerance is of no output.
-        ExportError: A size is no multiple of one dimension, or an output is a number that varies.
+        ExportError: A size is no multiple of one dimension, an output is a number that varies, or a dtype cannot be
+            packed.
     """
     signature = program.graph_signature
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
@@ -191,6 +200,8 @@ def describe_program(
             f"{len(bound.tensors)} and returns {len(output_names)}",
             hint="What the model returns must have one structure, whatever its inputs.",
         )
+    for name, value in zip((*bound.names, *output_names), (*taken, *given)):
+        check_packable(name, value.dtype)
     symbols = Symbols(
         [(name, tuple(value.shape)) for name, value in zip(bound.names, taken)], sizes, program.range_constraints
     )

@@ -19,6 +19,9 @@ DEFAULTS: Mapping[torch.dtype, tuple[float, float]] = {
     torch.float32: (1e-4, 1e-5),
     torch.float16: (4e-3, 1e-3),
     torch.bfloat16: (1.6e-2, 1e-2),
+    # One step of these: 3 and 2 bits of mantissa, and the smallest number.
+    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e4m3fnuz), (2**-3, 2**-9)),
+    **dict.fromkeys((torch.float8_e5m2, torch.float8_e5m2fnuz), (2**-2, 2**-16)),
     torch.complex128: (1e-7, 1e-7),
     torch.complex64: (1e-4, 1e-5),
 }

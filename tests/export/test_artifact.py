@@ -264,6 +264,7 @@ class Returns(torch.nn.Module):
         ),
         (lambda x: {"a": x, "b": 2 * x.shape[0] + 1}, ExportError, "output 1 of 2 is a number"),
         (lambda x: None, ExportError, "returns no tensor"),
+        (lambda x: x.to(torch.complex128), ExportError, r"`0` is complex128, which safetensors.*\n.*complex64"),
         (lambda x: {"a": x, "b": object()}, UsageError, r"the model's output\['b'\] is a builtins.object"),
     ],
 )

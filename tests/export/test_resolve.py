@@ -186,3 +186,15 @@ def test_a_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> None:
 def test_a_spec_with_a_field_of_another_type_is_refused_where_it_is_made(fields, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ExportSpec(**{"model": torch.nn.Identity(), "example_inputs": (), **fields})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (["x=float32[2,4]", "x=float32[3,4]"], r"--input x is given twice: \[2, 4\] and \[3, 4\]"),
+        (["x=float32[9000000,9000000]"], "cannot make the input 'x=.*allocate"),
+    ],
+)
+def test_inputs_that_cannot_be_made_are_refused(inputs: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        resolve(f"{MODELS}:Dropout", inputs=inputs)

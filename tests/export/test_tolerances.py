@@ -57,3 +57,10 @@ def test_a_wide_output_of_a_cast_model_keeps_the_tolerance_that_was_written_for_
     """Such as positions, which are computed of exact indices."""
     (positions,) = output_tolerances([("p", torch.float32)], {"p": Tolerance(0, 1e-6)}, cast=torch.bfloat16)
     assert positions == OutputTolerance(rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_the_smallest_floats_may_be_one_step_off(dtype: torch.dtype) -> None:
+    (tolerance,) = output_tolerances([("x", dtype)], {})
+    steps = torch.arange(0, 40, dtype=torch.uint8).view(dtype).double()
+    assert (steps.diff() <= tolerance.atol + tolerance.rtol * steps[:-1]).all()
