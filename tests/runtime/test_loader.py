@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from exportkit.errors import (
 from exportkit.libraries import host_platform
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Library, Operator
+from exportkit.runtime import loader
 from tests.fixtures.softpool_library import build
 from tests.fresh import run_python
 from tests.runtime import tiny
@@ -290,3 +292,18 @@ except AttributeError as error:
     print(error)
 """
     assert run_python(code, cwd=tmp_path) == "module 'exportkit' has no attribute 'nothing'\n"
+
+
+def test_a_package_that_is_written_to_while_it_loads_is_refused(tiny_package, tmp_path, monkeypatch):
+    path = tmp_path / "tiny.pt2"
+    shutil.copy(tiny_package, path)
+    os.utime(path, ns=(0, 0))
+    construct = loader._construct
+
+    def meanwhile(*args):
+        path.write_bytes(tiny_package.read_bytes())
+        return construct(*args)
+
+    monkeypatch.setattr(loader, "_construct", meanwhile)
+    with pytest.raises(DigestMismatchError, match=r"tiny\.pt2 was written to while it was open"):
+        loader.load(path)
