@@ -134,7 +134,7 @@ def _run_elsewhere(
         folder = Path(temporary)
         given, returned = folder / "inputs.safetensors", folder / "outputs.safetensors"
         save_file({f"input.{i}": tensor.contiguous() for i, tensor in enumerate(inputs)}, given)
-        load = {"do": "load", "artifact": str(package.resolve()), "program": False, "device": "cpu"}
+        load = {"do": "load", "artifact": str(package.resolve()), "program": False, "device": "cpu", "tf32": False}
         with Worker("exportkit.verify.child", folder=folder, cwd=folder) as worker:
             loaded = _ask(worker, {**load, "libraries": [], "blocked": []}, "loading the package")
             call = {"do": "run", "inputs": str(given), "outputs": str(returned)}
