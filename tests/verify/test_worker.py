@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from exportkit.verify.worker import Worker
 
 @pytest.fixture
 def child(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "children"), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "children"))
     with Worker("misbehaving_child", folder=tmp_path, cwd=tmp_path) as worker:
         yield worker
 
