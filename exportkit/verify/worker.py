@@ -35,6 +35,7 @@ class Worker:
         # tree must behave alike. The root goes last, where it shadows nothing.
         code = f"import sys; sys.path.append({str(_ROOT)!r}); from {module} import main; main()"
         safe_path = ["-P"] if sys.version_info >= (3, 11) and cwd == folder else []
+        # Open as long as the child is: close() ends both.
         self._output = open(folder / f"{module.rpartition('.')[2]}-{time.monotonic_ns()}.log", "w+b")  # noqa: SIM115
         self._buffer = b""
         self._ended: Crashed | TimedOut | None = None
