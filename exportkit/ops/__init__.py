@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from exportkit.ops._autocast import register_autocast
 from exportkit.ops._library import load_built_in_libraries
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 
@@ -24,6 +25,9 @@ SPECS: dict[str, OpSpec] = {
     spec.name: spec for module in _modules for spec in vars(module).values() if isinstance(spec, OpSpec)
 }
 """Every operator of the library by name, gradient operators included."""
+
+for _spec in SPECS.values():
+    register_autocast(_spec)
 
 globals().update({name: spec.wrapper for name, spec in SPECS.items()})
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
+
+Autocast = Literal["float32", "widest", "first"]
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -55,7 +57,10 @@ class OpSpec:
         dynamic: Argument name -> dimensions that may be symbolic in torch.export, as `{dim: symbol}`; dimensions with
             one symbol are equal. The first sample labelled as exportable is traced: its sizes must be at least 2.
         tolerances: (rtol, atol) by dtype where the defaults do not hold.
-        second_order: Whether gradients of gradients work (gradgradcheck). Where not, asking for one must raise.
+        autocast: The dtype that floating arguments are cast to under `torch.autocast`. "float32": float32 at least, for
+            what is measured, whose half precision would show (scores to rank, sums). "widest": the widest among them.
+            "first": the first one's, for a map of it by parameters. None: they stay as they are, for an operator that
+            takes several dtypes or writes to an argument.
     """
 
     name: str
@@ -67,6 +72,7 @@ class OpSpec:
     differentiable: tuple[str, ...] = ()
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     tolerances: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=dict)
+    autocast: Autocast | None = "widest"
 
     @property
     def overload(self) -> torch._ops.OpOverload:

@@ -105,4 +105,5 @@ SPEC = OpSpec(
     samples=_samples,
     refusals=_refusals,
     dynamic={"a": {0: "B", 1: "N"}, "b": {0: "B", 1: "N"}, "out": {0: "B", 1: "N"}},
+    autocast=None,
 )

@@ -142,6 +142,7 @@ SPEC = OpSpec(
     refusals=_refusals,
     differentiable=("features",),
     dynamic={"features": {0: "B", 1: "N"}},
+    autocast="float32",
 )
 GRAD_SPEC = OpSpec(
     name="compute_entropy_grad",

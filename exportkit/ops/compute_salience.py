@@ -377,6 +377,7 @@ SPEC = OpSpec(
     refusals=_refusals,
     differentiable=("features", "lab", "sobel_x", "sobel_y"),
     dynamic=_DYNAMIC,
+    autocast="float32",
 )
 GRAD_SPEC = OpSpec(
     name="compute_salience_grad",

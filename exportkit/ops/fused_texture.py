@@ -286,6 +286,7 @@ SPEC = OpSpec(
     # a and b are 500 and 200 times a difference of numbers near 1: where it vanishes, float32 leaves 1e-4 of it,
     # however it is computed.
     tolerances={torch.float32: (1e-4, 3e-4)},
+    autocast="float32",
 )
 LAB_GRAD_SPEC = OpSpec(
     name="lab_to_rgb_grad",

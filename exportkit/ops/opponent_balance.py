@@ -236,6 +236,7 @@ SPEC = OpSpec(
     refusals=_refusals,
     differentiable=("entropy", "salience", "alignment", "weights"),
     dynamic={"entropy": _BY_POSITION, "salience": _BY_POSITION, "alignment": _BY_POSITION},
+    autocast="float32",
 )
 GRAD_SPEC = OpSpec(
     name="opponent_balance_grad",

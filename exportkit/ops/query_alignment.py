@@ -222,6 +222,7 @@ SPEC = OpSpec(
     refusals=_refusals,
     differentiable=("features", "query"),
     dynamic=_DYNAMIC,
+    autocast="float32",
 )
 GRAD_SPEC = OpSpec(
     name="query_alignment_grad",

@@ -192,6 +192,7 @@ SPEC = OpSpec(
     refusals=_refusals,
     differentiable=("features",),
     dynamic={"relevance_scores": {0: "B", 1: "N"}, "features": {0: "B", 1: "N"}},
+    autocast=None,
 )
 GRAD_SPEC = OpSpec(
     name="top_k_patches_grad",

@@ -1,0 +1,53 @@
+"""Mixed precision: the dtype an operator computes in under `torch.autocast`.
+
+The kernels take one dtype, while in an autocast region a linear layer's result is half precision, and parameters and what
+comes from the image are float32. `torch.library.register_autocast` would cast everything to one fixed dtype; the rules
+here look at what is given. The casts are part of what is traced, so a compiled or exported program holds them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exportkit.ops._library import NAMESPACE
+from exportkit.ops._spec import Autocast, OpSpec
+
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # the rules live as long as it does
+_KEYS = [torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA]
+_KEY_SET = torch._C.DispatchKeySet(_KEYS[0]) | torch._C.DispatchKeySet(_KEYS[1])
+
+
+def register_autocast(spec: OpSpec) -> None:
+    """Registers the rule `spec.autocast` on CPU and CUDA."""
+    if spec.autocast is None:
+        return
+    overload, rule = spec.overload, spec.autocast
+
+    def call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        dtype = autocast_dtype(rule, [a.dtype for a in (*args, *kwargs.values()) if _is_floating(a)])
+        args = tuple(_cast(a, dtype) for a in args)
+        kwargs = {name: _cast(a, dtype) for name, a in kwargs.items()}
+        with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
+            return overload(*args, **kwargs)
+
+    for key in _KEYS:
+        _LIBRARY.impl(spec.name, call, key.name, with_keyset=True)
+
+
+def autocast_dtype(rule: Autocast, dtypes: list[torch.dtype]) -> torch.dtype:
+    """What floating arguments of these dtypes, in the schema's order, are cast to."""
+    if rule == "first":
+        return dtypes[0]
+    return functools.reduce(torch.promote_types, dtypes, torch.float32 if rule == "float32" else dtypes[0])
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if _is_floating(value) else value
