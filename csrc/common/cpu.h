@@ -17,6 +17,9 @@
 #define ARR_COC_EVERY_ISA
 #endif
 
+// On what such a function calls in its loop: a function that is not inlined is compiled once, for the oldest processor.
+#define ARR_COC_INLINE inline __attribute__((always_inline))
+
 namespace arr_coc {
 
 // One thread's share should outweigh the cost of waking it: about this many elements of simple arithmetic.

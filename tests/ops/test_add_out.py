@@ -92,3 +92,18 @@ def test_export_writes_to_the_argument_of_the_caller(device: torch.device):
     doubled = program.run_decompositions().module()(a, b, out)
     assert torch.equal(out, a + b)
     assert torch.equal(doubled, (a + b) * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_half_number_is_read_and_every_sum_rounded_to_even(dtype: torch.dtype, device: torch.device):
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16, device=device).view(dtype)
+    for other in (torch.zeros_like(every), every.flip(0), every[torch.randperm(2**16, device=device)]):
+        for start in (0, 1):  # whole vectors, and a remainder
+            a, b = every[start:], other[start:]
+            out = torch.empty_like(a)
+            ops.add_out(a, b, out)
+            expected = (a.float() + b.float()).to(dtype)
+            torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+    tiny = torch.full((9,), torch.finfo(dtype).tiny, dtype=dtype, device=device)
+    ops.add_out(tiny, -tiny / 2, out := torch.empty_like(tiny))
+    assert (out == tiny / 2).all(), "denormals are kept"
