@@ -1,8 +1,8 @@
 """Mixed precision: the dtype an operator computes in under `torch.autocast`.
 
-The kernels take one dtype, while in an autocast region a linear layer's result is half precision, and parameters and what
-comes from the image are float32. `torch.library.register_autocast` would cast everything to one fixed dtype; the rules
-here look at what is given. The casts are part of what is traced, so a compiled or exported program holds them.
+The kernels take one dtype, while in an autocast region a linear layer's result is half precision, and parameters and
+what comes from the image are float32. `torch.library.register_autocast` would cast everything to one fixed dtype; the
+rules here look at what is given. The casts are part of what is traced, so a compiled or exported program holds them.
 """
 
 from __future__ import annotations

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
-from exportkit.models.arr_coc import build
+from exportkit.models.arr_coc import ARRCOC, build
 from tests.models.model_cases import FILTERS_14, VIT, VIT_14, inputs
 
 TRAINED = {
@@ -83,3 +85,92 @@ def test_training_and_evaluation_compute_the_same():
         evaluated = model(image, query)["relevance"]
         trained = model.train()(image, query)["relevance"]
     torch.testing.assert_close(trained, evaluated, rtol=1e-4, atol=1e-5)
+
+
+# --- mixed precision --------------------------------------------------------------------------------------------------
+
+
+def _loss(model: nn.Module, image: Tensor, query: Tensor, target: Tensor) -> Tensor:
+    outputs = model(image, query)
+    return nn.functional.mse_loss(outputs["features"].float().mean(1), target) - outputs["scores"].mean()
+
+
+def _samples(model: ARRCOC, batch: int, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    return *inputs(model, batch, rows, columns), torch.randn(batch, model.encoder.dim)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backward_inside"),
+    [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)],
+    ids=["bfloat16", "bfloat16, backward too", "float16"],
+)
+@pytest.mark.parametrize("kwargs", [VIT, FILTERS_14], ids=["vit", "filters"])
+def test_under_autocast_loss_and_gradients_are_nearly_those_of_float32(
+    kwargs: dict[str, Any], dtype: torch.dtype, backward_inside: bool
+):
+    model = build(**{**kwargs, "k": 30}).train()  # all patches: a near tie chooses no other one
+    samples = _samples(model, 2, 5, 6)
+    parameters = list(model.parameters())
+    exact = _loss(model, *samples)
+    expected = torch.autograd.grad(exact, parameters)
+    with torch.autocast("cpu", dtype=dtype):
+        loss = _loss(model, *samples)
+        assert loss.dtype == torch.float32
+        if backward_inside:
+            actual = torch.autograd.grad(loss, parameters)
+    if not backward_inside:
+        actual = torch.autograd.grad(loss, parameters)
+    torch.testing.assert_close(loss, exact, rtol=0, atol=5e-3)
+    assert [g.dtype for g in actual] == [torch.float32] * len(parameters)
+    flat = [torch.cat([g.flatten() for g in gradients]) for gradients in (actual, expected)]
+    assert nn.functional.cosine_similarity(*flat, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("kwargs", [VIT, FILTERS_14], ids=["vit", "filters"])
+def test_patches_are_ranked_in_float32_under_autocast(kwargs: dict[str, Any]):
+    model = build(**kwargs)
+    image, query = inputs(model, 2, 5, 6)
+    with torch.no_grad():
+        expected = model(image, query)["relevance"]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            relevance = model(image, query)["relevance"]
+    assert relevance.dtype == torch.float32
+    torch.testing.assert_close(relevance, expected, rtol=0, atol=2e-2)
+
+
+# --- compiled ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kwargs", "autocast"), [(VIT, True), (FILTERS_14, False)], ids=["vit, autocast", "filters"])
+def test_a_training_step_compiles_as_one_graph_for_every_size(kwargs: dict[str, Any], autocast: bool):
+    """Forward, loss and backward; losses of several steps with sizes that vary are those of eager, bit for bit."""
+    torch._dynamo.reset()
+    model = build(**{**kwargs, "k": 9}).train()
+    if "encoder" in kwargs:
+        model.encoder.blocks = model.encoder.blocks[:1]  # the others would be traced for nothing new
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def losses(model: ARRCOC, compiler: Any) -> list[float]:
+        def step(*samples: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                loss = _loss(model, *samples)
+            loss.backward()
+            return loss.detach()
+
+        step = compiler(step)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(1)
+        found, compiled = [], []
+        for size in [(2, 5, 6), (2, 5, 6), (3, 7, 4), (5, 4, 9)]:
+            optimiser.zero_grad()
+            found.append(step(*_samples(model, *size)).item())
+            compiled.append(counter.frame_count)
+            optimiser.step()
+        assert len(set(compiled)) == 1  # once, for the first step
+        return found
+
+    expected = losses(copy.deepcopy(model), lambda step: step)
+    with torch._dynamo.config.patch(trace_autograd_ops=True):  # backward() within the graph
+        actual = losses(model, lambda step: torch.compile(step, fullgraph=True, dynamic=True, backend=counter))
+    assert actual == expected
+    torch._dynamo.reset()

@@ -103,7 +103,7 @@ class VisionTransformer(nn.Module):
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         for block in self.blocks:
             x = block(x)
-        return self.norm(x)[:, 1:]
+        return self.norm(x[:, 1:])
 
     def _resized_positions(self, rows: int, columns: int) -> Tensor:
         side = self.position_grid
@@ -131,9 +131,9 @@ class PatchEmbed(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """[B, 3, H, W] -> [B, N, D]."""
-        patches = cut_patches(image, self.patch_size).flatten(2)
         weight, bias = self.proj.weight, self.proj.bias
         assert bias is not None
+        patches = cut_patches(image, self.patch_size).flatten(2).to(weight.dtype)
         # One product a sample, see SampleLinear.
         return torch.baddbmm(bias, patches, weight.flatten(1).t().expand(image.shape[0], -1, -1))
 
