@@ -87,6 +87,38 @@ UnitRows<A> unit_rows(const T* rows, const bool* keep, int64_t count, int64_t wi
   return result;
 }
 
+// The token a row fits best: the first that attains the maximum, where NaN is larger than any number (as torch.max);
+// -1 where every token is masked.
+template <class A>
+struct Match {
+  int64_t token = -1;
+  A cosine = 0;
+
+  void offer(int64_t candidate, A value) {
+    if (token < 0 || value > cosine || (value != value && cosine == cosine)) token = candidate, cosine = value;
+  }
+};
+
+// `units` are the sample's query tokens, `mask` is the sample's or null.
+template <class A>
+Match<A> best_token(const A* row, A inverse, const A* units, const bool* mask, int64_t tokens, int64_t width) {
+  Match<A> match;
+  if (tokens == 1) {
+    if (!mask || mask[0]) match.offer(0, dot(row, units, width) * inverse);
+    return match;
+  }
+  for (int64_t first = 0; first < tokens; first += 4) {
+    // The last four may repeat a token: equal tokens must get equal bits, wherever they stand.
+    const A* four[4];
+    for (int64_t i = 0; i < 4; ++i) four[i] = units + std::min(first + i, tokens - 1) * width;
+    A products[4];
+    dots(row, four, width, products);
+    for (int64_t i = 0; i < 4 && first + i < tokens; ++i)
+      if (!mask || mask[first + i]) match.offer(first + i, products[i] * inverse);
+  }
+  return match;
+}
+
 // [B, G, D]: sums over n of factor[b, n] x[b, n, :] where group[b, n] = g. A null factor is 1, a null group is 0.
 // Chunks of rows are summed one by one and then added up, so that the order depends on N and G alone.
 template <class A, class T>

@@ -22,3 +22,14 @@ def register_no_second_derivative(name: str, forward: str | None = None) -> None
         )
 
     torch.library.register_autograd(f"arr_coc::{name}", backward)
+
+
+def register_no_derivative(name: str, composition: str) -> None:
+    """Makes asking for a gradient of `arr_coc::<name>` an error that names the operators to train with instead."""
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            f"arr_coc::{name} is for inference and has no derivative: train with what it is composed of, {composition}"
+        )
+
+    torch.library.register_autograd(f"arr_coc::{name}", backward)

@@ -211,6 +211,16 @@ def compute_salience_grad_reference(
     return tuple(f().to(features.dtype) if need else features.new_empty(0) for need, f in gradients)
 
 
+def check_salience_weights(op: str, name: str, weights: Sequence[float]) -> None:
+    """Three numbers that can be normalised by their sum."""
+    check(len(weights) == 3, f"{op}: {name} must be 3 numbers, got {len(weights)}")
+    listed = ", ".join(f"{weight:g}" for weight in weights)
+    check(
+        all(weight >= 0 for weight in weights) and 0 < sum(weights) < math.inf,
+        f"{op}: {name} must be finite and >= 0 with a sum > 0, got [{listed}]",
+    )
+
+
 @torch.library.register_fake("arr_coc::compute_salience")
 def _compute_salience_fake(
     features: Tensor,
@@ -239,12 +249,7 @@ def _compute_salience_fake(
         check(size % patch_size == 0, f"{op}: {symbol} = {size} is not a multiple of patch_size = {patch_size}")
     patches = (lab.shape[2] // patch_size) * (lab.shape[3] // patch_size)
     check_same_size(op, "N", "features", features.shape[1], "the grid of patches", patches)
-    check(len(weights) == 3, f"{op}: weights must be 3 numbers, got {len(weights)}")
-    listed = ", ".join(f"{weight:g}" for weight in weights)
-    check(
-        all(weight >= 0 for weight in weights) and 0 < sum(weights) < math.inf,
-        f"{op}: weights must be finite and >= 0 with a sum > 0, got [{listed}]",
-    )
+    check_salience_weights(op, "weights", weights)
     return features.new_empty(features.shape[:2])
 
 

@@ -1,6 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
-#include "common/cuda.cuh"
+#include "common/rows.cuh"
 #include "ops/compute_entropy/compute_entropy.h"
 
 namespace arr_coc {
@@ -9,51 +9,57 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 
-// One warp a row. See compute_entropy.cpp for the formula.
-template <class A>
-struct RowEntropy {
-  A max, sum, nats;
-};
+// See compute_entropy.cpp for the formulas; here they are in powers of two, `scale` being log2(e) / tau. A warp a row.
 
-template <class T, class A>
-__device__ RowEntropy<A> row_entropy(const T* x, int64_t width, A scale, int lane) {
-  A max = -INFINITY;
-  for (int64_t d = lane; d < width; d += kWarpSize) max = nan_max(A(x[d]) * scale, max);
-  max = warp_max(max);
-  A sum = 0, weighted = 0;
-  for (int64_t d = lane; d < width; d += kWarpSize) {
-    const A shifted = A(x[d]) * scale - max, weight = exp(shifted);
-    sum += weight;
-    weighted += weight > 0 ? weight * shifted : weight;
+template <bool Aligned, class T, class A>
+__device__ __forceinline__ OnlineEntropy<A> row_entropy(RowTile<T>& tile, const T* row, int64_t width, A scale) {
+  OnlineEntropy<A> entropy;
+  for (int64_t start = 0; start < width; start += kTile<T>) {
+    const int size = RowTile<T>::size(start, width);
+    tile.template load<Aligned>(row + start, size);
+    entropy.template prepare<Aligned>(tile, size, scale);
+    tile.template for_pieces<Aligned, A>(size, [&](int, const auto& values, int inside) {
+#pragma unroll
+      for (int i = 0; i < RowTile<T>::kPer; ++i)
+        if (i < inside) entropy.add(values[i], scale);
+    });
   }
-  sum = warp_sum(sum);
-  weighted = warp_sum(weighted);
-  return {max, sum, log(sum) - weighted / sum};
+  entropy.over_warp();
+  return entropy;
 }
 
-template <class T>
-__global__ void entropy_kernel(const T* x, T* out, int64_t rows, int64_t width, accumulate_t<T> scale,
-                               accumulate_t<T> norm) {
-  const int lane = threadIdx.x % kWarpSize;
+template <bool Aligned, class T, class A>
+__global__ void __launch_bounds__(kThreads)
+    entropy_kernel(const T* x, T* out, int64_t rows, int64_t width, A scale, A norm) {
   for (int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / kWarpSize; row < rows;
        row += int64_t(gridDim.x) * kWarps) {
-    const auto r = row_entropy(x + row * width, width, scale, lane);
-    if (lane == 0) out[row] = T(r.nats * norm);
+    RowTile<T> tile;
+    const OnlineEntropy<A> entropy = row_entropy<Aligned>(tile, x + row * width, width, scale);
+    if (threadIdx.x % kWarpSize == 0) out[row] = T(entropy.bits() * norm);
   }
 }
 
-template <class T>
-__global__ void entropy_grad_kernel(const T* upstream, const T* x, T* out, int64_t rows, int64_t width,
-                                    accumulate_t<T> scale, accumulate_t<T> norm) {
-  using A = accumulate_t<T>;
-  const int lane = threadIdx.x % kWarpSize;
+template <bool Aligned, class T, class A>
+__global__ void __launch_bounds__(kThreads)
+    entropy_grad_kernel(const T* upstream, const T* x, T* out, int64_t rows, int64_t width, A scale, A norm) {
   for (int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / kWarpSize; row < rows;
        row += int64_t(gridDim.x) * kWarps) {
-    const auto r = row_entropy(x + row * width, width, scale, lane);
-    const A factor = -A(upstream[row]) * norm, log_sum = log(r.sum);
-    for (int64_t d = lane; d < width; d += kWarpSize) {
-      const A log_p = A(x[row * width + d]) * scale - r.max - log_sum, p = exp(log_p);
-      out[row * width + d] = T(p > 0 ? factor * p * (log_p + r.nats) : factor * p);
+    RowTile<T> tile;
+    const A factor = -A(upstream[row]) * norm;
+    const OnlineEntropy<A> entropy = row_entropy<Aligned>(tile, x + row * width, width, scale);
+    const A bits = entropy.bits(), all = entropy.top + log2(entropy.sum);
+    for (int64_t start = 0; start < width; start += kTile<T>) {
+      const int size = RowTile<T>::size(start, width);
+      if (width > kTile<T>) tile.template load<Aligned>(x + row * width + start, size);
+      tile.template for_pieces<Aligned, A>(size, [&](int k, const auto& values, int inside) {
+        A slope[RowTile<T>::kPer];
+#pragma unroll
+        for (int i = 0; i < RowTile<T>::kPer; ++i) {
+          const A log_p = values[i] * scale - all, p = power_of_two(log_p);
+          slope[i] = p > 0 ? factor * p * (log_p + bits) : factor * p;
+        }
+        store<Aligned>(out + row * width + start, RowTile<T>::at(k), RowTile<T>::at(k) + inside, slope);
+      });
     }
   }
 }
@@ -68,9 +74,11 @@ Tensor compute_entropy_cuda(const Tensor& features, double temperature) {
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    entropy_kernel<T><<<grid_size(rows, kWarps), kThreads, 0, scope.stream()>>>(
-        static_cast<const T*>(x.const_data_ptr()), static_cast<T*>(entropy.mutable_data_ptr()), rows, width,
-        A(1 / temperature), width > 1 ? A(1 / std::log(double(width))) : A(0));
+    const T* in = static_cast<const T*>(x.const_data_ptr());
+    const auto kernel = is_vectorisable(in, width) ? entropy_kernel<true, T, A> : entropy_kernel<false, T, A>;
+    kernel<<<grid_size(rows, kWarps), kThreads, 0, scope.stream()>>>(
+        in, static_cast<T*>(entropy.mutable_data_ptr()), rows, width, A(kLog2E / temperature),
+        width > 1 ? A(1 / std::log2(double(width))) : A(0));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
   return entropy;
@@ -86,10 +94,14 @@ Tensor compute_entropy_grad_cuda(const Tensor& grad, const Tensor& features, dou
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    entropy_grad_kernel<T><<<grid_size(rows, kWarps), kThreads, 0, scope.stream()>>>(
-        static_cast<const T*>(g.const_data_ptr()), static_cast<const T*>(x.const_data_ptr()),
-        static_cast<T*>(grad_features.mutable_data_ptr()), rows, width, A(1 / temperature),
-        width > 1 ? A(1 / (temperature * std::log(double(width)))) : A(0));
+    const T* in = static_cast<const T*>(x.const_data_ptr());
+    T* out = static_cast<T*>(grad_features.mutable_data_ptr());
+    const bool aligned = is_vectorisable(in, width) && is_vectorisable(out, width);
+    const auto kernel = aligned ? entropy_grad_kernel<true, T, A> : entropy_grad_kernel<false, T, A>;
+    // d ln p = ln 2 d log2 p, over ln D.
+    kernel<<<grid_size(rows, kWarps), kThreads, 0, scope.stream()>>>(
+        static_cast<const T*>(g.const_data_ptr()), in, out, rows, width, A(kLog2E / temperature),
+        width > 1 ? A(1 / (temperature * std::log2(double(width)))) : A(0));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
   return grad_features;

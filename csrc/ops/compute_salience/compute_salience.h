@@ -100,6 +100,13 @@ struct SalienceWeights {
   }
 };
 
+inline void check_salience_weights(const char* op, const char* name, const std::vector<double>& weights) {
+  check(weights.size() == 3, op, ": ", name, " must be 3 numbers, got ", weights.size());
+  const double sum = weights[0] + weights[1] + weights[2];
+  check(weights[0] >= 0 && weights[1] >= 0 && weights[2] >= 0 && sum > 0 && sum < HUGE_VAL, op, ": ", name,
+        " must be finite and >= 0 with a sum > 0, got [", weights[0], ", ", weights[1], ", ", weights[2], "]");
+}
+
 inline void check_sobel(const char* op, const char* name, const Tensor& sobel, const Tensor& features,
                         const Tensor& lab) {
   check(sobel.dim() == 4 && sobel.size(1) == 1, op, ": ", name, " must be [B, 1, H, W], got shape ", shape_of(sobel));
@@ -124,10 +131,7 @@ inline void check_compute_salience(const Tensor& features, const Tensor& lab, co
   check(lab.size(2) % patch_size == 0, op, ": H = ", lab.size(2), " is not a multiple of patch_size = ", patch_size);
   check(lab.size(3) % patch_size == 0, op, ": W = ", lab.size(3), " is not a multiple of patch_size = ", patch_size);
   check_same_size(op, "N", "features", features.size(1), "the grid of patches", PatchGrid(lab, patch_size).count());
-  check(weights.size() == 3, op, ": weights must be 3 numbers, got ", weights.size());
-  const double sum = weights[0] + weights[1] + weights[2];
-  check(weights[0] >= 0 && weights[1] >= 0 && weights[2] >= 0 && sum > 0 && sum < HUGE_VAL, op,
-        ": weights must be finite and >= 0 with a sum > 0, got [", weights[0], ", ", weights[1], ", ", weights[2], "]");
+  check_salience_weights(op, "weights", weights);
 }
 
 inline void check_compute_salience_grad(const Tensor& grad, const Tensor& features, const Tensor& lab,

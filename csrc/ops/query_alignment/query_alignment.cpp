@@ -9,46 +9,6 @@
 namespace arr_coc {
 namespace {
 
-// The token a row fits best: the first that attains the maximum, where NaN is larger than any number (as torch.max);
-// -1 where every token is masked.
-template <class A>
-struct Match {
-  int64_t token = -1;
-  A cosine = 0;
-
-  void offer(int64_t candidate, A value) {
-    if (token < 0 || value > cosine || (value != value && cosine == cosine)) token = candidate, cosine = value;
-  }
-};
-
-// `units` are the sample's query tokens, `mask` is the sample's or null.
-template <class A>
-Match<A> best_token(const A* row, A inverse, const A* units, const bool* mask, int64_t tokens, int64_t width) {
-  Match<A> match;
-  if (tokens == 1) {
-    if (!mask || mask[0]) match.offer(0, dot(row, units, width) * inverse);
-    return match;
-  }
-  for (int64_t first = 0; first < tokens; first += 4) {
-    // The last four may repeat a token: equal tokens must get equal bits, wherever they stand.
-    const A* four[4];
-    for (int64_t i = 0; i < 4; ++i) four[i] = units + std::min(first + i, tokens - 1) * width;
-    A products[4];
-    dots(row, four, width, products);
-    for (int64_t i = 0; i < 4 && first + i < tokens; ++i)
-      if (!mask || mask[first + i]) match.offer(first + i, products[i] * inverse);
-  }
-  return match;
-}
-
-const bool* mask_data(const std::optional<Tensor>& mask) {
-  return mask.has_value() ? static_cast<const bool*>(mask->const_data_ptr()) : nullptr;
-}
-
-std::optional<Tensor> contiguous_mask(const std::optional<Tensor>& mask) {
-  return mask.has_value() ? std::make_optional(torch::stable::contiguous(*mask)) : std::nullopt;
-}
-
 Tensor query_alignment_cpu(const Tensor& features, const Tensor& query, const std::optional<Tensor>& mask) {
   check_query_alignment(features, query, mask);
   const Tensor x = torch::stable::contiguous(features), q = torch::stable::contiguous(query);

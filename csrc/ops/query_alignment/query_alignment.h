@@ -1,10 +1,20 @@
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
+
 #include <optional>
 
 #include "common/checks.h"
 
 namespace arr_coc {
+
+inline const bool* mask_data(const std::optional<Tensor>& mask) {
+  return mask.has_value() ? static_cast<const bool*>(mask->const_data_ptr()) : nullptr;
+}
+
+inline std::optional<Tensor> contiguous_mask(const std::optional<Tensor>& mask) {
+  return mask.has_value() ? std::make_optional(torch::stable::contiguous(*mask)) : std::nullopt;
+}
 
 inline void check_query_alignment(const Tensor& features, const Tensor& query, const std::optional<Tensor>& mask) {
   const char* op = "query_alignment";

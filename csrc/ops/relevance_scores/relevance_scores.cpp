@@ -1,0 +1,217 @@
+#include "ops/relevance_scores/relevance_scores.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include "common/cosine.h"
+#include "common/exponential.h"
+
+namespace arr_coc {
+namespace {
+
+// What one pass over a row finds: the parts of its entropy (see compute_entropy.cpp), its squared norm and its product
+// with a vector.
+template <class A>
+struct RowSums {
+  A sum, weighted, square, product;
+
+  A entropy() const { return std::log(sum) - weighted / sum; }
+};
+
+// `columns`, where Columns says so, gets the row added.
+template <bool Columns, class A>
+ARR_COC_EVERY_ISA void sum_row(const A* row, const A* other, A* columns, int64_t width, A scale, RowSums<A>& out) {
+  A max = -INFINITY;
+#pragma omp simd reduction(max : max)
+  for (int64_t d = 0; d < width; ++d) max = row[d] > max ? row[d] : max;  // NaN shows in the sums
+  const A top = max * scale;
+  A sum = 0, weighted = 0, square = 0, product = 0;
+#pragma omp simd reduction(+ : sum, weighted, square, product)
+  for (int64_t d = 0; d < width; ++d) {
+    const A x = row[d], shifted = x * scale - top, weight = exponential(shifted);
+    sum += weight;
+    weighted += weight * (shifted < A(-1e4) ? A(-1e4) : shifted);  // 0 * -inf is 0 here: lim p log p
+    square += x * x;
+    product += x * other[d];
+    if constexpr (Columns) columns[d] += x;
+  }
+  out = {sum, weighted, square, product};
+}
+
+// One sample's rows in chunks, whose sums are added up in order: the result depends on N and D alone.
+template <class T, class A>
+struct SampleScores {
+  const T *features, *colours, *edges;
+  const A *units, *weights;  // the query's tokens and how entropy, salience and alignment weigh
+  const bool* keep;
+  T* out;
+  int64_t rows, columns, width, tokens;
+  A scale, entropy_norm;
+  SalienceWeights salience;
+  bool invert, needs_mean;
+  A *base, *inverse, *partial, *mean;  // [N], [N], [chunks, D], [D]
+
+  int64_t count() const { return rows * columns; }
+  int64_t chunks() const { return (count() + kColumnChunk - 1) / kColumnChunk; }
+
+  // Mean distance of patch n's colour to its neighbours'.
+  A contrast(int64_t n) const {
+    const int64_t row = n / columns, column = n % columns;
+    A distance = 0;
+    int neighbours = 0;
+    for (int64_t i = std::max<int64_t>(row - 1, 0); i <= row + 1 && i < rows; ++i) {
+      for (int64_t j = std::max<int64_t>(column - 1, 0); j <= column + 1 && j < columns; ++j) {
+        if (i == row && j == column) continue;
+        A square = 0;
+        for (int64_t c = 0; c < 3; ++c) {
+          const A difference = A(colours[c * count() + n]) - A(colours[c * count() + i * columns + j]);
+          square += difference * difference;
+        }
+        distance += std::sqrt(square);
+        ++neighbours;
+      }
+    }
+    return neighbours > 0 ? distance / A(neighbours) : A(0);
+  }
+
+  A balanced(A raw) const {
+    raw /= weights[0] + weights[1] + weights[2];
+    return raw < 0 ? A(0) : raw > 1 ? A(1) : raw;  // NaN stays, as in torch.clamp
+  }
+
+  // Everything but how much a row differs from the mean, and the chunk's part of the mean.
+  void read(int64_t chunk, std::vector<A>& buffer) const {
+    A* sums = needs_mean ? partial + chunk * width : nullptr;
+    if (sums) std::fill_n(sums, width, A(0));
+    for (int64_t n = chunk * kColumnChunk; n < std::min((chunk + 1) * kColumnChunk, count()); ++n) {
+      const A* row = accumulated(features + n * width, width, buffer);
+      RowSums<A> of;
+      needs_mean ? sum_row<true>(row, units, sums, width, scale, of)
+                 : sum_row<false>(row, units, sums, width, scale, of);
+      const A entropy = of.entropy() * entropy_norm, inverted = inverse_norm(std::sqrt(of.square));
+      Match<A> match;
+      if (tokens == 1) {
+        if (!keep || keep[0]) match.offer(0, of.product * inverted);
+      } else {
+        match = best_token(row, inverted, units, keep, tokens, width);
+      }
+      const A alignment = match.token < 0 ? A(0) : (1 + match.cosine) / 2;
+      const A edge = A(edges[n]), distance = contrast(n);
+      const A stands_out = A(salience.edges) * (edge / (edge + A(kEdgeHalf))) +
+                           A(salience.contrast) * (distance / (distance + A(kContrastHalf)));
+      const A raw = weights[0] * (invert ? 1 - entropy : entropy) + weights[1] * stands_out + weights[2] * alignment;
+      if (needs_mean) {
+        base[n] = raw, inverse[n] = inverted;
+      } else {
+        out[n] = T(balanced(raw));
+      }
+    }
+  }
+
+  void find_mean() const {
+    std::fill_n(mean, width, A(0));
+    for (int64_t chunk = 0; chunk < chunks(); ++chunk)
+      for (int64_t d = 0; d < width; ++d) mean[d] += partial[chunk * width + d];
+    for (int64_t d = 0; d < width; ++d) mean[d] /= A(count());
+    const A inverted = inverse_norm(std::sqrt(dot(mean, mean, width)));
+    for (int64_t d = 0; d < width; ++d) mean[d] *= inverted;
+  }
+
+  void finish(int64_t chunk, std::vector<A>& buffer) const {
+    for (int64_t n = chunk * kColumnChunk; n < std::min((chunk + 1) * kColumnChunk, count()); ++n) {
+      const A cosine = dot(accumulated(features + n * width, width, buffer), mean, width) * inverse[n];
+      out[n] = T(balanced(base[n] + weights[1] * A(salience.features) * (1 - cosine) / 2));
+    }
+  }
+};
+
+Tensor relevance_scores_cpu(const Tensor& features, const Tensor& query, const Tensor& colours, const Tensor& edges,
+                            const Tensor& weights, const std::optional<Tensor>& mask,
+                            std::vector<double> salience_weights, double temperature, bool invert_entropy) {
+  check_relevance_scores(features, query, colours, edges, weights, mask, salience_weights, temperature);
+  const Tensor x = torch::stable::contiguous(features), q = torch::stable::contiguous(query),
+               c = torch::stable::contiguous(colours), e = torch::stable::contiguous(edges),
+               w = torch::stable::contiguous(weights);
+  const std::optional<Tensor> kept = contiguous_mask(mask);
+  const bool* keep = mask_data(kept);
+  const int64_t batch = x.size(0), count = x.size(1), width = x.size(2), tokens = q.dim() == 3 ? q.size(1) : 1;
+  Tensor scores = torch::stable::new_empty(x, {batch, count});
+  if (batch * count == 0) return scores;
+  dispatch_floating(x.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    const T* weights_in = static_cast<const T*>(w.const_data_ptr());
+    const UnitRows<A> queries = unit_rows<A>(static_cast<const T*>(q.const_data_ptr()), keep, batch * tokens, width);
+    const SalienceWeights salience(salience_weights);
+    const bool needs_mean = salience.features > 0;
+    const int64_t chunks = (count + kColumnChunk - 1) / kColumnChunk;
+    // A sample's share of the memory: its weights, and where they are needed base, inverse, partial and mean.
+    const int64_t share = 3 + (needs_mean ? 2 * count + (chunks + 1) * width : 0);
+    std::vector<A> memory(batch * share);
+    const auto sample_scores = [&](int64_t sample) {
+      A* own = memory.data() + sample * share;
+      for (int64_t i = 0; i < 3; ++i) own[i] = A(weights_in[(w.dim() == 2 ? sample * 3 : 0) + i]);
+      A *base = own + 3, *inverse = base + count, *partial = inverse + count, *mean = partial + chunks * width;
+      return SampleScores<T, A>{static_cast<const T*>(x.const_data_ptr()) + sample * count * width,
+                                static_cast<const T*>(c.const_data_ptr()) + sample * 3 * count,
+                                static_cast<const T*>(e.const_data_ptr()) + sample * count,
+                                queries.unit.data() + sample * tokens * width,
+                                own,
+                                keep ? keep + sample * tokens : nullptr,
+                                static_cast<T*>(scores.mutable_data_ptr()) + sample * count,
+                                c.size(2),
+                                c.size(3),
+                                width,
+                                tokens,
+                                A(1 / temperature),
+                                width > 1 ? 1 / std::log(A(width)) : A(0),
+                                salience,
+                                invert_entropy,
+                                needs_mean,
+                                base,
+                                inverse,
+                                partial,
+                                mean};
+    };
+    // Whole samples side by side leave the second read to the cache; fewer samples than threads share theirs.
+    const bool side_by_side = batch >= torch::stable::get_num_threads();
+    const auto over_chunks = [&](const auto& f) {
+      if (side_by_side) {
+        std::vector<A> buffer;
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) f(chunk, buffer);
+      } else {
+        parallel_rows(chunks, kColumnChunk * width * 8, [&](int64_t begin, int64_t end) {
+          std::vector<A> buffer;
+          for (int64_t chunk = begin; chunk < end; ++chunk) f(chunk, buffer);
+        });
+      }
+    };
+    const auto score = [&](int64_t begin, int64_t end) {
+      for (int64_t sample = begin; sample < end; ++sample) {
+        const SampleScores<T, A> scorer = sample_scores(sample);
+        over_chunks([&](int64_t chunk, std::vector<A>& buffer) { scorer.read(chunk, buffer); });
+        if (!needs_mean) continue;
+        scorer.find_mean();
+        over_chunks([&](int64_t chunk, std::vector<A>& buffer) { scorer.finish(chunk, buffer); });
+      }
+    };
+    if (side_by_side) {
+      parallel_rows(batch, count * width * 8, score);
+    } else {
+      score(0, batch);
+    }
+  });
+  return scores;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
+  m.def(
+      "relevance_scores(Tensor features, Tensor query, Tensor colours, Tensor edges, Tensor weights, "
+      "Tensor? mask=None, float[3] salience_weights=[0.5, 0.25, 0.25], float temperature=1.0, "
+      "bool invert_entropy=False) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("relevance_scores", TORCH_BOX(&relevance_scores_cpu)); }
+
+}  // namespace arr_coc

@@ -1,0 +1,94 @@
+"""relevance_scores against the operators it is composed of, and what it promises beyond them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exportkit.ops import compute_entropy, compute_salience, opponent_balance, query_alignment, relevance_scores
+
+
+def arguments(device, dtype=torch.float64, batch=2, rows=3, columns=4, width=8, tokens=0):
+    """Features, query, colours, edges, weights."""
+
+    def normal(*shape):
+        return torch.randn(shape, device=device, dtype=dtype)
+
+    query = normal(batch, tokens, width) if tokens else normal(batch, width)
+    colours, edges = normal(batch, 3, rows, columns) * 20, normal(batch, 1, rows, columns).abs()
+    return normal(batch, rows * columns, width), query, colours, edges, torch.rand(batch, 3, device=device).to(dtype)
+
+
+sizes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(1, 40), st.integers(0, 5))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 2**32 - 1),
+    sizes,
+    st.tuples(*[st.floats(0.125, 4)] * 3),
+    st.floats(0.1, 5),
+    st.booleans(),
+    st.booleans(),
+)
+def test_is_the_composition(seed, sizes, salience_weights, temperature, invert, masked):
+    """A patch of one pixel has its colour and its gradient magnitude as means."""
+    torch.manual_seed(seed)
+    features, query, colours, edges, weights = arguments("cpu", torch.float64, *sizes)
+    edges = edges + 1e-3
+    mask = torch.rand(query.shape[:2]) < 0.5 if masked and query.dim() == 3 else None
+    sobel_x = (edges**2 - 1e-8).sqrt()
+    salience = compute_salience(features, colours, sobel_x, sobel_x * 0, 1, salience_weights)
+    entropy, alignment = compute_entropy(features, temperature), query_alignment(features, query, mask)
+    expected = opponent_balance(entropy, salience, alignment, weights, invert)
+    actual = relevance_scores(features, query, colours, edges, weights, mask, salience_weights, temperature, invert)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def test_a_gradient_is_refused_with_what_to_train_with(device):
+    features, *others = arguments(device)
+    scores = relevance_scores(features.requires_grad_(), *others)
+    with pytest.raises(RuntimeError, match=r"inference.*compute_entropy.*query_alignment and opponent_balance"):
+        scores.sum().backward()
+
+
+@pytest.mark.parametrize("salience_weights", [(0.5, 0.5, 0.0), (0.5, 0.25, 0.25)])
+@pytest.mark.parametrize("width", [8, 12, 65, 264, 1032, 2056])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_rows_that_do_not_start_on_16_bytes_give_the_same_bits(width, dtype, salience_weights, device):
+    features, *others = arguments(device, dtype, width=width)
+    shifted = torch.empty(features.numel() + 1, device=device, dtype=dtype)[1:].view_as(features).copy_(features)
+    expected = relevance_scores(features, *others, None, salience_weights)
+    assert torch.equal(relevance_scores(shifted, *others, None, salience_weights), expected)
+
+
+@pytest.mark.parametrize("salience_weights", [(0.5, 0.5, 0.0), (0.5, 0.25, 0.25)])
+@pytest.mark.parametrize(("batch", "rows", "columns", "width"), [(3, 64, 64, 256), (2, 41, 50, 96), (70, 14, 14, 64)])
+def test_sizes_of_which_one_sample_is_many_blocks(batch, rows, columns, width, salience_weights, device):
+    given = arguments(device, torch.float32, batch, rows, columns, width)
+    actual = relevance_scores(*given, None, salience_weights)
+    exact = relevance_scores(*(t.double() for t in given), None, salience_weights)
+    torch.testing.assert_close(actual.double(), exact, rtol=0, atol=1e-5)
+    assert torch.equal(relevance_scores(*given, None, salience_weights), actual)
+    alone = relevance_scores(*(t[1:2] for t in given), None, salience_weights)
+    assert torch.equal(alone[0], actual[1])
+
+
+def test_features_that_need_a_wide_query_are_scored_alike(device):
+    """A query of more bytes than a block's shared memory is given."""
+    given = arguments(device, torch.float32, 2, 2, 3, 9000)
+    exact = relevance_scores(*(t.double() for t in given))
+    torch.testing.assert_close(relevance_scores(*given).double(), exact, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [3e4, -torch.inf])
+def test_what_a_row_holds_does_not_reach_the_others(value, device):
+    given = arguments(device, torch.float32, width=33)
+    expected = relevance_scores(*given, None, (1.0, 1.0, 0.0))
+    given[0][1, 2, 3] = value
+    actual = relevance_scores(*given, None, (1.0, 1.0, 0.0))
+    others = torch.ones_like(actual, dtype=torch.bool)
+    others[1, 2] = False
+    assert torch.equal(actual[others], expected[others])
