@@ -14,7 +14,7 @@ help:
 	@echo "make test    linters and tests"
 	@echo "make lint    ruff, mypy, import-linter, clang-format (make format mends what can be mended)"
 	@echo "make docs    docs/cli.md and the README's tables, from the code"
-	@echo "make bench   load time, start-up time"
+	@echo "make bench   operators beside the alternatives; load time, start-up time"
 	@echo "make clean   removes the venv, the build and the caches"
 
 $(READY): pyproject.toml constraints.txt
@@ -55,8 +55,10 @@ format: $(READY)
 docs: build
 	$(BIN)/python -m exportkit.cli.reference
 	$(BIN)/python -m exportkit.ops._table
+	$(BIN)/python -m exportkit.bench.document
 
 bench: build
+	$(BIN)/exportkit bench ops -o artifacts/bench.json
 	@test -f artifacts/arr_coc.pt2 || { $(BIN)/exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2 && $(BIN)/exportkit package artifacts/arr_coc_aoti.pt2 -o artifacts/arr_coc.pt2; }
 	$(BIN)/python benchmarks/load_time.py artifacts/arr_coc.pt2
 

@@ -62,6 +62,10 @@ class OperatorNotExportableError(ExportError):
     """A custom operator of the graph cannot travel: no fake kernel, or implemented in Python only."""
 
 
+class WrongResultError(ExportkitError):
+    """What was to be timed does not compute what its reference computes."""
+
+
 class ModelRunError(ExportkitError):
     """Compiled code, or an operator it called, failed on inputs that the package allows."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from exportkit.bench import document
 from exportkit.ops._table import with_table
 
 ROOT = Path(__file__).parents[2]
@@ -22,11 +23,18 @@ def test_the_readme_has_the_operator_table_of_the_specs():
     assert with_table(readme) == readme, "stale: run `make docs`"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_documents_lead_somewhere(document: Path):
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text()):
+def test_the_documents_have_the_numbers_of_the_committed_results():
+    readme, found = (ROOT / "README.md").read_text(), document.load_results()
+    assert "<!-- performance" in readme
+    assert document.with_performance(readme, found) == readme, "stale: run `make docs`"
+    assert document.PERFORMANCE.read_text() == document.performance(found), "stale: run `make docs`"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(path: Path):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text()):
         if not target.startswith(("http://", "https://", "mailto:")):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
 def test_every_decision_is_in_the_index():
@@ -37,9 +45,9 @@ def test_every_decision_is_in_the_index():
 
 
 def test_files_named_in_the_documents_exist():
-    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
-        for name in re.findall(r"`((?:tests|benchmarks|exportkit|csrc|docs)/[\w./-]+\.\w+)`", document.read_text()):
-            assert (ROOT / name).exists(), f"{document.name} names {name}"
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        for name in re.findall(r"`((?:tests|benchmarks|exportkit|csrc|docs)/[\w./-]+\.\w+)`", path.read_text()):
+            assert (ROOT / name).exists(), f"{path.name} names {name}"
 
 
 def test_no_source_is_longer_than_a_reader_can_hold():

@@ -1,0 +1,81 @@
+"""What a user would pick where a library has the same: calls of our operators' signatures, and what they call.
+
+They are timed beside ours after their results were compared with the reference's. They need not agree everywhere: a
+library breaks ties its own way.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Library:
+    """An alternative to an operator. `needs` is the package to install, where it is not torch."""
+
+    what: str
+    function: Callable[..., Any]
+    needs: str | None = None
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot be timed here."""
+        if self.needs is None or importlib.util.find_spec(self.needs) is not None:
+            return None
+        return f"{self.needs} is not installed"
+
+
+def _kornia(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    from kornia.color import rgb_to_grayscale, rgb_to_lab
+    from kornia.filters import spatial_gradient
+
+    gradients = spatial_gradient(rgb_to_grayscale(rgb), mode="sobel", order=1, normalized=True)
+    return rgb_to_lab(rgb), gradients[:, :, 0], gradients[:, :, 1]
+
+
+def _categorical(features: Tensor) -> Tensor:
+    entropy = torch.distributions.Categorical(logits=features, validate_args=False).entropy()
+    return entropy / math.log(features.shape[-1])
+
+
+def _cosine_similarity(features: Tensor, query: Tensor) -> Tensor:
+    return (1 + functional.cosine_similarity(features, query.unsqueeze(1), dim=-1)) / 2
+
+
+def _topk(scores: Tensor, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    indices = torch.topk(scores, k, dim=1).indices
+    return features.gather(1, indices.unsqueeze(-1).expand(-1, -1, features.shape[-1])), indices
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.layer_norm(x, weight.shape, weight, bias)
+
+
+def _rms_norm_quantize(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    normed = functional.rms_norm(x, weight.shape, weight, 1e-6)
+    scale = normed.abs().amax(-1).float() / 127
+    return (normed / scale.unsqueeze(-1)).round_().clamp_(-127, 127).to(torch.int8), scale
+
+
+def _add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.add(a, b, out=out)
+
+
+KORNIA = Library("kornia's rgb_to_lab and spatial_gradient", _kornia, needs="kornia")
+CATEGORICAL = Library("torch.distributions.Categorical.entropy", _categorical)
+COSINE_SIMILARITY = Library("torch.nn.functional.cosine_similarity", _cosine_similarity)
+TOPK = Library("torch.topk and gather", _topk)
+LAYER_NORM = Library("torch.nn.functional.layer_norm", _layer_norm)
+RMS_NORM = Library("torch.nn.functional.rms_norm, amax, round, clamp", _rms_norm_quantize)
+SOFTMAX = Library("torch.softmax", lambda x: torch.softmax(x, -1))
+SUM = Library("torch.sum", lambda x, dim: torch.sum(x, dim))
+RELU = Library("torch.relu", torch.relu)
+ADD_OUT = Library("torch.add(out=)", _add_out)

@@ -1,0 +1,330 @@
+"""Operators beside their references: eager, compiled, and what a library has."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from exportkit.bench.results import OURS, Direction, Measurement, Row
+from exportkit.bench.sizes import Benchmark, Subject, subjects
+from exportkit.bench.timing import Alternative, Call, measure
+from exportkit.errors import UsageError, WrongResultError
+
+EAGER, COMPILE, LIBRARY = "eager", "compile", "library"
+ALTERNATIVES = (EAGER, COMPILE, LIBRARY)
+
+# Of a gradient or a library's result against the reference's, relative to its norm: both sum in orders of their own.
+_NORMWISE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_LIBRARY_AGREEMENT = 0.97
+_MAX_SETS = 16
+_CPU_CACHE = 32 << 20  # bytes: a core's share of most third-level caches
+
+
+@dataclass(frozen=True)
+class OperatorOptions:
+    """What to time.
+
+    Attributes:
+        names: Operators and chains; none for all.
+        directions: Forward calls, gradients, or both.
+        dtype: In place of the table's.
+        against: Of ALTERNATIVES.
+        sizes: Only sizes whose label contains one of these; none for all.
+        seconds: For each alternative of a row.
+        seed: Of the inputs.
+    """
+
+    names: Sequence[str] = ()
+    directions: Sequence[Direction] = ("forward", "backward")
+    dtype: torch.dtype | None = None
+    against: Sequence[str] = ALTERNATIVES
+    sizes: Sequence[str] = ()
+    seconds: float = 1.0
+    seed: int = 0
+
+
+def bench_operators(
+    device: torch.device, rate: float, options: OperatorOptions, progress: Callable[[str], None]
+) -> Iterator[Row]:
+    """Times operators, a row at a time.
+
+    Args:
+        device: Usable here.
+        rate: GB/s of a large copy on it.
+        options: What to time.
+        progress: Told what is about to be timed.
+
+    Raises:
+        UsageError: A name or size that there is not.
+        WrongResultError: An operator's result or gradient is not the reference's. It is not timed.
+    """
+    for subject, benchmark, dtype, direction in _chosen(subjects(device), options):
+        progress(f"{subject.name} {benchmark.size} {str(dtype)[6:]} {direction}")
+        with torch.random.fork_rng():
+            torch.manual_seed(options.seed)
+            yield _row(subject, benchmark, dtype, direction, device, rate, options)
+
+
+def _chosen(
+    found: dict[str, Subject], options: OperatorOptions
+) -> list[tuple[Subject, Benchmark, torch.dtype, Direction]]:
+    if unknown := [name for name in options.names if name not in found]:
+        raise UsageError(f"there is no operator {unknown[0]!r} to time", hint=f"There are {', '.join(found)}.")
+    chosen = [
+        (subject, benchmark, options.dtype or benchmark.dtype, direction)
+        for name in options.names or found
+        for subject in [found[name]]
+        for benchmark in subject.benchmarks
+        for direction in options.directions
+        if (direction == "forward" or subject.differentiable)
+        and (not options.sizes or any(size in benchmark.size for size in options.sizes))
+    ]
+    if not chosen:
+        sizes = {benchmark.size for name in options.names or found for benchmark in found[name].benchmarks}
+        raise UsageError(
+            f"nothing to time: {', '.join(options.names) or 'no operator'} has no {' or '.join(options.directions)} "
+            f"of size {' or '.join(options.sizes) or 'any'}",
+            hint=f"The sizes are {'; '.join(sorted(sizes))}.",
+        )
+    return chosen
+
+
+def _row(
+    subject: Subject,
+    benchmark: Benchmark,
+    dtype: torch.dtype,
+    direction: Direction,
+    device: torch.device,
+    rate: float,
+    options: OperatorOptions,
+) -> Row:
+    task = (_Forward if direction == "forward" else _Backward)(subject, benchmark, dtype, device)
+    expected = task.run(subject.reference)
+    _check(subject, benchmark, task.direction, expected, task.run(subject.function), dtype)
+    moved = task.moved_bytes(expected)
+    ready = [Alternative(OURS, f"arr_coc::{subject.name}", task.calls(subject.function))]
+    failed: list[Measurement] = []
+    with ExitStack() as stack:
+        if direction == "forward":
+            stack.enter_context(torch.no_grad())
+        else:  # a graph that is kept for the next call
+            stack.enter_context(torch._functorch.config.patch(donated_buffer=False))
+        for name in options.against:
+            function, what, missing = _alternative(name, subject, benchmark)
+            if function is None:
+                continue
+            reason = missing
+            if reason is None:
+                try:
+                    result = task.run(function)
+                    reason = _disagreement(expected, result, dtype) if name == LIBRARY else None
+                    if reason is None:
+                        ready.append(Alternative(name, what, task.calls(function)))
+                except Exception as error:  # whatever a compiler or a library raises is a finding about it
+                    reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+            if reason is not None:
+                failed.append(Measurement(name, what, note=reason))
+        del expected
+        measured = measure(ready, device, options.seconds)
+    return Row(
+        subject=subject.name,
+        size=benchmark.size,
+        dtype=str(dtype).removeprefix("torch."),
+        direction=direction,
+        moved_bytes=moved,
+        limit=moved / rate / 1e6,
+        measurements=(*measured, *failed),
+    )
+
+
+def _alternative(
+    name: str, subject: Subject, benchmark: Benchmark
+) -> tuple[Callable[..., Any] | None, str, str | None]:
+    """(function, what it is, why it cannot be timed); no function where the benchmark has no such alternative."""
+    if name == EAGER:
+        return subject.reference, "the ATen reference", None
+    if name == COMPILE:
+        torch._dynamo.reset()  # or the next size would be compiled for any size
+        return torch.compile(subject.reference, fullgraph=True, dynamic=False), "torch.compile of the reference", None
+    if benchmark.library is None:
+        return None, "", None
+    return benchmark.library.function, benchmark.library.what, benchmark.library.missing
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+class _Forward:
+    """Calls of a function on inputs that are drawn once, enough of them that no cache holds them all."""
+
+    direction: Direction = "forward"
+
+    def __init__(self, subject: Subject, benchmark: Benchmark, dtype: torch.dtype, device: torch.device) -> None:
+        self.subject, self.benchmark, self.dtype, self.device = subject, benchmark, dtype, device
+        first = benchmark.draw(device, dtype)
+        count = min(_MAX_SETS, math.ceil(2 * _cache_bytes(device) / max(1, _bytes(first))))
+        self.inputs = [first, *(benchmark.draw(device, dtype) for _ in range(count - 1))]
+
+    def run(self, function: Callable[..., Any]) -> list[Tensor]:
+        """What the function returns for the first inputs, or writes into them."""
+        args, kwargs = tree_map_only(Tensor, torch.clone, self.inputs[0])
+        with torch.no_grad():
+            result = function(*args, **kwargs)
+        self.writes = result is None
+        return _tensors((args, kwargs) if self.writes else result)
+
+    def calls(self, function: Callable[..., Any]) -> list[Call]:
+        """One for each set of inputs."""
+        return [partial(function, *args, **kwargs) for args, kwargs in self.inputs]
+
+    def moved_bytes(self, outputs: Sequence[Tensor]) -> int:
+        """What must move for one call."""
+        if (moved := self.benchmark.moved) is not None:
+            return moved.elements * self.dtype.itemsize + moved.beside
+        return _bytes(self.inputs[0]) + (0 if self.writes else _bytes(outputs))
+
+
+class _Backward(_Forward):
+    """Gradients by the inputs that have one; the forward call is made beforehand, once for each function."""
+
+    direction: Direction = "backward"
+
+    def __init__(self, subject: Subject, benchmark: Benchmark, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(subject, benchmark, dtype, device)
+        del self.inputs[4:]  # every set keeps what the reference saves for its gradient
+        names = list(inspect.signature(subject.reference).parameters)
+        self.places = [names.index(name) for name in subject.differentiable if names.index(name) < len(benchmark.args)]
+        generator = torch.Generator(device).manual_seed(0)
+        with torch.no_grad():
+            outputs = _tensors(subject.function(*self.inputs[0][0], **self.inputs[0][1]))
+        self.upstream = [
+            torch.randn(out.shape, generator=generator, device=device).to(out.dtype)
+            for out in outputs
+            if out.is_floating_point()
+        ]
+
+    def run(self, function: Callable[..., Any]) -> list[Tensor]:
+        """The gradients for the first inputs."""
+        return list(self._gradient(function, *self.inputs[0])())
+
+    def calls(self, function: Callable[..., Any]) -> list[Call]:
+        """One for each set of inputs."""
+        return [self._gradient(function, args, kwargs) for args, kwargs in self.inputs]
+
+    def moved_bytes(self, outputs: Sequence[Tensor]) -> int:
+        """What must move for the gradients: the inputs and the outputs' gradients in, the inputs' gradients out."""
+        if (moved := self.benchmark.moved_backward) is not None:
+            return moved.elements * self.dtype.itemsize + moved.beside
+        return 2 * _bytes(outputs) + _bytes(self.upstream)
+
+    def _gradient(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        leaves = [args[place].detach().requires_grad_() for place in self.places]
+        arguments = list(args)
+        for place, leaf in zip(self.places, leaves):
+            arguments[place] = leaf
+        outputs = [out for out in _tensors(function(*arguments, **kwargs)) if out.is_floating_point()]
+        pairs = [(out, grad) for out, grad in zip(outputs, self.upstream) if out.requires_grad]
+        outputs, upstream = [out for out, _ in pairs], [grad for _, grad in pairs]
+        return lambda: torch.autograd.grad(outputs, leaves, upstream, retain_graph=True)
+
+
+def _cache_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    return _CPU_CACHE
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _bytes(value: Any) -> int:
+    return sum(tensor.nbytes for tensor in _tensors(value))
+
+
+# --- nothing wrong is timed -------------------------------------------------------------------------------------------
+
+
+def _check(
+    subject: Subject,
+    benchmark: Benchmark,
+    direction: Direction,
+    expected: Sequence[Tensor],
+    actual: Sequence[Tensor],
+    dtype: torch.dtype,
+) -> None:
+    """Holds our results against the reference's.
+
+    Raises:
+        WrongResultError: They differ.
+    """
+    where = f"{subject.name} {direction} at {benchmark.size} in {str(dtype)[6:]}"
+    hint = "It was not timed. `pytest tests/ops` says what else is wrong with it."
+    if len(expected) != len(actual):
+        raise WrongResultError(f"{where} returns {len(actual)} tensors; its reference {len(expected)}", hint=hint)
+    for number, (want, got) in enumerate(zip(expected, actual)):
+        if (want.shape, want.dtype) != (got.shape, got.dtype):
+            raise WrongResultError(
+                f"{where}: output {number} is {got.dtype} {list(got.shape)}; its reference's {want.dtype} "
+                f"{list(want.shape)}",
+                hint=hint,
+            )
+        if direction == "backward":
+            error = _normwise(want, got)
+            allowed = _NORMWISE[dtype]
+            if not error <= allowed:
+                raise WrongResultError(
+                    f"{where}: gradient {number} is {error:.2g} of its norm away from the reference's; {allowed:g} is "
+                    "allowed",
+                    hint=hint,
+                )
+            continue
+        agree = _agreement(want, got, *subject.tolerance(want.dtype))
+        if agree < benchmark.agreement:
+            raise WrongResultError(
+                f"{where}: {1 - agree:.2%} of output {number} is not within tolerance of the reference's", hint=hint
+            )
+
+
+def _disagreement(expected: Sequence[Tensor], actual: Sequence[Tensor], dtype: torch.dtype) -> str | None:
+    """Why a library's result is not the same thing, if it is not."""
+    if [tensor.shape for tensor in expected] != [tensor.shape for tensor in actual]:
+        return "its results have other shapes"
+    rtol = _NORMWISE[dtype]
+    for want, got in zip(expected, actual):
+        if want.is_floating_point():
+            atol = rtol * want.abs().mean(dtype=torch.float32).item()
+        else:
+            atol = float(want.dtype == torch.int8)  # one step of a quantised value is a matter of rounding
+        agree = _agreement(want, got, rtol, atol)
+        if agree < _LIBRARY_AGREEMENT:
+            return f"{1 - agree:.2%} of its results are others"
+    return None
+
+
+def _agreement(expected: Tensor, actual: Tensor, rtol: float, atol: float) -> float:
+    """The share of elements within tolerance; 1 where there are none."""
+    if not expected.numel():
+        return 1.0
+    if not expected.is_floating_point() and not atol:
+        return (expected == actual).float().mean().item()
+    wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
+    close = torch.isclose(actual.to(wide), expected.to(wide), rtol=rtol, atol=atol, equal_nan=True)
+    return 1 - (close.numel() - int(close.sum())) / close.numel()
+
+
+def _normwise(expected: Tensor, actual: Tensor) -> float:
+    """|actual - expected| / |expected|; NaN stays."""
+    difference = torch.linalg.vector_norm((actual.double() - expected.double()).flatten())
+    return (difference / torch.linalg.vector_norm(expected.double().flatten()).clamp(min=1e-30)).item()

@@ -1,0 +1,284 @@
+"""Packages beside the model they were made from: eager, with operators and with their references, and compiled."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from exportkit.bench.references import NoOperators, OperatorCalled, References
+from exportkit.bench.results import OURS, Measurement, Row
+from exportkit.bench.timing import Alternative, Within, measure
+from exportkit.errors import UsageError, WrongResultError
+from exportkit.export.cases import draw_inputs, eager_mode, state_sha256
+from exportkit.export.model import load_operator_libraries, load_our_operators, resolve
+from exportkit.export.program import parse_floating, prepared
+from exportkit.package.manifest import Call, Manifest
+from exportkit.package.sizes import label_of
+from exportkit.runtime.loader import load
+from exportkit.runtime.model import Model
+from exportkit.spec import ExportSpec
+from exportkit.verify.compare import compare_outputs
+from exportkit.verify.outcomes import Match
+
+EAGER, OPERATORS, COMPILE = "eager", "eager with operators", "compile"
+ALTERNATIVES = (EAGER, COMPILE)
+
+_Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+_MAX_SETS = 4
+_ENOUGH_BYTES = 128 << 20  # of inputs, to rotate through
+
+
+@dataclass(frozen=True)
+class PackageOptions:
+    """What to time a package against, and at which sizes.
+
+    Attributes:
+        against: "eager", "compile".
+        sizes: Such as "batch=8,gh=28,gw=28"; those of the recorded cases by default.
+        seconds: For each alternative at each size.
+        seed: Of the inputs.
+        model: MODEL, where it is not what the package recorded.
+        weights: Of the eager model, where it was exported with a weights file.
+        op_libraries: Operator libraries that a package without them needs.
+    """
+
+    against: Sequence[str] = ALTERNATIVES
+    sizes: Sequence[str] = ()
+    seconds: float = 1.0
+    seed: int = 0
+    model: str | None = None
+    weights: Path | None = None
+    op_libraries: Sequence[Path] = ()
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    name: str
+    model: Model
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way to call the model, before it is known whether it answers rightly."""
+
+    name: str
+    what: str
+    function: Callable[..., Any]
+    within: Within = nullcontext
+
+
+def bench_packages(
+    paths: Sequence[Path], device: torch.device, options: PackageOptions, progress: Callable[[str], None]
+) -> Iterator[Row]:
+    """Times packages, a size at a time. The first is the one that everything else is compared with.
+
+    Args:
+        paths: They take and return the same.
+        device: Usable here.
+        options: What to time them against.
+        progress: Told what is about to be done.
+
+    Raises:
+        UsageError: The packages take different inputs, a size means nothing, or MODEL cannot be found.
+        WrongResultError: A package does not answer what eager answers. It is not timed.
+        PackageError: A package is bad.
+    """
+    load_our_operators()
+    load_operator_libraries(options.op_libraries)
+    with ExitStack() as stack:
+        progress(f"loading {', '.join(path.name for path in paths)}")
+        loaded = [_load(path, device, stack, first=number == 0) for number, path in enumerate(paths)]
+        manifest = loaded[0].model.manifest
+        for other in loaded[1:]:
+            if _interface(other.model.manifest.call) != _interface(manifest.call):
+                raise UsageError(f"{other.name} does not take and return what {paths[0].name} does")
+        spec, note = _eager(manifest, device, options, stack, progress)
+        stack.enter_context(eager_mode(tf32=manifest.provenance.tf32))
+        for sizes, inputs in _inputs(loaded[0].model, spec, options):
+            progress(f"{paths[0].name} at {label_of(sizes)}")
+            yield _row(loaded, spec, note, sizes, inputs, device, options)
+
+
+def _load(path: Path, device: torch.device, stack: ExitStack, *, first: bool) -> _Loaded:
+    start = time.perf_counter()
+    model = stack.enter_context(load(path, device=str(device)))
+    return _Loaded(OURS if first else path.stem, model, (time.perf_counter() - start) * 1e3)
+
+
+def _interface(call: Call) -> Any:
+    """What callers see, which two packages to compare must have in common."""
+    outputs = [(output.name, output.dtype) for output in call.outputs]
+    return call.parameters, [(tensor.name, tensor.dtype, tensor.shape) for tensor in call.inputs], outputs
+
+
+def _eager(
+    manifest: Manifest, device: torch.device, options: PackageOptions, stack: ExitStack, progress: Callable[[str], None]
+) -> tuple[ExportSpec | None, str | None]:
+    """The eager model on the device, or why there is none."""
+    source, model = manifest.source, options.model or manifest.source.model
+    if not options.against:
+        return None, None
+    if model is None:
+        return None, "the package was exported from an object, not from a MODEL that can be imported; name it: --model"
+    progress(f"making the eager model {model}")
+    resolved = resolve(model, model_kwargs=source.model_kwargs, weights=options.weights, seed=source.seed)
+    spec = stack.enter_context(prepared(resolved.spec, device, parse_floating(source.dtype)))
+    if state_sha256(spec.model) != source.state_sha256:
+        raise UsageError(
+            f"{model} has other weights today than when it was exported",
+            hint="Export it again, or give the weights it was exported with (--weights).",
+        )
+    return spec, None
+
+
+def _inputs(
+    model: Model, spec: ExportSpec | None, options: PackageOptions
+) -> Iterator[tuple[dict[str, int], list[_Inputs]]]:
+    """(sizes, sets of (args, kwargs) on the device) for each size to time at."""
+    call = model.manifest.call
+    if not options.sizes:
+        if not model.cases:
+            raise UsageError(f"the package {model.manifest.name} has no recorded cases", hint="Give --size.")
+        for case in model.cases:
+            yield dict(case.sizes), [(case.args, dict(case.kwargs))]
+        return
+    if spec is None:
+        raise UsageError(
+            "--size needs the eager model, whose inputs are drawn", hint="Leave it out for recorded cases."
+        )
+    for text in options.sizes:
+        sizes = parse_sizes(text, call)
+        first = draw_inputs(spec, call, sizes, options.seed)
+        count = min(_MAX_SETS, math.ceil(_ENOUGH_BYTES / max(1, sum(t.nbytes for t in _tensors(first)))))
+        drawn = [first, *(draw_inputs(spec, call, sizes, options.seed + 1 + i) for i in range(count - 1))]
+        yield sizes, [tree_map_only(Tensor, lambda t: t.to(model.device), one) for one in drawn]
+
+
+def parse_sizes(text: str, call: Call) -> dict[str, int]:
+    """`batch=8,gh=28` as a number for each dimension of a call.
+
+    Raises:
+        UsageError: A dimension is missing, unknown or out of its range.
+    """
+    ranges = {dimension.name: dimension for dimension in call.dimensions}
+    hint = "Give " + ",".join(f"{d.name}=N" for d in call.dimensions) + ", where "
+    hint += ", ".join(f"{d.name} is {d.min} to {d.max}" for d in call.dimensions) + "."
+    sizes = {}
+    for part in filter(None, text.split(",")):
+        name, equals, number = (piece.strip() for piece in part.partition("="))
+        if not equals or not number.isdecimal() or name not in ranges:
+            raise UsageError(f"--size {text}: {part!r} gives no dimension a size", hint=hint)
+        if not ranges[name].min <= int(number) <= ranges[name].max:
+            raise UsageError(f"--size {text}: {name} is out of its range", hint=hint)
+        sizes[name] = int(number)
+    if missing := [name for name in ranges if name not in sizes]:
+        raise UsageError(f"--size {text}: {', '.join(missing)} is missing", hint=hint)
+    return sizes
+
+
+def _row(
+    loaded: Sequence[_Loaded],
+    spec: ExportSpec | None,
+    note: str | None,
+    sizes: Mapping[str, int],
+    inputs: Sequence[_Inputs],
+    device: torch.device,
+    options: PackageOptions,
+) -> Row:
+    manifest = loaded[0].model.manifest
+    ways = [_Way(one.name, f"exportkit.load, target {one.model.target.name}", one.model) for one in loaded]
+    expected, replaced = _expected(loaded[0].model, spec, sizes, inputs[0])
+    ways += _eager_ways(spec, manifest, replaced, options)
+    ready: list[Alternative] = []
+    failed = [Measurement(name, "the eager model", note=note) for name in options.against if note]
+    for way in ways:
+        if (reason := _difference(way, inputs[0], manifest.call, expected)) is None:
+            calls = [partial(way.function, *args, **kwargs) for args, kwargs in inputs]
+            ready.append(Alternative(way.name, way.what, calls, way.within))
+        elif way.name == COMPILE:
+            failed.append(Measurement(way.name, way.what, note=reason))
+        else:
+            raise WrongResultError(
+                f"{way.name} does not answer what eager answers at {label_of(sizes)}: {reason}",
+                hint="It was not timed. `exportkit verify` says more.",
+            )
+    load_ms = {one.name: one.milliseconds for one in loaded}
+    measured = [
+        msgspec.structs.replace(m, load_ms=load_ms.get(m.name)) for m in measure(ready, device, options.seconds)
+    ]
+    return Row(
+        subject=manifest.name,
+        size=label_of(sizes),
+        dtype=next((i.dtype for i in manifest.call.inputs if "float" in i.dtype), manifest.call.inputs[0].dtype),
+        direction="forward",
+        moved_bytes=None,
+        limit=None,
+        measurements=(*measured, *failed),
+    )
+
+
+def _expected(
+    package: Model, spec: ExportSpec | None, sizes: Mapping[str, int], inputs: _Inputs
+) -> tuple[list[Tensor], bool]:
+    """What eager answers, on references where our operators can be replaced, and whether they can.
+
+    Where there is no eager model, what it answered at export.
+    """
+    if spec is None:
+        return _tensors(next(case.outputs for case in package.cases if dict(case.sizes) == dict(sizes))), False
+    try:
+        with References(), NoOperators():
+            return _tensors(spec.model(*inputs[0], **inputs[1])), True
+    except OperatorCalled:
+        return _tensors(spec.model(*inputs[0], **inputs[1])), False
+
+
+def _eager_ways(spec: ExportSpec | None, manifest: Manifest, replaced: bool, options: PackageOptions) -> list[_Way]:
+    if spec is None:
+        return []
+    ours = any(operator.name.startswith("arr_coc::") for operator in manifest.operators)
+    what = "the eager model"
+    if ours:
+        what += ", references for operators" if replaced else ", with its operators: it calls them through torch.ops"
+    plain = References() if ours and replaced else nullcontext()
+    ways = []
+    if EAGER in options.against:
+        ways.append(_Way(EAGER, what, spec.model, lambda: plain))
+        if ours and replaced:
+            ways.append(_Way(OPERATORS, "the eager model", spec.model))
+    if COMPILE in options.against:
+        torch._dynamo.reset()  # or the next size would be compiled for any size
+        ways.append(_Way(COMPILE, f"torch.compile of {what}", torch.compile(spec.model, dynamic=False), lambda: plain))
+    return ways
+
+
+def _difference(way: _Way, inputs: _Inputs, call: Call, expected: Sequence[Tensor]) -> str | None:
+    """How a way's answer differs from what is expected, if it does."""
+    args, kwargs = tree_map_only(Tensor, torch.clone, inputs)
+    try:
+        with way.within():
+            answer = _tensors(way.function(*args, **kwargs))
+    except Exception as error:
+        if way.name != COMPILE:
+            raise
+        # Whatever a compiler raises is a finding about it.
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+    verdict = compare_outputs(call.outputs, expected, answer)
+    return None if isinstance(verdict, Match) else verdict.message
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -1,0 +1,291 @@
+"""The one table of benchmark sizes: those that a vision pipeline has, smaller on a CPU.
+
+An operator that is not in the table is timed at the samples of its SPEC, so a new one needs no entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from exportkit.bench import libraries
+from exportkit.bench.libraries import Library
+from exportkit.ops import SPECS, OpSpec
+
+K, PATCH = 200, 16
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A tensor to be drawn: "uniform" in [0, 1) or "normal". Without a dtype it has the benchmark's."""
+
+    shape: tuple[int, ...]
+    kind: str
+    dtype: torch.dtype | None = None
+
+    def draw(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """On the device, from torch's global generator."""
+        make = torch.rand if self.kind == "uniform" else torch.randn
+        return make(self.shape, device=device, dtype=torch.float32).to(self.dtype or dtype)
+
+
+def uniform(*shape: int) -> Drawn:
+    """In [0, 1), as colours and scores are."""
+    return Drawn(shape, "uniform")
+
+
+def normal(*shape: int) -> Drawn:
+    """As features are."""
+    return Drawn(shape, "normal")
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What must move: elements of the benchmark's dtype, and bytes beside them."""
+
+    elements: int
+    beside: int = 0
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One call to time.
+
+    Attributes:
+        size: What distinguishes it, in the operator's own letters.
+        args: Positional; tensors are `Drawn`.
+        kwargs: By name.
+        dtype: Of the floating tensors, unless the caller wants another.
+        library: What a user would pick instead.
+        moved: What must move, where it is not every input and every output once.
+        moved_backward: Likewise for the gradient, where it is not every differentiable input once, its gradient, and
+            the outputs' gradients.
+        agreement: The share of elements that must agree with the reference: below 1 where a tie may fall either way.
+    """
+
+    size: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    library: Library | None = None
+    moved: Moved | None = None
+    moved_backward: Moved | None = None
+    agreement: float = 1.0
+
+    def draw(self, device: torch.device, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Fresh arguments."""
+        return tree_map(lambda x: x.draw(device, dtype) if isinstance(x, Drawn) else x, (self.args, dict(self.kwargs)))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is timed against its reference: an operator, or a chain of them."""
+
+    name: str
+    function: Callable[..., Any]
+    reference: Callable[..., Any]
+    tolerance: Callable[[torch.dtype], tuple[float, float]]
+    differentiable: tuple[str, ...]
+    benchmarks: tuple[Benchmark, ...]
+
+
+def subjects(device: torch.device) -> dict[str, Subject]:
+    """Everything that can be timed on a device, by name: operators in their own order, then chains."""
+    on_gpu = device.type == "cuda"
+    found = {}
+    for name, spec in SPECS.items():
+        if not name.endswith("_grad"):  # gradients are timed as the backward of their operator
+            benchmarks = tuple(_TABLE[name](on_gpu)) if name in _TABLE else tuple(_of_samples(spec, device))
+            found[name] = Subject(name, spec.wrapper, spec.reference, spec.tolerance, spec.differentiable, benchmarks)
+    if "relevance_scores" in SPECS:
+        found["scores_to_budgets"] = _scores_to_budgets(on_gpu)
+    return found
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+# (batch, side), (batch, patches, width), (rows, columns): whether on a GPU -> sizes.
+_IMAGES = {True: [(1, 448), (1, 1024), (8, 1024), (32, 1024)], False: [(1, 448), (2, 1024)]}
+_FEATURES = {True: [(1, 1024, 768), (8, 4096, 1024), (64, 4096, 1024)], False: [(1, 1024, 384), (8, 1024, 384)]}
+_ROWS = {True: [(65536, 1024), (16384, 4096), (4096, 1024)], False: [(4096, 1024), (1024, 768)]}
+_ROW_DTYPE = {True: torch.float16, False: torch.float32}
+_WEIGHTS = Drawn((3,), "uniform")
+
+
+def _fused_texture(on_gpu: bool) -> Iterator[Benchmark]:
+    for batch, side in _IMAGES[on_gpu]:
+        yield Benchmark(f"{batch}x3x{side}x{side}", (uniform(batch, 3, side, side),), library=libraries.KORNIA)
+
+
+def _texture_statistics(on_gpu: bool) -> Iterator[Benchmark]:
+    for batch, side in _IMAGES[on_gpu]:
+        side -= side % PATCH
+        yield Benchmark(f"{batch}x3x{side}x{side} P{PATCH}", (uniform(batch, 3, side, side), PATCH))
+
+
+def _compute_entropy(on_gpu: bool) -> Iterator[Benchmark]:
+    for b, n, d in _FEATURES[on_gpu]:
+        yield Benchmark(f"B{b} N{n} D{d}", (normal(b, n, d),), library=libraries.CATEGORICAL)
+
+
+def _query_alignment(on_gpu: bool) -> Iterator[Benchmark]:
+    for b, n, d in _FEATURES[on_gpu]:
+        args = (normal(b, n, d), normal(b, d))
+        yield Benchmark(f"B{b} N{n} D{d}", args, library=libraries.COSINE_SIMILARITY)
+
+
+def _compute_salience(on_gpu: bool) -> Iterator[Benchmark]:
+    for b, n, d in _FEATURES[on_gpu]:
+        side = round(n**0.5) * PATCH
+        maps = uniform(b, 3, side, side), uniform(b, 1, side, side), uniform(b, 1, side, side)
+        yield Benchmark(f"B{b} N{n} D{d} P{PATCH}", (normal(b, n, d), *maps, PATCH))
+
+
+def _opponent_balance(on_gpu: bool) -> Iterator[Benchmark]:
+    for b, n, _ in _FEATURES[on_gpu]:
+        yield Benchmark(f"B{b} N{n}", (uniform(b, n), uniform(b, n), uniform(b, n), _WEIGHTS))
+
+
+def _top_k_patches(on_gpu: bool) -> Iterator[Benchmark]:
+    for b, n, d in _FEATURES[on_gpu]:
+        yield Benchmark(
+            f"B{b} N{n} D{d} k{K}",
+            (uniform(b, n), normal(b, n, d), K),
+            library=libraries.TOPK,
+            # k rows of the features are read and written; in the gradient k are read and N written.
+            moved=Moved(b * (n + 2 * K * d), 8 * b * K),
+            moved_backward=Moved(b * (K + n) * d, 8 * b * K),
+        )
+
+
+def _allocate_lod_tokens(on_gpu: bool) -> Iterator[Benchmark]:
+    for b in (1, 8, 64):
+        yield Benchmark(f"B{b} K{K}", (uniform(b, K),))
+        yield Benchmark(f"B{b} K{K} total", (uniform(b, K), 64, 400, 1.0, K * 150))
+
+
+def _relevance_scores(on_gpu: bool) -> Iterator[Benchmark]:
+    for b, n, d in _FEATURES[on_gpu]:
+        side = round(n**0.5)
+        args = (normal(b, n, d), normal(b, d), normal(b, 3, side, side), uniform(b, 1, side, side), _WEIGHTS)
+        yield Benchmark(f"B{b} N{n} D{d}", args)
+        yield Benchmark(f"B{b} N{n} D{d}, no feature salience", args, {"salience_weights": [0.5, 0.5, 0.0]})
+
+
+def _fused_layer_norm(on_gpu: bool) -> Iterator[Benchmark]:
+    for rows, columns in _ROWS[on_gpu]:
+        args = (normal(rows, columns), normal(columns), normal(columns))
+        yield Benchmark(_rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=libraries.LAYER_NORM)
+
+
+def _rms_norm_quantize(on_gpu: bool) -> Iterator[Benchmark]:
+    for rows, columns in _ROWS[on_gpu]:
+        args = (normal(rows, columns), normal(columns))
+        # x / rms may lie within a rounding of half a step
+        yield Benchmark(
+            _rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=libraries.RMS_NORM, agreement=0.999
+        )
+
+
+def _softmax(on_gpu: bool) -> Iterator[Benchmark]:
+    for rows, columns in _ROWS[on_gpu]:
+        args = (normal(rows, columns),)
+        yield Benchmark(_rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=libraries.SOFTMAX)
+
+
+def _reduce_sum(on_gpu: bool) -> Iterator[Benchmark]:
+    for rows, columns in _ROWS[on_gpu]:
+        for dim in (1, 0):
+            size, left = f"{_rows(rows, columns)} dim {dim}", (rows, columns)[1 - dim]
+            yield Benchmark(
+                size,
+                (normal(rows, columns), dim),
+                dtype=_ROW_DTYPE[on_gpu],
+                library=libraries.SUM,
+                moved_backward=Moved(rows * columns + left),
+            )
+
+
+def _elementwise(
+    *rest: Any, inputs: int = 1, bias: bool = False, library: Library | None = None
+) -> Callable[[bool], Iterator[Benchmark]]:
+    def benchmarks(on_gpu: bool) -> Iterator[Benchmark]:
+        for rows, columns in _ROWS[on_gpu]:
+            args = (normal(rows, columns),) * inputs + (normal(columns),) * bias
+            yield Benchmark(_rows(rows, columns), (*args, *rest), dtype=_ROW_DTYPE[on_gpu], library=library)
+
+    return benchmarks
+
+
+def _add_out(on_gpu: bool) -> Iterator[Benchmark]:
+    for rows, columns in _ROWS[on_gpu]:
+        yield Benchmark(
+            _rows(rows, columns),
+            (normal(rows, columns),) * 3,
+            dtype=_ROW_DTYPE[on_gpu],
+            library=libraries.ADD_OUT,
+        )
+
+
+def _rows(rows: int, columns: int) -> str:
+    return f"{rows}x{columns}"
+
+
+_TABLE: Mapping[str, Callable[[bool], Iterable[Benchmark]]] = {
+    "fused_texture": _fused_texture,
+    "texture_statistics": _texture_statistics,
+    "compute_entropy": _compute_entropy,
+    "query_alignment": _query_alignment,
+    "compute_salience": _compute_salience,
+    "opponent_balance": _opponent_balance,
+    "relevance_scores": _relevance_scores,
+    "top_k_patches": _top_k_patches,
+    "allocate_lod_tokens": _allocate_lod_tokens,
+    "fused_layer_norm": _fused_layer_norm,
+    "rms_norm_quantize": _rms_norm_quantize,
+    "softmax": _softmax,
+    "reduce_sum": _reduce_sum,
+    "relu": _elementwise(library=libraries.RELU),
+    "bias_relu": _elementwise(bias=True),
+    "scale_bias_relu": _elementwise(0.5, bias=True),
+    "muladd": _elementwise(0.5, inputs=2),
+    "add_out": _add_out,
+}
+
+
+def _of_samples(spec: OpSpec, device: torch.device) -> Iterator[Benchmark]:
+    """Those of a SPEC that hold anything."""
+    for sample in spec.samples(device, spec.dtypes[0]):
+        if all(arg.numel() for arg in sample.args if isinstance(arg, Tensor)):
+            yield Benchmark(sample.label, sample.args, sample.kwargs, dtype=spec.dtypes[0])
+
+
+def _scores_to_budgets(on_gpu: bool) -> Subject:
+    """Features to chosen patches and their budgets, as the model goes in eval mode; every feature is read once."""
+
+    def chain(which: str) -> Callable[..., Any]:
+        scores, choose, budget = (
+            getattr(SPECS[name], which) for name in ("relevance_scores", "top_k_patches", "allocate_lod_tokens")
+        )
+
+        def run(features: Tensor, query: Tensor, colours: Tensor, edges: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+            relevance = scores(features, query, colours, edges, weights, salience_weights=[0.5, 0.5, 0.0])
+            kept, indices = choose(relevance, features, K)
+            return kept, indices, budget(relevance.gather(1, indices))
+
+        return run
+
+    benchmarks = []
+    for b, n, d in _FEATURES[on_gpu]:
+        side = round(n**0.5)
+        args = (normal(b, n, d), normal(b, d), normal(b, 3, side, side), uniform(b, 1, side, side), _WEIGHTS)
+        # Every feature once for its score; those kept once more, and written; colours, edges; indices and budgets.
+        moved = Moved(b * (n * (d + 4) + 2 * K * d), 16 * b * K)
+        benchmarks.append(Benchmark(f"B{b} N{n} D{d} k{K}", args, moved=moved, agreement=0.98))
+    tolerance = SPECS["relevance_scores"].tolerance
+    return Subject("scores_to_budgets", chain("wrapper"), chain("reference"), tolerance, (), tuple(benchmarks))

@@ -1,0 +1,219 @@
+"""How long calls take.
+
+The alternatives take turns, sample by sample, so that whatever drifts (clocks, temperature, neighbours) drifts for all
+of them. Inputs rotate, so that caches hold no more of them than in use.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exportkit.bench.results import Measurement, Timing
+
+Call = Callable[[], object]
+Within = Callable[[], AbstractContextManager[Any]]
+
+_MIN_SAMPLES, _MAX_SAMPLES = 5, 200
+_SHORTEST_SAMPLE = 200e-6  # seconds: shorter calls are timed several at a time
+_GRAPH_CALLS = 20  # at least, in one CUDA graph, so that the launch of the graph itself does not show
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to do the work.
+
+    Attributes:
+        name: Of the measurement.
+        what: What is called.
+        calls: One for each set of inputs, all equal in cost.
+        within: The state that the calls need, entered outside of the time taken.
+    """
+
+    name: str
+    what: str
+    calls: Sequence[Call]
+    within: Within = nullcontext
+
+
+def measure(alternatives: Sequence[Alternative], device: torch.device, seconds: float) -> list[Measurement]:
+    """Times alternatives beside each other.
+
+    Args:
+        alternatives: Compiled and warmed up by a first call, which must succeed.
+        device: Where they run.
+        seconds: To spend on each, about; each gets a few samples even where they take longer.
+    """
+    if device.type == "cuda":
+        return _measure_cuda(alternatives, seconds)
+    _warm_up(alternatives)
+    timings = _take_turns([_cpu_sampler(alternative) for alternative in alternatives], seconds)
+    return [
+        Measurement(alternative.name, alternative.what, call=timing, peak_bytes=_cpu_peak(alternative))
+        for alternative, timing in zip(alternatives, timings)
+    ]
+
+
+def copy_rate(device: torch.device) -> float:
+    """GB/s of a large copy, bytes read plus bytes written: what a kernel that only moves memory can reach."""
+    size = (1 << 32) if device.type == "cuda" else (1 << 28)
+    source = torch.ones(size // 4, device=device)
+    target = torch.empty_like(source)
+    copy = Alternative("copy", "Tensor.copy_", [lambda: target.copy_(source)])
+    (found,) = measure([copy], device, 0.5)
+    timing = found.kernels or found.call
+    assert timing is not None
+    return 2 * size / timing.median / 1e6
+
+
+def _take_turns(samplers: Sequence[Callable[[], float]], seconds: float) -> list[Timing]:
+    """Milliseconds of each sampler, one sample of each a round, the first of a round another each time."""
+    samples: list[list[float]] = [[] for _ in samplers]
+    end = time.perf_counter() + seconds * len(samplers)
+    for round_ in range(_MAX_SAMPLES):
+        if round_ >= _MIN_SAMPLES and time.perf_counter() > end:
+            break
+        for i in range(len(samplers)):
+            turn = (i + round_) % len(samplers)
+            samples[turn].append(samplers[turn]())
+    return [_timing(found) for found in samples]
+
+
+def _timing(samples: Sequence[float]) -> Timing:
+    q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
+    return Timing(median, q1, q3, len(samples))
+
+
+def _warm_up(alternatives: Sequence[Alternative]) -> None:
+    for alternative in alternatives:
+        with alternative.within():
+            for call in alternative.calls:
+                call()
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+
+
+def _cpu_sampler(alternative: Alternative) -> Callable[[], float]:
+    with alternative.within():
+        start = time.perf_counter()
+        alternative.calls[0]()
+        repeats = max(1, round(_SHORTEST_SAMPLE / (time.perf_counter() - start)))
+    turn = 0
+
+    def sample() -> float:
+        nonlocal turn
+        calls = [alternative.calls[(turn + i) % len(alternative.calls)] for i in range(repeats)]
+        turn += repeats
+        with alternative.within():
+            begin = time.perf_counter()
+            for call in calls:
+                call()
+            return (time.perf_counter() - begin) / repeats * 1e3
+
+    return sample
+
+
+def _cpu_peak(alternative: Alternative) -> int:
+    """Most bytes that torch's CPU allocator had given out at a time during a call."""
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with alternative.within(), profiler as profile:
+        output = alternative.calls[0]()
+    assert profile.profiler is not None
+    allocated = greatest = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU:
+            allocated += event.nbytes()
+            greatest = max(greatest, allocated)
+    del output
+    return greatest
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+
+
+def _measure_cuda(alternatives: Sequence[Alternative], seconds: float) -> list[Measurement]:
+    """Calls by events, then the same calls replayed from a CUDA graph: the kernels without Python's launches."""
+    _warm_up(alternatives)
+    calls = _take_turns([_event_sampler(alternative) for alternative in alternatives], seconds / 2)
+    graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
+    notes: dict[str, str] = {}
+    for alternative, timing in zip(alternatives, calls):
+        try:
+            graphs[alternative.name] = _capture(alternative, timing.median)
+        except RuntimeError as error:
+            notes[alternative.name] = f"no CUDA graph: {str(error).partition(chr(10))[0]}"
+    replays = [_replay_sampler(graph, count) for graph, count in graphs.values()]
+    kernels = dict(zip(graphs, _take_turns(replays, seconds / 2))) if replays else {}
+    return [
+        Measurement(
+            alternative.name,
+            alternative.what,
+            call=timing,
+            kernels=kernels.get(alternative.name),
+            peak_bytes=_cuda_peak(alternative),
+            note=notes.get(alternative.name),
+        )
+        for alternative, timing in zip(alternatives, calls)
+    ]
+
+
+def _event_sampler(alternative: Alternative) -> Callable[[], float]:
+    turn = 0
+
+    def sample() -> float:
+        nonlocal turn
+        call = alternative.calls[turn % len(alternative.calls)]
+        turn += 1
+        with alternative.within():
+            return _event_ms(call)
+
+    return sample
+
+
+def _event_ms(call: Call) -> float:
+    torch.cuda.synchronize()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def _capture(alternative: Alternative, milliseconds: float) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of calls that rotate through all inputs, and how many they are; long calls need no more than that."""
+    count = len(alternative.calls)
+    if milliseconds < 1:
+        count *= -(-_GRAPH_CALLS // count)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    try:
+        # On the stream that forward calls were recorded on, since gradients run where their forward call ran.
+        with alternative.within(), torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            for i in range(count):
+                alternative.calls[i % len(alternative.calls)]()
+    finally:
+        torch.cuda.synchronize()
+    return graph, count
+
+
+def _replay_sampler(graph: torch.cuda.CUDAGraph, count: int) -> Callable[[], float]:
+    return lambda: _event_ms(graph.replay) / count
+
+
+def _cuda_peak(alternative: Alternative) -> int:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with alternative.within():
+        output = alternative.calls[0]()
+    torch.cuda.synchronize()
+    del output
+    return torch.cuda.max_memory_allocated() - before

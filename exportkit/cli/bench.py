@@ -1,0 +1,172 @@
+"""`exportkit bench`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from exportkit.cli.frame import command as exportkit_command
+from exportkit.cli.options import OUTPUT_FILE, device_option, op_library_option, weights_option
+from exportkit.cli.output import progress
+
+if TYPE_CHECKING:
+    from exportkit.bench.results import Results
+
+_OPERATORS = "ops"
+_DTYPES = ["float32", "float64", "float16", "bfloat16"]
+
+
+@exportkit_command("bench", short_help="Time operators or packages beside the alternatives.")
+@click.argument("what", nargs=-1, required=True)
+@click.option(
+    "--against",
+    type=click.Choice(["eager", "compile", "library"]),
+    multiple=True,
+    help="Time only these alternatives; `compile` takes seconds a size. Repeatable; all by default.",
+)
+@click.option(
+    "--direction",
+    type=click.Choice(["forward", "backward", "both"]),
+    default="both",
+    show_default=True,
+    help="Of operators: the call, its gradient, or both.",
+)
+@click.option("--dtype", type=click.Choice(_DTYPES), help="Of operators, in place of each one's own.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    metavar="SIZE",
+    help="Of a package: batch=8,gh=28,gw=28, by default those of its recorded cases. Of operators: only sizes that "
+    "contain this text. Repeatable.",
+)
+@device_option("Where to run; auto: CUDA where there is a device.", default="auto")
+@click.option("--threads", type=click.IntRange(min=1), help="Of torch on the CPU; as many as it takes by default.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True, max=600),
+    default=1.0,
+    show_default=True,
+    help="To spend on each alternative at each size.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the inputs.")
+@click.option("--model", metavar="MODEL", help="The eager model, where it is not what the package recorded.")
+@weights_option("Weights of the eager model, where it was exported with a file of them.")
+@op_library_option("A library of operators that the package calls and does not bring. Repeatable.")
+@click.option("-o", "--output", type=OUTPUT_FILE, help="Write the results as JSON.")
+@click.option("--plot", type=OUTPUT_FILE, help="Draw bars against the limit: .svg or .png (needs matplotlib).")
+def command(
+    what: tuple[str, ...],
+    device: str,
+    threads: int | None,
+    output: Path | None,
+    plot: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Time WHAT beside what a user would pick instead, on the same inputs in one run.
+
+    WHAT is `ops` for every operator, names of operators, or packages (.pt2). Operators are timed beside their ATen
+    reference, torch.compile of it, and the fastest library that has the same; packages beside the eager model, with
+    operators and with their references, and torch.compile; the first package is the one that the others are compared
+    with. Results are compared before anything is timed: what computes something else is an error.
+
+    The alternatives take turns; inputs rotate, so that caches do not hold them. On CUDA two times are taken: of a call,
+    launches included, and of its kernels alone, replayed from a CUDA graph; the table shows the kernels where it can.
+    The limit is the time that the bytes which must move take at the rate of a large copy, measured in the same run.
+
+    \b
+    exportkit bench ops --device cpu --threads 2 -o cpu.json
+    exportkit bench fused_texture top_k_patches --direction forward --against eager
+    exportkit bench arr_coc.pt2 --size batch=8,gh=28,gw=28 --plot arr_coc.svg
+    """  # noqa: D301 (click wants the control character, to keep the lines below it)
+    if plot is not None and plot.suffix not in (".svg", ".png"):
+        raise click.UsageError(f"--plot {plot}: give a file that ends in .svg or .png.")
+    packages = [Path(name) for name in what if name.endswith(".pt2")]
+    if packages and len(packages) < len(what):
+        raise click.UsageError("operators and packages are timed in runs of their own.")
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "99"
+    )  # torch's profiler, which counts memory, tells stderr that it starts
+    with progress() as step:
+        step("importing torch and the operators")
+        from exportkit.bench.runs import run
+
+        text = shlex.join(["exportkit", *sys.argv[1:]])
+        rows = _of_packages(packages, step, **options) if packages else _of_operators(what, step, **options)
+        results = run(rows, device=device, command=text, threads=threads, progress=step)
+    _write(results, output, plot)
+    if as_json:
+        from exportkit.bench.results import encode
+
+        click.echo(encode(results), nl=False)
+    else:
+        _print(results)
+
+
+def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
+    import torch
+
+    from exportkit.bench.operators import ALTERNATIVES, OperatorOptions, bench_operators
+
+    for name in ("model", "weights", "op_libraries"):
+        if options[name]:
+            raise click.UsageError(f"--{name.replace('_', '-').removesuffix('s')} is for packages.")
+    dtype, direction = options["dtype"], options["direction"]
+    chosen = OperatorOptions(
+        names=[name for name in what if name != _OPERATORS],
+        directions=("forward", "backward") if direction == "both" else (direction,),
+        dtype=getattr(torch, dtype) if dtype else None,
+        against=options["against"] or ALTERNATIVES,
+        sizes=options["sizes"],
+        seconds=options["seconds"],
+        seed=options["seed"],
+    )
+    return lambda device, rate: bench_operators(device, rate, chosen, step)
+
+
+def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
+    from exportkit.bench.packages import ALTERNATIVES, PackageOptions, bench_packages
+
+    if "library" in options["against"]:
+        raise click.UsageError("--against library is for operators; give other packages as arguments.")
+    if options["dtype"] or options["direction"] == "backward":
+        raise click.UsageError("--dtype and --direction are for operators; a package has a dtype and no gradient.")
+    chosen = PackageOptions(
+        against=options["against"] or ALTERNATIVES,
+        sizes=options["sizes"],
+        seconds=options["seconds"],
+        seed=options["seed"],
+        model=options["model"],
+        weights=options["weights"],
+        op_libraries=options["op_libraries"],
+    )
+    return lambda device, rate: bench_packages(packages, device, chosen, step)
+
+
+def _write(results: Results, output: Path | None, plot: Path | None) -> None:
+    if output is not None:
+        from exportkit.bench.results import encode
+
+        output.write_bytes(encode(results))
+    if plot is not None:
+        from exportkit.bench.plot import draw
+
+        draw(results, plot)
+
+
+def _print(results: Results) -> None:
+    from exportkit.bench import tables
+
+    click.echo(tables.heading(results) + "\n")
+    for direction, title in (("forward", "Calls"), ("backward", "Gradients")):
+        rows = [row for row in results.rows if row.direction == direction]
+        if rows:
+            click.echo(f"{title}:\n\n{tables.table(rows)}")
+    for note in (*tables.libraries(results.rows), *tables.notes(results.rows)):
+        click.echo(f"  {note}")

@@ -1,0 +1,112 @@
+"""Packages are timed beside the eager model, on references and with operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from exportkit.bench import packages
+from exportkit.bench.packages import PackageOptions, bench_packages, parse_sizes
+from exportkit.bench.references import NoOperators, OperatorCalled, References
+from exportkit.errors import UsageError, WrongResultError
+from exportkit.models import arr_coc
+from exportkit.ops import SPECS
+from exportkit.package.archive import PackageReader
+from tests.artifacts import artifact
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def package() -> Path:
+    return artifact("arr-coc")
+
+
+@pytest.fixture(scope="module")
+def direct() -> Path:
+    """Its model calls operators through torch.ops."""
+    return artifact("patches")
+
+
+def bench(*paths, **options):
+    chosen = PackageOptions(**{"against": ["eager"], "seconds": 1e-3, **options})
+    return list(bench_packages(paths, CPU, chosen, lambda step: None))
+
+
+def test_a_package_is_timed_at_its_cases_beside_eager_on_references_and_with_operators(package):
+    rows = bench(package)
+    with PackageReader(package) as reader:
+        assert len(rows) == len(reader.manifest.cases)
+    for row in rows:
+        assert [m.name for m in row.measurements] == ["exportkit", "eager", "eager with operators"]
+        assert all(m.call.median > 0 for m in row.measurements)
+        assert row.get("exportkit").load_ms > 0
+        assert row.limit is None
+
+
+def test_a_model_whose_operators_cannot_be_replaced_is_timed_with_them_and_that_is_said(direct):
+    row, *_ = bench(direct)
+    assert [m.name for m in row.measurements] == ["exportkit", "eager"]
+    assert "through torch.ops" in row.get("eager").what
+
+
+def test_two_packages_are_compared_at_a_size_that_is_given(package, tmp_path):
+    other = tmp_path / "other.pt2"
+    other.write_bytes(package.read_bytes())
+    with PackageReader(package) as reader:
+        size = ",".join(f"{d.name}={d.min}" for d in reader.manifest.call.dimensions)
+    (row,) = bench(package, other, sizes=[size])
+    assert [m.name for m in row.measurements][:2] == ["exportkit", "other"]
+    assert row.size == size.replace(",", ", ")
+
+
+def test_a_package_that_answers_something_else_is_refused(package, monkeypatch):
+    monkeypatch.setattr(packages, "measure", lambda *args: pytest.fail("timed"))
+    right = packages._expected
+
+    def wrong(*args):
+        expected, replaced = right(*args)
+        return [tensor + 1 for tensor in expected], replaced
+
+    monkeypatch.setattr(packages, "_expected", wrong)
+    with pytest.raises(WrongResultError, match="exportkit does not answer what eager answers"):
+        bench(package)
+
+
+def test_packages_of_different_models_are_not_compared(package, direct):
+    with pytest.raises(UsageError, match="does not take and return what"):
+        bench(package, direct)
+
+
+@pytest.mark.parametrize("text", ["batch=2", "batch=2,gh=0", "batch", "batch=2,x=3", "batch=9999"])
+def test_a_size_that_means_nothing_says_what_does(package, text):
+    with PackageReader(package) as reader:
+        call = reader.manifest.call
+    with pytest.raises(UsageError, match=r"Give batch=N,[\s\S]* is \d+ to \d+"):
+        parse_sizes(text, call)
+
+
+def test_references_replace_operators_only_while_they_are_entered():
+    model = arr_coc.build().eval()
+    args = torch.rand(1, 3, 64, 64), torch.randn(1, model.query_dim)
+    references = References()
+    with torch.no_grad():
+        expected = model(*args)
+        for _ in range(2):
+            with references, NoOperators():
+                actual = model(*args)
+        with NoOperators(), pytest.raises(OperatorCalled, match="arr_coc::"):
+            model(*args)
+    torch.testing.assert_close(actual["relevance"], expected["relevance"])
+
+
+def test_the_operators_themselves_are_left_as_they_are():
+    wrapper = SPECS["compute_entropy"].wrapper
+    with References():
+        assert SPECS["compute_entropy"].wrapper is wrapper
+        assert torch.ops.arr_coc.compute_entropy is not None
+        from exportkit import ops
+
+        assert ops.compute_entropy is wrapper

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from exportkit.bench.results import Machine, Measurement, Results, Row, Timing, encode, merged, read
+from exportkit.errors import UsageError
+
+MACHINE = Machine("a GPU", "a CPU", 2, 2, "a GPU", "1.2", "13.0", "2.11.0", "3.11", "Linux")
+
+
+def timing(median: float) -> Timing:
+    return Timing(median, median * 0.9, median * 1.1, 5)
+
+
+def row(subject: str = "op", ours: float = 1.0, **others: float) -> Row:
+    measurements = [Measurement("exportkit", "ours", call=timing(ours), peak_bytes=4000)]
+    measurements += [Measurement(name, name, call=timing(value)) for name, value in others.items()]
+    return Row(subject, "2x3", "float32", "forward", 1000, 0.5, tuple(measurements))
+
+
+def results(*rows: Row, created: str = "2026-01-01T00:00:00Z", machine: Machine = MACHINE) -> Results:
+    return Results(1, "0.1.0", "abc", created, f"exportkit bench at {created}", machine, 4000.0, rows)
+
+
+def test_results_come_back_from_json_as_they_were(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_bytes(encode(results(row(eager=2.0))))
+    assert read(path) == results(row(eager=2.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [((b'"rows"', b'"lines"'), "no results file"), ((b'"format_version": 1', b'"format_version": 2'), "version 2")],
+)
+def test_results_of_another_shape_or_version_are_refused(tmp_path, change, message):
+    path = tmp_path / "results.json"
+    path.write_bytes(encode(results()).replace(*change))
+    with pytest.raises(UsageError, match=message):
+        read(path)
+
+
+def test_the_best_alternative_is_the_fastest_and_its_ratio_is_to_ours():
+    assert row(ours=2.0, eager=8.0, compile=3.0).best == ("compile", 1.5)
+    assert row(ours=2.0, eager=1.0).best == ("eager", 0.5)
+    assert row().best is None
+
+
+def test_kernels_are_compared_with_kernels_and_calls_with_calls():
+    ours = Measurement("exportkit", "ours", call=timing(10.0), kernels=timing(1.0))
+    captured = Measurement("eager", "", call=timing(20.0), kernels=timing(4.0))
+    not_captured = Measurement("library", "", call=timing(20.0), note="no CUDA graph")
+    found = Row("op", "1", "float32", "forward", 1000, 0.5, (ours, captured, not_captured))
+    assert found.time("exportkit") == timing(1.0)
+    assert (found.ratio("eager"), found.ratio("library")) == (4.0, 2.0)
+    assert found.of_limit == 0.5
+
+
+def test_what_failed_is_no_alternative():
+    found = row(eager=2.0)
+    failed = Measurement("library", "kornia", note="kornia is not installed")
+    found = Row(*(getattr(found, f) for f in found.__struct_fields__[:-1]), (*found.measurements, failed))
+    assert found.best == ("eager", 2.0)
+
+
+def test_runs_of_one_machine_become_one_with_the_newest_of_each_row():
+    old = results(row("a", 1.0), row("b", 1.0))
+    new = results(row("b", 2.0), row("c", 2.0), created="2026-02-01T00:00:00Z")
+    (found,) = merged([new, old])
+    assert [(r.subject, r.time("exportkit").median) for r in found.rows] == [("a", 1.0), ("b", 2.0), ("c", 2.0)]
+    assert found.created == new.created
+    assert found.command.splitlines() == [old.command, new.command]

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from exportkit.bench import document, tables
+from exportkit.bench.results import Measurement
+from tests.bench.test_results import MACHINE, results, row
+
+
+def cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+def test_a_table_reads_as_markdown_and_as_text():
+    text = tables.table([row("op", 1.0, eager=4.2, compile=2.0), row("another_op", 0.01234, eager=0.01)])
+    lines = text.splitlines()
+    assert len({len(line) for line in lines}) == 1, "columns are not aligned"
+    head, _, first, second = cells(text)
+    assert head == [
+        *("what", "size", "exportkit ms", "eager ms", "torch.compile ms"),
+        *("limit ms", "of limit", "vs best", "memory", "eager's"),
+    ]
+    assert first == ["op", "2x3", "1.00 ±10%", "4.20", "2.00", "0.500", "50%", "2.00x (compile)", "0.0 MB", ""]
+    assert second[2:5] == ["0.0123 ±10%", "0.0100", "-"]
+    assert second[7] == "0.81x (eager)"
+
+
+def test_rows_without_a_limit_have_no_column_for_it():
+    rows = [msgspec.structs.replace(row(eager=4.0), limit=None, moved_bytes=None)]
+    assert "limit" not in tables.table(rows)
+
+
+def test_goals_stand_beside_what_was_reached():
+    found = row(eager=4.0)
+    head, _, line = cells(tables.table([found], spread=False, memory=False, goals={found.key: 0.9}))
+    assert (line[head.index("exportkit ms")], line[head.index("goal ms")]) == ("1.00", "0.900")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1234.5, "1234"), (12.34, "12.3"), (0.25249, "0.252"), (0.01288, "0.0129"), (0.00391, "0.00391")],
+)
+def test_numbers_have_three_digits_and_no_exponent(value, text):
+    assert tables.number(value) == text
+
+
+def test_what_is_missing_is_said_once():
+    failed = Measurement("library", "kornia", note="kornia is not installed")
+    rows = [msgspec.structs.replace(row(name), measurements=(*row().measurements, failed)) for name in ("a", "b", "a")]
+    assert tables.notes(rows) == ["library: kornia is not installed (a, b)"]
+
+
+def test_the_heading_names_machine_versions_and_limit():
+    text = tables.heading(results())
+    for part in ("a GPU", "driver 1.2", "CUDA 13.0", "torch 2.11.0", "abc", "4000 GB/s"):
+        assert part in text
+
+
+def test_the_documents_show_goals_on_a_gpu_and_the_largest_size_on_a_cpu():
+    (subject, size), goal = next(iter(document.GOALS.items()))
+    goal_row = msgspec.structs.replace(row(subject, eager=3.0), size=size)
+    gpu = results(goal_row, row("other", eager=2.0))
+    cpu_machine = msgspec.structs.replace(MACHINE, device="a CPU, 2 threads", gpu=None)
+    large = msgspec.structs.replace(row("op", eager=5.0), size="large", moved_bytes=10**6)
+    cpu = results(row("op", eager=7.0), large, machine=cpu_machine)
+    readme = document.with_performance(
+        "<!-- performance: written by `make docs` -->\nold\n<!-- /performance -->", [gpu, cpu]
+    )
+    assert "old" not in readme
+    assert f"| {subject} " in readme
+    assert f"{goal:.3f}" in readme
+    assert "| other " not in readme
+    assert "| large " in readme
+    assert "7.00x" not in readme
+    text = document.performance([gpu, cpu])
+    assert "| other " in text
+    assert "7.00x" in text
+    assert document.plot_of(gpu).name == "performance-a-gpu.svg"
+
+
+def test_a_plot_is_drawn_and_is_the_same_file_again(tmp_path):
+    pytest.importorskip("matplotlib")
+    from exportkit.bench.plot import draw
+
+    for name in ("a.svg", "b.svg", "c.png"):
+        draw(results(row("op", eager=4.0, strange=2.0), row("longer_name", 0.1, eager=0.3)), tmp_path / name)
+    text = (tmp_path / "a.svg").read_text()
+    assert text == (tmp_path / "b.svg").read_text()
+    assert "longer_name" in text
+    assert (tmp_path / "c.png").stat().st_size > 1000

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+import torch
+
+from exportkit.bench.timing import Alternative, copy_rate, measure
+
+CPU = torch.device("cpu")
+
+
+def test_alternatives_take_turns_and_inputs_rotate():
+    seen = []
+
+    def slow(name, number):
+        seen.append((name, number))
+        time.sleep(1e-3)
+
+    alternatives = [
+        Alternative(name, name, [lambda name=name, i=i: slow(name, i) for i in range(2)]) for name in ("a", "b", "c")
+    ]
+    measured = measure(alternatives, CPU, 1e-3)
+    timed = seen[3 * 2 + 3 : -3]  # after the warm-up and the estimates, before the memory is counted
+    assert [name for name, _ in timed[:6]] == ["a", "b", "c", "b", "c", "a"]
+    assert [number for name, number in timed if name == "a"] == [0, 1, 0, 1, 0]
+    for measurement in measured:
+        assert measurement.call.count == 5
+        assert 1 <= measurement.call.median < 20
+
+
+def test_the_state_that_a_call_needs_is_entered_outside_of_the_time_taken():
+    state = []
+
+    @contextlib.contextmanager
+    def slowly():
+        time.sleep(5e-3)
+        state.append("entered")
+        yield
+        state.clear()
+
+    def call():
+        assert state
+        time.sleep(2e-3)
+
+    (found,) = measure([Alternative("a", "a", [call], slowly)], CPU, 1e-3)
+    assert 2 <= found.call.median < 5
+
+
+def test_the_peak_counts_what_lives_at_one_time():
+    x = torch.ones(1 << 20)
+
+    def call():
+        y = x + 1
+        y = y * 2
+        return y - 1
+
+    (found,) = measure([Alternative("a", "a", [call])], CPU, 1e-3)
+    assert found.peak_bytes == pytest.approx(2 * x.nbytes, rel=0.01)
+
+
+def test_short_calls_are_timed_several_at_a_time():
+    count = 0
+
+    def call():
+        nonlocal count
+        count += 1
+
+    (found,) = measure([Alternative("a", "a", [call])], CPU, 1e-3)
+    assert count > 10 * found.call.count
+    assert found.call.median < 0.1
+
+
+def test_the_copy_limit_is_a_rate_that_memory_has():
+    assert 0.5 < copy_rate(CPU) < 2000
+
+
+@pytest.mark.cuda
+def test_on_cuda_the_kernels_are_replayed_from_a_graph():
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x = torch.ones(1 << 20, device="cuda")
+        alternatives = [
+            Alternative("add", "", [lambda: x + 1]),
+            Alternative("synchronises", "", [lambda: (x + 1)[0].item()]),
+        ]
+        added, synchronised = measure(alternatives, x.device, 0.01)
+    assert 0 < added.kernels.median <= added.call.median
+    assert added.peak_bytes == x.nbytes
+    assert synchronised.kernels is None
+    assert "no CUDA graph" in synchronised.note

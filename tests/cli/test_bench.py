@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from exportkit.bench import runs
+from exportkit.bench.results import read
+from exportkit.cli import main
+
+QUICK = ("--device", "cpu", "--against", "eager", "--seconds", "0.001", "--size", "B1 N1024")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(runs, "copy_rate", lambda device: 10.0)
+
+
+def run(capsys, *arguments):
+    code = main(["bench", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_operators_are_timed_and_shown_as_a_table(capsys):
+    threads = torch.get_num_threads()
+    code, out, err = run(capsys, "opponent_balance", *QUICK, "--threads", 1)
+    assert code == 0, err
+    assert "1 of " in out
+    assert "A large copy runs at 10 GB/s" in out
+    calls, gradients = out.split("Gradients:")
+    for text in (calls, gradients):
+        assert "| opponent_balance | B1 N1024 |" in text
+    assert "opponent_balance B1 N1024 float32 backward" in err
+    assert torch.get_num_threads() == threads
+
+
+def test_json_is_the_results_file(capsys, tmp_path):
+    path = tmp_path / "results.json"
+    code, out, _ = run(capsys, "opponent_balance", *QUICK, "--direction", "forward", "--json", "-o", path)
+    assert code == 0
+    document = json.loads(out)
+    assert document["machine"]["threads"] == torch.get_num_threads()
+    assert [row["subject"] for row in document["rows"]] == ["opponent_balance"]
+    results = read(path)
+    assert (results.copy_gb_s, len(results.rows)) == (10.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no_such_op"], "no operator 'no_such_op'"),
+        (["opponent_balance", "--size", "Z9"], "The sizes are"),
+        (["opponent_balance", "x.pt2"], "runs of their own"),
+        (["opponent_balance", "--model", "arr-coc"], "--model is for packages"),
+        (["x.pt2", "--dtype", "float16"], "are for operators"),
+        (["x.pt2", "--against", "library"], "is for operators"),
+        (["opponent_balance", "--plot", "x.pdf"], "ends in .svg or .png"),
+        ([], "Missing argument"),
+        (["no_such_file.pt2", "--device", "cpu"], "no_such_file.pt2"),
+    ],
+)
+def test_what_means_nothing_is_a_usage_error(capsys, arguments, message):
+    code, _, err = run(capsys, *arguments)
+    assert code == 2, err
+    assert message in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
+def test_without_cuda_the_exit_code_says_that_this_machine_cannot(capsys):
+    code, _, err = run(capsys, "opponent_balance", "--device", "cuda")
+    assert code == 4
+    assert "CUDA" in err
