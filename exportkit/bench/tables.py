@@ -30,7 +30,7 @@ def table(
     memory = memory and any(m.peak_bytes is not None for row in rows for m in row.measurements)
     head = ["what", "size", *(["dtype"] if len(dtypes) > 1 else []), "exportkit ms", *(["goal ms"] if goals else [])]
     head += [f"{title(name)} ms" for name in others]
-    head += [*(["limit ms", "of limit"] if limits else []), "vs best", *(["memory", "eager's"] if memory else [])]
+    head += [*(["limit ms", "of limit"] if limits else []), "vs best", *(["memory", "eager memory"] if memory else [])]
     lines = [head]
     for row in rows:
         subject = row.subject + (" gradient" if row.direction == "backward" and len(directions) > 1 else "")
@@ -38,7 +38,7 @@ def table(
         line = [subject, row.size, *([row.dtype] if len(dtypes) > 1 else []), _time_text(ours, spread)]
         if goals:
             line.append(number(goals[row.key]))
-        line += [_time_text(row.time(name), False) for name in others]
+        line += [_time_text(row.time(name), False) + _launches(row, name) for name in others]
         if limits:
             line += [number(row.limit), f"{row.of_limit:.0%}" if row.of_limit is not None else ""]
         line.append(_ratio_text(row))
@@ -87,6 +87,12 @@ def _time_text(timing: Timing | None, spread: bool) -> str:
     if timing is None:
         return "-"
     return number(timing.median) + (f" ±{timing.spread:.0%}" if spread else "")
+
+
+def _launches(row: Row, name: str) -> str:
+    """Marks a time that has Python's launches in it, where ours has not: they could not be captured."""
+    ours, other = row.get(OURS), row.get(name)
+    return " (call)" if ours and other and ours.kernels and other.call and not other.kernels else ""
 
 
 def number(value: float | None) -> str:

@@ -5,7 +5,7 @@ import pytest
 
 from exportkit.bench import document, tables
 from exportkit.bench.results import Measurement
-from tests.bench.test_results import MACHINE, results, row
+from tests.bench.test_results import MACHINE, results, row, timing
 
 
 def cells(table: str) -> list[list[str]]:
@@ -19,11 +19,17 @@ def test_a_table_reads_as_markdown_and_as_text():
     head, _, first, second = cells(text)
     assert head == [
         *("what", "size", "exportkit ms", "eager ms", "torch.compile ms"),
-        *("limit ms", "of limit", "vs best", "memory", "eager's"),
+        *("limit ms", "of limit", "vs best", "memory", "eager memory"),
     ]
     assert first == ["op", "2x3", "1.00 ±10%", "4.20", "2.00", "0.500", "50%", "2.00x (compile)", "0.0 MB", ""]
     assert second[2:5] == ["0.0123 ±10%", "0.0100", "-"]
     assert second[7] == "0.81x (eager)"
+
+
+def test_a_time_with_launches_beside_one_without_is_marked():
+    ours = Measurement("exportkit", "ours", call=timing(10.0), kernels=timing(1.0))
+    rows = [msgspec.structs.replace(row(), measurements=(ours, Measurement("eager", "", call=timing(20.0))))]
+    assert "| 20.0 (call) |" in tables.table(rows)
 
 
 def test_rows_without_a_limit_have_no_column_for_it():
