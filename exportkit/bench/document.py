@@ -38,7 +38,7 @@ Every row is one run on one machine: the alternatives take turns, sample by samp
 of them, and inputs rotate, so that caches hold no more of them than in use. Results are compared with the reference's
 before anything is timed. Times are medians, `±` half the distance between the quartiles. On a GPU they are of the
 kernels, replayed from a CUDA graph, for the alternatives too; where one cannot be captured its call is shown, and
-compared with the call of ours. What Python's launches add is in the results' `call`.
+compared with the **call** of ours, which has Python's launches in it.
 
 - **eager** is the ATen reference, **torch.compile** the same compiled for these sizes; **library** is named below each
   table.
@@ -64,9 +64,9 @@ def readme_section(found: Sequence[Results]) -> str:
         if results.machine.gpu:
             rows = [row for row in results.rows if row.direction == "forward" and row.key[:2] in GOALS]
             goals = {row.key: GOALS[row.key[:2]] for row in rows}
-            parts.append(tables.table(rows, spread=False, memory=False, goals=goals))
+            parts.append(tables.table(rows, full=False, goals=goals))
         else:
-            parts.append(tables.table(largest(results.rows), spread=False, memory=False))
+            parts.append(tables.table(largest(results.rows), full=False))
     parts.append(
         "Milliseconds, medians; the limit is a copy of the bytes that must move; ratios above 1x are ours. "
         "[docs/performance.md](docs/performance.md) has every size, the gradients, the method and the plots; "

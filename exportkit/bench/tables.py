@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from exportkit.bench.results import OURS, Key, Results, Row, Timing
 
@@ -12,40 +13,39 @@ _NAMES = {OURS: "exportkit", "compile": "torch.compile"}
 def table(
     rows: Sequence[Row],
     *,
-    spread: bool = True,
-    memory: bool = True,
+    full: bool = True,
     goals: Mapping[Key, float] | None = None,
 ) -> str:
     """A Markdown table, its columns aligned.
 
     Args:
         rows: With one limit or none; columns are those that any row has.
-        spread: Show half the distance between the quartiles beside ours.
-        memory: Show the peak memory of ours and of eager.
+        full: Show half the distance between the quartiles beside ours, its call where the time is of the kernels, and
+            the peak memory of ours and of eager.
         goals: Milliseconds that were aimed at, by the rows' keys.
     """
-    others = list(dict.fromkeys(m.name for row in rows for m in row.measurements if m.name != OURS))
-    limits = any(row.limit is not None for row in rows)
     directions, dtypes = {row.direction for row in rows}, {row.dtype for row in rows}
-    memory = memory and any(m.peak_bytes is not None for row in rows for m in row.measurements)
-    head = ["what", "size", *(["dtype"] if len(dtypes) > 1 else []), "exportkit ms", *(["goal ms"] if goals else [])]
-    head += [f"{title(name)} ms" for name in others]
-    head += [*(["limit ms", "of limit"] if limits else []), "vs best", *(["memory", "eager memory"] if memory else [])]
-    lines = [head]
-    for row in rows:
-        subject = row.subject + (" gradient" if row.direction == "backward" and len(directions) > 1 else "")
-        ours = row.time(OURS)
-        line = [subject, row.size, *([row.dtype] if len(dtypes) > 1 else []), _time_text(ours, spread)]
-        if goals:
-            line.append(number(goals[row.key]))
-        line += [_time_text(row.time(name), False) + _launches(row, name) for name in others]
-        if limits:
-            line += [number(row.limit), f"{row.of_limit:.0%}" if row.of_limit is not None else ""]
-        line.append(_ratio_text(row))
-        if memory:
-            line += [_memory_text(row, OURS), _memory_text(row, "eager")]
-        lines.append(line)
-    return _aligned(lines)
+    names = list(dict.fromkeys(m.name for row in rows for m in row.measurements if m.name != OURS))
+    columns: list[tuple[str, Callable[[Row], str]]] = [
+        ("what", lambda row: row.subject + " gradient" * (row.direction == "backward" and len(directions) > 1)),
+        ("size", lambda row: row.size),
+    ]
+    if len(dtypes) > 1:
+        columns.append(("dtype", lambda row: row.dtype))
+    columns.append(("exportkit ms", lambda row: _time_text(row.time(OURS), spread=full)))
+    if goals:
+        columns.append(("goal ms", lambda row: number(goals[row.key])))
+    if full and any(ours.kernels for row in rows if (ours := row.get(OURS))):
+        columns.append(("its call ms", _call_text))
+    columns += [(f"{title(name)} ms", partial(_other_text, name)) for name in names]
+    if any(row.limit is not None for row in rows):
+        columns.append(("limit ms", lambda row: number(row.limit)))
+        columns.append(("of limit", lambda row: "" if row.of_limit is None else f"{row.of_limit:.0%}"))
+    columns.append(("vs best", _ratio_text))
+    if full:
+        columns.append(("memory", partial(_memory_text, OURS)))
+        columns.append(("eager memory", partial(_memory_text, "eager")))
+    return _aligned([[head for head, _ in columns], *([cell(row) for _, cell in columns] for row in rows)])
 
 
 def heading(results: Results) -> str:
@@ -83,16 +83,23 @@ def title(name: str) -> str:
     return _NAMES.get(name, name)
 
 
-def _time_text(timing: Timing | None, spread: bool) -> str:
+def _time_text(timing: Timing | None, *, spread: bool = False) -> str:
     if timing is None:
         return "-"
     return number(timing.median) + (f" ±{timing.spread:.0%}" if spread else "")
 
 
-def _launches(row: Row, name: str) -> str:
-    """Marks a time that has Python's launches in it, where ours has not: they could not be captured."""
+def _call_text(row: Row) -> str:
+    """What our call takes with Python's launches in it."""
+    ours = row.get(OURS)
+    return _time_text(ours.call if ours else None)
+
+
+def _other_text(name: str, row: Row) -> str:
+    """Its time; marked where it has Python's launches in it and ours has not, since it could not be captured."""
     ours, other = row.get(OURS), row.get(name)
-    return " (call)" if ours and other and ours.kernels and other.call and not other.kernels else ""
+    launches = ours and ours.kernels and other and other.call and not other.kernels
+    return _time_text(row.time(name)) + (" (call)" if launches else "")
 
 
 def number(value: float | None) -> str:
@@ -113,7 +120,7 @@ def _ratio_text(row: Row) -> str:
     return f"{ratio:.2f}x ({name})" if ratio < 10 else f"{ratio:.0f}x ({name})"
 
 
-def _memory_text(row: Row, name: str) -> str:
+def _memory_text(name: str, row: Row) -> str:
     found = row.get(name)
     if found is None or found.peak_bytes is None:
         return ""
