@@ -50,12 +50,23 @@ ARR_COC_INLINE Triple<A> white_relative_xyz(A r, A g, A b) {
           A(kZr) * r + A(kZg) * g + A(kZb) * b};
 }
 
+// What L, a and b are multiples of: f(Y), f(X) - f(Y) and f(Y) - f(Z).
 template <class Curves, class A>
-ARR_COC_INLINE Triple<A> lab_of(A r, A g, A b) {
+ARR_COC_INLINE Triple<A> opponents_of(A r, A g, A b) {
   const Triple<A> xyz = white_relative_xyz(Curves::linear(r).value, Curves::linear(g).value, Curves::linear(b).value);
   const A fx = Curves::compress(xyz.first).value, fy = Curves::compress(xyz.second).value;
   const A fz = Curves::compress(xyz.third).value;
-  return {A(116) * fy - A(16), A(500) * (fx - fy), A(200) * (fy - fz)};
+  return {fy, fx - fy, fy - fz};
+}
+
+template <class A>
+ARR_COC_INLINE Triple<A> scaled_to_lab(Triple<A> opponents) {
+  return {A(116) * opponents.first - A(16), A(500) * opponents.second, A(200) * opponents.third};
+}
+
+template <class Curves, class A>
+ARR_COC_INLINE Triple<A> lab_of(A r, A g, A b) {
+  return scaled_to_lab(opponents_of<Curves>(r, g, b));
 }
 
 // The gradient with respect to r, g, b of a scalar whose gradient with respect to L, a, b is `grad`.

@@ -95,15 +95,17 @@ def fused_texture_reference(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return lab.to(rgb.dtype).contiguous(), sobel_x.to(rgb.dtype).contiguous(), sobel_y.to(rgb.dtype).contiguous()
 
 
-def lab_to_rgb_grad(rgb: Tensor, grad_lab: Tensor) -> Tensor:
-    """Gradient of `fused_texture`'s LAB.
+def lab_to_rgb_grad(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
+    """Gradient of `fused_texture`'s LAB, plus that of its luma where one is given.
 
     dlin_c = sum_k M_kc / w_k f'(t_k) G_k with G_X = 500 g_a, G_Y = 116 g_L - 500 g_a + 200 g_b, G_Z = -200 g_b, times
-    the slope of linear light over the encoded value.
+    the slope of linear light over the encoded value; and the luma's weight times its gradient.
 
     Args:
         rgb: [B, 3, H, W], as in the forward.
         grad_lab: [B, 3, H, W], of the dtype and device of `rgb`.
+        grad_luma: [B, 1, H, W], likewise, from `sobel_grad`; added here because a sum by itself would read and write
+            the whole gradient once more.
 
     Returns:
         [B, 3, H, W].
@@ -111,10 +113,10 @@ def lab_to_rgb_grad(rgb: Tensor, grad_lab: Tensor) -> Tensor:
     Raises:
         RuntimeError: Wrong rank, channels, sizes or dtype.
     """
-    return torch.ops.arr_coc.lab_to_rgb_grad(rgb, grad_lab)
+    return torch.ops.arr_coc.lab_to_rgb_grad(rgb, grad_lab, grad_luma)
 
 
-def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor) -> Tensor:
+def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
     """`lab_to_rgb_grad` in ATen."""
     wide, (grad_l, grad_a, grad_b) = _wide(rgb), _wide(grad_lab).unbind(1)
     t = _white_relative_xyz(wide)
@@ -123,7 +125,10 @@ def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor) -> Tensor:
     transposed = tuple(zip(*XYZ))
     grad_linear = _mixed(_scaled(slope * grad_f, tuple(1 / white for white in WHITE)), transposed)
     base = (wide.clamp(min=LINEAR_KNEE) + 0.055) / 1.055
-    return (grad_linear * torch.where(wide <= LINEAR_KNEE, 1 / 12.92, 2.4 / 1.055 * base**1.4)).to(rgb.dtype)
+    grad = grad_linear * torch.where(wide <= LINEAR_KNEE, 1 / 12.92, 2.4 / 1.055 * base**1.4)
+    if grad_luma is not None:
+        grad = grad + torch.cat([weight * _wide(grad_luma) for weight in LUMA], 1)
+    return grad.to(rgb.dtype)
 
 
 def sobel_grad(grad_x: Tensor, grad_y: Tensor) -> Tensor:
@@ -175,11 +180,14 @@ def _fused_texture_fake(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.library.register_fake("arr_coc::lab_to_rgb_grad")
-def _lab_to_rgb_grad_fake(rgb: Tensor, grad_lab: Tensor) -> Tensor:
+def _lab_to_rgb_grad_fake(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
     op = "lab_to_rgb_grad"
     _check_image(op, "rgb", rgb, 3)
     _check_image(op, "grad_lab", grad_lab, 3)
     _check_alike_images(op, "rgb", rgb, "grad_lab", grad_lab)
+    if grad_luma is not None:
+        _check_image(op, "grad_luma", grad_luma, 1)
+        _check_alike_images(op, "rgb", rgb, "grad_luma", grad_luma)
     return rgb.new_empty(rgb.shape)
 
 
@@ -199,19 +207,15 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor
 
 def _backward(ctx: Any, grad_lab: Tensor | None, grad_x: Tensor | None, grad_y: Tensor | None) -> Tensor | None:
     (rgb,) = ctx.saved_tensors
-    grad = None if grad_lab is None else lab_to_rgb_grad(rgb, grad_lab)
-    if grad_x is None:
-        if grad_y is None:
-            return grad
-        grad_x = torch.zeros_like(grad_y)
-    elif grad_y is None:
-        grad_y = torch.zeros_like(grad_x)
-    grad_luma = sobel_grad(grad_x, grad_y)
-    if grad is None:
-        return torch.cat([weight * grad_luma for weight in LUMA], 1)
-    for channel, weight in enumerate(LUMA):  # in place: one more image would be written and read
-        grad[:, channel : channel + 1].add_(grad_luma, alpha=weight)
-    return grad
+    grad_luma = None
+    if grad_x is not None or grad_y is not None:
+        grad_luma = sobel_grad(
+            torch.zeros_like(grad_y) if grad_x is None else grad_x,
+            torch.zeros_like(grad_x) if grad_y is None else grad_y,
+        )
+    if grad_lab is not None:
+        return lab_to_rgb_grad(rgb, grad_lab, grad_luma)
+    return None if grad_luma is None else torch.cat([weight * grad_luma for weight in LUMA], 1)
 
 
 torch.library.register_autograd("arr_coc::fused_texture", _backward, setup_context=_setup_context)
@@ -236,7 +240,10 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 def _lab_to_rgb_grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     for sample in _samples(device, dtype):
-        yield Sample(sample.label, (*sample.args, torch.randn_like(sample.args[0]) / 100))
+        (rgb,) = sample.args
+        grad_lab, grad_luma = torch.randn_like(rgb) / 100, torch.randn_like(rgb.sum(1, keepdim=True))
+        yield Sample(sample.label, (rgb, grad_lab))
+        yield Sample(f"{sample.label}, luma", (rgb, grad_lab, grad_luma))
 
 
 def _sobel_grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
@@ -261,6 +268,11 @@ def _lab_to_rgb_grad_refusals(device: torch.device) -> Iterable[Refusal]:
     yield Refusal("grad_lab of other H", (rgb, rgb[:, :, 1:]), "grad_lab has H = 3, rgb has H = 4")
     yield Refusal("grad_lab of other W", (rgb, rgb[..., 1:]), "grad_lab has W = 4, rgb has W = 5")
     yield Refusal("grad_lab of other dtype", (rgb, rgb.double()), "grad_lab is float64, rgb is float32")
+    yield Refusal(
+        "grad_luma of three channels", (rgb, rgb, rgb), r"grad_luma must be \[B, 1, H, W\], got shape \[2, 3,"
+    )
+    yield Refusal("grad_luma of other H", (rgb, rgb, rgb[:, :1, 1:]), "grad_luma has H = 3, rgb has H = 4")
+    yield Refusal("grad_luma of other dtype", (rgb, rgb, rgb[:, :1].half()), "grad_luma is float16, rgb is float32")
 
 
 def _sobel_grad_refusals(device: torch.device) -> Iterable[Refusal]:
@@ -294,7 +306,7 @@ LAB_GRAD_SPEC = OpSpec(
     reference=lab_to_rgb_grad_reference,
     samples=_lab_to_rgb_grad_samples,
     refusals=_lab_to_rgb_grad_refusals,
-    dynamic={"rgb": _IMAGE, "grad_lab": _IMAGE},
+    dynamic={"rgb": _IMAGE, "grad_lab": _IMAGE, "grad_luma": _IMAGE},
     tolerances={torch.float32: (1e-4, 1e-4)},  # the samples' terms, of either sign, reach some tens
 )
 SOBEL_GRAD_SPEC = OpSpec(

@@ -3,35 +3,15 @@
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
-#include <type_traits>
-#include <vector>
 
 #include "common/colour.h"
 #include "common/cpu.h"
+#include "common/image_rows.h"
 
 namespace arr_coc {
 namespace {
 
-// --- the loops over one row: contiguous, of the type computed in, and without branches
-// --------------------------------
-
-template <class T, class A>
-ARR_COC_EVERY_ISA void widen(const T* in, A* out, int64_t width) {
-#pragma omp simd
-  for (int64_t x = 0; x < width; ++x) out[x] = A(in[x]);
-}
-
-template <class A, class T>
-ARR_COC_EVERY_ISA void narrow(const A* in, T* out, int64_t width) {
-#pragma omp simd
-  for (int64_t x = 0; x < width; ++x) out[x] = T(in[x]);
-}
-
-template <class A>
-ARR_COC_EVERY_ISA void luma_row(Triple<const A*> rgb, A* luma, int64_t width) {
-#pragma omp simd
-  for (int64_t x = 0; x < width; ++x) luma[x] = luma_of<CpuCurves<A>>(rgb.first[x], rgb.second[x], rgb.third[x]);
-}
+// --- the loops over one row: contiguous, of the type computed in, and without branches ---
 
 template <class A>
 ARR_COC_EVERY_ISA void lab_row(Triple<const A*> rgb, Triple<A*> lab, int64_t width) {
@@ -53,6 +33,16 @@ ARR_COC_EVERY_ISA void lab_gradient_row(Triple<const A*> rgb, Triple<const A*> g
     out.first[x] = pixel.first;
     out.second[x] = pixel.second;
     out.third[x] = pixel.third;
+  }
+}
+
+template <class A>
+ARR_COC_EVERY_ISA void add_luma_gradient_row(const A* grad, Triple<A*> out, int64_t width) {
+#pragma omp simd
+  for (int64_t x = 0; x < width; ++x) {
+    out.first[x] += A(kLumaR) * grad[x];
+    out.second[x] += A(kLumaG) * grad[x];
+    out.third[x] += A(kLumaB) * grad[x];
   }
 }
 
@@ -82,97 +72,7 @@ ARR_COC_EVERY_ISA void sobel_gradient_row(Triple<const A*> grad_x, Triple<const 
   }
 }
 
-// --- rows of any dtype
-// --------------------------------------------------------------------------------------------------
-
-// The same row of three planes.
-template <class T>
-Triple<T*> planes(T* first, int64_t plane) {
-  return {first, first + plane, first + 2 * plane};
-}
-
-// Up to three rows in the type computed in. Where that is the tensor's own type they are the tensor's rows, and nothing
-// is copied. A null row is left out.
-template <class T>
-class Rows {
- public:
-  using A = accumulate_t<T>;
-  explicit Rows(int64_t width) : width_(width), buffer_(kCopies ? 3 * width : 0) {}
-
-  Triple<const A*> load(Triple<const T*> rows) {
-    if constexpr (kCopies) {
-      const Triple<A*> copies = planes(buffer_.data(), width_);
-      widen(rows.first, copies.first, width_);
-      widen(rows.second, copies.second, width_);
-      widen(rows.third, copies.third, width_);
-      return {copies.first, copies.second, copies.third};
-    } else {
-      return rows;
-    }
-  }
-
-  // Where to write what store() then brings to `rows`.
-  Triple<A*> staging(Triple<T*> rows) {
-    if constexpr (kCopies) {
-      return planes(buffer_.data(), width_);
-    } else {
-      return rows;
-    }
-  }
-
-  void store(Triple<T*> rows) {
-    if constexpr (kCopies) {
-      const Triple<A*> copies = planes(buffer_.data(), width_);
-      if (rows.first) narrow(copies.first, rows.first, width_);
-      if (rows.second) narrow(copies.second, rows.second, width_);
-      if (rows.third) narrow(copies.third, rows.third, width_);
-    }
-  }
-
- private:
-  static constexpr bool kCopies = !std::is_same_v<T, A>;
-  int64_t width_;
-  std::vector<A> buffer_;
-};
-
-// The last three rows of an image, each with one value more at both ends.
-template <class A>
-class RowRing {
- public:
-  explicit RowRing(int64_t width) : width_(width), buffer_(3 * (width + 2)) {}
-  A* row(int64_t y) { return buffer_.data() + y % 3 * (width_ + 2); }
-
-  // The ends repeat their neighbour `edge` times.
-  void close(int64_t y, A edge) {
-    A* values = row(y);
-    values[0] = edge * values[1];
-    values[width_ + 1] = edge * values[width_];
-  }
-
-  // Rows y - 1, y and y + 1, kept inside the image.
-  Triple<const A*> around(int64_t y, int64_t height) {
-    return {row(std::max<int64_t>(y - 1, 0)), row(y), row(std::min(y + 1, height - 1))};
-  }
-
- private:
-  int64_t width_;
-  std::vector<A> buffer_;
-};
-
-// For rows [begin, end) of the batch's images, one under the other: calls fill(b, y) for every row of image b that is
-// within one row of the current one, in order and once, then f(b, y) for the current one.
-template <class Fill, class F>
-void slide_over_rows(int64_t begin, int64_t end, int64_t height, const Fill& fill, const F& f) {
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t b = row / height, y = row % height, last = std::min(y + 1, height - 1);
-    for (int64_t fresh = row == begin || y == 0 ? std::max<int64_t>(y - 1, 0) : y + 1; fresh <= last; ++fresh)
-      fill(b, fresh);
-    f(b, y);
-  }
-}
-
-// --- the operators
-// ------------------------------------------------------------------------------------------------------
+// --- the operators ---
 
 template <class T>
 void texture_rows(const T* rgb, T* lab, T* sobel_x, T* sobel_y, int64_t height, int64_t width, int64_t begin,
@@ -217,24 +117,28 @@ std::tuple<Tensor, Tensor, Tensor> fused_texture_cpu(const Tensor& rgb) {
   return {lab, sobel_x, sobel_y};
 }
 
-Tensor lab_to_rgb_grad_cpu(const Tensor& rgb, const Tensor& grad_lab) {
-  check_lab_to_rgb_grad(rgb, grad_lab);
+Tensor lab_to_rgb_grad_cpu(const Tensor& rgb, const Tensor& grad_lab, const std::optional<Tensor>& grad_luma) {
+  check_lab_to_rgb_grad(rgb, grad_lab, grad_luma);
   const Tensor in = torch::stable::contiguous(rgb), upstream = torch::stable::contiguous(grad_lab);
+  const std::optional<Tensor> luma = contiguous(grad_luma);
   const int64_t batch = in.size(0), height = in.size(2), width = in.size(3), plane = height * width;
   Tensor grad = torch::stable::new_empty(in, {batch, 3, height, width});
   if (in.numel() == 0) return grad;
   dispatch_floating(in.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     const T *colours = static_cast<const T*>(in.const_data_ptr()),
-            *g = static_cast<const T*>(upstream.const_data_ptr());
+            *g = static_cast<const T*>(upstream.const_data_ptr()), *g_luma = data_or_null<T>(luma);
     T* out = static_cast<T*>(grad.mutable_data_ptr());
     parallel_rows(batch * height, width * 16, [&](int64_t begin, int64_t end) {
       Rows<T> colour_rows(width), grad_rows(width), out_rows(width);
       for (int64_t row = begin; row < end; ++row) {
         const int64_t at = row / height * 3 * plane + row % height * width;
         const Triple<T*> out_planes = planes(out + at, plane);
-        lab_gradient_row(colour_rows.load(planes(colours + at, plane)), grad_rows.load(planes(g + at, plane)),
-                         out_rows.staging(out_planes), width);
+        const auto staged = out_rows.staging(out_planes);
+        lab_gradient_row(colour_rows.load(planes(colours + at, plane)), grad_rows.load(planes(g + at, plane)), staged,
+                         width);
+        if (g_luma)
+          add_luma_gradient_row(grad_rows.load({g_luma + row * width, nullptr, nullptr}).first, staged, width);
         out_rows.store(out_planes);
       }
     });
@@ -288,7 +192,7 @@ Tensor sobel_grad_cpu(const Tensor& grad_x, const Tensor& grad_y) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def("fused_texture(Tensor rgb) -> (Tensor lab, Tensor sobel_x, Tensor sobel_y)");
-  m.def("lab_to_rgb_grad(Tensor rgb, Tensor grad_lab) -> Tensor");
+  m.def("lab_to_rgb_grad(Tensor rgb, Tensor grad_lab, Tensor? grad_luma=None) -> Tensor");
   m.def("sobel_grad(Tensor grad_x, Tensor grad_y) -> Tensor");
 }
 

@@ -274,15 +274,16 @@ constexpr int kGradThreads = 256;
 // n neighbouring pixels a thread; n divides the plane.
 template <class T, int n>
 __global__ void __launch_bounds__(kGradThreads)
-    lab_to_rgb_grad_kernel(const T* __restrict__ rgb, const T* __restrict__ grad_lab, T* __restrict__ out,
-                           int64_t batch, int64_t plane) {
+    lab_to_rgb_grad_kernel(const T* __restrict__ rgb, const T* __restrict__ grad_lab, const T* __restrict__ grad_luma,
+                           T* __restrict__ out, int64_t batch, int64_t plane) {
   using A = accumulate_t<T>;
   using P = Pack<T, n>;
   for (int64_t b = blockIdx.y; b < batch; b += gridDim.y) {
     const int64_t step = int64_t(gridDim.x) * kGradThreads * n;
     for (int64_t p = (int64_t(blockIdx.x) * kGradThreads + threadIdx.x) * n; p < plane; p += step) {
       const int64_t at = b * 3 * plane + p;
-      P colour[3], grad[3];
+      P colour[3], grad[3], luma;
+      if (grad_luma) luma = *reinterpret_cast<const P*>(grad_luma + b * plane + p);
 #pragma unroll
       for (int c = 0; c < 3; ++c) {
         colour[c] = *reinterpret_cast<const P*>(rgb + at + c * plane);
@@ -293,9 +294,10 @@ __global__ void __launch_bounds__(kGradThreads)
         const Triple<A> pixel =
             lab_gradient<CudaCurves<A>>(A(colour[0].values[i]), A(colour[1].values[i]), A(colour[2].values[i]),
                                         Triple<A>{A(grad[0].values[i]), A(grad[1].values[i]), A(grad[2].values[i])});
-        grad[0].values[i] = T(pixel.first);
-        grad[1].values[i] = T(pixel.second);
-        grad[2].values[i] = T(pixel.third);
+        const A from_luma = grad_luma ? A(luma.values[i]) : A(0);
+        grad[0].values[i] = T(pixel.first + A(kLumaR) * from_luma);
+        grad[1].values[i] = T(pixel.second + A(kLumaG) * from_luma);
+        grad[2].values[i] = T(pixel.third + A(kLumaB) * from_luma);
       }
 #pragma unroll
       for (int c = 0; c < 3; ++c) *reinterpret_cast<P*>(out + at + c * plane) = grad[c];
@@ -325,10 +327,11 @@ std::tuple<Tensor, Tensor, Tensor> fused_texture_cuda(const Tensor& rgb) {
   return {lab, sobel_x, sobel_y};
 }
 
-Tensor lab_to_rgb_grad_cuda(const Tensor& rgb, const Tensor& grad_lab) {
-  check_lab_to_rgb_grad(rgb, grad_lab);
+Tensor lab_to_rgb_grad_cuda(const Tensor& rgb, const Tensor& grad_lab, const std::optional<Tensor>& grad_luma) {
+  check_lab_to_rgb_grad(rgb, grad_lab, grad_luma);
   const CudaScope scope(rgb);
   const Tensor in = torch::stable::contiguous(rgb), upstream = torch::stable::contiguous(grad_lab);
+  const std::optional<Tensor> luma = contiguous(grad_luma);
   const int64_t batch = in.size(0), plane = in.size(2) * in.size(3);
   Tensor grad = torch::stable::new_empty(in, {batch, 3, in.size(2), in.size(3)});
   if (in.numel() == 0) return grad;
@@ -336,11 +339,12 @@ Tensor lab_to_rgb_grad_cuda(const Tensor& rgb, const Tensor& grad_lab) {
     using T = decltype(tag);
     constexpr int n = 16 / sizeof(T);
     const T *pixels = static_cast<const T*>(in.const_data_ptr()), *g = static_cast<const T*>(upstream.const_data_ptr());
-    const bool vector = packs<n>(pixels, plane) && packs<n>(g, plane);
+    const T* g_luma = data_or_null<T>(luma);
+    const bool vector = packs<n>(pixels, plane) && packs<n>(g, plane) && packs<n>(g_luma, plane);
     const auto kernel = vector ? &lab_to_rgb_grad_kernel<T, n> : &lab_to_rgb_grad_kernel<T, 1>;
     const dim3 grid(grid_size(plane, kGradThreads * (vector ? n : 1)), grid_size(batch, 1, kGridLimit));
-    kernel<<<grid, kGradThreads, 0, scope.stream()>>>(pixels, g, static_cast<T*>(grad.mutable_data_ptr()), batch,
-                                                      plane);
+    kernel<<<grid, kGradThreads, 0, scope.stream()>>>(pixels, g, g_luma, static_cast<T*>(grad.mutable_data_ptr()),
+                                                      batch, plane);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
   return grad;

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
+
+#include <optional>
+
 #include "common/checks.h"
 
 namespace arr_coc {
@@ -20,11 +24,23 @@ inline void check_alike_images(const char* op, const char* first_name, const Ten
 
 inline void check_fused_texture(const Tensor& rgb) { check_image("fused_texture", "rgb", rgb, 3, "[B, 3, H, W]"); }
 
-inline void check_lab_to_rgb_grad(const Tensor& rgb, const Tensor& grad_lab) {
+inline void check_lab_to_rgb_grad(const Tensor& rgb, const Tensor& grad_lab, const std::optional<Tensor>& grad_luma) {
   const char* op = "lab_to_rgb_grad";
   check_image(op, "rgb", rgb, 3, "[B, 3, H, W]");
   check_image(op, "grad_lab", grad_lab, 3, "[B, 3, H, W]");
   check_alike_images(op, "rgb", rgb, "grad_lab", grad_lab);
+  if (!grad_luma.has_value()) return;
+  check_image(op, "grad_luma", *grad_luma, 1, "[B, 1, H, W]");
+  check_alike_images(op, "rgb", rgb, "grad_luma", *grad_luma);
+}
+
+inline std::optional<Tensor> contiguous(const std::optional<Tensor>& tensor) {
+  return tensor.has_value() ? std::make_optional(torch::stable::contiguous(*tensor)) : std::nullopt;
+}
+
+template <class T>
+const T* data_or_null(const std::optional<Tensor>& tensor) {
+  return tensor.has_value() ? static_cast<const T*>(tensor->const_data_ptr()) : nullptr;
 }
 
 inline void check_sobel_grad(const Tensor& grad_x, const Tensor& grad_y) {

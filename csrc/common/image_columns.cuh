@@ -1,0 +1,108 @@
+// What the CUDA kernels that walk down an RGB image share: a thread's neighbouring columns, read row by row, and the
+// Sobel stencil on their luma. The columns beside come from the lanes beside, the rows above from what was kept.
+#pragma once
+
+#include "common/colour.cuh"
+#include "common/cuda.cuh"
+#include "common/dispatch.h"
+
+namespace arr_coc {
+
+template <class T, int n>
+struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) Pack {
+  T values[n];
+};
+
+// Whether rows of `size` values, the first at `pointer`, start where a Pack may. True for every sample of a batch or
+// for none, so that all of them take one path.
+template <int n, class T>
+bool packs(const T* pointer, int64_t size) {
+  return size % n == 0 && reinterpret_cast<uintptr_t>(pointer) % alignof(Pack<T, n>) == 0;
+}
+
+// A row of the n columns, and the pixel beside them where the lane beside belongs to another warp.
+template <class T, int n>
+struct PixelRow {
+  Pack<T, n> r, g, b;
+  T edge_r, edge_g, edge_b;
+};
+
+// Of an eighth of the luma: right minus left, and left + 2 here + right.
+template <class A, int n>
+struct Slopes {
+  A across[n], smooth[n];
+};
+
+// Every lane of a warp has one, each n columns right of the lane before; all lanes load and take slopes together.
+template <class T, int n>
+class ImageColumns {
+ public:
+  using A = accumulate_t<T>;
+
+  // From row `y` - 1 on, the first row standing for those above it; lanes past the last column repeat it.
+  __device__ __forceinline__ ImageColumns(const T* image, int64_t height, int64_t width, int64_t x, int64_t y)
+      : plane_(height * width), width_(width), rows_(height), row_(y - 1) {
+    x = min(x, width - n);
+    const int lane = threadIdx.x % kWarpSize;
+    first_ = x == 0;
+    last_ = x == width - n;
+    edge_ = lane == 0 && !first_ ? -1 : lane == kWarpSize - 1 && !last_ ? n : 0;
+    at_ = image + max(row_, int64_t(0)) * width + x;
+  }
+
+  // The next row; the last one stands for those below it.
+  __device__ __forceinline__ PixelRow<T, n> load() {
+    PixelRow<T, n> row;
+    row.r = *reinterpret_cast<const Pack<T, n>*>(at_);
+    row.g = *reinterpret_cast<const Pack<T, n>*>(at_ + plane_);
+    row.b = *reinterpret_cast<const Pack<T, n>*>(at_ + 2 * plane_);
+    if (edge_ != 0) {
+      row.edge_r = at_[edge_];
+      row.edge_g = at_[plane_ + edge_];
+      row.edge_b = at_[2 * plane_ + edge_];
+    }
+    if (row_ >= 0 && row_ < rows_ - 1) at_ += width_;
+    ++row_;
+    return row;
+  }
+
+  __device__ __forceinline__ Slopes<A, n> slopes(const PixelRow<T, n>& row) const {
+    A luma[n + 2];
+#pragma unroll
+    for (int i = 0; i < n; ++i) luma[i + 1] = eighth_luma(row.r.values[i], row.g.values[i], row.b.values[i]);
+    const A beside = eighth_luma(row.edge_r, row.edge_g, row.edge_b);
+    const A left = __shfl_up_sync(0xffffffffu, luma[n], 1), right = __shfl_down_sync(0xffffffffu, luma[1], 1);
+    luma[0] = first_ ? luma[1] : edge_ < 0 ? beside : left;
+    luma[n + 1] = last_ ? luma[n] : edge_ > 0 ? beside : right;
+    Slopes<A, n> slopes;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      slopes.across[i] = luma[i + 2] - luma[i];
+      slopes.smooth[i] = CudaCurves<A>::multiply_add(A(2), luma[i + 1], luma[i] + luma[i + 2]);
+    }
+    return slopes;
+  }
+
+ private:
+  static __device__ __forceinline__ A eighth_luma(T r, T g, T b) {
+    using Curves = CudaCurves<A>;
+    return Curves::multiply_add(A(kLumaR / 8), A(r), Curves::multiply_add(A(kLumaG / 8), A(g), A(kLumaB / 8) * A(b)));
+  }
+
+  const T* at_;
+  int64_t plane_, width_, rows_, row_;
+  int edge_;  // column of the pixel beside, from the lane's first; 0 where the lane beside has it
+  bool first_, last_;
+};
+
+template <class A, int n>
+__device__ __forceinline__ A sobel_x(const Slopes<A, n>& up, const Slopes<A, n>& at, const Slopes<A, n>& down, int i) {
+  return CudaCurves<A>::multiply_add(A(2), at.across[i], up.across[i] + down.across[i]);
+}
+
+template <class A, int n>
+__device__ __forceinline__ A sobel_y(const Slopes<A, n>& up, const Slopes<A, n>& down, int i) {
+  return down.smooth[i] - up.smooth[i];
+}
+
+}  // namespace arr_coc

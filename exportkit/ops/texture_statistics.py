@@ -1,0 +1,117 @@
+"""Colour and edge strength of every patch of an image, without the maps they are means of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from exportkit.ops._autograd import register_no_derivative
+from exportkit.ops._checks import check, check_floating, check_rank, shape_of
+from exportkit.ops._reference import accumulated
+from exportkit.ops._spec import OpSpec, Refusal, Sample
+from exportkit.ops.fused_texture import fused_texture_reference
+
+
+def texture_statistics(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
+    """Means over patches of `fused_texture`'s maps: of CIE LAB, and of the gradient's magnitude.
+
+    What `compute_salience` needs to know of the pixels, from 12 bytes read a pixel (float32) where the maps take 32
+    written and read. For inference: it has no gradient, unlike the composition.
+
+    Args:
+        rgb: [B, 3, H, W], floating, encoded sRGB in [0, 1]; finite values outside are legal.
+        patch_size: P >= 1, in pixels; H and W are multiples of it.
+
+    Returns:
+        colours: [B, 3, H / P, W / P], the mean LAB of each patch.
+        edges: [B, 1, H / P, W / P], the mean of sqrt(sobel_x^2 + sobel_y^2 + 1e-8); gradients at a patch's border look
+            at the pixels of the patch beside.
+        Both in the dtype of `rgb`.
+
+    Raises:
+        RuntimeError: Wrong rank, channels or dtype; H or W not a multiple of P; asking for a gradient.
+    """
+    return torch.ops.arr_coc.texture_statistics(rgb, patch_size)
+
+
+def _patch_means(planes: Tensor, patch_size: int) -> Tensor:
+    batch, channels, height, width = planes.shape
+    blocks = (batch, channels, height // patch_size, patch_size, width // patch_size, patch_size)
+    return planes.reshape(blocks).mean((3, 5))
+
+
+def texture_statistics_reference(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
+    """`texture_statistics` in ATen."""
+    lab, sobel_x, sobel_y = fused_texture_reference(accumulated(rgb))
+    magnitudes = torch.sqrt(sobel_x**2 + sobel_y**2 + 1e-8)
+    return _patch_means(lab, patch_size).to(rgb.dtype), _patch_means(magnitudes, patch_size).to(rgb.dtype)
+
+
+@torch.library.register_fake("arr_coc::texture_statistics")
+def _texture_statistics_fake(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
+    op = "texture_statistics"
+    check_rank(op, "rgb", rgb, 4, "[B, 3, H, W]")
+    check_floating(op, "rgb", rgb)
+    check(rgb.shape[1] == 3, f"{op}: rgb must be [B, 3, H, W], got shape {shape_of(rgb)}")
+    check(patch_size > 0, f"{op}: patch_size must be >= 1, got {patch_size}")
+    batch, _, height, width = rgb.shape
+    for symbol, size in (("H", height), ("W", width)):
+        check(size % patch_size == 0, f"{op}: {symbol} = {size} is not a multiple of patch_size = {patch_size}")
+    grid = (height // patch_size, width // patch_size)
+    return rgb.new_empty((batch, 3, *grid)), rgb.new_empty((batch, 1, *grid))
+
+
+register_no_derivative("texture_statistics", "fused_texture and means over its maps")
+
+
+def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    # (B, h, w, P): the first is exported; then patches of one pixel, of odd and even sides, those that are fast, one
+    # wider than a CUDA block's threads, and grids that leave a block partly idle.
+    for batch, rows, columns, patch in [
+        (2, 2, 3, 4),
+        (3, 4, 2, 4),
+        (1, 1, 1, 1),
+        (5, 3, 5, 1),
+        (2, 2, 3, 3),
+        (1, 3, 2, 5),
+        (2, 5, 37, 2),
+        (5, 2, 19, 14),
+        (2, 3, 16, 16),
+        (1, 1, 67, 16),
+        (1, 2, 1, 131),
+        (2, 1, 2, 128),
+        (0, 2, 2, 4),
+        (2, 0, 2, 4),
+        (2, 2, 0, 4),
+    ]:
+        # Beyond [0, 1] on both sides: both pieces of both curves.
+        rgb = torch.rand(batch, 3, rows * patch, columns * patch, device=device, dtype=dtype) * 2 - 0.5
+        yield Sample(f"rgb {list(rgb.shape)}, P = {patch}", (rgb, patch))
+    rgb = torch.rand(2, 3, 8, 12, device=device, dtype=dtype)
+    rgb[0, 1, 5, 3] = torch.nan
+    rgb[1, 2, 0, 11] = torch.inf
+    yield Sample("NaN and infinity", (rgb, 4))
+
+
+def _refusals(device: torch.device) -> Iterable[Refusal]:
+    rgb = torch.rand(2, 3, 8, 12, device=device)
+    yield Refusal("rank 3", (rgb[0], 4), r"rgb must be \[B, 3, H, W\], got shape \[3, 8, 12\]")
+    yield Refusal("one channel", (rgb[:, :1], 4), r"rgb must be \[B, 3, H, W\], got shape \[2, 1, 8, 12\]")
+    yield Refusal("uint8", (rgb.byte(), 4), "rgb must be float32.* got uint8")
+    yield Refusal("P = 0", (rgb, 0), "patch_size must be >= 1, got 0")
+    yield Refusal("H", (rgb[:, :, 1:], 4), "H = 7 is not a multiple of patch_size = 4")
+    yield Refusal("W", (rgb[..., 1:], 4), "W = 11 is not a multiple of patch_size = 4")
+
+
+SPEC = OpSpec(
+    name="texture_statistics",
+    wrapper=texture_statistics,
+    reference=texture_statistics_reference,
+    samples=_samples,
+    refusals=_refusals,
+    dynamic={"rgb": {0: "B", 2: "H", 3: "W"}},
+    tolerances={torch.float32: (1e-4, 3e-4)},  # those of fused_texture
+    autocast="float32",
+)
