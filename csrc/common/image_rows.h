@@ -7,23 +7,11 @@
 #include <vector>
 
 #include "common/colour.h"
+#include "common/convert.h"
 #include "common/cpu.h"
 #include "common/dispatch.h"
 
 namespace arr_coc {
-namespace {  // clones of a function that two files share do not link
-
-template <class T, class A>
-ARR_COC_EVERY_ISA void widen(const T* in, A* out, int64_t width) {
-#pragma omp simd
-  for (int64_t x = 0; x < width; ++x) out[x] = A(in[x]);
-}
-
-template <class A, class T>
-ARR_COC_EVERY_ISA void narrow(const A* in, T* out, int64_t width) {
-#pragma omp simd
-  for (int64_t x = 0; x < width; ++x) out[x] = T(in[x]);
-}
 
 template <class A>
 ARR_COC_EVERY_ISA void luma_row(Triple<const A*> rgb, A* luma, int64_t width) {
@@ -117,5 +105,4 @@ void slide_over_rows(int64_t begin, int64_t end, int64_t height, const Fill& fil
   }
 }
 
-}  // namespace
 }  // namespace arr_coc
