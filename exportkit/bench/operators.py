@@ -26,7 +26,7 @@ ALTERNATIVES = (EAGER, COMPILE, LIBRARY)
 _NORMWISE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _LIBRARY_AGREEMENT = 0.97
 _MAX_SETS = 16
-_CPU_CACHE = 32 << 20  # bytes: a core's share of most third-level caches
+_CPU_CACHE = 16 << 20  # bytes: what most third-level caches have for a few cores
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class _Forward:
     def __init__(self, subject: Subject, benchmark: Benchmark, dtype: torch.dtype, device: torch.device) -> None:
         self.subject, self.benchmark, self.dtype, self.device = subject, benchmark, dtype, device
         first = benchmark.draw(device, dtype)
-        count = min(_MAX_SETS, math.ceil(2 * _cache_bytes(device) / max(1, _bytes(first))))
+        count = min(_MAX_SETS, math.ceil(4 * _cache_bytes(device) / max(1, _bytes(first))))
         self.inputs = [first, *(benchmark.draw(device, dtype) for _ in range(count - 1))]
 
     def run(self, function: Callable[..., Any]) -> list[Tensor]:

@@ -8,6 +8,7 @@ import torch
 from exportkit.bench import runs
 from exportkit.bench.results import read
 from exportkit.cli import main
+from tests.artifacts import artifact
 
 QUICK = ("--device", "cpu", "--against", "eager", "--seconds", "0.001", "--size", "B1 N1024")
 
@@ -45,6 +46,17 @@ def test_json_is_the_results_file(capsys, tmp_path):
     assert [row["subject"] for row in document["rows"]] == ["opponent_balance"]
     results = read(path)
     assert (results.copy_gb_s, len(results.rows)) == (10.0, 1)
+
+
+def test_a_package_is_timed_and_what_loading_took_is_said(capsys):
+    path = artifact("arr-coc")
+    code, out, err = run(capsys, path, *QUICK[:-1], "batch=2,gh=4,gw=4")
+    assert code == 0, err
+    head, line = (text for text in out.splitlines() if text.startswith(("| what", "| arr_coc")))
+    assert "eager with operators ms" in head
+    assert "limit" not in head
+    assert "batch=2, gh=4, gw=4" in line
+    assert "loading took exportkit" in out
 
 
 @pytest.mark.parametrize(
