@@ -24,7 +24,7 @@ ALTERNATIVES = (EAGER, COMPILE, LIBRARY)
 
 # Of a gradient or a library's result against the reference's, relative to its norm: both sum in orders of their own.
 _NORMWISE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-_LIBRARY_AGREEMENT = 0.97
+_OTHERS_AGREEMENT = 0.97  # of elements: a library breaks ties its own way
 _MAX_SETS = 16
 _CPU_CACHE = 16 << 20  # bytes: what most third-level caches have for a few cores
 
@@ -118,21 +118,12 @@ def _row(
             stack.enter_context(torch.no_grad())
         else:  # a graph that is kept for the next call
             stack.enter_context(torch._functorch.config.patch(donated_buffer=False))
-        for name in options.against:
-            function, what, missing = _alternative(name, subject, benchmark)
-            if function is None:
-                continue
-            reason = missing
-            if reason is None:
-                try:
-                    result = task.run(function)
-                    reason = _disagreement(expected, result, dtype) if name == LIBRARY else None
-                    if reason is None:
-                        ready.append(Alternative(name, what, task.calls(function)))
-                except Exception as error:  # whatever a compiler or a library raises is a finding about it
-                    reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+        for name, what, function, missing in _others(subject, benchmark, options.against):
+            reason = missing or _disagreement(task, function, expected)
             if reason is not None:
                 failed.append(Measurement(name, what, note=reason))
+                continue
+            ready.append(Alternative(name, what, task.calls(function)))
         del expected
         measured = measure(ready, device, options.seconds)
     return Row(
@@ -146,18 +137,18 @@ def _row(
     )
 
 
-def _alternative(
-    name: str, subject: Subject, benchmark: Benchmark
-) -> tuple[Callable[..., Any] | None, str, str | None]:
-    """(function, what it is, why it cannot be timed); no function where the benchmark has no such alternative."""
-    if name == EAGER:
-        return subject.reference, "the ATen reference", None
-    if name == COMPILE:
+def _others(
+    subject: Subject, benchmark: Benchmark, against: Sequence[str]
+) -> Iterator[tuple[str, str, Callable[..., Any], str | None]]:
+    """(name, what it is, its function, why it cannot be timed here) of what a user would pick instead."""
+    if EAGER in against:
+        yield EAGER, "the ATen reference", subject.reference, None
+    if COMPILE in against:
         torch._dynamo.reset()  # or the next size would be compiled for any size
-        return torch.compile(subject.reference, fullgraph=True, dynamic=False), "torch.compile of the reference", None
-    if benchmark.library is None:
-        return None, "", None
-    return benchmark.library.function, benchmark.library.what, benchmark.library.missing
+        compiled = torch.compile(subject.reference, fullgraph=True, dynamic=False)
+        yield COMPILE, "torch.compile of the reference", compiled, None
+    if LIBRARY in against and (library := benchmark.library) is not None:
+        yield LIBRARY, library.what, library.function, library.missing
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -297,18 +288,22 @@ def _check(
             )
 
 
-def _disagreement(expected: Sequence[Tensor], actual: Sequence[Tensor], dtype: torch.dtype) -> str | None:
-    """Why a library's result is not the same thing, if it is not."""
+def _disagreement(task: _Forward, function: Callable[..., Any], expected: Sequence[Tensor]) -> str | None:
+    """Why an alternative does not do the same thing, if it does not."""
+    try:
+        actual = task.run(function)
+    except Exception as error:  # whatever a compiler or a library raises is a finding about it
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
     if [tensor.shape for tensor in expected] != [tensor.shape for tensor in actual]:
         return "its results have other shapes"
-    rtol = _NORMWISE[dtype]
+    rtol = _NORMWISE[task.dtype]
     for want, got in zip(expected, actual):
         if want.is_floating_point():
             atol = rtol * want.abs().mean(dtype=torch.float32).item()
         else:
             atol = float(want.dtype == torch.int8)  # one step of a quantised value is a matter of rounding
         agree = _agreement(want, got, rtol, atol)
-        if agree < _LIBRARY_AGREEMENT:
+        if agree < _OTHERS_AGREEMENT:
             return f"{1 - agree:.2%} of its results are others"
     return None
 
