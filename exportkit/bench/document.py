@@ -36,9 +36,9 @@ Written by `make docs` from [benchmarks/results](../benchmarks/results), which `
 
 Every row is one run on one machine: the alternatives take turns, sample by sample, so that what drifts drifts for all
 of them, and inputs rotate, so that caches hold no more of them than in use. Results are compared with the reference's
-before anything is timed. Times are medians, `±` half the distance between the quartiles. On a GPU they are of the
-kernels, replayed from a CUDA graph, for the alternatives too; where one cannot be captured its call is shown, and
-compared with the **call** of ours, which has Python's launches in it.
+before anything is timed. Times are medians, `±` half the distance between the quartiles. On a GPU those of operators
+are of the kernels, replayed from a CUDA graph, for the alternatives too; where one cannot be captured its call is
+shown, and compared with the **call** of ours, which has Python's launches in it.
 
 - **eager** is the ATen reference, **torch.compile** the same compiled for these sizes; **library** is named below each
   table.

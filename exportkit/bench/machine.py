@@ -21,6 +21,7 @@ def describe(device: torch.device) -> Machine:
         cpu=cpu,
         cores=cores,
         threads=threads,
+        load=round(os.getloadavg()[0], 2),
         gpu=gpu,
         driver=_driver() if gpu else None,
         cuda=torch.version.cuda if gpu else None,

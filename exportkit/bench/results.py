@@ -117,12 +117,16 @@ class Row(Strict, frozen=True):
 
 
 class Machine(Strict, frozen=True):
-    """Where the numbers are from. `device` is what the work ran on."""
+    """Where the numbers are from.
+
+    `device` is what the work ran on; `load` the processes that wanted a core when it began, a minute's mean.
+    """
 
     device: str
     cpu: str
     cores: int
     threads: int
+    load: float
     gpu: str | None
     driver: str | None
     cuda: str | None

@@ -32,10 +32,13 @@ def run(rows: Rows, *, device: str, command: str, threads: int | None, progress:
     """
     on = usable_device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     with _ready(on, threads):
+        machine = describe(on)  # before the work adds to the machine's load
+        if on.type == "cpu" and machine.load > machine.cores / 2:
+            progress(f"this machine is busy, which shows in what follows: its load is {machine.load} already")
         progress("measuring the copy limit")
         rate = copy_rate(on)
         found = tuple(rows(on, rate))
-        origin, machine = provenance(), describe(on)
+        origin = provenance()
     return Results(
         format_version=FORMAT_VERSION,
         exportkit=__version__,

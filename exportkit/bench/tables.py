@@ -52,7 +52,11 @@ def heading(results: Results) -> str:
     """The machine and the run in one paragraph."""
     machine = results.machine
     where = f"{machine.gpu}, driver {machine.driver or 'unknown'}, CUDA {machine.cuda}" if machine.gpu else machine.cpu
-    threads = f"{machine.threads} of {machine.cores} cores" if not machine.gpu else f"host {machine.cpu}"
+    threads = (
+        f"{machine.threads} threads on {machine.cores} cores, load {machine.load:g}"
+        if not machine.gpu
+        else f"host {machine.cpu}"
+    )
     commit = f" at {results.commit[:12]}{'+' if results.commit.endswith('+') else ''}" if results.commit else ""
     return (
         f"{where}, {threads}; torch {machine.torch}, Python {machine.python}, exportkit {results.exportkit}{commit}; "

@@ -42,16 +42,19 @@ class Alternative:
     within: Within = nullcontext
 
 
-def measure(alternatives: Sequence[Alternative], device: torch.device, seconds: float) -> list[Measurement]:
+def measure(
+    alternatives: Sequence[Alternative], device: torch.device, seconds: float, *, graphs: bool = True
+) -> list[Measurement]:
     """Times alternatives beside each other.
 
     Args:
         alternatives: Compiled and warmed up by a first call, which must succeed.
         device: Where they run.
         seconds: To spend on each, about; each gets a few samples even where they take longer.
+        graphs: On CUDA, replay the calls from a CUDA graph as well: their kernels without Python's launches.
     """
     if device.type == "cuda":
-        return _measure_cuda(alternatives, seconds)
+        return _measure_cuda(alternatives, seconds, graphs)
     _warm_up(alternatives)
     timings = _take_turns([_cpu_sampler(alternative) for alternative in alternatives], seconds)
     return [
@@ -145,19 +148,19 @@ def _cpu_peak(alternative: Alternative) -> int:
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 
 
-def _measure_cuda(alternatives: Sequence[Alternative], seconds: float) -> list[Measurement]:
-    """Calls by events, then the same calls replayed from a CUDA graph: the kernels without Python's launches."""
+def _measure_cuda(alternatives: Sequence[Alternative], seconds: float, graphs: bool) -> list[Measurement]:
+    """Calls by events, then the same calls replayed from CUDA graphs."""
     _warm_up(alternatives)
     calls = _take_turns([_event_sampler(alternative) for alternative in alternatives], seconds / 2)
-    graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
+    captured: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
     notes: dict[str, str] = {}
-    for alternative, timing in zip(alternatives, calls):
+    for alternative, timing in zip(alternatives, calls) if graphs else ():
         try:
-            graphs[alternative.name] = _capture(alternative, timing.median)
+            captured[alternative.name] = _capture(alternative, timing.median)
         except RuntimeError as error:
             notes[alternative.name] = f"no CUDA graph: {str(error).partition(chr(10))[0]}"
-    replays = [_replay_sampler(graph, count) for graph, count in graphs.values()]
-    kernels = dict(zip(graphs, _take_turns(replays, seconds / 2))) if replays else {}
+    replays = [_replay_sampler(graph, count) for graph, count in captured.values()]
+    kernels = dict(zip(captured, _take_turns(replays, seconds / 2))) if replays else {}
     return [
         Measurement(
             alternative.name,

@@ -76,9 +76,10 @@ def command(
     operators and with their references, and torch.compile; the first package is the one that the others are compared
     with. Results are compared before anything is timed: what computes something else is an error.
 
-    The alternatives take turns; inputs rotate, so that caches do not hold them. On CUDA two times are taken: of a call,
-    launches included, and of its kernels alone, replayed from a CUDA graph; the table shows the kernels where it can.
-    The limit is the time that the bytes which must move take at the rate of a large copy, measured in the same run.
+    The alternatives take turns; inputs rotate, so that caches do not hold them. On CUDA two times of an operator are
+    taken: of a call, launches included, and of its kernels alone, replayed from a CUDA graph; the table shows the
+    kernels where it can. The limit is the time that the bytes which must move take at the rate of a large copy,
+    measured in the same run.
 
     \b
     exportkit bench ops --device cpu --threads 2 -o cpu.json

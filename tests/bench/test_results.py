@@ -5,7 +5,7 @@ import pytest
 from exportkit.bench.results import Machine, Measurement, Results, Row, Timing, encode, merged, read
 from exportkit.errors import UsageError
 
-MACHINE = Machine("a GPU", "a CPU", 2, 2, "a GPU", "1.2", "13.0", "2.11.0", "3.11", "Linux")
+MACHINE = Machine("a GPU", "a CPU", 2, 2, 0.1, "a GPU", "1.2", "13.0", "2.11.0", "3.11", "Linux")
 
 
 def timing(median: float) -> Timing:
