@@ -1,4 +1,5 @@
-// One block finds the k smallest of n keys, for any n and k: a radix select that keeps nothing but a histogram.
+// The k smallest of n keys by radix select: a histogram of one digit at a time, counted in integers, so that the order
+// in which atomics land does not show.
 #pragma once
 
 #include "common/cuda.cuh"
@@ -55,7 +56,7 @@ struct Cut {
 };
 
 // For a block of kSelectThreads, all of which call it. `key_at(i)` gives the key of element i < n, of `bits` bits;
-// 1 <= k <= n. Integer counts only, so the order in which atomics land does not show.
+// 1 <= k <= n.
 template <int bits, class Key, class KeyAt>
 __device__ Cut<Key> block_select(const KeyAt& key_at, int64_t n, int64_t k, SelectShared& shared) {
   constexpr int per_thread = kSelectBins / kSelectThreads;

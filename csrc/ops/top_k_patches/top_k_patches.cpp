@@ -31,7 +31,7 @@ void select_row(const T* scores, int64_t n, int64_t k, std::vector<Ranked<ordere
 
 std::tuple<Tensor, Tensor> top_k_patches_cpu(const Tensor& relevance_scores, const Tensor& features, int64_t k) {
   check_top_k_patches(relevance_scores, features, k);
-  const Tensor scores = torch::stable::contiguous(relevance_scores), from = with_whole_rows(features);
+  const Tensor scores = as_contiguous(relevance_scores), from = with_whole_rows(features);
   const int64_t batch = scores.size(0), n = scores.size(1), width = features.size(2);
   Tensor selected = torch::stable::new_empty(features, {batch, k, width});
   Tensor indices = torch::stable::new_empty(scores, {batch, k}, ScalarType::Long);
@@ -57,7 +57,7 @@ std::tuple<Tensor, Tensor> top_k_patches_cpu(const Tensor& relevance_scores, con
 
 Tensor top_k_patches_grad_cpu(const Tensor& grad, const Tensor& indices, int64_t num_patches) {
   check_top_k_patches_grad(grad, indices, num_patches);
-  const Tensor from = with_whole_rows(grad), where = torch::stable::contiguous(indices);
+  const Tensor from = with_whole_rows(grad), where = as_contiguous(indices);
   const int64_t batch = grad.size(0), k = grad.size(1), width = grad.size(2);
   const int64_t* index = static_cast<const int64_t*>(where.const_data_ptr());
   for (int64_t row = 0; row < batch * k; ++row)

@@ -4,12 +4,15 @@
 #include <tuple>
 #include <utility>
 
-#include "common/ordered_key.h"
-#include "common/radix_select.cuh"
-#include "ops/top_k_patches/top_k_patches.h"
+#include "ops/top_k_patches/select.cuh"
 
 namespace arr_coc {
 namespace {
+
+constexpr int kThreads = 512, kWarps = kThreads / kWarpSize;
+constexpr int kMostPlaced = 2048;  // chosen keys that a block holds in shared memory
+constexpr int kTileItems = 8;      // keys of a thread, where blocks walk a share
+constexpr int kGradThreads = 256, kGradFlight = 4, kMostGradRows = 8192;
 
 // Selection compacts in the order of the index, so the slot an element got there breaks ties as its index does.
 template <class Key>
@@ -50,37 +53,187 @@ __device__ void sort_items(Item<Key>* items, int count) {
   }
 }
 
-// One block a sample. Where k fits a tile, `indices` gets the result; otherwise `keys` and `indices` get the selected
-// elements in the order of the index, for the kernels below.
-template <class T, bool kFitsTile>
-__global__ __launch_bounds__(kSelectThreads) void select_kernel(const T* scores, ordered_key_t<T>* keys,
-                                                                int64_t* indices, int64_t batch, int64_t n, int64_t k) {
+// The whole of a sample that a block's registers hold, and of which shared memory holds the k chosen. Each of the
+// `parts` blocks of a sample selects all by itself, which takes less time than telling the others would, and then
+// copies its share of the rows.
+template <class T, int kUnit, int kThreads, int kItems>
+__global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_and_place_kernel(const T* scores, RowCopy rows,
+                                                                                     int64_t* indices, int64_t batch,
+                                                                                     unsigned n, unsigned k,
+                                                                                     unsigned parts) {
   using Key = ordered_key_t<T>;
   __shared__ union {
-    SelectShared select;
-    Tile<Key> tile;
+    struct {
+      unsigned histogram[kSelectBins];
+      FoundBin<unsigned> found;
+    } select;
+    struct {
+      Key keys[kMostPlaced];
+      uint16_t index[kMostPlaced];
+    } chosen;
   } shared;
-  __shared__ int64_t sums[kSelectWarps];
-  for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
-    const T* row = scores + b * n;
-    const auto key_at = [row](int64_t i) { return descending_key(row[i]); };
-    const Cut<Key> cut = block_select<OrderedKey<T>::bits, Key>(key_at, n, k, shared.select);
-    block_compact(cut, key_at, n, sums, [&](int64_t i, int64_t slot, Key key) {
-      if (kFitsTile) {
-        shared.tile.items[slot] = {key, uint32_t(slot)};
-        shared.tile.index[slot] = i;
-      } else {
-        keys[b * k + slot] = key;
-        indices[b * k + slot] = i;
-      }
+  __shared__ TileCounts<kThreads, kItems> counts;
+  static_assert(Keys<Key, kThreads, kItems>::size <= 1 << 16, "indices in 16 bits");
+  for (int64_t item = blockIdx.x; item < batch * parts; item += gridDim.x) {
+    const int64_t b = item / parts;
+    for (int bin = threadIdx.x; bin < kSelectBins; bin += kThreads) shared.select.histogram[bin] = 0;
+    Keys<Key, kThreads, kItems> keys;
+    keys.load(scores + b * n, n);
+    __syncthreads();
+    Search<Key> search{0, k, OrderedKey<T>::bits, false};
+    while (!search.done) {
+      keys.count(search, OrderedKey<T>::bits, n, shared.select.histogram);
+      __syncthreads();
+      const auto take = [&](int bin) {  // and leave it empty for the next digit
+        const unsigned count = shared.select.histogram[bin];
+        shared.select.histogram[bin] = 0;
+        return count;
+      };
+      advance<kThreads, unsigned>(search, take, shared.select.found);
+    }
+    unsigned below = 0, equal = 0;
+    compact(keys, search.cut(), n, below, equal, counts, [&](unsigned i, unsigned slot, Key key) {
+      shared.chosen.keys[slot] = key;
+      shared.chosen.index[slot] = uint16_t(i);
     });
     __syncthreads();
-    if (kFitsTile) {
-      sort_items(shared.tile.items, int(k));
-      for (int j = threadIdx.x; j < k; j += blockDim.x)
-        indices[b * k + j] = shared.tile.index[shared.tile.items[j].slot];
+    place_rows<kUnit>(
+        shared.chosen.keys, [&](unsigned slot) { return int64_t(shared.chosen.index[slot]); }, b, k, rows, indices,
+        unsigned(item % parts), parts);
+    __syncthreads();
+  }
+}
+
+// The rest is for samples, or a k, beyond that. Blocks share a sample: each has `share` elements of it.
+struct Shares {
+  int64_t batch, n, k, share;
+  unsigned parts;  // blocks a sample
+};
+
+// What blocks tell each other from kernel to kernel, for one sample.
+template <class Key>
+struct alignas(sizeof(longlong2)) Progress {
+  static constexpr int passes = (8 * int(sizeof(Key)) + kSelectBits - 1) / kSelectBits;
+  unsigned long long histogram[passes][kSelectBins];
+  Search<Key> search[passes];
+};
+
+// The search as it stands before `pass`. All threads call it.
+template <class Key>
+__device__ Search<Key> search_before(const Progress<Key>& progress, int pass, int64_t k, int bits,
+                                     FoundBin<unsigned long long>& found) {
+  if (pass == 0) return {0, k, bits, false};
+  Search<Key> search = progress.search[pass - 1];
+  if (search.done) return search;
+  advance<kThreads, unsigned long long>(search, [&](int bin) { return progress.histogram[pass - 1][bin]; }, found);
+  return search;
+}
+
+template <class T>
+__global__ __launch_bounds__(kThreads) void count_digits_kernel(const T* scores, Progress<ordered_key_t<T>>* progress,
+                                                                Shares shares, int pass) {
+  using Key = ordered_key_t<T>;
+  using Tile = Keys<Key, kThreads, kTileItems>;
+  __shared__ unsigned histogram[kSelectBins];
+  __shared__ FoundBin<unsigned long long> found;
+  for (int64_t item = blockIdx.x; item < shares.batch * shares.parts; item += gridDim.x) {
+    const int64_t b = item / shares.parts, part = item % shares.parts;
+    const Search<Key> search = search_before(progress[b], pass, shares.k, OrderedKey<T>::bits, found);
+    if (part == 0 && threadIdx.x == 0) progress[b].search[pass] = search;
+    if (search.done) continue;
+    for (int bin = threadIdx.x; bin < kSelectBins; bin += kThreads) histogram[bin] = 0;
+    __syncthreads();
+    const int64_t end = min(shares.n, (part + 1) * shares.share);
+    for (int64_t first = part * shares.share; first < end; first += Tile::size) {
+      const unsigned n = unsigned(min(int64_t(Tile::size), end - first));
+      Tile keys;
+      keys.load(scores + b * shares.n + first, n);
+      keys.count(search, OrderedKey<T>::bits, n, histogram);
+    }
+    __syncthreads();
+    for (int bin = threadIdx.x; bin < kSelectBins; bin += kThreads)
+      if (histogram[bin]) atomicAdd(&progress[b].histogram[pass][bin], histogram[bin]);
+  }
+}
+
+// How many keys of each block's share are below the cut, and how many at it.
+template <class T>
+__global__ __launch_bounds__(kThreads) void count_chosen_kernel(const T* scores, Progress<ordered_key_t<T>>* progress,
+                                                                longlong2* totals, Shares shares, int passes) {
+  using Key = ordered_key_t<T>;
+  using Tile = Keys<Key, kThreads, kTileItems>;
+  __shared__ FoundBin<unsigned long long> found;
+  __shared__ int64_t sums[kWarps];
+  for (int64_t item = blockIdx.x; item < shares.batch * shares.parts; item += gridDim.x) {
+    const int64_t b = item / shares.parts, part = item % shares.parts;
+    const Search<Key> search = search_before(progress[b], passes, shares.k, OrderedKey<T>::bits, found);
+    const Cut<Key> cut = search.cut();
+    int64_t below = 0, equal = 0;
+    const int64_t end = min(shares.n, (part + 1) * shares.share);
+    for (int64_t first = part * shares.share; first < end; first += Tile::size) {
+      const unsigned n = unsigned(min(int64_t(Tile::size), end - first));
+      Tile keys;
+      keys.load(scores + b * shares.n + first, n);
+#pragma unroll
+      for (int j = 0; j < kTileItems; ++j) {
+        below += keys.exists(j, n) && cut.below(keys.key[j]);
+        equal += keys.exists(j, n) && cut.equal(keys.key[j]);
+      }
+    }
+    below = block_sum(below, sums);
+    equal = block_sum(equal, sums);
+    if (threadIdx.x == 0) totals[item] = {below, equal};
+  }
+}
+
+// Writes the chosen in the order of the index.
+template <class T>
+__global__ __launch_bounds__(kThreads) void write_chosen_kernel(const T* scores,
+                                                                const Progress<ordered_key_t<T>>* progress,
+                                                                const longlong2* totals, ordered_key_t<T>* chosen,
+                                                                int64_t* indices, Shares shares, int passes) {
+  using Key = ordered_key_t<T>;
+  using Tile = Keys<Key, kThreads, kTileItems>;
+  __shared__ FoundBin<unsigned long long> found;
+  __shared__ int64_t sums[kWarps];
+  __shared__ TileCounts<kThreads, kTileItems> counts;
+  for (int64_t item = blockIdx.x; item < shares.batch * shares.parts; item += gridDim.x) {
+    const int64_t b = item / shares.parts, part = item % shares.parts;
+    const Cut<Key> cut = search_before(progress[b], passes, shares.k, OrderedKey<T>::bits, found).cut();
+    int64_t below = 0, equal = 0;
+    for (int64_t earlier = threadIdx.x; earlier < part; earlier += kThreads) {
+      below += totals[item - part + earlier].x;
+      equal += totals[item - part + earlier].y;
+    }
+    below = block_sum(below, sums);
+    equal = block_sum(equal, sums);
+    const int64_t end = min(shares.n, (part + 1) * shares.share);
+    for (int64_t first = part * shares.share; first < end; first += Tile::size) {
+      const unsigned n = unsigned(min(int64_t(Tile::size), end - first));
+      Tile keys;
+      keys.load(scores + b * shares.n + first, n);
+      compact(keys, cut, n, below, equal, counts, [&](unsigned i, int64_t slot, Key key) {
+        chosen[b * shares.k + slot] = key;
+        indices[b * shares.k + slot] = first + i;
+      });
       __syncthreads();
     }
+  }
+}
+
+// Of chosen keys and indices in the order of the index.
+template <class Key, int kUnit>
+__global__ __launch_bounds__(kThreads) void place_kernel(const Key* chosen, const int64_t* chosen_indices, RowCopy rows,
+                                                         int64_t* indices, int64_t batch, unsigned k, unsigned parts) {
+  __shared__ Key keys[kMostPlaced];
+  for (int64_t item = blockIdx.x; item < batch * parts; item += gridDim.x) {
+    const int64_t b = item / parts;
+    for (unsigned j = threadIdx.x; j < k; j += kThreads) keys[j] = chosen[b * k + j];
+    __syncthreads();
+    place_rows<kUnit>(
+        keys, [&](unsigned slot) { return chosen_indices[b * k + slot]; }, b, k, rows, indices, unsigned(item % parts),
+        parts);
+    __syncthreads();
   }
 }
 
@@ -135,69 +288,108 @@ __global__ void merge_runs_kernel(const Key* keys, const int64_t* indices, Key* 
   }
 }
 
-// Copies one row for each of rows = B k indices, between a tensor addressed by the index and one addressed by its
-// place. `units` of Unit make a row; threads of x walk a row, y holds rows.
-template <class Unit, bool kGather>
-__global__ void copy_rows_kernel(RowsOf from, RowsOf to, const int64_t* indices, int64_t limit, int64_t k, int64_t rows,
-                                 int64_t units) {
-  for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows;
-       row += int64_t(gridDim.x) * blockDim.y) {
+// Rows by an index tensor, one warp a row segment: gathered, or scattered.
+template <bool kGather, int kUnit>
+__global__ __launch_bounds__(kThreads) void copy_rows_kernel(RowCopy rows, const int64_t* indices, int64_t limit,
+                                                             int64_t k, int64_t items) {
+  for (int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / kWarpSize; item < items;
+       item += int64_t(gridDim.x) * kWarps) {
+    const int64_t row = item / rows.segments, first = item % rows.segments * rows.segment;
     const int64_t b = row / k, place = row - b * k, index = indices[row];
     assert(0 <= index && index < limit);
-    const Unit* source =
-        reinterpret_cast<const Unit*>(from.base + b * from.sample_stride + (kGather ? index : place) * from.row_stride);
-    Unit* target = reinterpret_cast<Unit*>(to.base + b * to.sample_stride + (kGather ? place : index) * to.row_stride);
-    for (int64_t u = int64_t(blockIdx.y) * blockDim.x + threadIdx.x; u < units; u += int64_t(gridDim.y) * blockDim.x)
-      target[u] = source[u];
+    copy_row<kUnit>(
+        rows.from.base + b * rows.from.sample_stride + (kGather ? index : place) * rows.from.row_stride + first,
+        rows.to.base + b * rows.to.sample_stride + (kGather ? place : index) * rows.to.row_stride + first,
+        min(rows.segment, rows.bytes - first), rows.unit);
   }
 }
 
-template <bool kGather, class Unit>
-void copy_rows_as(const RowsOf& from, const RowsOf& to, const int64_t* indices, int64_t limit, int64_t k, int64_t rows,
-                  int64_t bytes, cudaStream_t stream) {
-  constexpr int threads = 256;
-  const int64_t units = bytes / int64_t(sizeof(Unit));
-  int width = 1;
-  while (width < threads && width < units) width *= 2;
-  const dim3 block(width, threads / width);
-  // A wide row is shared out, four units a thread.
-  const dim3 grid(grid_size(rows, block.y), grid_size(units, int64_t(width) * 4, 1024));
-  copy_rows_kernel<Unit, kGather><<<grid, block, 0, stream>>>(from, to, indices, limit, k, rows, units);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-}
-
-// In the widest unit that divides every row's address and length.
 template <bool kGather>
-void copy_rows(const RowsOf& from, const RowsOf& to, const int64_t* indices, int64_t limit, int64_t k, int64_t rows,
-               int64_t bytes, cudaStream_t stream) {
-  if (rows == 0 || bytes == 0) return;
-  const uint64_t bits = reinterpret_cast<uintptr_t>(from.base) | reinterpret_cast<uintptr_t>(to.base) |
-                        uint64_t(from.sample_stride | from.row_stride | to.sample_stride | to.row_stride | bytes);
-  if (bits % 16 == 0) return copy_rows_as<kGather, uint4>(from, to, indices, limit, k, rows, bytes, stream);
-  if (bits % 8 == 0) return copy_rows_as<kGather, uint64_t>(from, to, indices, limit, k, rows, bytes, stream);
-  if (bits % 4 == 0) return copy_rows_as<kGather, uint32_t>(from, to, indices, limit, k, rows, bytes, stream);
-  copy_rows_as<kGather, uint16_t>(from, to, indices, limit, k, rows, bytes, stream);
+void copy_rows(const RowCopy& rows, const int64_t* indices, int64_t limit, int64_t batch, int64_t k,
+               cudaStream_t stream) {
+  if (rows.bytes == 0) return;
+  const int64_t items = batch * k * rows.segments;
+  with_unit(rows, [&](auto unit) {
+    copy_rows_kernel<kGather, unit><<<grid_size(items, kWarps), kThreads, 0, stream>>>(rows, indices, limit, k, items);
+  });
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// For a k that no tile holds: select, sort tiles, merge runs of doubling length, so that the last merge writes
-// `indices`.
+// Each block writes its own `share` of rows, once: where an index says so the row of that place, else zeros. It finds
+// the places by reading all the indices of its sample.
+template <class Unit>
+__global__ __launch_bounds__(kGradThreads) void scatter_kernel(RowsOf from, Unit* to, const int64_t* indices,
+                                                               int64_t batch, int64_t n, int64_t k, unsigned units,
+                                                               unsigned share, unsigned parts) {
+  extern __shared__ unsigned place_of[];  // plus one, by row
+  for (int64_t item = blockIdx.x; item < batch * parts; item += gridDim.x) {
+    const int64_t b = item / parts, first = item % parts * share;
+    const unsigned rows = unsigned(min(int64_t(share), n - first));
+    for (unsigned row = threadIdx.x; row < rows; row += kGradThreads) place_of[row] = 0;
+    __syncthreads();
+    for (int64_t place = threadIdx.x; place < k; place += kGradThreads) {
+      const int64_t index = indices[b * k + place];
+      assert(0 <= index && index < n);
+      if (first <= index && index < first + rows) place_of[index - first] = unsigned(place) + 1;
+    }
+    __syncthreads();
+    const char* sample = from.base + b * from.sample_stride;
+    Unit* target = to + (b * n + first) * units;
+    for (unsigned base = threadIdx.x; base < rows * units; base += kGradFlight * kGradThreads) {
+      Unit values[kGradFlight] = {};
+#pragma unroll
+      for (int i = 0; i < kGradFlight; ++i) {
+        const unsigned unit = base + i * kGradThreads;
+        if (unit >= rows * units) continue;
+        const unsigned row = unit / units, place = place_of[row];
+        if (place)
+          values[i] = __ldg(reinterpret_cast<const Unit*>(sample + (place - 1) * from.row_stride) + unit % units);
+      }
+#pragma unroll
+      for (int i = 0; i < kGradFlight; ++i)
+        if (base + i * kGradThreads < rows * units) target[base + i * kGradThreads] = values[i];
+    }
+    __syncthreads();
+  }
+}
+
+unsigned blocks_at_once(int blocks_per_multiprocessor) {
+  int device = 0, multiprocessors = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  return unsigned(multiprocessors * blocks_per_multiprocessor);
+}
+
+// Blocks of `threads` a sample when its rows are placed: enough to fill the GPU, but none without work.
+unsigned parts_for(int threads, int64_t batch, int64_t k, const RowCopy& rows) {
+  const int64_t warps = threads / kWarpSize, useful = (k * rows.segments + warps - 1) / warps;
+  return unsigned(std::clamp<int64_t>(blocks_at_once(1024 / threads) / batch, 1, useful));
+}
+
 template <class T>
-void select_and_merge(const Tensor& scores, Tensor& indices, int64_t k, cudaStream_t stream) {
+bool select_and_place(const Tensor& scores, const RowCopy& rows, int64_t* indices, int64_t k, cudaStream_t stream) {
   using Key = ordered_key_t<T>;
-  constexpr ScalarType key_dtype = sizeof(Key) == 8 ? ScalarType::Long : ScalarType::Int;
   const int64_t batch = scores.size(0), n = scores.size(1);
-  const Tensor key_space = torch::stable::new_empty(scores, {2, batch, k}, key_dtype);
-  const Tensor index_space = torch::stable::new_empty(indices, {batch, k});
-  Key* keys = static_cast<Key*>(key_space.mutable_data_ptr());
-  Key* merged_keys = keys + batch * k;
-  int64_t* places = static_cast<int64_t*>(index_space.mutable_data_ptr());
-  int64_t* merged = static_cast<int64_t*>(indices.mutable_data_ptr());
-  int passes = 0;
-  for (int64_t run = Tile<Key>::size; run < k; run *= 2) ++passes;
-  if (passes % 2 == 0) std::swap(places, merged);
-  select_kernel<T, false><<<grid_size(batch, 1), kSelectThreads, 0, stream>>>(
-      static_cast<const T*>(scores.const_data_ptr()), keys, places, batch, n, k);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  constexpr int kMostItems = 64 / sizeof(Key);  // registers of a thread
+  if (k > kMostPlaced || n > Keys<Key, 1024, kMostItems>::size) return false;
+  const auto launch = [&](auto kernel, int threads) {
+    const unsigned parts = parts_for(threads, batch, k, rows);
+    kernel<<<grid_size(batch * parts, 1), threads, 0, stream>>>(static_cast<const T*>(scores.const_data_ptr()), rows,
+                                                                indices, batch, unsigned(n), unsigned(k), parts);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  };
+  with_unit(rows, [&](auto unit) {
+    if (n <= Keys<Key, 512, 2>::size) return launch(select_and_place_kernel<T, unit, 512, 2>, 512);
+    if (n <= Keys<Key, 512, 8>::size) return launch(select_and_place_kernel<T, unit, 512, 8>, 512);
+    launch(select_and_place_kernel<T, unit, 1024, kMostItems>, 1024);
+  });
+  return true;
+}
+
+// Sorts each tile, then merges runs of doubling length so that the last merge writes `merged`.
+template <class Key>
+void sort_chosen(Key* keys, Key* merged_keys, int64_t* places, int64_t* merged, int64_t batch, int64_t k,
+                 cudaStream_t stream) {
   const int64_t tiles = (k + Tile<Key>::size - 1) / Tile<Key>::size;
   sort_tiles_kernel<Key><<<grid_size(batch * tiles, 1), kSelectThreads, 0, stream>>>(keys, places, batch, k);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
@@ -210,36 +402,103 @@ void select_and_merge(const Tensor& scores, Tensor& indices, int64_t k, cudaStre
   }
 }
 
+template <class T>
+void select_then_place(const Tensor& scores, const RowCopy& rows, Tensor& indices, int64_t k, cudaStream_t stream) {
+  using Key = ordered_key_t<T>;
+  constexpr ScalarType key_dtype = sizeof(Key) == 8 ? ScalarType::Long : ScalarType::Int;
+  constexpr int passes = (OrderedKey<T>::bits + kSelectBits - 1) / kSelectBits;
+  const int64_t batch = scores.size(0), n = scores.size(1), tile = Keys<Key, kThreads, kTileItems>::size;
+  Shares shares{batch, n, k, 0, 0};
+  shares.parts = unsigned(std::clamp<int64_t>(blocks_at_once(2) / batch, 1, (n + tile - 1) / tile));
+  shares.share = ((n + shares.parts - 1) / shares.parts + tile - 1) / tile * tile;
+  const Tensor progress_space = torch::stable::new_empty(
+      indices, {batch * int64_t(sizeof(Progress<Key>) / sizeof(int64_t)) + 2 * batch * shares.parts});
+  const Tensor key_space = torch::stable::new_empty(scores, {2, batch, k}, key_dtype);
+  const Tensor index_space = torch::stable::new_empty(indices, {batch, k});
+  auto* progress = static_cast<Progress<Key>*>(progress_space.mutable_data_ptr());
+  auto* totals = reinterpret_cast<longlong2*>(progress + batch);
+  const T* in = static_cast<const T*>(scores.const_data_ptr());
+  Key* keys = static_cast<Key*>(key_space.mutable_data_ptr());
+  int64_t* chosen = static_cast<int64_t*>(index_space.mutable_data_ptr());
+  int64_t* result = static_cast<int64_t*>(indices.mutable_data_ptr());
+  int merges = 0;
+  for (int64_t run = Tile<Key>::size; run < k; run *= 2) ++merges;
+  if (k > kMostPlaced && merges % 2 == 0) std::swap(chosen, result);
+
+  const unsigned grid = grid_size(batch * shares.parts, 1);
+  STD_CUDA_CHECK(cudaMemsetAsync(progress, 0, batch * sizeof(Progress<Key>), stream));
+  for (int pass = 0; pass < passes; ++pass) {
+    count_digits_kernel<T><<<grid, kThreads, 0, stream>>>(in, progress, shares, pass);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+  count_chosen_kernel<T><<<grid, kThreads, 0, stream>>>(in, progress, totals, shares, passes);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  write_chosen_kernel<T><<<grid, kThreads, 0, stream>>>(in, progress, totals, keys, chosen, shares, passes);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  if (k <= kMostPlaced) {
+    const unsigned parts = parts_for(kThreads, batch, k, rows);
+    with_unit(rows, [&](auto unit) {
+      place_kernel<Key, unit>
+          <<<grid_size(batch * parts, 1), kThreads, 0, stream>>>(keys, chosen, rows, result, batch, unsigned(k), parts);
+    });
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    return;
+  }
+  sort_chosen<Key>(keys, keys + batch * k, chosen, result, batch, k, stream);
+  copy_rows<true>(rows, static_cast<const int64_t*>(indices.const_data_ptr()), n, batch, k, stream);
+}
+
 std::tuple<Tensor, Tensor> top_k_patches_cuda(const Tensor& relevance_scores, const Tensor& features, int64_t k) {
   check_top_k_patches(relevance_scores, features, k);
   const CudaScope scope(relevance_scores);
-  const Tensor scores = torch::stable::contiguous(relevance_scores), from = with_whole_rows(features);
-  const int64_t batch = scores.size(0), n = scores.size(1), width = features.size(2);
+  const Tensor scores = as_contiguous(relevance_scores), from = with_whole_rows(features);
+  const int64_t batch = scores.size(0), width = features.size(2);
   Tensor selected = torch::stable::new_empty(features, {batch, k, width});
   Tensor indices = torch::stable::new_empty(scores, {batch, k}, ScalarType::Long);
   if (batch * k == 0) return {selected, indices};
+  const RowCopy rows = row_copy(rows_of(from), rows_of(selected), width * features.element_size());
   dispatch_floating(scores.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
-    if (k > Tile<ordered_key_t<T>>::size) return select_and_merge<T>(scores, indices, k, scope.stream());
-    select_kernel<T, true><<<grid_size(batch, 1), kSelectThreads, 0, scope.stream()>>>(
-        static_cast<const T*>(scores.const_data_ptr()), nullptr, static_cast<int64_t*>(indices.mutable_data_ptr()),
-        batch, n, k);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    if (!select_and_place<T>(scores, rows, static_cast<int64_t*>(indices.mutable_data_ptr()), k, scope.stream()))
+      select_then_place<T>(scores, rows, indices, k, scope.stream());
   });
-  copy_rows<true>(rows_of(from), rows_of(selected), static_cast<const int64_t*>(indices.const_data_ptr()), n, k,
-                  batch * k, width * features.element_size(), scope.stream());
   return {selected, indices};
+}
+
+// Returns false for samples of so many narrow rows that its blocks would read more indices than they write rows.
+template <class Unit>
+bool scatter(const RowCopy& rows, const int64_t* indices, int64_t batch, int64_t n, int64_t k, cudaStream_t stream) {
+  const int64_t even = batch * n / (8 * int64_t(blocks_at_once(1))) + 1, large = (1 << 18) / rows.bytes;
+  const int64_t few_reads = std::min(n, (8 * n + rows.bytes - 1) / rows.bytes);
+  const int64_t share = std::max({std::min(even, large), few_reads, int64_t(1)}), parts = (n + share - 1) / share;
+  if (share > kMostGradRows || share * rows.bytes > UINT32_MAX || k >= UINT32_MAX) return false;
+  scatter_kernel<Unit><<<grid_size(batch * parts, 1), kGradThreads, share * sizeof(unsigned), stream>>>(
+      rows.from, reinterpret_cast<Unit*>(rows.to.base), indices, batch, n, k, unsigned(rows.bytes / sizeof(Unit)),
+      unsigned(share), unsigned(parts));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  return true;
 }
 
 Tensor top_k_patches_grad_cuda(const Tensor& grad, const Tensor& indices, int64_t num_patches) {
   check_top_k_patches_grad(grad, indices, num_patches);
   const CudaScope scope(grad);
-  const Tensor from = with_whole_rows(grad), where = torch::stable::contiguous(indices);
+  const Tensor from = with_whole_rows(grad), where = as_contiguous(indices);
   const int64_t batch = grad.size(0), k = grad.size(1), width = grad.size(2);
-  Tensor grad_features = torch::stable::new_zeros(grad, {batch, num_patches, width});
-  copy_rows<false>(rows_of(from), rows_of(grad_features), static_cast<const int64_t*>(where.const_data_ptr()),
-                   num_patches, k, batch * k, width * grad.element_size(), scope.stream());
-  return grad_features;
+  Tensor out = torch::stable::new_empty(grad, {batch, num_patches, width});
+  if (out.numel() == 0) return out;
+  const RowCopy rows = row_copy(rows_of(from), rows_of(out), width * grad.element_size());
+  const int64_t* index = static_cast<const int64_t*>(where.const_data_ptr());
+  const auto scattered = [&](auto unit) {
+    return scatter<decltype(unit)>(rows, index, batch, num_patches, k, scope.stream());
+  };
+  const bool done = rows.unit == 16  ? scattered(uint4{})
+                    : rows.unit == 8 ? scattered(uint2{})
+                    : rows.unit == 4 ? scattered(uint32_t{})
+                                     : scattered(uint16_t{});
+  if (done) return out;
+  STD_CUDA_CHECK(cudaMemsetAsync(rows.to.base, 0, out.numel() * grad.element_size(), scope.stream()));
+  if (k > 0) copy_rows<false>(rows, index, num_patches, batch, k, scope.stream());
+  return out;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "common/checks.h"
+#include "common/contiguous.h"
 
 namespace arr_coc {
 
