@@ -68,7 +68,7 @@ void allot_total(int64_t* tokens, int64_t count, int64_t min_tokens, int64_t spr
 Tensor allocate_lod_tokens_cpu(const Tensor& scores, int64_t min_tokens, int64_t max_tokens, double gamma,
                                std::optional<int64_t> total) {
   check_allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total);
-  const Tensor x = torch::stable::contiguous(scores);
+  const Tensor x = as_contiguous(scores);
   const int64_t batch = x.size(0), count = x.size(1), spread = max_tokens - min_tokens;
   Tensor tokens = torch::stable::new_empty(x, {batch, count}, ScalarType::Long);
   dispatch_floating(x.scalar_type(), [&](auto tag) {

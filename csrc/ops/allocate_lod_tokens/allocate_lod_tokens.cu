@@ -96,7 +96,7 @@ Tensor allocate_lod_tokens_cuda(const Tensor& scores, int64_t min_tokens, int64_
                                 std::optional<int64_t> total) {
   check_allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total);
   const CudaScope scope(scores);
-  const Tensor x = torch::stable::contiguous(scores);
+  const Tensor x = as_contiguous(scores);
   const int64_t batch = x.size(0), count = x.size(1), spread = max_tokens - min_tokens;
   Tensor tokens = torch::stable::new_empty(x, {batch, count}, ScalarType::Long);
   if (batch * count == 0) return tokens;

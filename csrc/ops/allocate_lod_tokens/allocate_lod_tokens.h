@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "common/checks.h"
+#include "common/contiguous.h"
 
 namespace arr_coc {
 

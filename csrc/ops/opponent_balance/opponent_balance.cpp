@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/convert.h"
 #include "common/cpu.h"
 
 namespace arr_coc {
@@ -21,6 +22,95 @@ struct Balance {
   A operator()(A e, A s, A a) const { return (c * e + p * s + f * a) / sum; }
 };
 
+constexpr int64_t kBlock = 512;  // numbers that are converted at once, and stay in the first cache
+
+// Numbers [begin, begin + size) as the type they are computed in, through `space` where that is another.
+template <class T, class A>
+const A* widened(const T* in, int64_t begin, int64_t size, A* space) {
+  if constexpr (std::is_same_v<T, A>)
+    return in + begin;
+  else
+    return widen(in + begin, space, size), space;
+}
+
+template <class A>
+ARR_COC_EVERY_ISA void balance_block(const A* e, const A* s, const A* a, A* out, int64_t size, Balance<A> balance,
+                                     bool invert) {
+  const A sign = invert ? -1 : 1, offset = invert ? 1 : 0;
+#pragma omp simd
+  for (int64_t i = 0; i < size; ++i) {
+    const A raw = balance(offset + sign * e[i], s[i], a[i]), positive = raw < 0 ? A(0) : raw;
+    out[i] = positive > 1 ? A(1) : positive;  // NaN stays, as in torch.clamp
+  }
+}
+
+template <class T, class A>
+void balance_chunk(const T* e, const T* s, const T* a, T* out, int64_t size, const Balance<A>& balance, bool invert) {
+  if constexpr (std::is_same_v<T, A>) return balance_block(e, s, a, out, size, balance, invert);
+  A e_space[kBlock], s_space[kBlock], a_space[kBlock];
+  for (int64_t i = 0; i < size; i += kBlock) {
+    const int64_t n = std::min(kBlock, size - i);
+    balance_block(widened(e, i, n, e_space), widened(s, i, n, s_space), widened(a, i, n, a_space), e_space, n, balance,
+                  invert);
+    narrow(e_space, out + i, n);
+  }
+}
+
+// With raw = (c e + p s + f a) / sum and slope = grad / sum where 0 <= raw <= 1, else 0 / sum (torch.clamp's rule):
+// d e = slope c (or its negative), d c = sum over N of slope (e - raw); likewise the other two. Sums are of kLanes
+// parts each, element i in part i % kLanes. Outputs that are null are not needed.
+constexpr int64_t kLanes = 16;
+
+template <class A>
+struct PartialSums {
+  A c[kLanes] = {}, p[kLanes] = {}, f[kLanes] = {};
+};
+
+template <class A>
+ARR_COC_EVERY_ISA void balance_grad_block(const A* g, const A* e, const A* s, const A* a, A* grad_e, A* grad_s,
+                                          A* grad_a, PartialSums<A>& sums, int64_t size, Balance<A> balance,
+                                          bool invert) {
+  const A sign = invert ? -1 : 1, offset = invert ? 1 : 0, slope_e = sign * balance.c;
+  const auto element = [&](int64_t i, int64_t lane) __attribute__((always_inline)) {
+    const A x = offset + sign * e[i], raw = balance(x, s[i], a[i]);
+    const A slope = ((raw >= 0) & (raw <= 1) ? g[i] : A(0)) / balance.sum;
+    sums.c[lane] += slope * (x - raw);
+    sums.p[lane] += slope * (s[i] - raw);
+    sums.f[lane] += slope * (a[i] - raw);
+    grad_a[i] = slope * balance.f;
+    grad_s[i] = slope * balance.p;
+    grad_e[i] = slope * slope_e;
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+#pragma omp simd
+    for (int64_t lane = 0; lane < kLanes; ++lane) element(i + lane, lane);
+  }
+  for (int64_t lane = 0; i < size; ++i, ++lane) element(i, lane);
+}
+
+template <class T, class A>
+void balance_grad_chunk(const T* g, const T* e, const T* s, const T* a, T* grad_e, T* grad_s, T* grad_a, A* of_weights,
+                        int64_t size, const Balance<A>& balance, bool invert) {
+  PartialSums<A> sums;
+  A g_space[kBlock], e_space[kBlock], s_space[kBlock], a_space[kBlock];
+  A e_out[kBlock], s_out[kBlock], a_out[kBlock];
+  for (int64_t i = 0; i < size; i += kBlock) {
+    const int64_t n = std::min(kBlock, size - i);
+    balance_grad_block(widened(g, i, n, g_space), widened(e, i, n, e_space), widened(s, i, n, s_space),
+                       widened(a, i, n, a_space), e_out, s_out, a_out, sums, n, balance, invert);
+    if (grad_e) narrow(e_out, grad_e + i, n);
+    if (grad_s) narrow(s_out, grad_s + i, n);
+    if (grad_a) narrow(a_out, grad_a + i, n);
+  }
+  if (!of_weights) return;
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    of_weights[0] += sums.c[lane];
+    of_weights[1] += sums.p[lane];
+    of_weights[2] += sums.f[lane];
+  }
+}
+
 // Calls f(sample, chunk, begin, end) for each chunk of each sample; [begin, end) indexes the flat [B, N].
 template <class F>
 void parallel_chunks(int64_t batch, int64_t count, const F& f) {
@@ -36,8 +126,8 @@ void parallel_chunks(int64_t batch, int64_t count, const F& f) {
 Tensor opponent_balance_cpu(const Tensor& entropy, const Tensor& salience, const Tensor& alignment,
                             const Tensor& weights, bool invert_entropy) {
   check_opponent_balance(entropy, salience, alignment, weights);
-  const Tensor e = torch::stable::contiguous(entropy), s = torch::stable::contiguous(salience),
-               a = torch::stable::contiguous(alignment), w = torch::stable::contiguous(weights);
+  const Tensor e = as_contiguous(entropy), s = as_contiguous(salience), a = as_contiguous(alignment),
+               w = as_contiguous(weights);
   const int64_t batch = e.size(0), count = e.size(1), weight_stride = w.dim() == 2 ? 3 : 0;
   Tensor scores = torch::stable::new_empty(e, {batch, count});
   dispatch_floating(e.scalar_type(), [&](auto tag) {
@@ -50,26 +140,20 @@ Tensor opponent_balance_cpu(const Tensor& entropy, const Tensor& salience, const
     T* out = static_cast<T*>(scores.mutable_data_ptr());
     parallel_chunks(batch, count, [&](int64_t sample, int64_t, int64_t begin, int64_t end) {
       const Balance<A> balance(w_in + sample * weight_stride);
-      for (int64_t i = begin; i < end; ++i) {
-        const A raw = balance(invert_entropy ? 1 - A(e_in[i]) : A(e_in[i]), A(s_in[i]), A(a_in[i]));
-        out[i] = T(raw < 0 ? A(0) : raw > 1 ? A(1) : raw);  // NaN stays, as in torch.clamp
-      }
+      balance_chunk(e_in + begin, s_in + begin, a_in + begin, out + begin, end - begin, balance, invert_entropy);
     });
   });
   return scores;
 }
 
-// With raw = (c e + p s + f a) / sum and slope = grad / sum where 0 <= raw <= 1, else 0 / sum (torch.clamp's rule):
-// d e = slope c (or its negative), d c = sum over N of slope (e - raw); likewise the other two.
 std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cpu(const Tensor& grad, const Tensor& entropy,
                                                                      const Tensor& salience, const Tensor& alignment,
                                                                      const Tensor& weights, bool invert_entropy,
                                                                      bool need_entropy, bool need_salience,
                                                                      bool need_alignment, bool need_weights) {
   check_opponent_balance_grad(grad, entropy, salience, alignment, weights);
-  const Tensor g = torch::stable::contiguous(grad), e = torch::stable::contiguous(entropy),
-               s = torch::stable::contiguous(salience), a = torch::stable::contiguous(alignment),
-               w = torch::stable::contiguous(weights);
+  const Tensor g = as_contiguous(grad), e = as_contiguous(entropy), s = as_contiguous(salience),
+               a = as_contiguous(alignment), w = as_contiguous(weights);
   const int64_t batch = e.size(0), count = e.size(1), weight_stride = w.dim() == 2 ? 3 : 0;
   const auto scores_or_nothing = [&](bool needed) {
     return needed ? torch::stable::new_empty(e, {batch, count}) : torch::stable::new_empty(e, {0});
@@ -90,20 +174,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cpu(const Tenso
     T* a_out = static_cast<T*>(grad_a.mutable_data_ptr());
     const int64_t chunks = (count + kBalanceChunk - 1) / kBalanceChunk;
     std::vector<A> partial(need_weights ? batch * chunks * 3 : 0);
+    const auto from = [](auto* first, bool needed, int64_t offset) { return needed ? first + offset : nullptr; };
     parallel_chunks(batch, count, [&](int64_t sample, int64_t item, int64_t begin, int64_t end) {
       const Balance<A> balance(w_in + sample * weight_stride);
-      A sum_c = 0, sum_p = 0, sum_f = 0;
-      for (int64_t i = begin; i < end; ++i) {
-        const A x = invert_entropy ? 1 - A(e_in[i]) : A(e_in[i]), y = A(s_in[i]), z = A(a_in[i]);
-        const A raw = balance(x, y, z), slope = (raw >= 0 && raw <= 1 ? A(g_in[i]) : A(0)) / balance.sum;
-        if (need_entropy) e_out[i] = T(invert_entropy ? -slope * balance.c : slope * balance.c);
-        if (need_salience) s_out[i] = T(slope * balance.p);
-        if (need_alignment) a_out[i] = T(slope * balance.f);
-        sum_c += slope * (x - raw);
-        sum_p += slope * (y - raw);
-        sum_f += slope * (z - raw);
-      }
-      if (need_weights) partial[item * 3] = sum_c, partial[item * 3 + 1] = sum_p, partial[item * 3 + 2] = sum_f;
+      balance_grad_chunk(g_in + begin, e_in + begin, s_in + begin, a_in + begin, from(e_out, need_entropy, begin),
+                         from(s_out, need_salience, begin), from(a_out, need_alignment, begin),
+                         from(partial.data(), need_weights, item * 3), end - begin, balance, invert_entropy);
     });
     if (!need_weights) return;
     T* w_out = static_cast<T*>(grad_w.mutable_data_ptr());

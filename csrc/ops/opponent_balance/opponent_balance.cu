@@ -87,8 +87,8 @@ Tensor opponent_balance_cuda(const Tensor& entropy, const Tensor& salience, cons
                              const Tensor& weights, bool invert_entropy) {
   check_opponent_balance(entropy, salience, alignment, weights);
   const CudaScope scope(entropy);
-  const Tensor e = torch::stable::contiguous(entropy), s = torch::stable::contiguous(salience),
-               a = torch::stable::contiguous(alignment), w = torch::stable::contiguous(weights);
+  const Tensor e = as_contiguous(entropy), s = as_contiguous(salience), a = as_contiguous(alignment),
+               w = as_contiguous(weights);
   const int64_t batch = e.size(0), count = e.size(1), total = batch * count;
   Tensor scores = torch::stable::new_empty(e, {batch, count});
   if (total == 0) return scores;
@@ -110,9 +110,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cuda(const Tens
                                                                       bool need_alignment, bool need_weights) {
   check_opponent_balance_grad(grad, entropy, salience, alignment, weights);
   const CudaScope scope(entropy);
-  const Tensor g = torch::stable::contiguous(grad), e = torch::stable::contiguous(entropy),
-               s = torch::stable::contiguous(salience), a = torch::stable::contiguous(alignment),
-               w = torch::stable::contiguous(weights);
+  const Tensor g = as_contiguous(grad), e = as_contiguous(entropy), s = as_contiguous(salience),
+               a = as_contiguous(alignment), w = as_contiguous(weights);
   const int64_t batch = e.size(0), count = e.size(1), chunks = (count + kBalanceChunk - 1) / kBalanceChunk;
   const int64_t weight_stride = w.dim() == 2 ? 3 : 0;
   const auto scores_or_nothing = [&](bool needed) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "common/checks.h"
+#include "common/contiguous.h"
 
 namespace arr_coc {
 
