@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,17 @@ _SOFTPOOL = Recipe(
     dynamic=["tokens:0=batch[1:16]", "tokens:1=length[2:64]", "bias:0=batch", "bias:1=length"],
     softpool=True,
 )
+_TRITON = Recipe("tests/export/export_models.py:quantize", ["tests/export/export_models.py", "exportkit/ops"])
 RECIPES: Mapping[str, Recipe] = {
     # Our operators, dimensions that are multiples, a dict of outputs.
     "patches": _PATCHES,
     "patches-program": Recipe(_PATCHES.model, _PATCHES.sources, program=True),
     # Somebody else's operators, a named tuple of outputs, an input by keyword.
     "softpool": _SOFTPOOL,
+    # Operators whose kernels AOTInductor compiles into the package.
+    "triton-cpu": _TRITON,
+    "triton-cuda": replace(_TRITON, options={"device": "cuda"}),
+    "triton-program": replace(_TRITON, program=True),
     "arr-coc": Recipe("arr-coc", ["exportkit/models", "exportkit/ops", "csrc"]),
 }
 

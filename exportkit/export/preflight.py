@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch._library.simple_registry import singleton as _registry
-from torch._library.triton import get_triton_kernels_for_op
+from torch._library.triton import triton_ops_to_kernels
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -140,8 +140,8 @@ class _Inspector(TorchDispatchMode):
 def _check_registered(operator: OpOverload, device: torch.device, at: str) -> None:
     """Whether an operator is one of a shared library, and has a fake kernel."""
     name = qualified_name(operator)
-    if get_triton_kernels_for_op(operator._schema.name):
-        return  # a triton_op: its kernels are compiled into the model
+    if operator._schema.name in triton_ops_to_kernels:
+        return  # a triton_op: what it calls, kernels or (where there is no Triton) ATen, is compiled into the model
     if _is_python(operator, device):
         raise OperatorNotExportableError(
             f"operator {name}{at} is implemented in Python, which a host without its source does not have",

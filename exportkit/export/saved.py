@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,8 @@ def _register(path: Path, manifest: Manifest) -> None:
     wanted = {operator.name: operator.schema for operator in manifest.operators}
     if any(name.startswith("arr_coc::") for name in wanted):
         load_our_operators()
+    if any(name.startswith("arr_coc_triton::") for name in wanted):
+        importlib.import_module("exportkit.ops.triton")
     registered = registered_schemas()
     if missing := [name for name in wanted if name not in registered]:
         raise UsageError(

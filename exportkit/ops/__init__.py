@@ -18,7 +18,7 @@ load_built_in_libraries()
 _modules = [
     importlib.import_module(f"{__name__}.{module.name}")
     for module in pkgutil.iter_modules(__path__)
-    if not module.name.startswith("_")
+    if not module.name.startswith("_") and not module.ispkg  # `triton` is imported by who wants it
 ]
 
 SPECS: dict[str, OpSpec] = {

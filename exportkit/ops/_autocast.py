@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.ops._library import NAMESPACE
 from exportkit.ops._spec import Autocast, OpSpec
 
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # the rules live as long as it does
+_LIBRARIES: dict[str, torch.library.Library] = {}  # by namespace; the rules live as long as they do
 _KEYS = [torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA]
 _KEY_SET = torch._C.DispatchKeySet(_KEYS[0]) | torch._C.DispatchKeySet(_KEYS[1])
 
@@ -26,6 +25,8 @@ def register_autocast(spec: OpSpec) -> None:
     if spec.autocast is None:
         return
     overload, rule = spec.overload, spec.autocast
+    if spec.namespace not in _LIBRARIES:
+        _LIBRARIES[spec.namespace] = torch.library.Library(spec.namespace, "FRAGMENT")
 
     def call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         dtype = autocast_dtype(rule, [a.dtype for a in (*args, *kwargs.values()) if _is_floating(a)])
@@ -35,7 +36,7 @@ def register_autocast(spec: OpSpec) -> None:
             return overload(*args, **kwargs)
 
     for key in _KEYS:
-        _LIBRARY.impl(spec.name, call, key.name, with_keyset=True)
+        _LIBRARIES[spec.namespace].impl(spec.name, call, key.name, with_keyset=True)
 
 
 def autocast_dtype(rule: Autocast, dtypes: list[torch.dtype]) -> torch.dtype:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 
-def register_no_second_derivative(name: str, forward: str | None = None) -> None:
-    """Makes differentiating the gradient operator `arr_coc::<name>` an error that names it.
+def register_no_second_derivative(name: str, forward: str | None = None, namespace: str = "arr_coc") -> None:
+    """Makes differentiating the gradient operator `<namespace>::<name>` an error that names it.
 
     Without a rule torch only warns and leaves the second gradient None. `forward` is the operator it is a gradient of,
     where that is not `name` without "_grad".
@@ -17,11 +17,11 @@ def register_no_second_derivative(name: str, forward: str | None = None) -> None
 
     def backward(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(
-            f"arr_coc::{name} has no derivative: second derivatives of arr_coc::{of} are not supported; "
-            f"differentiate exportkit.ops.{of}'s reference instead"
+            f"{namespace}::{name} has no derivative: second derivatives of {namespace}::{of} are not supported; "
+            f"differentiate its reference instead"
         )
 
-    torch.library.register_autograd(f"arr_coc::{name}", backward)
+    torch.library.register_autograd(f"{namespace}::{name}", backward)
 
 
 def register_no_derivative(name: str, composition: str) -> None:

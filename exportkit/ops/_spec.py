@@ -46,7 +46,7 @@ class OpSpec:
     """An operator's promises.
 
     Attributes:
-        name: Its name in the namespace `arr_coc`.
+        name: Its name in the namespace.
         wrapper: The public function; its parameters are the schema's.
         reference: The same function in traceable ATen: the oracle, and the decomposition where no library is.
         samples: (device, dtype) -> valid calls. They must cover B = 1, 2, 5, odd sizes and empty tensors; the tests add
@@ -61,6 +61,8 @@ class OpSpec:
             what is measured, whose half precision would show (scores to rank, sums). "widest": the widest among them.
             "first": the first one's, for a map of it by parameters. None: they stay as they are, for an operator that
             takes several dtypes or writes to an argument.
+        namespace: Of the dispatcher.
+        second_order: Whether gradients of gradients work. Where not, asking for one must raise.
     """
 
     name: str
@@ -73,11 +75,13 @@ class OpSpec:
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     tolerances: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=dict)
     autocast: Autocast | None = "widest"
+    namespace: str = "arr_coc"
+    second_order: bool = False
 
     @property
     def overload(self) -> torch._ops.OpOverload:
         """The dispatcher's operator."""
-        return getattr(torch.ops.arr_coc, self.name).default
+        return getattr(getattr(torch.ops, self.namespace), self.name).default
 
     def tolerance(self, dtype: torch.dtype) -> tuple[float, float]:
         """(rtol, atol) of kernel against reference in `dtype`; exact for dtypes that are not floating."""

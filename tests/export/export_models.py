@@ -40,6 +40,32 @@ def patches(width: int = 6) -> ExportSpec:
     )
 
 
+class Quantize(torch.nn.Module):
+    """Triton's operators, and no other custom ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(40) + 0.5)
+
+    def forward(self, x: Tensor, bias: Tensor) -> dict[str, Tensor]:
+        from exportkit.ops import triton
+
+        y = triton.softmax(triton.add(x, bias))
+        quantized, scale = triton.rms_norm_quantize(y, self.weight)
+        return {"softmax": y, "quantized": quantized, "scale": scale, "columns": triton.softmax(x.mT)}
+
+
+def quantize() -> ExportSpec:
+    return ExportSpec(
+        model=Quantize(),
+        example_inputs=(torch.randn(3, 5, 40), torch.randn(3, 5, 40)),
+        dynamic_shapes={
+            "x": {0: "batch[1:16]", 1: "length[1:64]"},
+            "bias": {0: "batch", 1: "length"},
+        },
+    )
+
+
 class Pair(NamedTuple):
     total: Tensor
     kept: Tensor

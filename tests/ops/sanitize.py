@@ -12,19 +12,21 @@ import sys
 import torch
 
 from exportkit.ops import SPECS
+from exportkit.ops.triton import SPECS as TRITON_SPECS
 
 
 def main() -> None:
     device, calls = torch.device("cuda"), 0
     torch.manual_seed(0)
-    for name, spec in sorted(SPECS.items()):
+    specs = {**SPECS, **{f"triton {name}": spec for name, spec in TRITON_SPECS.items()}}
+    for name, spec in sorted(specs.items()):
         for dtype in spec.dtypes:
             for sample in spec.samples(device, dtype):
                 spec.wrapper(*sample.args, **sample.kwargs)
                 calls += 1
         torch.cuda.synchronize()
         print(f"{name}: ran", flush=True)
-    print(f"{calls} calls of {len(SPECS)} operators on {torch.cuda.get_device_name()}", file=sys.stderr)
+    print(f"{calls} calls of {len(specs)} operators on {torch.cuda.get_device_name()}", file=sys.stderr)
 
 
 if __name__ == "__main__":

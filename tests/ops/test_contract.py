@@ -11,19 +11,22 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exportkit.ops import SPECS, OpSpec, Sample
+from exportkit.ops.triton import SPECS as TRITON_SPECS
 
 # B023 is silenced where assert_close calls the lambda at once, before the loop moves on.
 pytestmark = pytest.mark.filterwarnings("ignore:.*was not in the expected format.*")
 
+WALKED = sorted(SPECS.items()) + [(f"triton_{name}", spec) for name, spec in sorted(TRITON_SPECS.items())]
+
 
 def pairs(only=lambda spec: True):
-    return [pytest.param(spec, id=name) for name, spec in sorted(SPECS.items()) if only(spec)]
+    return [pytest.param(spec, id=name) for name, spec in WALKED if only(spec)]
 
 
 def with_dtypes(only=lambda spec: True):
     return [
         pytest.param(spec, dtype, id=f"{name}-{str(dtype)[6:]}")
-        for name, spec in sorted(SPECS.items())
+        for name, spec in WALKED
         if only(spec)
         for dtype in spec.dtypes
     ]
@@ -288,7 +291,15 @@ def test_each_gradient_can_be_asked_for_alone(spec: OpSpec, device: torch.device
         torch.testing.assert_close(gradient, everything[index], rtol=0, atol=0, msg=lambda m: f"{name}: {m}")  # noqa: B023
 
 
-@pytest.mark.parametrize("spec", pairs(lambda spec: bool(spec.differentiable)))
+@pytest.mark.parametrize("spec", pairs(lambda spec: spec.second_order))
+def test_gradgradcheck_in_float64(spec: OpSpec, device: torch.device):
+    sample = samples_of(spec, device, torch.float64)[0]
+    _, inputs, call = differentiable_inputs(spec, sample)
+    # A product with itself, or an operator that is linear would have second derivatives of zero.
+    assert torch.autograd.gradgradcheck(lambda *values: [o.square() for o in call(*values)], inputs)
+
+
+@pytest.mark.parametrize("spec", pairs(lambda spec: bool(spec.differentiable) and not spec.second_order))
 def test_second_derivatives_are_an_error_that_says_so(spec: OpSpec, device: torch.device):
     sample = samples_of(spec, device, torch.float64)[0]
     _, inputs, call = differentiable_inputs(spec, sample)

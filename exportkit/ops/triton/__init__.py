@@ -1,0 +1,35 @@
+"""The operators `arr_coc_triton::*`: kernels that AOTInductor compiles into the package, so that it needs no library.
+
+`torch.library.triton_op` shows torch.export the operator and the compiler what is in it. For a CUDA target that is a
+Triton kernel, whose machine code then lies in the package; for a CPU target, or where Triton is not installed, it is
+the same function in ATen. A package whose only custom operators are these loads with torch alone.
+
+Every module here that does not start with an underscore is one operator, as in `exportkit.ops`, which does not import
+this package: importing it imports Triton where that is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from exportkit.ops._autocast import register_autocast
+from exportkit.ops._spec import OpSpec
+
+_modules = [
+    importlib.import_module(f"{__name__}.{module.name}")
+    for module in pkgutil.iter_modules(__path__)
+    if not module.name.startswith("_")
+]
+
+SPECS: dict[str, OpSpec] = {
+    spec.name: spec for module in _modules for spec in vars(module).values() if isinstance(spec, OpSpec)
+}
+"""Every operator of the namespace by name, gradient operators included."""
+
+for _spec in SPECS.values():
+    register_autocast(_spec)
+
+globals().update({name: spec.wrapper for name, spec in SPECS.items()})
+
+__all__ = ["SPECS", *SPECS]

@@ -1,0 +1,161 @@
+"""Root mean square normalisation to int8, as a Triton kernel that travels inside a package."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import wrap_triton
+
+from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
+from exportkit.ops._reference import accumulated
+from exportkit.ops._spec import OpSpec, Refusal, Sample
+from exportkit.ops.triton._register import (
+    HAS_TRITON,
+    NAMESPACE,
+    programs,
+    rows_and_columns,
+    runs_triton,
+    tile,
+    triton_op,
+)
+
+if HAS_TRITON:
+    from exportkit.ops.triton._kernels import rms_norm_quantize_long_row, rms_norm_quantize_rows
+
+_SCALE_MIN = torch.finfo(torch.float32).tiny  # below it 1 / scale would overflow
+
+
+def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """Rows y = x / sqrt(mean(x^2) + eps) * weight as integers and a step: y ~ quantized * scale, scale = max |y| / 127.
+
+    y is computed in float32 (float64 of float64) and never rounded to a half type. quantized = round(y / scale), ties
+    to even. A row of zeros gives scale 0 and zeros; a row whose y is not finite gives the scale NaN or infinity and
+    zeros; one of scale below 2^-126 counts as zeros. Not differentiable: asking for a gradient raises.
+
+    Args:
+        x: [..., D] with D >= 1, floating.
+        weight: [D], of the dtype and device of `x`.
+        eps: At least 0.
+
+    Returns:
+        int8 [..., D] in [-127, 127], and float32 [...].
+
+    Raises:
+        RuntimeError: Wrong shape or dtype, or eps < 0.
+    """
+    return torch.ops.arr_coc_triton.rms_norm_quantize(x, weight, eps)
+
+
+def rms_norm_quantize_reference(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """`rms_norm_quantize` in ATen."""
+    wide = accumulated(x)
+    weighted = wide * accumulated(weight)
+    inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    highest = weighted.abs().amax(-1, keepdim=True)
+    highest = torch.where(highest > 0, highest * inverse_rms, highest)  # 0 stays 0 where 1 / rms is infinite
+    scale = (highest / 127).float()
+    scale = torch.where(scale < _SCALE_MIN, 0.0, scale)
+    steps = torch.where((scale > 0) & scale.isfinite(), weighted * inverse_rms / scale, 0.0)
+    return steps.round().clamp(-127, 127).to(torch.int8), scale.squeeze(-1)
+
+
+@triton_op("rms_norm_quantize")
+def _rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    op = "rms_norm_quantize"
+    check_floating(op, "x", x)
+    rows_only = f"{op}: x must be [..., D] with D >= 1, got shape {shape_of(x)}"
+    check(x.dim() >= 1, rows_only)
+    check(x.shape[-1] >= 1, rows_only)
+    check_rank(op, "weight", weight, 1, "[D]")
+    check_alike(op, "x", x, "weight", weight)
+    check_same_size(op, "D", "weight", weight.shape[0], "x", x.shape[-1])
+    check(eps >= 0, f"{op}: eps must be >= 0, got {eps:g}")
+    x, weight = x.contiguous(), weight.contiguous()
+    if not runs_triton(x):
+        return rms_norm_quantize_reference(x, weight, eps)
+    rows, columns = rows_and_columns(x)
+    out = torch.empty_like(x, dtype=torch.int8)
+    scales = x.new_empty(x.shape[:-1], dtype=torch.float32)
+    if (held := tile(columns, 1024)) is not None:
+        of_one, block = held
+        wrap_triton(rms_norm_quantize_rows)[programs(rows, of_one)](
+            x, weight, out, scales, rows, columns, EPS=eps, ROWS=of_one, BLOCK=block, num_warps=max(4, block // 1024)
+        )
+    else:
+        wrap_triton(rms_norm_quantize_long_row)[(rows,)](
+            x, weight, out, scales, columns, EPS=eps, BLOCK=4096, num_warps=8
+        )
+    return out, scales
+
+
+def _backward(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError(
+        f"{NAMESPACE}::rms_norm_quantize is not differentiable: rounding has no useful slope; "
+        "train with a straight-through estimate of it, or detach its input"
+    )
+
+
+_rms_norm_quantize.register_autograd(_backward)
+
+
+def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device).to(dtype)
+
+    for shape in [
+        (2, 8),
+        (5, 33),
+        (1, 1),
+        (0, 4),
+        (2, 0, 4),
+        (2, 3, 4, 5),
+        (5, 1, 256),
+        (2, 1024),
+        (2, 2051),
+        (2, 20000),
+    ]:
+        yield Sample(f"x {list(shape)}", (normal(*shape), normal(shape[-1])))
+    yield Sample("one row", (normal(7)[:1], normal(1)))
+    yield Sample("squares past float16", (normal(2, 64) * 300, normal(64)))
+    yield Sample("eps = 0.5", (normal(2, 8), normal(8), 0.5))
+    zero_row = normal(5, 9).index_fill(0, torch.tensor([1], device=device), 0.0)
+    yield Sample("a row of zeros", (zero_row, normal(9)))
+    yield Sample("a row of zeros, eps = 0", (zero_row, normal(9), 0.0))
+    yield Sample("weights of zero", (normal(2, 9), normal(9) * 0))
+    for value in (torch.nan, torch.inf, -torch.inf):
+        held = zero_row.index_fill(1, torch.tensor([4], device=device), value)
+        yield Sample(f"{value} in a row", (held, normal(9)))
+        yield Sample(f"{value} in a long row", (held.repeat(1, 2000), normal(18000)))
+        yield Sample(f"{value} in the weights", (zero_row, held[0]))
+
+
+def _refusals(device: torch.device) -> Iterable[Refusal]:
+    x, weight = torch.randn(2, 3, 4, device=device), torch.randn(4, device=device)
+    yield Refusal("rank 0", (x[0, 0, 0], weight), r"x must be \[..., D\] with D >= 1, got shape \[\]")
+    yield Refusal("D = 0", (x[..., :0], weight[:0]), r"with D >= 1, got shape \[2, 3, 0\]")
+    yield Refusal("int64", (x.long(), weight), "x must be float32.* got int64")
+    yield Refusal("weight of rank 2", (x, x[0]), r"weight must be \[D\], got shape \[3, 4\]")
+    yield Refusal("weight of other dtype", (x, weight.double()), "weight is float64, x is float32")
+    yield Refusal("weight of other D", (x, weight[:3]), "weight has D = 3, x has D = 4")
+    yield Refusal("eps -1", (x, weight, -1.0), "eps must be >= 0, got -1")
+    yield Refusal("eps NaN", (x, weight, math.nan), "eps must be >= 0, got nan")
+
+
+SPEC = OpSpec(
+    name="rms_norm_quantize",
+    namespace=NAMESPACE,
+    wrapper=rms_norm_quantize,
+    reference=rms_norm_quantize_reference,
+    samples=_samples,
+    refusals=_refusals,
+    dynamic={"x": {0: "B"}},
+    tolerances={
+        torch.float32: (1e-5, 0.0),
+        torch.int8: (0.0, 1.0),  # a value that is a rounding away from a tie may fall to either side of it
+    },
+    autocast="first",
+)

@@ -1,0 +1,190 @@
+"""Softmax of rows, as a Triton kernel that travels inside a package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import wrap_triton
+
+from exportkit.ops._autograd import register_no_second_derivative
+from exportkit.ops._checks import check, check_alike, check_floating, shape_of
+from exportkit.ops._reference import accumulated
+from exportkit.ops._spec import OpSpec, Refusal, Sample
+from exportkit.ops.triton._register import (
+    HAS_TRITON,
+    NAMESPACE,
+    programs,
+    rows_and_columns,
+    runs_triton,
+    tile,
+    triton_op,
+)
+
+if HAS_TRITON:
+    from exportkit.ops.triton._kernels import (
+        softmax_grad_long_row,
+        softmax_grad_rows,
+        softmax_long_row,
+        softmax_rows,
+    )
+
+
+def softmax(x: Tensor) -> Tensor:
+    """exp(x) over its sum along the last dimension.
+
+    Computed in float32 (float64 of float64) and rounded once. A row that has NaN or infinity, or nothing but -infinity,
+    is NaN, as torch's is.
+
+    Args:
+        x: [..., D], floating.
+
+    Returns:
+        The shape and dtype of `x`.
+
+    Raises:
+        RuntimeError: Wrong rank or dtype.
+    """
+    return torch.ops.arr_coc_triton.softmax(x)
+
+
+def softmax_reference(x: Tensor) -> Tensor:
+    """`softmax` in ATen."""
+    return torch.softmax(accumulated(x), -1).to(x.dtype)
+
+
+def softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
+    """Gradient of `softmax`: y (g - sum g y) along the last dimension.
+
+    Args:
+        grad: [..., D], of the shape, dtype and device of `output`.
+        output: [..., D], what `softmax` returned.
+
+    Returns:
+        The shape and dtype of `output`.
+    """
+    return torch.ops.arr_coc_triton.softmax_grad(grad, output)
+
+
+def softmax_grad_reference(grad: Tensor, output: Tensor) -> Tensor:
+    """`softmax_grad` in ATen."""
+    g, y = accumulated(grad), accumulated(output)
+    return (y * (g - (g * y).sum(-1, keepdim=True))).to(output.dtype)
+
+
+@triton_op("softmax")
+def _softmax(x: Tensor) -> Tensor:
+    check_floating("softmax", "x", x)
+    check(x.dim() >= 1, f"softmax: x must be [..., D], got shape {shape_of(x)}")
+    x = x.contiguous()
+    if not runs_triton(x):
+        return softmax_reference(x)
+    rows, columns = rows_and_columns(x)
+    out = torch.empty_like(x)
+    if (held := tile(columns, 2048)) is not None:
+        of_one, block = held
+        wrap_triton(softmax_rows)[programs(rows, of_one)](
+            x, out, rows, columns, ROWS=of_one, BLOCK=block, num_warps=max(4, block // 1024)
+        )
+    else:
+        wrap_triton(softmax_long_row)[(rows,)](x, out, columns, BLOCK=4096, num_warps=8)
+    return out
+
+
+@triton_op("softmax_grad")
+def _softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
+    op = "softmax_grad"
+    check_floating(op, "output", output)
+    check(output.dim() >= 1, f"{op}: output must be [..., D], got shape {shape_of(output)}")
+    check_alike(op, "output", output, "grad", grad)
+    differ = f"{op}: grad has shape {shape_of(grad)}, output has shape {shape_of(output)}; they must be equal"
+    check(grad.dim() == output.dim(), differ)
+    for size, expected in zip(grad.shape, output.shape):
+        check(size == expected, differ)
+    grad, output = grad.contiguous(), output.contiguous()
+    if not runs_triton(output):
+        return softmax_grad_reference(grad, output)
+    rows, columns = rows_and_columns(output)
+    out = torch.empty_like(output)
+    if (held := tile(columns, 2048)) is not None:
+        of_one, block = held
+        wrap_triton(softmax_grad_rows)[programs(rows, of_one)](
+            grad, output, out, rows, columns, ROWS=of_one, BLOCK=block, num_warps=max(4, block // 1024)
+        )
+    else:
+        wrap_triton(softmax_grad_long_row)[(rows,)](grad, output, out, columns, BLOCK=4096, num_warps=8)
+    return out
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Tensor:
+    (output,) = ctx.saved_tensors
+    return softmax_grad(grad, output)
+
+
+_softmax.register_autograd(_backward, setup_context=_setup_context)
+register_no_second_derivative("softmax_grad", namespace=NAMESPACE)
+
+
+def _inputs(device: torch.device, dtype: torch.dtype) -> Iterable[tuple[str, Tensor]]:
+    # Rows that are held and, past 16384, rows that are walked.
+    for shape in [(2, 5), (5, 3, 7), (1, 1), (0, 4), (2, 0), (1,), (2, 1000), (3, 2, 1025), (2, 16385), (1, 40000)]:
+        yield f"x {list(shape)}", torch.randn(shape, device=device).to(dtype)
+
+
+def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for label, x in _inputs(device, dtype):
+        yield Sample(label, (x,))
+    yield Sample("large values", (torch.randn(2, 33, device=device).mul(1000).to(dtype),))
+    infinite = torch.tensor([[-torch.inf, 1.0, 2.0], [-torch.inf] * 3], device=device, dtype=dtype)
+    yield Sample("-infinity, and a row of nothing else", (infinite,))
+    yield Sample("-infinity in a long row", (infinite.repeat_interleave(6000, -1),))
+    special = torch.tensor([[torch.nan, 1.0, 2.0], [torch.inf, 1.0, 2.0], [0.0, 1.0, 2.0]], device=device, dtype=dtype)
+    yield Sample("NaN and infinity", (special,))
+    yield Sample("NaN and infinity in a long row", (special.repeat_interleave(6000, -1),))
+
+
+def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for label, x in _inputs(device, dtype):
+        yield Sample(label, (torch.randn(x.shape, device=device).to(dtype), softmax_reference(x)))
+
+
+def _refusals(device: torch.device) -> Iterable[Refusal]:
+    x = torch.randn(2, 3, device=device)
+    yield Refusal("rank 0", (x[0, 0],), r"x must be \[..., D\], got shape \[\]")
+    yield Refusal("int64", (x.long(),), "x must be float32.* got int64")
+
+
+def _grad_refusals(device: torch.device) -> Iterable[Refusal]:
+    x = torch.randn(2, 3, device=device)
+    yield Refusal("rank 0", (x[0, 0], x[0, 0]), r"output must be \[..., D\], got shape \[\]")
+    yield Refusal("int64", (x, x.long()), "output must be float32.* got int64")
+    yield Refusal("grad of other dtype", (x.half(), x), "grad is float16, output is float32")
+    yield Refusal("grad of other shape", (x[:, :2], x), r"grad has shape \[2, 2\], output has shape \[2, 3\]")
+    yield Refusal("grad of other rank", (x[0], x), r"grad has shape \[3\], output has shape \[2, 3\]")
+
+
+SPEC = OpSpec(
+    name="softmax",
+    namespace=NAMESPACE,
+    wrapper=softmax,
+    reference=softmax_reference,
+    samples=_samples,
+    refusals=_refusals,
+    differentiable=("x",),
+    dynamic={"x": {0: "B"}},
+)
+GRAD_SPEC = OpSpec(
+    name="softmax_grad",
+    namespace=NAMESPACE,
+    wrapper=softmax_grad,
+    reference=softmax_grad_reference,
+    samples=_grad_samples,
+    refusals=_grad_refusals,
+    dynamic={"grad": {0: "B"}, "output": {0: "B"}},
+)

@@ -1,0 +1,97 @@
+"""A package whose only custom operators are Triton's carries its kernels inside, and needs no operator library."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from exportkit.export import resolve
+from exportkit.package.archive import PackageReader
+from exportkit.package.assemble import assemble
+from exportkit.package.manifest import Manifest
+from tests.artifacts import CACHE, artifact
+from tests.fresh import run_python
+
+SOURCE = Path(__file__).with_name("run_package.cpp")
+
+
+@pytest.fixture
+def package(tmp_path: Path, device: torch.device) -> Path:
+    path = tmp_path / "quantize.pt2"
+    assemble([artifact(f"triton-{device.type}")], [], path)
+    return path
+
+
+def manifest_of(package: Path) -> Manifest:
+    with PackageReader(package) as reader:
+        return reader.manifest
+
+
+def test_it_lists_no_operator_and_no_library(package: Path):
+    manifest = manifest_of(package)
+    assert manifest.operators == ()
+    assert manifest.libraries == ()
+
+
+@pytest.mark.cuda
+def test_its_kernels_are_in_the_archive(tmp_path: Path):
+    with PackageReader(artifact("triton-cuda")) as reader:
+        code = b"".join(reader.read(name) for name in reader.names if name.endswith((".so", ".cubin")))
+    for kernel in (b"softmax_rows", b"softmax_long_row", b"rms_norm_quantize_rows", b"add_elements"):
+        assert kernel in code, kernel
+
+
+def test_it_loads_in_plain_python(package: Path, device: torch.device, tmp_path: Path):
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("triton", "exportkit.ops", "exportkit.models", "exportkit.export")):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import torch, exportkit
+model = exportkit.load(sys.argv[1])
+for case in model.cases:
+    answer = model(*(argument.to(sys.argv[2]) for argument in case.args))
+    for name in ("softmax", "columns", "scale"):
+        torch.testing.assert_close(answer[name].cpu(), case.outputs[name].cpu(), rtol=1e-4, atol=1e-6)
+    assert (answer["quantized"].cpu() - case.outputs["quantized"].cpu().int()).abs().max() <= 1
+assert not hasattr(torch.ops.arr_coc_triton, "softmax")
+print(len(model.cases))
+"""
+    assert int(run_python(code, package, device, cwd=tmp_path)) > 0
+
+
+def test_it_loads_in_cpp(package: Path, device: torch.device):
+    (target,) = manifest_of(package).targets
+    ran = subprocess.run([runner(), package, target.name, device.type], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "equal\n"), ran.stderr
+
+
+def test_a_program_of_them_travels_and_is_compiled_elsewhere():
+    resolved = resolve(str(artifact("triton-program")))
+    assert resolved.spec.model is not None
+
+
+def runner() -> Path:
+    """The C++ program, built once for these sources and this torch."""
+    folder = Path(torch.__file__).parent
+    command = ["g++", "-std=c++20", "-O0", f"-I{folder / 'include'}", f"-I{folder / 'include/torch/csrc/api/include'}"]
+    command += [str(SOURCE), f"-L{folder / 'lib'}", f"-Wl,-rpath,{folder / 'lib'}", "-Wl,--allow-shlib-undefined"]
+    command += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
+    key = hashlib.sha256(repr((SOURCE.read_text(), torch.__version__, command)).encode()).hexdigest()[:16]
+    program = CACHE / key / "run_package"
+    if not program.exists():
+        if shutil.which("g++") is None:
+            pytest.skip("no g++ to build the program with")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        temporary = program.with_name(f"{os.getpid()}")
+        subprocess.run([*command, "-o", temporary], check=True)
+        temporary.replace(program)
+    return program
