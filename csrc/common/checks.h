@@ -6,7 +6,6 @@
 #include <initializer_list>
 #include <sstream>
 #include <stdexcept>
-#include <string>
 
 #include "common/dispatch.h"
 
@@ -20,15 +19,20 @@ void check(bool holds, const Parts&... parts) {
   throw std::runtime_error(message.str());
 }
 
-inline std::string shape_of(const Tensor& tensor) {
-  std::ostringstream text;
+// A tensor's sizes, put into words only by a check that fails.
+struct Shape {
+  const Tensor& tensor;
+};
+
+inline std::ostream& operator<<(std::ostream& text, const Shape& shape) {
   text << '[';
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) text << (dim ? ", " : "") << tensor.size(dim);
-  text << ']';
-  return text.str();
+  for (int64_t dim = 0; dim < shape.tensor.dim(); ++dim) text << (dim ? ", " : "") << shape.tensor.size(dim);
+  return text << ']';
 }
 
-inline std::string dtype_name(ScalarType dtype) {
+inline Shape shape_of(const Tensor& tensor) { return {tensor}; }
+
+inline const char* dtype_name(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Float:
       return "float32";

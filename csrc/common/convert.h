@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "common/cpu.h"
 
@@ -112,5 +113,41 @@ inline void narrow(const float* in, Half* out, int64_t size) {
   store_row(in, out, has_f16c() ? narrow_vectors(in, out, size) : 0, size);
 }
 #endif
+
+// The row in the dtype it is computed in: itself, or a copy in `buffer`.
+template <class T, class A>
+const A* accumulated(const T* row, int64_t width, std::vector<A>& buffer) {
+  if constexpr (std::is_same_v<T, A>) {
+    return row;
+  } else {
+    buffer.resize(width);
+    widen(row, buffer.data(), width);
+    return buffer.data();
+  }
+}
+
+// Where a row is computed before it is stored: in the row itself, or in a buffer of the dtype it is computed in.
+template <class T>
+class StagedRow {
+ public:
+  using A = accumulate_t<T>;
+  explicit StagedRow(int64_t width) : width_(width), buffer_(kCopies ? width : 0) {}
+
+  A* at(T* row) {
+    if constexpr (kCopies)
+      return buffer_.data();
+    else
+      return row;
+  }
+
+  void store_to(T* row) {
+    if constexpr (kCopies) narrow(buffer_.data(), row, width_);
+  }
+
+ private:
+  static constexpr bool kCopies = !std::is_same_v<T, A>;
+  int64_t width_;
+  std::vector<A> buffer_;
+};
 
 }  // namespace arr_coc

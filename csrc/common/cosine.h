@@ -2,54 +2,52 @@
 // CUDA.
 #pragma once
 
-#include <cstring>
-#include <type_traits>
 #include <vector>
 
+#include "common/convert.h"
 #include "common/cosine_constants.h"
-#include "common/cpu.h"
-
-// Dot products are worth the widest vectors of the machine that runs them; the loader picks the version.
-#if defined(__x86_64__) && defined(__gnu_linux__)
-#define ARR_COC_WIDEST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define ARR_COC_WIDEST
-#endif
 
 namespace arr_coc {
 
-// Overloads, not a template: target_clones wants one symbol. Each sum's order depends on `width` alone.
-#define ARR_COC_DEFINE_DOTS(A)                                                                                      \
-  [[maybe_unused]] ARR_COC_WIDEST static A dot(const A* x, const A* y, int64_t width) {                             \
-    A sum = 0;                                                                                                      \
-    _Pragma("omp simd reduction(+ : sum)") for (int64_t d = 0; d < width; ++d) sum += x[d] * y[d];                  \
-    return sum;                                                                                                     \
-  }                                                                                                                 \
-  [[maybe_unused]] ARR_COC_WIDEST static void dots(const A* x, const A* const(&y)[4], int64_t width, A(&sums)[4]) { \
-    const A *y0 = y[0], *y1 = y[1], *y2 = y[2], *y3 = y[3];                                                         \
-    A s0 = 0, s1 = 0, s2 = 0, s3 = 0;                                                                               \
-    _Pragma("omp simd reduction(+ : s0, s1, s2, s3)") for (int64_t d = 0; d < width; ++d) {                         \
-      s0 += x[d] * y0[d];                                                                                           \
-      s1 += x[d] * y1[d];                                                                                           \
-      s2 += x[d] * y2[d];                                                                                           \
-      s3 += x[d] * y3[d];                                                                                           \
-    }                                                                                                               \
-    sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;                                                         \
-  }
-ARR_COC_DEFINE_DOTS(float)
-ARR_COC_DEFINE_DOTS(double)
-#undef ARR_COC_DEFINE_DOTS
+// Sums whose order depends on `width` alone.
+template <class A>
+ARR_COC_EVERY_ISA A dot(const A* x, const A* y, int64_t width) {
+  A sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t d = 0; d < width; ++d) sum += x[d] * y[d];
+  return sum;
+}
 
-// The row in the dtype it is computed in: itself, or a copy in `buffer`, which holds `width` elements.
-template <class T, class A>
-const A* accumulated(const T* row, int64_t width, std::vector<A>& buffer) {
-  if constexpr (std::is_same_v<T, A>) {
-    return row;
-  } else {
-    buffer.resize(width);
-    for (int64_t d = 0; d < width; ++d) buffer[d] = A(row[d]);
-    return buffer.data();
+// A row's product with itself and with another, from one reading.
+template <class A>
+struct Products {
+  A square, dot;
+};
+
+template <class A>
+ARR_COC_EVERY_ISA Products<A> products(const A* x, const A* y, int64_t width) {
+  A square = 0, dot = 0;
+#pragma omp simd reduction(+ : square, dot)
+  for (int64_t d = 0; d < width; ++d) {
+    square += x[d] * x[d];
+    dot += x[d] * y[d];
   }
+  return {square, dot};
+}
+
+// The products of one row with four others.
+template <class A>
+ARR_COC_EVERY_ISA void dots(const A* x, const A* const (&y)[4], int64_t width, A (&sums)[4]) {
+  const A *y0 = y[0], *y1 = y[1], *y2 = y[2], *y3 = y[3];
+  A s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+  for (int64_t d = 0; d < width; ++d) {
+    s0 += x[d] * y0[d];
+    s1 += x[d] * y1[d];
+    s2 += x[d] * y2[d];
+    s3 += x[d] * y3[d];
+  }
+  sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;
 }
 
 // 1 / max(norm, floor), where NaN stays.
@@ -78,7 +76,7 @@ UnitRows<A> unit_rows(const T* rows, const bool* keep, int64_t count, int64_t wi
     for (int64_t row = begin; row < end; ++row) {
       if (keep && !keep[row]) continue;
       A* unit = result.unit.data() + row * width;
-      for (int64_t d = 0; d < width; ++d) unit[d] = A(rows[row * width + d]);
+      widen(rows + row * width, unit, width);
       result.norm[row] = std::sqrt(dot(unit, unit, width));
       const A inverse = inverse_norm(result.norm[row]);
       for (int64_t d = 0; d < width; ++d) unit[d] *= inverse;
@@ -111,12 +109,25 @@ Match<A> best_token(const A* row, A inverse, const A* units, const bool* mask, i
     // The last four may repeat a token: equal tokens must get equal bits, wherever they stand.
     const A* four[4];
     for (int64_t i = 0; i < 4; ++i) four[i] = units + std::min(first + i, tokens - 1) * width;
-    A products[4];
-    dots(row, four, width, products);
+    A cosines[4];
+    dots(row, four, width, cosines);
     for (int64_t i = 0; i < 4 && first + i < tokens; ++i)
-      if (!mask || mask[first + i]) match.offer(first + i, products[i] * inverse);
+      if (!mask || mask[first + i]) match.offer(first + i, cosines[i] * inverse);
   }
   return match;
+}
+
+// The gradient of a row whose cosine with `unit` is c: scale (unit - along x), along = c / |x|; `out` may be `x`.
+template <class A>
+ARR_COC_EVERY_ISA void cosine_gradient(const A* x, const A* unit, A scale, A along, A* out, int64_t width) {
+#pragma omp simd
+  for (int64_t d = 0; d < width; ++d) out[d] = scale * (unit[d] - along * x[d]);
+}
+
+template <class A>
+ARR_COC_EVERY_ISA void add_scaled(const A* x, A scale, A* sum, int64_t width) {
+#pragma omp simd
+  for (int64_t d = 0; d < width; ++d) sum[d] += scale * x[d];
 }
 
 // [B, G, D]: sums over n of factor[b, n] x[b, n, :] where group[b, n] = g. A null factor is 1, a null group is 0.
@@ -127,6 +138,7 @@ std::vector<A> column_sums(const T* x, const A* factor, const int64_t* group, in
   const int64_t chunk_rows = kColumnChunk * groups, chunks = (rows + chunk_rows - 1) / chunk_rows;
   std::vector<A> partial(batch * chunks * groups * width), sums(batch * groups * width);
   parallel_rows(batch * chunks, chunk_rows * width, [&](int64_t begin, int64_t end) {
+    std::vector<A> row;
     for (int64_t item = begin; item < end; ++item) {
       const int64_t sample = item / chunks, first = item % chunks * chunk_rows;
       for (int64_t n = sample * rows + first; n < sample * rows + std::min(first + chunk_rows, rows); ++n) {
@@ -134,7 +146,7 @@ std::vector<A> column_sums(const T* x, const A* factor, const int64_t* group, in
         if (g < 0) continue;
         const A scale = factor ? factor[n] : A(1);
         A* sum = partial.data() + (item * groups + g) * width;
-        for (int64_t d = 0; d < width; ++d) sum[d] += scale * A(x[n * width + d]);
+        add_scaled(accumulated(x + n * width, width, row), scale, sum, width);
       }
     }
   });
@@ -151,7 +163,7 @@ std::vector<A> column_sums(const T* x, const A* factor, const int64_t* group, in
 template <class A, class O>
 void through_unit(const A* upstream, const A* unit, A norm, A scale, int64_t width, O* out) {
   const A inverse = inverse_norm(norm) * scale, along = norm_passes(norm) * dot(upstream, unit, width);
-  for (int64_t d = 0; d < width; ++d) out[d] = O(inverse * (upstream[d] - along * unit[d]));
+  for (int64_t d = 0; d < width; ++d) out[d] = store<O>(inverse * (upstream[d] - along * unit[d]));
 }
 
 }  // namespace arr_coc

@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "common/allocate.h"
 #include "common/checks.h"
+#include "common/contiguous.h"
 
 // On a loop's function (templates included): compiled once per x86-64 level, the processor's best picked when the
 // library loads. One file then runs everywhere and is as fast as one built with -march=native.

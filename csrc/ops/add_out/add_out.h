@@ -47,12 +47,15 @@ inline bool has_distinct_elements(const Tensor& tensor) {
   return true;
 }
 
-inline std::string strides_of(const Tensor& tensor) {
-  std::ostringstream text;
+// A tensor's strides, put into words only by a check that fails.
+struct Strides {
+  const Tensor& tensor;
+};
+
+inline std::ostream& operator<<(std::ostream& text, const Strides& strides) {
   text << '[';
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) text << (dim ? ", " : "") << tensor.stride(dim);
-  text << ']';
-  return text.str();
+  for (int64_t dim = 0; dim < strides.tensor.dim(); ++dim) text << (dim ? ", " : "") << strides.tensor.stride(dim);
+  return text << ']';
 }
 
 inline void check_same_shape(const char* op, const Tensor& a, const char* name, const Tensor& tensor) {
@@ -70,7 +73,7 @@ inline void check_add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
   check_same_shape(op, a, "b", b);
   check_same_shape(op, a, "out", out);
   check(has_distinct_elements(out), op, ": elements of out must not share memory, got shape ", shape_of(out),
-        " with strides ", strides_of(out));
+        " with strides ", Strides{out});
 }
 
 // An input that shares memory with `out`, and is not element for element the same, would change while it is read: the

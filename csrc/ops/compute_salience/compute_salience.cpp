@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
+#include <utility>
 
 #include "common/cosine.h"
 
@@ -17,46 +18,112 @@ void parallel_patches(const PatchGrid& grid, int64_t cost, const F& f) {
   });
 }
 
-// [B, N]: mean over the patch of sqrt(gx^2 + gy^2 + floor).
-template <class A, class T>
-std::vector<A> mean_edges(const T* sobel_x, const T* sobel_y, const PatchGrid& grid) {
-  const int64_t patch = grid.patch;
-  std::vector<A> means(grid.batch * grid.count());
-  parallel_patches(grid, patch * patch * 8, [&](int64_t item, int64_t sample, int64_t n) {
-    A total = 0;
-    for (int64_t y = 0; y < patch; ++y) {
-      const int64_t at = sample * grid.plane + grid.corner(n) + y * grid.width;
-      const T *gx = sobel_x + at, *gy = sobel_y + at;
-      A sum = 0;
+// --- loops along a row: contiguous and without branches -------------------------------------------------------------
+
+template <class A>
+ARR_COC_EVERY_ISA void magnitude_row(const A* gx, const A* gy, A* magnitudes, int64_t width) {
+#pragma omp simd
+  for (int64_t x = 0; x < width; ++x) magnitudes[x] = std::sqrt(gx[x] * gx[x] + gy[x] * gy[x] + A(kEdgeFloor));
+}
+
+template <class A>
+ARR_COC_EVERY_ISA void multiply_row(const A* a, const A* b, A* out, int64_t width) {
+#pragma omp simd
+  for (int64_t x = 0; x < width; ++x) out[x] = a[x] * b[x];
+}
+
+template <class A>
+ARR_COC_EVERY_ISA void divide_row(const A* a, A* b, int64_t width) {
+#pragma omp simd
+  for (int64_t x = 0; x < width; ++x) b[x] = a[x] / b[x];
+}
+
+// means[stride j] of patch j's sums of columns.
+template <class A>
+ARR_COC_EVERY_ISA void means_of_columns(const A* columns, int64_t patches, int64_t patch, A* means, int64_t stride) {
+  for (int64_t j = 0; j < patches; ++j) {
+    A sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t x = 0; x < patch; ++x) sum += std::sqrt(A(gx[x]) * A(gx[x]) + A(gy[x]) * A(gy[x]) + A(kEdgeFloor));
-      total += sum;
+    for (int64_t x = 0; x < patch; ++x) sum += columns[j * patch + x];
+    means[j * stride] = sum / A(patch * patch);
+  }
+}
+
+template <class A>
+ARR_COC_EVERY_ISA void features_gradient_row(const A* x, const A* unit, const A* shared, A factor, A along, A* out,
+                                             int64_t width) {
+#pragma omp simd
+  for (int64_t d = 0; d < width; ++d) out[d] = factor * (unit[d] - along * x[d]) + shared[d];
+}
+
+// --- bands: rows of patches ------------------------------------------------------------------------------------------
+
+// Calls f(begin, end) for bands of all samples, numbered one after the other; band b starts at pixel b patch width of
+// an image with one channel.
+template <class F>
+void parallel_bands(const PatchGrid& grid, int64_t pixel_cost, const F& f) {
+  parallel_rows(grid.batch * grid.rows, grid.patch * grid.width * pixel_cost, f);
+}
+
+// The magnitudes of a band's gradients, and their mean over each patch: of sqrt(gx^2 + gy^2 + floor).
+template <class T>
+class BandEdges {
+ public:
+  using A = accumulate_t<T>;
+  explicit BandEdges(const PatchGrid& grid) : grid_(grid), magnitudes_(grid.patch * grid.width), columns_(grid.width) {}
+
+  A* row(int64_t y) { return magnitudes_.data() + y * grid_.width; }
+
+  // Means of `band` to means[columns].
+  void read(const T* sobel_x, const T* sobel_y, int64_t band, A* means) {
+    std::fill(columns_.begin(), columns_.end(), A(0));
+    for (int64_t y = 0; y < grid_.patch; ++y) {
+      const int64_t at = (band * grid_.patch + y) * grid_.width;
+      magnitude_row(accumulated(sobel_x + at, grid_.width, x_), accumulated(sobel_y + at, grid_.width, y_), row(y),
+                    grid_.width);
+      add_scaled(row(y), A(1), columns_.data(), grid_.width);
     }
-    means[item] = total / A(patch * patch);
+    means_of_columns(columns_.data(), grid_.columns, grid_.patch, means, 1);
+  }
+
+ private:
+  const PatchGrid& grid_;
+  std::vector<A> magnitudes_, columns_, x_, y_;
+};
+
+// [B, N]: the patches' mean edge strength.
+template <class T, class A = accumulate_t<T>>
+std::vector<A> mean_edges(const T* sobel_x, const T* sobel_y, const PatchGrid& grid) {
+  std::vector<A> means(grid.batch * grid.count());
+  parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
+    BandEdges<T> edges(grid);
+    for (int64_t band = begin; band < end; ++band)
+      edges.read(sobel_x, sobel_y, band, means.data() + band * grid.columns);
   });
   return means;
 }
 
 // [B, N, 3]: mean over the patch of L, a and b.
-template <class A, class T>
+template <class T, class A = accumulate_t<T>>
 std::vector<A> mean_colours(const T* lab, const PatchGrid& grid) {
-  const int64_t patch = grid.patch;
   std::vector<A> means(grid.batch * grid.count() * 3);
-  parallel_patches(grid, patch * patch * 4, [&](int64_t item, int64_t sample, int64_t n) {
-    for (int64_t c = 0; c < 3; ++c) {
-      A total = 0;
-      for (int64_t y = 0; y < patch; ++y) {
-        const T* row = lab + (sample * 3 + c) * grid.plane + grid.corner(n) + y * grid.width;
-        A sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t x = 0; x < patch; ++x) sum += A(row[x]);
-        total += sum;
+  parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
+    std::vector<A> columns(grid.width), buffer;
+    for (int64_t band = begin; band < end; ++band) {
+      const int64_t sample = band / grid.rows, row = band % grid.rows;
+      for (int64_t c = 0; c < 3; ++c) {
+        std::fill(columns.begin(), columns.end(), A(0));
+        const T* first = lab + (sample * 3 + c) * grid.plane + row * grid.patch * grid.width;
+        for (int64_t y = 0; y < grid.patch; ++y)
+          add_scaled(accumulated(first + y * grid.width, grid.width, buffer), A(1), columns.data(), grid.width);
+        means_of_columns(columns.data(), grid.columns, grid.patch, means.data() + band * grid.columns * 3 + c, 3);
       }
-      means[item * 3 + c] = total / A(patch * patch);
     }
   });
   return means;
 }
+
+// --- the operators ---------------------------------------------------------------------------------------------------
 
 // The samples' mean feature vectors [B, D], as unit vectors and norms.
 template <class A, class T>
@@ -69,10 +136,10 @@ UnitRows<A> mean_features(const T* features, int64_t batch, int64_t count, int64
 Tensor compute_salience_cpu(const Tensor& features, const Tensor& lab, const Tensor& sobel_x, const Tensor& sobel_y,
                             int64_t patch_size, std::vector<double> weights) {
   check_compute_salience(features, lab, sobel_x, sobel_y, patch_size, weights);
-  const Tensor x = torch::stable::contiguous(features), colour = torch::stable::contiguous(lab),
-               gx = torch::stable::contiguous(sobel_x), gy = torch::stable::contiguous(sobel_y);
+  const Tensor x = as_contiguous(features), colour = as_contiguous(lab), gx = as_contiguous(sobel_x),
+               gy = as_contiguous(sobel_y);
   const int64_t batch = x.size(0), count = x.size(1), width = x.size(2);
-  Tensor salience = torch::stable::new_empty(x, {batch, count});
+  Tensor salience = allocate(x, {batch, count});
   if (batch * count == 0) return salience;
   const PatchGrid grid(lab, patch_size);
   const SalienceWeights weight(weights);
@@ -82,19 +149,20 @@ Tensor compute_salience_cpu(const Tensor& features, const Tensor& lab, const Ten
     const T* in = static_cast<const T*>(x.const_data_ptr());
     T* out = static_cast<T*>(salience.mutable_data_ptr());
     const std::vector<A> edges =
-        mean_edges<A>(static_cast<const T*>(gx.const_data_ptr()), static_cast<const T*>(gy.const_data_ptr()), grid);
-    const std::vector<A> colours = mean_colours<A>(static_cast<const T*>(colour.const_data_ptr()), grid);
+        mean_edges(static_cast<const T*>(gx.const_data_ptr()), static_cast<const T*>(gy.const_data_ptr()), grid);
+    const std::vector<A> colours = mean_colours(static_cast<const T*>(colour.const_data_ptr()), grid);
     const UnitRows<A> mean = mean_features<A>(in, batch, count, width);
     parallel_rows(batch * count, width * 2 + 64, [&](int64_t begin, int64_t end) {
       std::vector<A> buffer;
       for (int64_t item = begin; item < end; ++item) {
         const int64_t sample = item / count;
         const A* row = accumulated(in + item * width, width, buffer);
-        const A inverse = inverse_norm(std::sqrt(dot(row, row, width)));
-        const A cosine = dot(row, mean.unit.data() + sample * width, width) * inverse;
+        const Products<A> both = products(row, mean.unit.data() + sample * width, width);
+        const A cosine = both.dot * inverse_norm(std::sqrt(both.square));
         const A distance = Contrast<A>(colours.data() + sample * count * 3, grid, item % count).distance;
         const A edge = edges[item] / (edges[item] + A(kEdgeHalf)), contrast = distance / (distance + A(kContrastHalf));
-        out[item] = T(A(weight.edges) * edge + A(weight.contrast) * contrast + A(weight.features) * (1 - cosine) / 2);
+        out[item] =
+            store<T>(A(weight.edges) * edge + A(weight.contrast) * contrast + A(weight.features) * (1 - cosine) / 2);
       }
     });
   });
@@ -111,10 +179,10 @@ void features_grad(const T* grad, const T* features, T* out, int64_t batch, int6
     std::vector<A> buffer;
     for (int64_t item = begin; item < end; ++item) {
       const A* row = accumulated(features + item * width, width, buffer);
-      const A norm = std::sqrt(dot(row, row, width)), inverse = inverse_norm(norm);
-      const A cosine = dot(row, mean.unit.data() + item / count * width, width) * inverse;
-      factor[item] = -A(grad[item]) * weight / 2 * inverse;
-      along[item] = norm_passes(norm) * cosine * inverse;
+      const Products<A> both = products(row, mean.unit.data() + item / count * width, width);
+      const A norm = std::sqrt(both.square), inverse = inverse_norm(norm);
+      factor[item] = -load(grad[item]) * weight / 2 * inverse;
+      along[item] = norm_passes(norm) * both.dot * inverse * inverse;
     }
   });
   std::vector<A> of_mean = column_sums(features, factor.data(), nullptr, batch, count, width, 1);
@@ -123,12 +191,14 @@ void features_grad(const T* grad, const T* features, T* out, int64_t batch, int6
     through_unit(upstream, mean.unit.data() + sample * width, mean.norm[sample], 1 / A(count), width, upstream);
   }
   parallel_rows(batch * count, width * 4, [&](int64_t begin, int64_t end) {
+    std::vector<A> buffer;
+    StagedRow<T> staged(width);
     for (int64_t item = begin; item < end; ++item) {
-      const A *unit = mean.unit.data() + item / count * width, *shared = of_mean.data() + item / count * width;
-      for (int64_t d = 0; d < width; ++d) {
-        const int64_t at = item * width + d;
-        out[at] = T(factor[item] * (unit[d] - along[item] * A(features[at])) + shared[d]);
-      }
+      const int64_t of_sample = item / count * width;
+      T* out_row = out + item * width;
+      features_gradient_row(accumulated(features + item * width, width, buffer), mean.unit.data() + of_sample,
+                            of_mean.data() + of_sample, factor[item], along[item], staged.at(out_row), width);
+      staged.store_to(out_row);
     }
   });
 }
@@ -137,18 +207,28 @@ void features_grad(const T* grad, const T* features, T* out, int64_t batch, int6
 template <class T, class A = accumulate_t<T>>
 void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weight) {
   const int64_t count = grid.count(), patch = grid.patch;
-  const std::vector<A> colours = mean_colours<A>(lab, grid);
+  const std::vector<A> colours = mean_colours(lab, grid);
   std::vector<A> slopes(grid.batch * count);
   parallel_patches(grid, 64, [&](int64_t item, int64_t sample, int64_t n) {
     const Contrast<A> contrast(colours.data() + sample * count * 3, grid, n);
-    slopes[item] = A(grad[item]) * weight * contrast.slope() / A(patch * patch);
+    slopes[item] = load(grad[item]) * weight * contrast.slope() / A(patch * patch);
   });
-  parallel_patches(grid, patch * patch * 3 + 64, [&](int64_t, int64_t sample, int64_t n) {
-    A gradient[3];
-    colour_gradient(colours.data() + sample * count * 3, slopes.data() + sample * count, grid, n, gradient);
-    for (int64_t c = 0; c < 3; ++c)
-      for (int64_t y = 0; y < patch; ++y)
-        std::fill_n(out + (sample * 3 + c) * grid.plane + grid.corner(n) + y * grid.width, patch, T(gradient[c]));
+  parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
+    std::vector<T> rows(3 * grid.width);
+    for (int64_t band = begin; band < end; ++band) {
+      const int64_t sample = band / grid.rows, row = band % grid.rows;
+      for (int64_t j = 0; j < grid.columns; ++j) {
+        A gradient[3];
+        colour_gradient(colours.data() + sample * count * 3, slopes.data() + sample * count, grid,
+                        row * grid.columns + j, gradient);
+        for (int64_t c = 0; c < 3; ++c)
+          std::fill_n(rows.data() + c * grid.width + j * patch, patch, store<T>(gradient[c]));
+      }
+      for (int64_t c = 0; c < 3; ++c)
+        for (int64_t y = 0; y < patch; ++y)
+          std::copy_n(rows.data() + c * grid.width, grid.width,
+                      out + (sample * 3 + c) * grid.plane + (row * patch + y) * grid.width);
+    }
   });
 }
 
@@ -156,17 +236,27 @@ void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weig
 template <class T, class A = accumulate_t<T>>
 void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, T* out_x, T* out_y, const PatchGrid& grid,
                 A weight) {
-  const int64_t patch = grid.patch;
-  const std::vector<A> edges = mean_edges<A>(sobel_x, sobel_y, grid);
-  parallel_patches(grid, patch * patch * 8, [&](int64_t item, int64_t sample, int64_t n) {
-    const A shifted = edges[item] + A(kEdgeHalf);
-    const A slope = A(grad[item]) * weight * A(kEdgeHalf) / (shifted * shifted) / A(patch * patch);
-    for (int64_t y = 0; y < patch; ++y) {
-      const int64_t first = sample * grid.plane + grid.corner(n) + y * grid.width;
-      for (int64_t at = first; at < first + patch; ++at) {
-        const A gx = A(sobel_x[at]), gy = A(sobel_y[at]), scale = slope / std::sqrt(gx * gx + gy * gy + A(kEdgeFloor));
-        if (out_x) out_x[at] = T(scale * gx);
-        if (out_y) out_y[at] = T(scale * gy);
+  const int64_t patch = grid.patch, width = grid.width;
+  parallel_bands(grid, 4, [&](int64_t begin, int64_t end) {
+    BandEdges<T> edges(grid);
+    StagedRow<T> staged(width);
+    std::vector<A> means(grid.columns), slopes(width), buffer;
+    for (int64_t band = begin; band < end; ++band) {
+      edges.read(sobel_x, sobel_y, band, means.data());
+      for (int64_t j = 0; j < grid.columns; ++j) {
+        const A shifted = means[j] + A(kEdgeHalf), upstream = load(grad[band * grid.columns + j]);
+        std::fill_n(slopes.data() + j * patch, patch,
+                    upstream * weight * A(kEdgeHalf) / (shifted * shifted) / A(patch * patch));
+      }
+      for (int64_t y = 0; y < patch; ++y) {
+        const int64_t at = (band * patch + y) * width;
+        A* scales = edges.row(y);
+        divide_row(slopes.data(), scales, width);
+        for (const auto& [in, out] : {std::pair(sobel_x, out_x), std::pair(sobel_y, out_y)}) {
+          if (!out) continue;
+          multiply_row(scales, accumulated(in + at, width, buffer), staged.at(out + at), width);
+          staged.store_to(out + at);
+        }
       }
     }
   });
@@ -179,9 +269,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(const Tenso
                                                                      bool need_lab, bool need_sobel_x,
                                                                      bool need_sobel_y) {
   check_compute_salience_grad(grad, features, lab, sobel_x, sobel_y, patch_size, weights);
-  const Tensor g = torch::stable::contiguous(grad);
+  const Tensor g = as_contiguous(grad);
   const auto like_or_nothing = [](const Tensor& tensor, bool needed) {
-    return needed ? torch::stable::new_empty(tensor, tensor.sizes()) : torch::stable::new_empty(tensor, {0});
+    return needed ? allocate(tensor, tensor.sizes()) : allocate(tensor, {0});
   };
   Tensor grad_features = like_or_nothing(features, need_features), grad_lab = like_or_nothing(lab, need_lab),
          grad_x = like_or_nothing(sobel_x, need_sobel_x), grad_y = like_or_nothing(sobel_y, need_sobel_y);
@@ -193,18 +283,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(const Tenso
     using A = accumulate_t<T>;
     const T* upstream = static_cast<const T*>(g.const_data_ptr());
     if (need_features) {
-      const Tensor x = torch::stable::contiguous(features);
+      const Tensor x = as_contiguous(features);
       features_grad(upstream, static_cast<const T*>(x.const_data_ptr()),
                     static_cast<T*>(grad_features.mutable_data_ptr()), x.size(0), x.size(1), x.size(2),
                     A(weight.features));
     }
     if (need_lab) {
-      const Tensor colour = torch::stable::contiguous(lab);
+      const Tensor colour = as_contiguous(lab);
       lab_grad(upstream, static_cast<const T*>(colour.const_data_ptr()), static_cast<T*>(grad_lab.mutable_data_ptr()),
                grid, A(weight.contrast));
     }
     if (need_sobel_x || need_sobel_y) {
-      const Tensor gx = torch::stable::contiguous(sobel_x), gy = torch::stable::contiguous(sobel_y);
+      const Tensor gx = as_contiguous(sobel_x), gy = as_contiguous(sobel_y);
       sobel_grad(upstream, static_cast<const T*>(gx.const_data_ptr()), static_cast<const T*>(gy.const_data_ptr()),
                  need_sobel_x ? static_cast<T*>(grad_x.mutable_data_ptr()) : nullptr,
                  need_sobel_y ? static_cast<T*>(grad_y.mutable_data_ptr()) : nullptr, grid, A(weight.edges));

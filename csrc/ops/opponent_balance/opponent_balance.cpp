@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "common/convert.h"
-#include "common/cpu.h"
 
 namespace arr_coc {
 namespace {
@@ -129,7 +128,7 @@ Tensor opponent_balance_cpu(const Tensor& entropy, const Tensor& salience, const
   const Tensor e = as_contiguous(entropy), s = as_contiguous(salience), a = as_contiguous(alignment),
                w = as_contiguous(weights);
   const int64_t batch = e.size(0), count = e.size(1), weight_stride = w.dim() == 2 ? 3 : 0;
-  Tensor scores = torch::stable::new_empty(e, {batch, count});
+  Tensor scores = allocate(e, {batch, count});
   dispatch_floating(e.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
@@ -155,12 +154,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cpu(const Tenso
   const Tensor g = as_contiguous(grad), e = as_contiguous(entropy), s = as_contiguous(salience),
                a = as_contiguous(alignment), w = as_contiguous(weights);
   const int64_t batch = e.size(0), count = e.size(1), weight_stride = w.dim() == 2 ? 3 : 0;
-  const auto scores_or_nothing = [&](bool needed) {
-    return needed ? torch::stable::new_empty(e, {batch, count}) : torch::stable::new_empty(e, {0});
-  };
+  const auto scores_or_nothing = [&](bool needed) { return needed ? allocate(e, {batch, count}) : allocate(e, {0}); };
   Tensor grad_e = scores_or_nothing(need_entropy), grad_s = scores_or_nothing(need_salience),
          grad_a = scores_or_nothing(need_alignment);
-  Tensor grad_w = need_weights ? torch::stable::new_empty(w, w.sizes()) : torch::stable::new_empty(w, {0});
+  Tensor grad_w = need_weights ? allocate(w, w.sizes()) : allocate(w, {0});
   dispatch_floating(e.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;

@@ -9,13 +9,34 @@
 namespace arr_coc {
 namespace {
 
+// A row's norm and the token it fits best.
+template <class A>
+struct Fit {
+  A norm;
+  Match<A> match;
+};
+
+template <class A>
+Fit<A> fit(const A* row, const A* units, const bool* mask, int64_t tokens, int64_t width) {
+  Fit<A> result;
+  if (tokens == 1) {
+    const Products<A> both = products(row, units, width);
+    result.norm = std::sqrt(both.square);
+    if (!mask || mask[0]) result.match.offer(0, both.dot * inverse_norm(result.norm));
+  } else {
+    result.norm = std::sqrt(dot(row, row, width));
+    result.match = best_token(row, inverse_norm(result.norm), units, mask, tokens, width);
+  }
+  return result;
+}
+
 Tensor query_alignment_cpu(const Tensor& features, const Tensor& query, const std::optional<Tensor>& mask) {
   check_query_alignment(features, query, mask);
-  const Tensor x = torch::stable::contiguous(features), q = torch::stable::contiguous(query);
+  const Tensor x = as_contiguous(features), q = as_contiguous(query);
   const std::optional<Tensor> kept = contiguous_mask(mask);
   const bool* keep = mask_data(kept);
   const int64_t batch = x.size(0), count = x.size(1), width = x.size(2), tokens = q.dim() == 3 ? q.size(1) : 1;
-  Tensor alignment = torch::stable::new_empty(x, {batch, count});
+  Tensor alignment = allocate(x, {batch, count});
   if (batch * count == 0) return alignment;
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
@@ -29,9 +50,8 @@ Tensor query_alignment_cpu(const Tensor& features, const Tensor& query, const st
         const int64_t base = n / count * tokens;
         const A* row = accumulated(in + n * width, width, buffer);
         const Match<A> match =
-            best_token(row, inverse_norm(std::sqrt(dot(row, row, width))), queries.unit.data() + base * width,
-                       keep ? keep + base : nullptr, tokens, width);
-        out[n] = T(match.token < 0 ? A(0) : (1 + match.cosine) / 2);
+            fit(row, queries.unit.data() + base * width, keep ? keep + base : nullptr, tokens, width).match;
+        out[n] = store<T>(match.token < 0 ? A(0) : (1 + match.cosine) / 2);
       }
     });
   });
@@ -44,14 +64,12 @@ std::tuple<Tensor, Tensor> query_alignment_grad_cpu(const Tensor& grad, const Te
                                                     const std::optional<Tensor>& mask, bool need_features,
                                                     bool need_query) {
   check_query_alignment_grad(grad, features, query, mask);
-  const Tensor g = torch::stable::contiguous(grad), x = torch::stable::contiguous(features),
-               q = torch::stable::contiguous(query);
+  const Tensor g = as_contiguous(grad), x = as_contiguous(features), q = as_contiguous(query);
   const std::optional<Tensor> kept = contiguous_mask(mask);
   const bool* keep = mask_data(kept);
   const int64_t batch = x.size(0), count = x.size(1), width = x.size(2), tokens = q.dim() == 3 ? q.size(1) : 1;
-  Tensor grad_features =
-      need_features ? torch::stable::new_empty(x, {batch, count, width}) : torch::stable::new_empty(x, {0});
-  Tensor grad_query = need_query ? torch::stable::new_empty(q, q.sizes()) : torch::stable::new_empty(q, {0});
+  Tensor grad_features = need_features ? allocate(x, {batch, count, width}) : allocate(x, {0});
+  Tensor grad_query = need_query ? allocate(q, q.sizes()) : allocate(q, {0});
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
@@ -63,19 +81,24 @@ std::tuple<Tensor, Tensor> query_alignment_grad_cpu(const Tensor& grad, const Te
     std::vector<int64_t> chosen(batch * count);
     parallel_rows(batch * count, width * (tokens + 3), [&](int64_t begin, int64_t end) {
       std::vector<A> buffer;
+      StagedRow<T> staged(width);
       for (int64_t n = begin; n < end; ++n) {
         const int64_t base = n / count * tokens;
         const A* row = accumulated(in + n * width, width, buffer);
-        const A norm = std::sqrt(dot(row, row, width)), inverse = inverse_norm(norm);
         const A* units = queries.unit.data() + base * width;
-        const Match<A> match = best_token(row, inverse, units, keep ? keep + base : nullptr, tokens, width);
-        const A scale = A(upstream[n]) / 2 * inverse, along = norm_passes(norm) * match.cosine * inverse;
+        const auto [norm, match] = fit(row, units, keep ? keep + base : nullptr, tokens, width);
+        const A inverse = inverse_norm(norm), scale = load(upstream[n]) / 2 * inverse,
+                along = norm_passes(norm) * match.cosine * inverse;
         factor[n] = scale;
         chosen[n] = match.token;
         if (!need_features) continue;
-        const A* unit = units + std::max<int64_t>(match.token, 0) * width;
-        for (int64_t d = 0; d < width; ++d)
-          out[n * width + d] = T(match.token < 0 ? A(0) : scale * (unit[d] - along * row[d]));
+        T* out_row = out + n * width;
+        if (match.token < 0) {
+          std::fill_n(out_row, width, T(0));
+        } else {
+          cosine_gradient(row, units + match.token * width, scale, along, staged.at(out_row), width);
+          staged.store_to(out_row);
+        }
       }
     });
     if (!need_query) return;
