@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.export import Dim, export
+from torch.export import Dim, ExportedProgram, export
 
 from exportkit.errors import UsageError
-from exportkit.models.arr_coc import export_spec
+from exportkit.models.arr_coc import export_spec, features_spec
 from exportkit.spec import ExportSpec
 from tests.models.model_cases import ALL
 
@@ -39,10 +39,15 @@ def _drawn(spec: ExportSpec, batch: int, rows: int, columns: int) -> tuple[torch
     return args
 
 
+def _exported(spec: ExportSpec) -> ExportedProgram:
+    with torch.no_grad():
+        return export(spec.model, spec.example_inputs, dynamic_shapes=_dimensions(spec), strict=False)
+
+
 @pytest.mark.parametrize("kwargs", CONFIGS)
 def test_the_exported_program_answers_as_eager_does_at_every_size(kwargs: dict[str, Any]):
     spec = export_spec(**kwargs)
-    program = export(spec.model, spec.example_inputs, dynamic_shapes=_dimensions(spec), strict=False)
+    program = _exported(spec)
     module = program.module()
     for size in SIZES:
         args = _drawn(spec, *size)
@@ -52,26 +57,32 @@ def test_the_exported_program_answers_as_eager_does_at_every_size(kwargs: dict[s
         assert all(torch.equal(outputs[name], expected[name]) for name in expected), size
 
 
-def test_every_operator_of_the_pipeline_is_in_the_exported_graph():
-    spec = export_spec()
-    program = export(spec.model, spec.example_inputs, dynamic_shapes=_dimensions(spec), strict=False)
+@pytest.mark.parametrize(("kwargs", "texture"), [({}, {"fused_texture"}), ({"encoder": "vit-tiny"}, set())], ids=str)
+def test_the_exported_graph_has_the_fused_forms(kwargs: dict[str, Any], texture: set[str]):
+    spec = export_spec(**kwargs)
+    program = _exported(spec)
     called = {str(node.target) for node in program.graph.nodes if str(node.target).startswith("arr_coc.")}
-    names = {
-        "fused_texture",
-        "compute_entropy",
-        "compute_salience",
-        "query_alignment",
-        "opponent_balance",
-        "top_k_patches",
-        "allocate_lod_tokens",
-    }
+    names = {"texture_statistics", "relevance_scores", "top_k_patches", "allocate_lod_tokens", *texture}
     assert called == {f"arr_coc.{name}.default" for name in names}
+
+
+def test_the_pipeline_of_given_features_is_exported_for_every_size():
+    spec = features_spec(dim=24, patch_size=8, k=30)
+    module = _exported(spec).module()
+    for size in [(1, 2, 2), (3, 16, 5), (2, 4, 64)]:
+        args = _drawn(spec, *size)
+        with torch.no_grad():
+            expected, outputs = spec.model(*args), module(*args)
+        assert all(torch.equal(outputs[name], expected[name]) for name in expected), size
+    assert set(spec.tolerances) <= set(expected)
 
 
 @pytest.mark.parametrize("kwargs", [CONFIGS[0], CONFIGS[3]])
 def test_it_compiles_as_one_graph_that_serves_every_size(kwargs: dict[str, Any]):
     torch._dynamo.reset()
     spec = export_spec(**kwargs)
+    if "encoder" in kwargs:
+        spec.model.encoder.blocks = spec.model.encoder.blocks[:1]  # the others would be traced for nothing new
     compiled = torch.compile(spec.model, fullgraph=True, dynamic=True, backend="aot_eager")
     for size in SIZES[1:]:
         args = _drawn(spec, *size)
@@ -132,7 +143,7 @@ def test_drawn_inputs_depend_on_the_generator_alone_and_look_like_images():
 
 
 def test_unknown_arguments_are_refused_with_those_there_are():
-    with pytest.raises(UsageError, match=r"arr-coc takes no kk\n  It takes query_tokens, encoder, patch_size, k"):
+    with pytest.raises(UsageError, match=r"arr-coc takes no kk\n  It takes query_tokens, encoder, patch_size, dim, k"):
         export_spec(kk=3)
 
 

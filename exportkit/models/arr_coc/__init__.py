@@ -10,12 +10,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from exportkit.models.arr_coc.build import build, check_arguments
-from exportkit.models.arr_coc.pipeline import ARRCOC
+from exportkit.models.arr_coc.pipeline import ARRCOC, FromFeatures
 from exportkit.models.arr_coc.region import Region, region_query
 from exportkit.models.arr_coc.weights import load_weights, save_weights
 from exportkit.spec import ExportSpec, Tolerance
 
-__all__ = ["ARRCOC", "Region", "build", "export_spec", "load_weights", "region_query", "save_weights"]
+__all__ = [
+    "ARRCOC",
+    "FromFeatures",
+    "Region",
+    "build",
+    "export_spec",
+    "features_spec",
+    "load_weights",
+    "region_query",
+    "save_weights",
+]
 
 MAX_BATCH, MAX_TOKENS, MAX_ROWS = 64, 64, 64
 
@@ -55,6 +65,46 @@ def export_spec(*, query_tokens: bool = False, **model_kwargs: Any) -> ExportSpe
         dynamic_shapes=dynamic,
         tolerances=output_tolerances(),
         name="arr_coc",
+        draw_inputs=draw,
+    )
+
+
+def features_spec(*, dim: int = 1024, **model_kwargs: Any) -> ExportSpec:
+    """The pipeline without its encoder, `exportkit.models.arr_coc:features_spec`: images, features and queries.
+
+    For features of an encoder of one's own; batch, height and width vary as in `export_spec`.
+
+    Args:
+        dim: Width of the features.
+        **model_kwargs: As `build` takes them, but for `encoder`.
+
+    Raises:
+        UsageError: An argument that means nothing.
+    """
+    arguments = {"encoder": "given", "dim": dim, **model_kwargs}
+    check_arguments(arguments)
+    model = build(**arguments)
+    patch = model.encoder.patch_size
+    batch, gh, gw = f"batch[1:{MAX_BATCH}]", f"gh[2:{MAX_ROWS}]", f"gw[2:{MAX_ROWS}]"
+
+    def draw(sizes: Mapping[str, int], generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        batch, rows, columns = sizes["batch"], sizes["gh"], sizes["gw"]
+        image = draw_image(batch, patch * rows, patch * columns, generator)
+        features = torch.randn(batch, rows, columns, dim, generator=generator)
+        return (image, features, torch.randn(batch, model.query_dim, generator=generator)), {}
+
+    args, kwargs = draw({"batch": 2, "gh": 15, "gw": 17}, torch.Generator().manual_seed(0))
+    return ExportSpec(
+        model=FromFeatures(model).eval(),
+        example_inputs=args,
+        example_kwargs=kwargs,
+        dynamic_shapes={
+            "image": {0: batch, 2: f"{patch}*{gh}", 3: f"{patch}*{gw}"},
+            "features": {0: batch, 1: gh, 2: gw},
+            "query": {0: batch},
+        },
+        tolerances=output_tolerances(),
+        name="arr_coc_features",
         draw_inputs=draw,
     )
 

@@ -76,9 +76,8 @@ class Balancing(nn.Module):
         self.balancer = balancer
         self.invert_entropy = invert_entropy
 
-    def forward(self, scores: Scores, features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Relevance [B, N] in [0, 1]."""
-        weights = self.balancer(features, query, mask)
+    def forward(self, scores: Scores, weights: Tensor) -> Tensor:
+        """Relevance [B, N] in [0, 1] by the balancer's weights."""
         return opponent_balance(scores.entropy, scores.salience, scores.alignment, weights, self.invert_entropy)
 
 

@@ -13,13 +13,18 @@ import torch
 from exportkit.errors import UsageError
 from exportkit.models.arr_coc.attending import Attending, Gating
 from exportkit.models.arr_coc.balancing import DEFAULT_WEIGHTS, Balancing, FixedBalancer, LearnedBalancer
-from exportkit.models.arr_coc.encoder import SIZES, Positions, VisionTransformer
+from exportkit.models.arr_coc.encoder import (
+    SIZES,
+    GivenFeatures,
+    Positions,
+    VisionTransformer,
+)
 from exportkit.models.arr_coc.filters import FilterBank
 from exportkit.models.arr_coc.knowing import Knowing, Participatory, Perspectival, Propositional
 from exportkit.models.arr_coc.pipeline import ARRCOC
 from exportkit.models.arr_coc.weights import load_weights
 
-ENCODERS = ("filters", *(f"vit-{size}" for size in SIZES))
+ENCODERS = ("filters", *(f"vit-{size}" for size in SIZES), "given")
 BALANCERS = ("fixed", "learned")
 
 
@@ -27,6 +32,7 @@ def build(
     *,
     encoder: str = "filters",
     patch_size: int = 16,
+    dim: int | None = None,
     k: int = 200,
     query_dim: int | None = None,
     balancer: Literal["fixed", "learned"] = "fixed",
@@ -51,8 +57,10 @@ def build(
     The same arguments give the same weights, and the caller's random state stays as it is.
 
     Args:
-        encoder: "filters" (fixed, needs no training) or "vit-tiny", "vit-small", "vit-base".
-        patch_size: 14 or 16.
+        encoder: "filters" (fixed, needs no training) or "vit-tiny", "vit-small", "vit-base"; "given" where features are
+            an input, see FromFeatures.
+        patch_size: 14 or 16; any where features are given.
+        dim: Width of features that are given.
         k: How many patches are kept; all of them where an image has fewer.
         query_dim: Width of queries; by default that of the features, without a projection.
         balancer: "fixed" weights or "learned", a network that starts near them.
@@ -80,18 +88,35 @@ def build(
         raise UsageError(f"encoder must be one of {', '.join(ENCODERS)}, got {encoder!r}")
     if balancer not in BALANCERS:
         raise UsageError(f"balancer must be one of {', '.join(BALANCERS)}, got {balancer!r}")
-    fixed = encoder == "filters"
-    if fixed and (layer_scale or positions != "sincos"):
-        raise UsageError('positions and layer_scale belong to a transformer; encoder is "filters"')
+    if not encoder.startswith("vit-") and (layer_scale or positions != "sincos"):
+        raise UsageError(f'positions and layer_scale belong to a transformer; encoder is "{encoder}"')
+    if (dim is None) == (encoder == "given"):
+        raise UsageError(f'dim goes with encoder "given" and no other; encoder is "{encoder}", dim is {dim}')
     if temperature is None:
-        temperature = 0.15 if fixed else 1.0
+        temperature = 0.15 if encoder == "filters" else 1.0
     shares = (entropy_weight, salience_weight, alignment_weight)
     attending = Attending(
-        k, gating=gating, min_tokens=min_tokens, max_tokens=max_tokens, gamma=gamma, mean_tokens=mean_tokens
+        k,
+        gating=gating,
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        gamma=gamma,
+        mean_tokens=mean_tokens,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        eye = _encoder(encoder, patch_size, positions, layer_scale)
+        eye: FilterBank | VisionTransformer | GivenFeatures
+        if dim is not None:
+            eye = GivenFeatures(dim, patch_size)
+        elif encoder == "filters":
+            eye = FilterBank(patch_size)
+        else:
+            eye = VisionTransformer(
+                encoder.removeprefix("vit-"),
+                patch_size,
+                positions=positions,
+                layer_scale=layer_scale,
+            )
         balance = LearnedBalancer(eye.dim, weights=shares) if balancer == "learned" else FixedBalancer(shares)
         knowing = Knowing(Propositional(temperature), Perspectival(patch_size), Participatory())
         model = ARRCOC(eye, knowing, Balancing(balance, invert_entropy=invert_entropy), attending, query_dim=query_dim)
@@ -100,13 +125,6 @@ def build(
     if weights is not None:
         load_weights(model, weights)
     return model.eval()
-
-
-def _encoder(name: str, patch_size: int, positions: Positions, layer_scale: bool) -> FilterBank | VisionTransformer:
-    if name == "filters":
-        return FilterBank(patch_size)
-    size = name.removeprefix("vit-")
-    return VisionTransformer(size, patch_size, positions=positions, layer_scale=layer_scale)
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Encoders turn an image into one feature vector a patch: a vision transformer here, fixed filters in filters.py.
 
-An encoder is an `nn.Module` with `patch_size`, `dim`, `min_rows` (fewest patches along a side) and
-`forward(image, maps) -> features [B, N, D]`.
+An encoder is an `nn.Module` with `patch_size`, `dim`, `min_rows` (fewest patches along a side), `needs_maps` and
+`forward(image, maps) -> features [B, N, D]`; the maps may be None where it does not need them.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class VisionTransformer(nn.Module):
 
     pixel_mean: Tensor
     pixel_std: Tensor
+    needs_maps = False
     min_rows = 4  # 16 rows and more: below that a matrix library's kernel depends on the number of products too
 
     def __init__(
@@ -91,7 +92,7 @@ class VisionTransformer(nn.Module):
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
         self._initialise()
 
-    def forward(self, image: Tensor, maps: TextureMaps) -> Tensor:
+    def forward(self, image: Tensor, maps: TextureMaps | None) -> Tensor:
         """Features [B, N, D] of `image` [B, 3, H, W] in [0, 1]; the class token takes part and is left out of them."""
         rows, columns = image.shape[2] // self.patch_size, image.shape[3] // self.patch_size
         x = self.patch_embed((image - self.pixel_mean) / self.pixel_std)
@@ -119,6 +120,23 @@ class VisionTransformer(nn.Module):
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         if self.positions == "interpolated":
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
+
+
+class GivenFeatures(nn.Module):
+    """Stands for an encoder that is no part of the model: its features are an input, see `FromFeatures`."""
+
+    needs_maps = False
+    min_rows = 1
+
+    def __init__(self, dim: int, patch_size: int) -> None:
+        super().__init__()
+        if dim < 1 or patch_size < 1:
+            raise UsageError(f"dim and patch_size must be at least 1, got {dim} and {patch_size}")
+        self.dim, self.patch_size = dim, patch_size
+
+    def forward(self, image: Tensor, maps: TextureMaps | None) -> Tensor:
+        """Raises UsageError."""
+        raise UsageError("the model has no encoder: its features are given", hint="Call it through FromFeatures.")
 
 
 class PatchEmbed(nn.Module):

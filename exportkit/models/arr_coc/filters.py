@@ -49,6 +49,7 @@ class FilterBank(nn.Module):
         patch_size: 14 or 16.
     """
 
+    needs_maps = True
     min_rows = 1
     hues: Tensor
     brightnesses: Tensor
@@ -71,8 +72,9 @@ class FilterBank(nn.Module):
         self.register_buffer("band_order", torch.cat(bands), persistent=False)
         self._band_sizes = [len(band) for band in bands]
 
-    def forward(self, image: Tensor, maps: TextureMaps) -> Tensor:
+    def forward(self, image: Tensor, maps: TextureMaps | None) -> Tensor:
         """Features [B, N, 64] of the pixel maps; the image itself is not looked at again."""
+        assert maps is not None
         rows, columns = image.shape[2] // self.patch_size, image.shape[3] // self.patch_size
         own = torch.cat([self._colour(maps.lab), self._texture(maps.lab[:, :1])], dim=2)
         grid = own.transpose(1, 2).reshape(own.shape[0], -1, rows, columns)

@@ -13,15 +13,20 @@ from torch import Tensor, nn
 from exportkit.errors import InputError, UsageError
 from exportkit.models.arr_coc.attending import Attending
 from exportkit.models.arr_coc.balancing import Balancing
-from exportkit.models.arr_coc.encoder import VisionTransformer
+from exportkit.models.arr_coc.encoder import GivenFeatures, VisionTransformer
 from exportkit.models.arr_coc.filters import FilterBank
 from exportkit.models.arr_coc.knowing import Knowing
 from exportkit.models.arr_coc.linear import SampleLinear
-from exportkit.models.arr_coc.texture import Texture, patch_grid
+from exportkit.models.arr_coc.texture import Texture, TextureMaps, patch_grid
+from exportkit.ops.relevance_scores import relevance_scores
+from exportkit.ops.texture_statistics import texture_statistics
 
 
 class ARRCOC(nn.Module):
     """The pipeline.
+
+    Evaluated without gradients it takes the fused forms `texture_statistics` and `relevance_scores`, which read pixels
+    and features once; otherwise the operators they are made of, which have gradients.
 
     Args:
         encoder: Image to features; its patch size is the model's.
@@ -33,7 +38,7 @@ class ARRCOC(nn.Module):
 
     def __init__(
         self,
-        encoder: FilterBank | VisionTransformer,
+        encoder: FilterBank | VisionTransformer | GivenFeatures,
         knowing: Knowing,
         balancing: Balancing,
         attending: Attending,
@@ -68,21 +73,50 @@ class ARRCOC(nn.Module):
         Raises:
             InputError: A shape or dtype that does not fit, said with what is allowed.
         """
-        grid = patch_grid(image, self.encoder.patch_size)
-        self._check_grid(grid)
+        self._check_grid(patch_grid(image, self.encoder.patch_size))
         self._check_query(image, query, mask)
-        maps = self.texture(image)
-        features = self.encoder(image, maps)
-        query = self._project(query)
-        scores = self.knowing(features, maps, query, mask)
-        relevance = self.balancing(scores, features, query, mask)
-        selection = self.attending(relevance, features, grid)
-        return {**selection._asdict(), "relevance": relevance}
+        maps = self.texture(image) if self.encoder.needs_maps or self._differentiates() else None
+        return self._choose(image, maps, self.encoder(image, maps), query, mask)
 
     def encode(self, image: Tensor) -> Tensor:
         """Features [B, N, D] of every patch, as `forward` computes them."""
         self._check_grid(patch_grid(image, self.encoder.patch_size))
-        return self.encoder(image, self.texture(image))
+        return self.encoder(image, self.texture(image) if self.encoder.needs_maps else None)
+
+    def choose(self, image: Tensor, features: Tensor, query: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """What `forward` does once there are features: [B, N, D] of the image's patches, row by row."""
+        grid = patch_grid(image, self.encoder.patch_size)
+        self._check_query(image, query, mask)
+        if features.shape != (image.shape[0], grid[0] * grid[1], self.encoder.dim) or features.dtype != image.dtype:
+            raise InputError(
+                f"features must be [B, N, D] = {[image.shape[0], grid[0] * grid[1], self.encoder.dim]} of the image's "
+                f"patches in its dtype, got {features.dtype} of shape {list(features.shape)}"
+            )
+        return self._choose(image, self.texture(image) if self._differentiates() else None, features, query, mask)
+
+    def _choose(
+        self, image: Tensor, maps: TextureMaps | None, features: Tensor, query: Tensor, mask: Tensor | None
+    ) -> dict[str, Tensor]:
+        query = self._project(query)
+        weights = self.balancing.balancer(features, query, mask)
+        if maps is not None and self._differentiates():
+            relevance = self.balancing(self.knowing(features, maps, query, mask), weights)
+        else:
+            relevance = relevance_scores(
+                features,
+                query,
+                *texture_statistics(image, self.encoder.patch_size),
+                weights,
+                mask,
+                self.knowing.perspectival.weights,
+                self.knowing.propositional.temperature,
+                self.balancing.invert_entropy,
+            )
+        selection = self.attending(relevance, features, patch_grid(image, self.encoder.patch_size))
+        return {**selection._asdict(), "relevance": relevance}
+
+    def _differentiates(self) -> bool:
+        return self.training or torch.is_grad_enabled()
 
     def _project(self, query: Tensor) -> Tensor:
         if self.query_projection is None:
@@ -119,3 +153,21 @@ class ARRCOC(nn.Module):
             raise InputError(f"mask must be bool, True where a token counts, got {mask.dtype}")
         if mask.shape != query.shape[:2]:
             raise InputError(f"mask must be [B, T] = {list(query.shape[:2])}, got shape {list(mask.shape)}")
+
+
+class FromFeatures(nn.Module):
+    """The pipeline of features that are given, by an encoder of the caller's own.
+
+    Args:
+        model: Its encoder, such as `GivenFeatures`, says how wide features and patches are.
+    """
+
+    def __init__(self, model: ARRCOC) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor, features: Tensor, query: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """As `ARRCOC.forward`, of features [B, H / P, W / P, D] of the image's patches."""
+        if features.dim() != 4:
+            raise InputError(f"features must be [B, H / P, W / P, D], got shape {list(features.shape)}")
+        return self.model.choose(image, features.flatten(1, 2), query, mask)

@@ -1,0 +1,160 @@
+"""The forms the model takes: fused when evaluating without gradients, of features that are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from exportkit.errors import InputError, UsageError
+from exportkit.models.arr_coc import ARRCOC, FromFeatures, build
+from exportkit.models.arr_coc.encoder import VisionTransformer
+from tests.models.model_cases import ALL, FILTERS, FILTERS_14, VIT, answer, inputs
+
+CONFIGS = [pytest.param(kwargs, id=name) for name, kwargs in ALL.items()]
+FUSED = {"texture_statistics", "relevance_scores"}
+COMPOSED = {"fused_texture", "compute_entropy", "compute_salience", "query_alignment", "opponent_balance"}
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+class _Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "arr_coc":
+            self.names.add(func._schema.name.removeprefix("arr_coc::"))
+        return func(*args, **(kwargs or {}))
+
+
+def _shallow(**kwargs: Any) -> ARRCOC:
+    """The model, a transformer with two blocks: the others would repeat them."""
+    model = build(**kwargs)
+    if isinstance(model.encoder, VisionTransformer):
+        model.encoder.blocks = model.encoder.blocks[:2]
+    return model
+
+
+# --- fused and composed -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("tokens", [None, 3], ids=["vector", "masked tokens"])
+@pytest.mark.parametrize("kwargs", CONFIGS)
+def test_the_fused_forms_give_what_the_differentiable_ones_give(
+    kwargs: dict[str, Any], tokens: int | None, dtype: torch.dtype
+):
+    model = _shallow(**kwargs, invert_entropy=tokens is not None).to(dtype)
+    mask = None if tokens is None else torch.tensor([[True, False, True], [False, True, False]])
+    for rows, columns in [(4, 4), (5, 9), (13, 7)]:
+        image, query = (tensor.to(dtype) for tensor in inputs(model, 2, rows, columns, tokens))
+        composed, fused = model(image, query, mask), answer(model, image, query, mask)
+        assert list(composed) == list(fused)
+        torch.testing.assert_close(fused["relevance"], composed["relevance"], rtol=0, atol=TOLERANCES[dtype])
+
+
+@contextmanager
+def _evaluating(model: ARRCOC) -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@contextmanager
+def _inferring(model: ARRCOC) -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@contextmanager
+def _training_without_gradients(model: ARRCOC) -> Iterator[None]:
+    model.train()
+    with torch.no_grad():
+        yield
+
+
+@contextmanager
+def _evaluating_with_gradients(model: ARRCOC) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("mode", "fused"),
+    [
+        (_evaluating, True),
+        (_inferring, True),
+        (_training_without_gradients, False),
+        (_evaluating_with_gradients, False),
+    ],
+)
+@pytest.mark.parametrize("kwargs", [VIT, FILTERS], ids=["vit", "filters"])
+def test_which_operators_run(kwargs: dict[str, Any], mode: Any, fused: bool):
+    model = _shallow(**kwargs)
+    image, query = inputs(model, 1, 4, 5)
+    with mode(model), _Calls() as calls:
+        model(image, query)
+    # A transformer's images are never made into maps; the filters look at one of them.
+    relevance = FUSED | ({"fused_texture"} if kwargs is FILTERS else set()) if fused else COMPOSED
+    assert calls.names & (FUSED | COMPOSED) == relevance
+
+
+# --- features that are given ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kwargs", [FILTERS_14, VIT], ids=["filters", "vit"])
+def test_given_the_encoders_own_features_the_model_answers_as_with_its_encoder(kwargs: dict[str, Any]):
+    model = _shallow(**kwargs)
+    image, query = inputs(model, 2, 5, 6)
+    given = FromFeatures(model).eval()
+    with torch.no_grad():
+        features = model.encode(image).unflatten(1, (5, 6))
+        expected, outputs = model(image, query), given(image, features, query)
+    assert list(outputs) == list(expected)
+    assert all(torch.equal(outputs[name], expected[name]) for name in expected)
+
+
+def test_given_features_get_gradients():
+    given = FromFeatures(build(encoder="given", dim=24, patch_size=8, balancer="learned")).train()
+    features = torch.randn(2, 4, 5, 24, requires_grad=True)
+    given(torch.rand(2, 3, 32, 40), features, torch.randn(2, 24))["scores"].sum().backward()
+    assert features.grad is not None
+    assert features.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((2, 20, 24), torch.float32, r"features must be \[B, H / P, W / P, D\], got shape \[2, 20, 24\]"),
+        ((2, 4, 5, 23), torch.float32, r"must be \[B, N, D\] = \[2, 20, 24\] .* shape \[2, 20, 23\]"),
+        ((2, 4, 4, 24), torch.float32, r"must be \[B, N, D\] = \[2, 20, 24\] .* shape \[2, 16, 24\]"),
+        ((2, 4, 5, 24), torch.float64, "of the image's patches in its dtype, got torch.float64"),
+    ],
+    ids=["rank", "width", "patches", "dtype"],
+)
+def test_features_that_do_not_fit_the_image_are_refused(shape: tuple[int, ...], dtype: torch.dtype, message: str):
+    given = FromFeatures(build(encoder="given", dim=24, patch_size=8))
+    with pytest.raises(InputError, match=message):
+        given(torch.rand(2, 3, 32, 40), torch.zeros(shape, dtype=dtype), torch.randn(2, 24))
+
+
+def test_a_model_of_given_features_cannot_encode():
+    with pytest.raises(UsageError, match="its features are given"):
+        build(encoder="given", dim=24)(torch.rand(2, 3, 32, 48), torch.randn(2, 24))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"encoder": "given"}, 'dim goes with encoder "given" and no other'),
+        ({"dim": 64}, 'dim goes with encoder "given" and no other'),
+        ({"encoder": "given", "dim": 0}, "dim and patch_size must be at least 1, got 0 and 16"),
+    ],
+    ids=str,
+)
+def test_forms_that_do_not_exist_are_refused(kwargs: dict[str, Any], message: str):
+    with pytest.raises(UsageError, match=message):
+        build(**kwargs)
