@@ -94,4 +94,12 @@ inline void check_alike(const char* op, const char* first_name, const Tensor& fi
   check(tensor.device() == first.device(), op, ": ", name, " and ", first_name, " must be on one device");
 }
 
+inline void check_same_shape(const char* op, const char* first_name, const Tensor& first, const char* name,
+                             const Tensor& tensor) {
+  bool same = tensor.dim() == first.dim();
+  for (int64_t dim = 0; same && dim < first.dim(); ++dim) same = tensor.size(dim) == first.size(dim);
+  check(same, op, ": ", name, " has shape ", shape_of(tensor), ", ", first_name, " has shape ", shape_of(first),
+        "; they must be equal");
+}
+
 }  // namespace arr_coc

@@ -6,6 +6,10 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
+// On what CPU and CUDA kernels both call. Inlined always: on the CPU it is then compiled for the processor its caller
+// is.
+#define ARR_COC_FUNCTION C10_HOST_DEVICE inline __attribute__((always_inline))
+
 namespace arr_coc {
 
 using torch::headeronly::BFloat16;

@@ -55,3 +55,11 @@ def check_alike(op: str, first_name: str, first: Tensor, name: str, tensor: Tens
         "they must have one dtype",
     )
     check(tensor.device == first.device, f"{op}: {name} and {first_name} must be on one device")
+
+
+def check_same_shape(op: str, first_name: str, first: Tensor, name: str, tensor: Tensor) -> None:
+    """Two tensors of one shape."""
+    message = f"{op}: {name} has shape {shape_of(tensor)}, {first_name} has shape {shape_of(first)}; they must be equal"
+    check(tensor.dim() == first.dim(), message)
+    for size, expected in zip(tensor.shape, first.shape):
+        check(size == expected, message)

@@ -366,7 +366,7 @@ def test_exports_with_dynamic_sizes(spec: OpSpec, device: torch.device):
         constants = {n: v for n, v in again.bound.items() if n not in again.names}
         same = constants == {n: v for n, v in call.bound.items() if n not in call.names}
         static = [
-            [s for d, s in enumerate(b.bound[n].shape) if d not in spec.dynamic.get(n, {})]
+            [b.bound[n].dim(), *(s for d, s in enumerate(b.bound[n].shape) if d not in spec.dynamic.get(n, {}))]
             for b in (call, again) for n in b.names
         ]  # fmt: skip
         half = len(static) // 2

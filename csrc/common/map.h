@@ -1,0 +1,102 @@
+// Operators whose every element comes from the elements at its place in other tensors, on the CPU. common/map.cuh is
+// the same on CUDA, for the same functions.
+#pragma once
+
+#include <vector>
+
+#include "common/contiguous.h"
+#include "common/convert.h"
+
+namespace arr_coc {
+
+template <class F, class T, class... In>
+ARR_COC_EVERY_ISA void map_loop(F f, T* out, int64_t size, const In*... in) {
+#pragma omp simd
+  for (int64_t i = 0; i < size; ++i) out[i] = store<T>(f(load(in[i])...));
+}
+
+#ifdef ARR_COC_F16C
+// Eight numbers, in a register wherever they can be.
+struct alignas(32) Eight {
+  float values[8];
+};
+
+ARR_COC_F16C inline Eight load_eight(const Half* in) {
+  Eight eight;
+  _mm256_store_ps(eight.values, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in))));
+  return eight;
+}
+
+ARR_COC_F16C inline Eight load_eight(const float* in) {
+  Eight eight;
+  _mm256_store_ps(eight.values, _mm256_loadu_ps(in));  // as one: two halves would be slow to read back
+  return eight;
+}
+
+// The elements that fill a vector; returns how many they are.
+template <class F, class... In>
+ARR_COC_F16C int64_t map_vectors(F f, Half* out, int64_t size, const In*... in) {
+  int64_t i = 0;
+  for (; i + 8 <= size; i += 8) {
+    const auto computed = [&](const auto&... inputs) __attribute__((always_inline)) {
+      Eight result;
+#pragma omp simd
+      for (int j = 0; j < 8; ++j) result.values[j] = f(inputs.values[j]...);
+      return result;
+    };
+    const Eight result = computed(load_eight(in + i)...);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_load_ps(result.values), 0));
+  }
+  return i;
+}
+#endif
+
+// out[i] = f(in[i]...) on this thread, computed in T's accumulate type. The inputs may be of that type themselves.
+template <class F, class T, class... In>
+void map(const F& f, T* out, int64_t size, const In*... in) {
+  int64_t done = 0;
+#ifdef ARR_COC_F16C
+  if constexpr (std::is_same_v<T, Half>) done = has_f16c() ? map_vectors(f, out, size, in...) : 0;
+#endif
+  map_loop(f, out + done, size - done, (in + done)...);
+}
+
+// The same on all threads.
+template <class F, class T, class... In>
+void parallel_map(const F& f, T* out, int64_t size, const In*... in) {
+  parallel_rows(size, 1, [&](int64_t begin, int64_t end) { map(f, out + begin, end - begin, (in + begin)...); });
+}
+
+constexpr int64_t kShortRow = 512;
+
+// A row, repeated while it is short: loops over several rows at once are long enough to be vectorised.
+template <class A>
+struct RepeatedRow {
+  std::vector<A> values;
+
+  // Of zeros.
+  explicit RepeatedRow(int64_t width) : values(width * std::max<int64_t>(1, kShortRow / std::max<int64_t>(1, width))) {}
+
+  template <class T>
+  RepeatedRow(const T* row, int64_t width) : RepeatedRow(width) {
+    for (int64_t d = 0; d < width; ++d) values[d] = load(row[d]);
+    for (int64_t d = width; d < size(); ++d) values[d] = values[d - width];
+  }
+
+  int64_t size() const { return int64_t(values.size()); }
+};
+
+// out[i] = f(x[i], row[i % width]) on all threads.
+template <class F, class T>
+void parallel_map_rows(const F& f, T* out, int64_t size, const T* x, const T* row, int64_t width) {
+  const RepeatedRow<accumulate_t<T>> repeated(row, width);
+  parallel_rows(size, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin, next; at < end; at = next) {
+      const int64_t column = at % repeated.size();
+      next = std::min(end, at - column + repeated.size());
+      map(f, out + at, next - at, x + at, repeated.values.data() + column);
+    }
+  });
+}
+
+}  // namespace arr_coc
