@@ -9,25 +9,53 @@
 namespace arr_coc {
 namespace {
 
-// A row's norm and the token it fits best.
-template <class A>
-struct Fit {
-  A norm;
-  Match<A> match;
+// Up to four rows of one sample: their norms and the tokens they fit best.
+template <class T>
+class FourRows {
+ public:
+  using A = accumulate_t<T>;
+  const A* row[4];
+  A norm[4];
+  Match<A> match[4];
+
+  // `units` are the sample's query tokens, `mask` is the sample's or null.
+  void read(const T* rows, int64_t size, const A* units, const bool* mask, int64_t tokens, int64_t width) {
+    for (int64_t r = 0; r < 4; ++r) {
+      // The last rows may repeat one: a row must get equal bits, whatever it is read with.
+      row[r] = accumulated(rows + std::min(r, size - 1) * width, width, buffer_[r]);
+      match[r] = {};
+    }
+    if (tokens == 1) {
+      for (int64_t r = 0; r < size; ++r) {
+        const Products<A> both = products(row[r], units, width);
+        norm[r] = std::sqrt(both.square);
+        if (!mask || mask[0]) match[r].offer(0, both.dot * inverse_norm(norm[r]));
+      }
+      return;
+    }
+    for (int64_t r = 0; r < size; ++r) norm[r] = std::sqrt(dot(row[r], row[r], width));
+    for (int64_t first = 0; first < tokens; first += 4) {
+      const A* four[4];
+      for (int64_t i = 0; i < 4; ++i) four[i] = units + std::min(first + i, tokens - 1) * width;
+      A cosines[16];
+      dots(row, four, width, cosines);
+      for (int64_t r = 0; r < size; ++r)
+        for (int64_t i = 0; i < 4 && first + i < tokens; ++i)
+          if (!mask || mask[first + i]) match[r].offer(first + i, cosines[4 * r + i] * inverse_norm(norm[r]));
+    }
+  }
+
+ private:
+  std::vector<A> buffer_[4];
 };
 
-template <class A>
-Fit<A> fit(const A* row, const A* units, const bool* mask, int64_t tokens, int64_t width) {
-  Fit<A> result;
-  if (tokens == 1) {
-    const Products<A> both = products(row, units, width);
-    result.norm = std::sqrt(both.square);
-    if (!mask || mask[0]) result.match.offer(0, both.dot * inverse_norm(result.norm));
-  } else {
-    result.norm = std::sqrt(dot(row, row, width));
-    result.match = best_token(row, inverse_norm(result.norm), units, mask, tokens, width);
+// Calls f(n, size) for rows [n, n + size), up to four at once and of one sample, until all of [begin, end) are through.
+template <class F>
+void for_four_rows(int64_t begin, int64_t end, int64_t count, const F& f) {
+  for (int64_t n = begin, size; n < end; n += size) {
+    size = std::min<int64_t>({4, end - n, (n / count + 1) * count - n});
+    f(n, size);
   }
-  return result;
 }
 
 Tensor query_alignment_cpu(const Tensor& features, const Tensor& query, const std::optional<Tensor>& mask) {
@@ -45,14 +73,14 @@ Tensor query_alignment_cpu(const Tensor& features, const Tensor& query, const st
     T* out = static_cast<T*>(alignment.mutable_data_ptr());
     const UnitRows<A> queries = unit_rows<A>(static_cast<const T*>(q.const_data_ptr()), keep, batch * tokens, width);
     parallel_rows(batch * count, width * (tokens + 1), [&](int64_t begin, int64_t end) {
-      std::vector<A> buffer;
-      for (int64_t n = begin; n < end; ++n) {
+      FourRows<T> rows;
+      for_four_rows(begin, end, count, [&](int64_t n, int64_t size) {
         const int64_t base = n / count * tokens;
-        const A* row = accumulated(in + n * width, width, buffer);
-        const Match<A> match =
-            fit(row, queries.unit.data() + base * width, keep ? keep + base : nullptr, tokens, width).match;
-        out[n] = store<T>(match.token < 0 ? A(0) : (1 + match.cosine) / 2);
-      }
+        rows.read(in + n * width, size, queries.unit.data() + base * width, keep ? keep + base : nullptr, tokens,
+                  width);
+        for (int64_t r = 0; r < size; ++r)
+          out[n + r] = store<T>(rows.match[r].token < 0 ? A(0) : (1 + rows.match[r].cosine) / 2);
+      });
     });
   });
   return alignment;
@@ -80,26 +108,28 @@ std::tuple<Tensor, Tensor> query_alignment_grad_cpu(const Tensor& grad, const Te
     std::vector<A> factor(batch * count);
     std::vector<int64_t> chosen(batch * count);
     parallel_rows(batch * count, width * (tokens + 3), [&](int64_t begin, int64_t end) {
-      std::vector<A> buffer;
+      FourRows<T> rows;
       StagedRow<T> staged(width);
-      for (int64_t n = begin; n < end; ++n) {
-        const int64_t base = n / count * tokens;
-        const A* row = accumulated(in + n * width, width, buffer);
+      for_four_rows(begin, end, count, [&](int64_t first, int64_t size) {
+        const int64_t base = first / count * tokens;
         const A* units = queries.unit.data() + base * width;
-        const auto [norm, match] = fit(row, units, keep ? keep + base : nullptr, tokens, width);
-        const A inverse = inverse_norm(norm), scale = load(upstream[n]) / 2 * inverse,
-                along = norm_passes(norm) * match.cosine * inverse;
-        factor[n] = scale;
-        chosen[n] = match.token;
-        if (!need_features) continue;
-        T* out_row = out + n * width;
-        if (match.token < 0) {
-          std::fill_n(out_row, width, T(0));
-        } else {
-          cosine_gradient(row, units + match.token * width, scale, along, staged.at(out_row), width);
-          staged.store_to(out_row);
+        rows.read(in + first * width, size, units, keep ? keep + base : nullptr, tokens, width);
+        for (int64_t r = 0; r < size; ++r) {
+          const int64_t n = first + r, token = rows.match[r].token;
+          const A inverse = inverse_norm(rows.norm[r]), scale = load(upstream[n]) / 2 * inverse,
+                  along = norm_passes(rows.norm[r]) * rows.match[r].cosine * inverse;
+          factor[n] = scale;
+          chosen[n] = token;
+          if (!need_features) continue;
+          T* out_row = out + n * width;
+          if (token < 0) {
+            std::fill_n(out_row, width, T(0));
+          } else {
+            cosine_gradient(rows.row[r], units + token * width, scale, along, staged.at(out_row), width);
+            staged.store_to(out_row);
+          }
         }
-      }
+      });
     });
     if (!need_query) return;
     T* query_out = static_cast<T*>(grad_query.mutable_data_ptr());
