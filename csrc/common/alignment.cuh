@@ -85,18 +85,158 @@ struct Queries {
         static_cast<A*>(norm.mutable_data_ptr()), rows, width);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
+
+  const A* units() const { return static_cast<const A*>(unit.const_data_ptr()); }
 };
 
-// [B, N] of what rows [B, N, D] and `queries` of [B, T, D] give; in O, which need not be T.
-template <class T, class O>
-void launch_alignment(const T* features, const Queries<T>& queries, const bool* keep, O* out, int64_t batch,
-                      int64_t count, int64_t tokens, int64_t width, cudaStream_t stream) {
-  using A = accumulate_t<T>;
+// A block takes Rows rows and Tokens tokens at a time of one sample, as a tile of a matrix product in float: 16 x 16
+// threads, each with Rows / 16 x Tokens / 16 products. Pieces of kDepth columns pass through shared memory, transposed;
+// the rows' squares are summed on the way there. Each sum's order depends on the width alone.
+template <int Rows, int Tokens, bool Aligned, class T, class O>
+__global__ void __launch_bounds__(kCosineThreads, 2)
+    tokens_kernel(const T* features, const float* units, const bool* mask, O* out, RowGroups groups) {
+  constexpr int kDepth = 32, kPer = kPerLane<T>, kPieces = kDepth / kPer, kTokenPieces = kDepth / 4;
+  constexpr int kLoads = (Rows * kPieces + kCosineThreads - 1) / kCosineThreads;
+  constexpr int kTokenLoads = Tokens * kTokenPieces / kCosineThreads;
+  constexpr int kMine = Rows / 16, kTokens = Tokens / 16;
+  // Column k of row r is at [k][r ^ turn]: what a warp writes at once falls into different banks.
+  constexpr int kTurn = kWarpSize / kPieces, kTokenTurn = kWarpSize / kTokenPieces;
+  static_assert(kMine % 4 == 0 || kMine == 2, "rows are read two or four at a time");
+  __shared__ __align__(16) float rows_of[kDepth][Rows], tokens_of[kDepth][Tokens];
+  __shared__ float inverse[Rows];
+  const int across = threadIdx.x % 16, down = threadIdx.x / 16;
+  const int64_t width = groups.width, per_sample = (groups.count + Rows - 1) / Rows;
+  for (int64_t item = blockIdx.x; item < groups.batch * per_sample; item += gridDim.x) {
+    const int64_t sample = item / per_sample, first = item % per_sample * Rows;
+    const T* from = features + (sample * groups.count + first) * width;
+    const int last = int(min(int64_t(Rows), groups.count - first)) - 1;
+    float best[kMine], squares[kLoads] = {};
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < kMine; ++r) best[r] = -INFINITY;
+    for (int64_t token = 0; token < groups.tokens; token += Tokens) {
+      const float* unit = units + (sample * groups.tokens + token) * width;
+      const int last_token = int(min(int64_t(Tokens), groups.tokens - token)) - 1;
+      float products[kMine][kTokens] = {};
+      T next[kLoads][kPer];
+      float next_token[kTokenLoads][4];
+      const auto fetch = [&](int64_t start) {
+#pragma unroll
+        for (int l = 0; l < kLoads; ++l) {
+          const int piece = threadIdx.x + l * kCosineThreads;
+          const int64_t at = start + piece % kPieces * kPer;
+#pragma unroll
+          for (int i = 0; i < kPer; ++i) next[l][i] = T(0);
+          if (piece < Rows * kPieces && at < width)
+            load<Aligned>(from + min(piece / kPieces, last) * width, at, width, next[l]);
+        }
+#pragma unroll
+        for (int l = 0; l < kTokenLoads; ++l) {
+          const int piece = threadIdx.x + l * kCosineThreads;
+          const int64_t at = start + piece % kTokenPieces * 4;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) next_token[l][i] = 0;
+          if (at < width) load<Aligned>(unit + min(piece / kTokenPieces, last_token) * width, at, width, next_token[l]);
+        }
+      };
+      fetch(0);
+      for (int64_t start = 0; start < width; start += kDepth) {
+        __syncthreads();
+#pragma unroll
+        for (int l = 0; l < kLoads; ++l) {
+          const int piece = threadIdx.x + l * kCosineThreads, k = piece % kPieces;
+          if (piece >= Rows * kPieces) continue;
+#pragma unroll
+          for (int i = 0; i < kPer; ++i) {
+            const float x = float(next[l][i]);
+            rows_of[k * kPer + i][piece / kPieces ^ k * kTurn] = x;
+            if (token == 0) squares[l] += x * x;
+          }
+        }
+#pragma unroll
+        for (int l = 0; l < kTokenLoads; ++l) {
+          const int piece = threadIdx.x + l * kCosineThreads, k = piece % kTokenPieces;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) tokens_of[k * 4 + i][piece / kTokenPieces ^ k * kTokenTurn] = next_token[l][i];
+        }
+        __syncthreads();
+        if (start + kDepth < width) fetch(start + kDepth);
+#pragma unroll
+        for (int k = 0; k < kDepth; ++k) {
+          float x[kMine], y[kTokens];
+          constexpr int kWord = kMine < 4 ? kMine : 4;
+#pragma unroll
+          for (int r = 0; r < kMine; r += kWord)
+            memcpy(x + r, __builtin_assume_aligned(&rows_of[k][(down * kMine + r) ^ k / kPer * kTurn], kWord * 4),
+                   kWord * 4);
+          memcpy(y, __builtin_assume_aligned(&tokens_of[k][across * kTokens ^ k / 4 * kTokenTurn], kTokens * 4),
+                 kTokens * 4);
+#pragma unroll
+          for (int r = 0; r < kMine; ++r) {
+#pragma unroll
+            for (int t = 0; t < kTokens; ++t) products[r][t] += x[r] * y[t];
+          }
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        const int64_t which = token + across * kTokens + t;
+        if (which >= groups.tokens || (mask && !mask[sample * groups.tokens + which])) continue;
+        any = true;
+#pragma unroll
+        for (int r = 0; r < kMine; ++r) best[r] = nan_max(best[r], products[r][t]);
+      }
+    }
+#pragma unroll
+    for (int l = 0; l < kLoads; ++l) {
+      const int piece = threadIdx.x + l * kCosineThreads;
+#pragma unroll
+      for (int offset = kPieces / 2; offset > 0; offset /= 2)
+        squares[l] += __shfl_xor_sync(0xffffffffu, squares[l], offset);
+      if (piece < Rows * kPieces && piece % kPieces == 0) inverse[piece / kPieces] = inverse_norm(sqrt(squares[l]));
+    }
+    any = __any_sync(0xffffffffu, any);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < kMine; ++r) {
+#pragma unroll
+      for (int offset = 8; offset > 0; offset /= 2)
+        best[r] = nan_max(best[r], __shfl_xor_sync(0xffffffffu, best[r], offset));
+      const int row = down * kMine + r;
+      if (across == r && row <= last)
+        out[sample * groups.count + first + row] = O(any ? (1 + best[r] * inverse[row]) / 2 : 0.0f);
+    }
+  }
+}
+
+// [B, N] of what rows [B, N, D] and unit vectors [B, T, D] give; in O, which need not be T.
+template <class T, class A, class O>
+void launch_alignment(const T* features, const A* units, const bool* keep, O* out, int64_t batch, int64_t count,
+                      int64_t tokens, int64_t width, cudaStream_t stream) {
   const RowGroups groups{batch, count, tokens, width, (count + kRows - 1) / kRows};
-  dispatch_shape(tokens, is_vectorisable(features, width), [&](auto columns, auto aligned) {
-    alignment_kernel<columns.value, aligned.value>
-        <<<grid_size(batch * groups.per_sample, kCosineWarps), kCosineThreads, 0, stream>>>(
-            features, static_cast<const A*>(queries.unit.const_data_ptr()), keep, out, groups);
+  const bool aligned = is_vectorisable(features, width);
+  if constexpr (!std::is_same_v<T, double>) {
+    if (tokens > 8) {
+      const auto launch = [&](auto rows, auto at_once) {
+        constexpr int kTake = rows.value, kTokens = at_once.value;
+        const auto kernel =
+            aligned ? tokens_kernel<kTake, kTokens, true, T, O> : tokens_kernel<kTake, kTokens, false, T, O>;
+        kernel<<<grid_size(batch * ((count + kTake - 1) / kTake), 1), kCosineThreads, 0, stream>>>(features, units,
+                                                                                                   keep, out, groups);
+        STD_CUDA_KERNEL_LAUNCH_CHECK();
+      };
+      using Few = std::integral_constant<int, 32>;
+      using Many = std::integral_constant<int, 128>;
+      using Some = std::integral_constant<int, 64>;
+      const bool large = batch * count >= 128 * 132;
+      if (tokens <= 32) return large ? launch(Many{}, Few{}) : launch(Few{}, Few{});
+      return large ? launch(Many{}, Some{}) : launch(Few{}, Some{});
+    }
+  }
+  dispatch_shape(tokens, aligned, [&](auto columns, auto is_aligned) {
+    alignment_kernel<columns.value, is_aligned.value>
+        <<<grid_size(batch * groups.per_sample, kCosineWarps), kCosineThreads, 0, stream>>>(features, units, keep, out,
+                                                                                            groups);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }

@@ -123,6 +123,26 @@ __device__ __forceinline__ void row_products(const T* x, int rows, const A* y, i
   }
 }
 
+// One warp: squared norms of `rows` (1 to kRows) rows from `x` on, to every lane. Entries beyond `rows` repeat the
+// last.
+template <bool Aligned, class T, class A>
+__device__ __forceinline__ void row_squares(const T* x, int rows, int64_t width, A (&squares)[kRows]) {
+  constexpr int kPer = kPerLane<T>;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) squares[r] = 0;
+  for (int64_t at = threadIdx.x % kWarpSize * kPer; at < width; at += kWarpSize * kPer) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      A row[kPer];
+      load<Aligned>(x + min(r, rows - 1) * width, at, width, row);
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) squares[r] += row[i] * row[i];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) squares[r] = warp_sum(squares[r]);
+}
+
 // A warp a row: the row divided by its clamped norm, and the norm. `keep` may be null; a row that is not kept becomes
 // zeros whatever it holds.
 template <class T, class A>
@@ -145,19 +165,28 @@ struct ColumnCut {
   int64_t batch, rows, width, groups, chunk_rows, chunks;
 
   ColumnCut(int64_t batch, int64_t rows, int64_t width, int64_t groups)
+      : ColumnCut(batch, rows, width, groups, kColumnChunk * groups) {}
+
+  // For the mean of all rows: shorter chunks where there are few rows, so that a single sample fills the device.
+  ColumnCut(int64_t batch, int64_t rows, int64_t width)
+      : ColumnCut(batch, rows, width, 1, std::clamp<int64_t>(rows / kColumnChunk, 8, kColumnChunk)) {}
+
+  int64_t partial_size() const { return batch * chunks * groups * width; }
+
+ private:
+  ColumnCut(int64_t batch, int64_t rows, int64_t width, int64_t groups, int64_t chunk_rows)
       : batch(batch),
         rows(rows),
         width(width),
         groups(groups),
-        chunk_rows(kColumnChunk * groups),
+        chunk_rows(chunk_rows),
         chunks((rows + chunk_rows - 1) / chunk_rows) {}
-
-  int64_t partial_size() const { return batch * chunks * groups * width; }
 };
 
 // partial[b, k, g, :] = sum over the rows n of chunk k with group[b, n] = g of factor[b, n] x[b, n, :]. A null factor
-// is 1, a null group is 0. A block takes one (b, k, g) and kColumnThreads x kPerLane columns at a time.
-template <bool Aligned, class T, class A>
+// is 1, a null group is 0; where both are null, it is Plain. A block takes one (b, k, g) and kColumnThreads x kPerLane
+// columns at a time.
+template <bool Aligned, bool Plain, class T, class A>
 __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* group, A* partial, ColumnCut cut,
                                    int64_t slabs) {
   constexpr int kPer = kPerLane<T>;
@@ -168,50 +197,29 @@ __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* g
     const int64_t first = which / cut.groups / cut.chunks * cut.rows;
     const int64_t begin = first + chunk * cut.chunk_rows, end = min(begin + cut.chunk_rows, first + cut.rows);
     A sum[kPer] = {};
-#pragma unroll 4
-    for (int64_t n = begin; n < end; ++n) {
-      if (group && group[n] != g) continue;
+    int64_t n = begin;
+    if constexpr (Plain) {
+      constexpr int kDeep = 8;  // rows under way at once
+      for (; n + kDeep <= end; n += kDeep) {
+        T rows[kDeep][kPer];
+#pragma unroll
+        for (int r = 0; r < kDeep; ++r) load<Aligned>(x + (n + r) * cut.width, at, cut.width, rows[r]);
+#pragma unroll
+        for (int r = 0; r < kDeep; ++r) {
+#pragma unroll
+          for (int i = 0; i < kPer; ++i) sum[i] += A(rows[r][i]);
+        }
+      }
+    }
+    for (; n < end; ++n) {
+      if (!Plain && group && group[n] != g) continue;
       A row[kPer];
       load<Aligned>(x + n * cut.width, at, cut.width, row);
-      const A scale = factor ? factor[n] : A(1);
+      const A scale = !Plain && factor ? factor[n] : A(1);
 #pragma unroll
       for (int i = 0; i < kPer; ++i) sum[i] += scale * row[i];
     }
     store<Aligned>(partial + which * cut.width, at, cut.width, sum);
-  }
-}
-
-// The sum over the chunks of column d, in order.
-template <class A>
-__device__ __forceinline__ A summed_chunks(const A* partial, const ColumnCut& cut, int64_t sample, int64_t g,
-                                           int64_t d) {
-  A sum = 0;
-  for (int64_t chunk = 0; chunk < cut.chunks; ++chunk)
-    sum += partial[((sample * cut.chunks + chunk) * cut.groups + g) * cut.width + d];
-  return sum;
-}
-
-// A block a vector: from the gradient of unit = v / max(|v|, floor), which is the sum of `partial` over the chunks, to
-// that of v, times `scale`; zeros where `keep` (may be null) is false. Overwrites the first chunk of `partial`.
-template <class A, class O>
-__global__ void through_unit_kernel(A* partial, ColumnCut cut, const A* unit, const A* norm, const bool* keep, A scale,
-                                    O* out) {
-  __shared__ A shared[kCosineWarps];
-  for (int64_t row = blockIdx.x; row < cut.batch * cut.groups; row += gridDim.x) {
-    const int64_t sample = row / cut.groups, g = row % cut.groups;
-    A* upstream = partial + (sample * cut.chunks * cut.groups + g) * cut.width;
-    const A* direction = unit + row * cut.width;
-    A along = 0;
-    for (int64_t d = threadIdx.x; d < cut.width; d += kCosineThreads) {
-      const A sum = summed_chunks(partial, cut, sample, g, d);
-      upstream[d] = sum;  // read again below, by this thread
-      along += sum * direction[d];
-    }
-    along = block_sum(along, shared) * norm_passes(norm[row]);
-    const A inverse = inverse_norm(norm[row]) * scale;
-    const bool kept = !keep || keep[row];
-    for (int64_t d = threadIdx.x; d < cut.width; d += kCosineThreads)
-      out[row * cut.width + d] = O(kept ? inverse * (upstream[d] - along * direction[d]) : A(0));
   }
 }
 
@@ -224,11 +232,11 @@ void launch_column_sums(const T* x, const A* factor, const int64_t* group, A* pa
   const int threads = int(std::min<int64_t>(kColumnThreads, (pieces + kWarpSize - 1) / kWarpSize * kWarpSize));
   const int64_t slabs = (pieces + threads - 1) / threads;
   const unsigned blocks = grid_size(cut.batch * cut.chunks * cut.groups * slabs, 1);
-  if (is_vectorisable(x, cut.width)) {
-    column_sums_kernel<true><<<blocks, threads, 0, stream>>>(x, factor, group, partial, cut, slabs);
-  } else {
-    column_sums_kernel<false><<<blocks, threads, 0, stream>>>(x, factor, group, partial, cut, slabs);
-  }
+  const bool aligned = is_vectorisable(x, cut.width), plain = !factor && !group;
+  const auto kernel = aligned
+                          ? (plain ? column_sums_kernel<true, true, T, A> : column_sums_kernel<true, false, T, A>)
+                          : (plain ? column_sums_kernel<false, true, T, A> : column_sums_kernel<false, false, T, A>);
+  kernel<<<blocks, threads, 0, stream>>>(x, factor, group, partial, cut, slabs);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

@@ -2,6 +2,9 @@
 // there. Rows of more than kTile elements are taken tile by tile.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cfloat>
 
 #include "common/cosine.cuh"
@@ -46,6 +49,34 @@ struct RowTile {
     }
   }
 
+  // The largest number, -inf where there is none; NaN does not count.
+  template <bool Aligned, class A>
+  __device__ __forceinline__ A most(int size) const {
+    A most = -INFINITY;
+    if constexpr (Aligned && sizeof(T) == 2) {
+      using Pair = std::conditional_t<std::is_same_v<T, Half>, __half2, __nv_bfloat162>;
+      constexpr uint32_t kNothing = std::is_same_v<T, Half> ? 0xfc00fc00u : 0xff80ff80u;
+      Pair pairs;
+      memcpy(&pairs, &kNothing, sizeof(pairs));
+#pragma unroll
+      for (int k = 0; k < kPieces<T>; ++k) {
+        if (at(k) >= size) continue;
+        Pair held[4];
+        memcpy(held, &raw[k], sizeof(held));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs = __hmax2(pairs, held[i]);
+      }
+      most = max(A(pairs.x), A(pairs.y));
+    } else {
+      for_pieces<Aligned, A>(size, [&](int, const auto& values, int inside) {
+#pragma unroll
+        for (int i = 0; i < kPer; ++i)
+          if (i < inside) most = max(most, values[i]);
+      });
+    }
+    return most;
+  }
+
   // Calls f(k, values, inside) for each piece k with an element, of whose values the first `inside` are some.
   template <bool Aligned, class A, class F>
   __device__ __forceinline__ void for_pieces(int size, const F& f) const {
@@ -76,50 +107,28 @@ template <class A>
 constexpr A kLeast = std::is_same_v<A, double> ? A(-DBL_MAX) : A(-FLT_MAX);
 
 // A row's entropy in one pass, with z = x / tau in powers of two: from top = max z, sum of 2^(z - top) and sum of
-// 2^(z - top) (z - top), H = log2(sum) - weighted / sum. Each lane keeps its own top until `over_warp`. NaN shows in
-// the sums whatever the maximum makes of it.
+// 2^(z - top) (z - top), H = log2(sum) - weighted / sum. Lanes have their own top until the warp's is known. NaN shows
+// in the sums whatever the maximum makes of it.
 template <class A>
 struct OnlineEntropy {
   A top = kLeast<A>, sum = 0, weighted = 0;
 
-  // Before the first `add` of a tile. `scale` is log2(e) / tau.
-  template <bool Aligned, class T>
-  __device__ __forceinline__ void prepare(const RowTile<T>& tile, int size, A scale) {
-    A most = -INFINITY;
-    tile.template for_pieces<Aligned, A>(size, [&](int, const auto& values, int inside) {
-#pragma unroll
-      for (int i = 0; i < RowTile<T>::kPer; ++i)
-        if (i < inside) most = max(most, values[i]);
-    });
-    raise(max(top, most * scale));
-  }
-
+  // `scale` is log2(e) / tau; top must have been raised to x scale.
   __device__ __forceinline__ void add(A x, A scale) {
     const A shifted = x * scale - top, weight = power_of_two(shifted);
     sum += weight;
     weighted += weight * max(shifted, A(-1e5));  // 0 * -inf is 0 here: lim p log p
   }
 
-  __device__ __forceinline__ void over_warp() {
-    A most = top;
-#pragma unroll
-    for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
-      most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
-    raise(most);
-    sum = warp_sum(sum);
-    weighted = warp_sum(weighted);
-  }
-
-  // After over_warp, in powers of two.
-  __device__ __forceinline__ A bits() const { return log2(sum) - weighted / sum; }
-
- private:
   __device__ __forceinline__ void raise(A higher) {
     const A down = top - higher, factor = power_of_two(down);
     weighted = sum == 0 ? A(0) : (weighted + sum * down) * factor;  // not 0 * -inf
     sum = sum == 0 ? A(0) : sum * factor;
     top = higher;
   }
+
+  // In powers of two.
+  __device__ __forceinline__ A bits() const { return log2(sum) - weighted / sum; }
 };
 
 // Where a vector in shared memory keeps element e, so that the lanes of a warp read the pieces of a RowTile<T> of it
@@ -162,5 +171,134 @@ struct SharedVector {
     }
   }
 };
+
+// Rows that a warp takes side by side, and the lanes that one row's results end up in.
+constexpr int kBatch = 4;
+constexpr int kGroup = kWarpSize / kBatch;
+
+// Rows that are under way while one is summed, so that a device's worth of warps keeps its memory busy.
+template <class T>
+constexpr int kAhead = sizeof(T) == 2 ? 2 : 1;
+
+// What one read of a row finds: its entropy, its squared norm and its products with vectors.
+template <int Vectors, class A>
+struct RowSums {
+  OnlineEntropy<A> entropy;
+  A square = 0, products[Vectors > 0 ? Vectors : 1] = {};
+};
+
+// values[r] combined over the warp to the lanes of group r, in the order of warp_sum.
+template <class A, class F>
+__device__ __forceinline__ A over_groups(const A (&values)[kBatch], const F& combine) {
+  const bool second = threadIdx.x & 16, odd = threadIdx.x & 8;
+  A pair[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    pair[i] = combine(second ? values[2 + i] : values[i],
+                      __shfl_xor_sync(0xffffffffu, second ? values[i] : values[2 + i], 16));
+  A one = combine(odd ? pair[1] : pair[0], __shfl_xor_sync(0xffffffffu, odd ? pair[0] : pair[1], 8));
+#pragma unroll
+  for (int offset = kGroup / 2; offset > 0; offset /= 2) one = combine(one, __shfl_xor_sync(0xffffffffu, one, offset));
+  return one;
+}
+
+// From what each lane found in its part of kBatch rows to the whole of row r for the lanes of group r.
+template <int Vectors, class A>
+__device__ __forceinline__ RowSums<Vectors, A> over_warp(RowSums<Vectors, A> (&parts)[kBatch]) {
+  const auto add = [](A a, A b) { return a + b; };
+  const auto gather = [&](const auto& of) {
+    A values[kBatch];
+#pragma unroll
+    for (int r = 0; r < kBatch; ++r) values[r] = of(parts[r]);
+    return over_groups(values, add);
+  };
+  A tops[kBatch];
+#pragma unroll
+  for (int r = 0; r < kBatch; ++r) tops[r] = parts[r].entropy.top;
+  RowSums<Vectors, A> whole;
+  whole.entropy.top = over_groups(tops, [](A a, A b) { return max(a, b); });
+#pragma unroll
+  for (int r = 0; r < kBatch; ++r) parts[r].entropy.raise(__shfl_sync(0xffffffffu, whole.entropy.top, r * kGroup));
+  whole.entropy.sum = gather([](const auto& part) { return part.entropy.sum; });
+  whole.entropy.weighted = gather([](const auto& part) { return part.entropy.weighted; });
+  whole.square = gather([](const auto& part) { return part.square; });
+#pragma unroll
+  for (int v = 0; v < Vectors; ++v) whole.products[v] = gather([&](const auto& part) { return part.products[v]; });
+  return whole;
+}
+
+template <bool Aligned, int Vectors, class T, class A>
+__device__ __forceinline__ void add_tile(const RowTile<T>& tile, int64_t start, int size, A scale,
+                                         const SharedVector<T, A>* vectors, RowSums<Vectors, A>& sums) {
+  sums.entropy.raise(max(sums.entropy.top, tile.template most<Aligned, A>(size) * scale));
+  tile.template for_pieces<Aligned, A>(size, [&](int k, const auto& values, int inside) {
+    A others[Vectors > 0 ? Vectors : 1][kPerLane<T>];
+#pragma unroll
+    for (int v = 0; v < Vectors; ++v) vectors[v].load(start, k, others[v]);
+#pragma unroll
+    for (int i = 0; i < kPerLane<T>; ++i) {
+      if (i >= inside) continue;
+      sums.entropy.add(values[i], scale);
+      sums.square += values[i] * values[i];
+#pragma unroll
+      for (int v = 0; v < Vectors; ++v) sums.products[v] += values[i] * others[v][i];
+    }
+  });
+}
+
+// One warp: reads `rows` rows from `first` on in batches and calls f(r, rows, sums) for the batch from row r on, with
+// which lanes of group g get row r + g. Wide: rows may be longer than a tile; where not, the next row is under way
+// while one is summed. `ready` is called once the first row is.
+template <bool Wide, bool Aligned, int Vectors, class T, class A, class Ready, class F>
+__device__ __forceinline__ void scan_rows(const T* first, int rows, int batch, int64_t width, A scale,
+                                          const SharedVector<T, A>* vectors, const Ready& ready, const F& f) {
+  if constexpr (Wide) {
+    ready();
+    for (int from = 0; from < rows; from += batch) {
+      const int count = min(batch, rows - from);
+      RowSums<Vectors, A> parts[kBatch];
+#pragma unroll
+      for (int r = 0; r < kBatch; ++r) {
+        if (r >= count) break;
+        for (int64_t start = 0; start < width; start += kTile<T>) {
+          const int size = RowTile<T>::size(start, width);
+          RowTile<T> tile;
+          tile.template load<Aligned>(first + (from + r) * width + start, size);
+          add_tile<Aligned>(tile, start, size, scale, vectors, parts[r]);
+        }
+      }
+      f(from, count, over_warp(parts));
+    }
+  } else {
+    const int size = int(width);
+    RowTile<T> tiles[kAhead<T> + 1];
+#pragma unroll
+    for (int r = 0; r < kAhead<T>; ++r)
+      if (r < rows) tiles[r].template load<Aligned>(first + r * width, size);
+    ready();
+    for (int from = 0; from < rows; from += batch) {
+      const int count = min(batch, rows - from);
+      RowSums<Vectors, A> parts[kBatch];
+#pragma unroll
+      for (int r = 0; r < kBatch; ++r) {
+        if (r >= count) break;
+        const int ahead = from + r + kAhead<T>;
+        if (ahead < rows) tiles[kAhead<T>].template load<Aligned>(first + ahead * width, size);
+        add_tile<Aligned>(tiles[0], 0, size, scale, vectors, parts[r]);
+#pragma unroll
+        for (int a = 0; a < kAhead<T>; ++a) tiles[a] = tiles[a + 1];
+      }
+      f(from, count, over_warp(parts));
+    }
+  }
+}
+
+// Rows a warp takes one after the other: more where there are enough for every warp of a large device.
+inline int rows_per_warp(int64_t rows) {
+  constexpr int64_t kDeviceWarps = 132 * 16;
+  int per_warp = 1;
+  while (per_warp < 8 && per_warp * 2 * kDeviceWarps <= rows) per_warp *= 2;
+  return rows >= 16 * 4 * kDeviceWarps ? 16 : per_warp;
+}
 
 }  // namespace arr_coc

@@ -9,33 +9,22 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 
-// See compute_entropy.cpp for the formulas; here they are in powers of two, `scale` being log2(e) / tau. A warp a row.
+// See compute_entropy.cpp for the formulas; here they are in powers of two, `scale` being log2(e) / tau.
 
-template <bool Aligned, class T, class A>
-__device__ __forceinline__ OnlineEntropy<A> row_entropy(RowTile<T>& tile, const T* row, int64_t width, A scale) {
-  OnlineEntropy<A> entropy;
-  for (int64_t start = 0; start < width; start += kTile<T>) {
-    const int size = RowTile<T>::size(start, width);
-    tile.template load<Aligned>(row + start, size);
-    entropy.template prepare<Aligned>(tile, size, scale);
-    tile.template for_pieces<Aligned, A>(size, [&](int, const auto& values, int inside) {
-#pragma unroll
-      for (int i = 0; i < RowTile<T>::kPer; ++i)
-        if (i < inside) entropy.add(values[i], scale);
-    });
-  }
-  entropy.over_warp();
-  return entropy;
-}
-
-template <bool Aligned, class T, class A>
+template <bool Wide, bool Aligned, class T, class A>
 __global__ void __launch_bounds__(kThreads)
-    entropy_kernel(const T* x, T* out, int64_t rows, int64_t width, A scale, A norm) {
-  for (int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / kWarpSize; row < rows;
-       row += int64_t(gridDim.x) * kWarps) {
-    RowTile<T> tile;
-    const OnlineEntropy<A> entropy = row_entropy<Aligned>(tile, x + row * width, width, scale);
-    if (threadIdx.x % kWarpSize == 0) out[row] = T(entropy.bits() * norm);
+    entropy_kernel(const T* x, T* out, int64_t rows, int64_t width, int warp_rows, A scale, A norm) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int64_t stride = int64_t(gridDim.x) * kWarps * warp_rows;
+  for (int64_t first = (int64_t(blockIdx.x) * kWarps + threadIdx.x / kWarpSize) * warp_rows; first < rows;
+       first += stride) {
+    scan_rows<Wide, Aligned, 0>(
+        x + first * width, int(min(int64_t(warp_rows), rows - first)), kBatch, width, scale,
+        static_cast<const SharedVector<T, A>*>(nullptr), [] {},
+        [&](int from, int count, const auto& sums) {
+          if (lane % kGroup == 0 && lane / kGroup < count)
+            out[first + from + lane / kGroup] = T(sums.entropy.bits() * norm);
+        });
   }
 }
 
@@ -46,7 +35,23 @@ __global__ void __launch_bounds__(kThreads)
        row += int64_t(gridDim.x) * kWarps) {
     RowTile<T> tile;
     const A factor = -A(upstream[row]) * norm;
-    const OnlineEntropy<A> entropy = row_entropy<Aligned>(tile, x + row * width, width, scale);
+    OnlineEntropy<A> entropy;
+    for (int64_t start = 0; start < width; start += kTile<T>) {
+      const int size = RowTile<T>::size(start, width);
+      tile.template load<Aligned>(x + row * width + start, size);
+      entropy.raise(max(entropy.top, tile.template most<Aligned, A>(size) * scale));
+      tile.template for_pieces<Aligned, A>(size, [&](int, const auto& values, int inside) {
+#pragma unroll
+        for (int i = 0; i < RowTile<T>::kPer; ++i)
+          if (i < inside) entropy.add(values[i], scale);
+      });
+    }
+    A top = entropy.top;
+#pragma unroll
+    for (int offset = kWarpSize / 2; offset > 0; offset /= 2) top = max(top, __shfl_xor_sync(0xffffffffu, top, offset));
+    entropy.raise(top);
+    entropy.sum = warp_sum(entropy.sum);
+    entropy.weighted = warp_sum(entropy.weighted);
     const A bits = entropy.bits(), all = entropy.top + log2(entropy.sum);
     for (int64_t start = 0; start < width; start += kTile<T>) {
       const int size = RowTile<T>::size(start, width);
@@ -75,9 +80,12 @@ Tensor compute_entropy_cuda(const Tensor& features, double temperature) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
     const T* in = static_cast<const T*>(x.const_data_ptr());
-    const auto kernel = is_vectorisable(in, width) ? entropy_kernel<true, T, A> : entropy_kernel<false, T, A>;
-    kernel<<<grid_size(rows, kWarps), kThreads, 0, scope.stream()>>>(
-        in, static_cast<T*>(entropy.mutable_data_ptr()), rows, width, A(kLog2E / temperature),
+    const auto kernel = !is_vectorisable(in, width) ? entropy_kernel<true, false, T, A>
+                        : width > kTile<T>          ? entropy_kernel<true, true, T, A>
+                                                    : entropy_kernel<false, true, T, A>;
+    const int warp_rows = rows_per_warp(rows);
+    kernel<<<grid_size(rows, kWarps * warp_rows), kThreads, 0, scope.stream()>>>(
+        in, static_cast<T*>(entropy.mutable_data_ptr()), rows, width, warp_rows, A(kLog2E / temperature),
         width > 1 ? A(1 / std::log2(double(width))) : A(0));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });

@@ -2,223 +2,118 @@
 
 #include <tuple>
 
-#include "common/cosine.cuh"
+#include "common/column_units.cuh"
+#include "common/rows.cuh"
 #include "ops/compute_salience/compute_salience.h"
+#include "ops/compute_salience/patches.cuh"
 
 namespace arr_coc {
 namespace {
 
 // See compute_salience.cpp for the formulas.
 
-// A patch is read by one warp, or by a whole block where it has more pixels than this.
-constexpr int64_t kWarpPatch = 1024;
-
-// Sum over the warps that share a patch, to each of their threads.
-template <int Warps, class A>
-__device__ __forceinline__ A patch_sum(A value, A* shared) {
-  if constexpr (Warps == 1) {
-    return warp_sum(value);
-  } else {
-    return block_sum(value, shared);
-  }
-}
-
-// Calls f(offset) for the calling thread's share of a patch's pixels; `thread` is 0 to Warps x kWarpSize - 1.
-// Neighbouring threads take neighbouring pixels, and there is no division in the loop.
-template <int Warps, class F>
-__device__ __forceinline__ void for_pixels(const PatchGrid& grid, int thread, const F& f) {
-  constexpr int64_t kStride = Warps * kWarpSize;
-  const int64_t down = kStride / grid.patch, right = kStride % grid.patch;
-  int64_t y = thread / grid.patch, x = thread % grid.patch;
-  while (y < grid.patch) {
-    f(y * grid.width + x);
-    y += down, x += right;
-    if (x >= grid.patch) x -= grid.patch, ++y;
-  }
-}
-
-// Mean gradient magnitude [B, N] and mean colour [B, N, 3] of each patch. A null output is not needed.
-template <int Warps, class T, class A>
-__global__ void patch_means_kernel(const T* lab, const T* sobel_x, const T* sobel_y, A* edges, A* colours,
-                                   PatchGrid grid) {
-  __shared__ A shared[kCosineWarps];
-  constexpr int kPatches = kCosineWarps / Warps;
-  const int thread = threadIdx.x % (Warps * kWarpSize);
-  const A area = A(grid.patch * grid.patch);
-  for (int64_t item = int64_t(blockIdx.x) * kPatches + threadIdx.x / (Warps * kWarpSize);
-       item < grid.batch * grid.count(); item += int64_t(gridDim.x) * kPatches) {
-    const int64_t sample = item / grid.count(), corner = grid.corner(item % grid.count());
-    if (edges) {
-      const T *gx = sobel_x + sample * grid.plane + corner, *gy = sobel_y + sample * grid.plane + corner;
-      A sum = 0;
-      for_pixels<Warps>(grid, thread, [&](int64_t at) {
-        sum += sqrt(A(gx[at]) * A(gx[at]) + A(gy[at]) * A(gy[at]) + A(kEdgeFloor));
-      });
-      sum = patch_sum<Warps>(sum, shared);
-      if (thread == 0) edges[item] = sum / area;
-    }
-    if (colours) {
-      const T* channel = lab + sample * 3 * grid.plane + corner;
-      A sum[3] = {0, 0, 0};
-      for_pixels<Warps>(grid, thread, [&](int64_t at) {
-#pragma unroll
-        for (int c = 0; c < 3; ++c) sum[c] += A(channel[c * grid.plane + at]);
-      });
-#pragma unroll
-      for (int c = 0; c < 3; ++c) {
-        sum[c] = patch_sum<Warps>(sum[c], shared);
-        if (thread == 0) colours[item * 3 + c] = sum[c] / area;
-      }
-    }
-  }
-}
-
-// A block a sample: the mean of the features, of which `partial` holds the sums over chunks, as a unit vector and a
-// norm.
-template <class A>
-__global__ void mean_unit_kernel(const A* partial, ColumnCut cut, A* unit, A* norm) {
-  __shared__ A shared[kCosineWarps];
-  for (int64_t sample = blockIdx.x; sample < cut.batch; sample += gridDim.x) {
-    A* out = unit + sample * cut.width;
-    A square = 0;
-    for (int64_t d = threadIdx.x; d < cut.width; d += kCosineThreads) {
-      const A mean = summed_chunks(partial, cut, sample, 0, d) / A(cut.rows);
-      out[d] = mean;  // read again below, by this thread
-      square += mean * mean;
-    }
-    const A length = sqrt(block_sum(square, shared)), inverse = inverse_norm(length);
-    for (int64_t d = threadIdx.x; d < cut.width; d += kCosineThreads) out[d] *= inverse;
-    if (threadIdx.x == 0) norm[sample] = length;
-  }
-}
-
-// One warp takes kRows rows of one sample from item * kRows on; lane r gets row r's norm and its cosine with the
-// sample's mean. Returns the flat index of the first row, and in `rows` how many there are.
-template <bool Aligned, class T, class A>
-__device__ __forceinline__ int64_t cosines_with_mean(const T* features, const A* unit, const ColumnCut& cut,
-                                                     int64_t item, int& rows, A& norm, A& cosine) {
-  const int64_t per_sample = (cut.rows + kRows - 1) / kRows, sample = item / per_sample;
-  const int64_t first = item % per_sample * kRows, base = sample * cut.rows + first;
-  rows = int(min(int64_t(kRows), cut.rows - first));
-  A squares[kRows], products[kRows][1];
-  row_products<1, Aligned>(features + base * cut.width, rows, unit + sample * cut.width, 1, cut.width, squares,
-                           products);
-  norm = cosine = 0;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (threadIdx.x % kWarpSize != r) continue;
-    norm = sqrt(squares[r]);
-    cosine = products[r][0] * inverse_norm(norm);
-  }
-  return base;
-}
-
+// A warp takes kRows rows. The last samples come first: a cache may still hold what the mean was taken of.
 template <bool Aligned, class T, class A>
 __global__ void salience_kernel(const T* features, const A* unit, const A* edges, const A* colours, T* out,
                                 ColumnCut cut, PatchGrid grid, A edge_weight, A contrast_weight, A features_weight) {
   const int lane = threadIdx.x % kWarpSize;
-  const int64_t items = cut.batch * ((cut.rows + kRows - 1) / kRows);
-  for (int64_t item = int64_t(blockIdx.x) * kCosineWarps + threadIdx.x / kWarpSize; item < items;
-       item += int64_t(gridDim.x) * kCosineWarps) {
-    int rows;
-    A norm, cosine;
-    const int64_t base = cosines_with_mean<Aligned>(features, unit, cut, item, rows, norm, cosine);
+  const int64_t per_sample = (cut.rows + kRows - 1) / kRows, items = cut.batch * per_sample;
+  for (int64_t at = int64_t(blockIdx.x) * kCosineWarps + threadIdx.x / kWarpSize; at < items;
+       at += int64_t(gridDim.x) * kCosineWarps) {
+    const int64_t item = items - 1 - at, sample = item / per_sample, first = item % per_sample * kRows;
+    const int rows = int(min(int64_t(kRows), cut.rows - first));
+    A squares[kRows], products[kRows][1];
+    row_products<1, Aligned>(features + (sample * cut.rows + first) * cut.width, rows, unit + sample * cut.width, 1,
+                             cut.width, squares, products);
+    A cosine = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      if (lane == r) cosine = products[r][0] * inverse_norm(sqrt(squares[r]));
     if (lane >= rows) continue;  // the warp meets again at its next shuffle
-    const int64_t n = base + lane, sample = n / cut.rows;
-    const A distance = Contrast<A>(colours + sample * cut.rows * 3, grid, n % cut.rows).distance;
+    const int64_t n = sample * cut.rows + first + lane;
+    const A distance = Contrast<A>(colours + sample * cut.rows * 3, grid, first + lane).distance;
     const A edge = edges[n] / (edges[n] + A(kEdgeHalf)), contrast = distance / (distance + A(kContrastHalf));
     out[n] = T(edge_weight * edge + contrast_weight * contrast + features_weight * (1 - cosine) / 2);
   }
 }
 
-// For each row the factor of its unit mean in its own gradient, h / |f|, and how much of the row is taken from that
-// mean.
+// A block a chunk of rows, which comes from memory once and a second time from a cache: their column sums to `plain`,
+// and with each row weighted by the factor of its unit vector in the mean's gradient, h / |f|, to `weighted`.
 template <bool Aligned, class T, class A>
-__global__ void row_factors_kernel(const T* grad, const T* features, const A* unit, A* factor, A* along, ColumnCut cut,
-                                   A weight) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int64_t items = cut.batch * ((cut.rows + kRows - 1) / kRows);
-  for (int64_t item = int64_t(blockIdx.x) * kCosineWarps + threadIdx.x / kWarpSize; item < items;
-       item += int64_t(gridDim.x) * kCosineWarps) {
-    int rows;
-    A norm, cosine;
-    const int64_t base = cosines_with_mean<Aligned>(features, unit, cut, item, rows, norm, cosine);
-    if (lane >= rows) continue;
-    const A inverse = inverse_norm(norm);
-    factor[base + lane] = -A(grad[base + lane]) * weight / 2 * inverse;
-    along[base + lane] = norm_passes(norm) * cosine * inverse;
-  }
-}
-
-// A warp a row: factor (unit - along f) + shared.
-template <bool Aligned, class T, class A>
-__global__ void features_grad_kernel(const T* features, const A* unit, const A* factor, const A* along, const A* shared,
-                                     T* out, ColumnCut cut) {
+__global__ void __launch_bounds__(kCosineThreads)
+    both_sums_kernel(const T* grad, const T* features, A* plain, A* weighted, ColumnCut cut, A weight) {
   constexpr int kPer = kPerLane<T>;
+  __shared__ A factors[kColumnChunk];
   const int lane = threadIdx.x % kWarpSize;
-  for (int64_t n = int64_t(blockIdx.x) * kCosineWarps + threadIdx.x / kWarpSize; n < cut.batch * cut.rows;
-       n += int64_t(gridDim.x) * kCosineWarps) {
-    const int64_t mean = n / cut.rows * cut.width;
-    const A scale = factor[n], taken = along[n];
-    for (int64_t at = lane * kPer; at < cut.width; at += kWarpSize * kPer) {
-      A x[kPer], u[kPer], common[kPer], result[kPer];
-      load<Aligned>(features + n * cut.width, at, cut.width, x);
-      load<Aligned>(unit + mean, at, cut.width, u);
-      load<Aligned>(shared + mean, at, cut.width, common);
+  for (int64_t item = blockIdx.x; item < cut.batch * cut.chunks; item += gridDim.x) {
+    const int64_t sample = item / cut.chunks, chunk = item % cut.chunks * cut.chunk_rows;
+    const int64_t first = sample * cut.rows + chunk;
+    const int rows = int(min(cut.chunk_rows, cut.rows - chunk));
+    for (int at = threadIdx.x / kWarpSize * kRows; at < rows; at += kCosineWarps * kRows) {
+      A squares[kRows];
+      row_squares<Aligned>(features + (first + at) * cut.width, min(kRows, rows - at), cut.width, squares);
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) result[i] = scale * (u[i] - taken * x[i]) + common[i];
-      store<Aligned>(out + n * cut.width, at, cut.width, result);
+      for (int r = 0; r < kRows; ++r)
+        if (lane == r && at + r < rows)
+          factors[at + r] = -A(grad[first + at + r]) * weight / 2 * inverse_norm(sqrt(squares[r]));
     }
+    __syncthreads();
+    for (int64_t at = threadIdx.x * kPer; at < cut.width; at += kCosineThreads * kPer) {
+      A sums[kPer] = {}, weighted_sums[kPer] = {};
+#pragma unroll 8
+      for (int n = 0; n < rows; ++n) {
+        A row[kPer];
+        load<Aligned>(features + (first + n) * cut.width, at, cut.width, row);
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) sums[i] += row[i], weighted_sums[i] += factors[n] * row[i];
+      }
+      store<Aligned>(plain + item * cut.width, at, cut.width, sums);
+      store<Aligned>(weighted + item * cut.width, at, cut.width, weighted_sums);
+    }
+    __syncthreads();
   }
 }
 
-// A thread a patch: the gradient of each of its pixels' magnitudes, and of each of its distances to a neighbour as it
-// reaches a pixel. A null output is not needed.
-template <class T, class A>
-__global__ void patch_slopes_kernel(const T* grad, const A* edges, const A* colours, A* edge_slopes, A* contrast_slopes,
-                                    PatchGrid grid, A edge_weight, A contrast_weight) {
-  const A area = A(grid.patch * grid.patch);
-  const int64_t count = grid.count();
-  for (int64_t n = int64_t(blockIdx.x) * kCosineThreads + threadIdx.x; n < grid.batch * count;
-       n += int64_t(gridDim.x) * kCosineThreads) {
-    if (edge_slopes) {
-      const A shifted = edges[n] + A(kEdgeHalf);
-      edge_slopes[n] = A(grad[n]) * edge_weight * A(kEdgeHalf) / (shifted * shifted) / area;
-    }
-    if (contrast_slopes) {
-      const Contrast<A> contrast(colours + n / count * count * 3, grid, n % count);
-      contrast_slopes[n] = A(grad[n]) * contrast_weight * contrast.slope() / area;
-    }
-  }
-}
-
-// The pixels' gradients. A null output is not needed; `contrast_slopes` comes with `out_lab`, `edge_slopes` with the
-// others.
-template <int Warps, class T, class A>
-__global__ void pixels_grad_kernel(const T* sobel_x, const T* sobel_y, const A* colours, const A* edge_slopes,
-                                   const A* contrast_slopes, T* out_lab, T* out_x, T* out_y, PatchGrid grid) {
-  constexpr int kPatches = kCosineWarps / Warps;
-  const int thread = threadIdx.x % (Warps * kWarpSize);
-  const int64_t count = grid.count();
-  for (int64_t item = int64_t(blockIdx.x) * kPatches + threadIdx.x / (Warps * kWarpSize); item < grid.batch * count;
-       item += int64_t(gridDim.x) * kPatches) {
-    const int64_t n = item % count, first = item - n, corner = grid.corner(n), sample = item / count;
-    if (out_lab) {
-      A gradient[3];  // every thread of the patch computes the same
-      colour_gradient(colours + first * 3, contrast_slopes + first, grid, n, gradient);
-      T* channel = out_lab + sample * 3 * grid.plane + corner;
-      for_pixels<Warps>(grid, thread, [&](int64_t at) {
+// A warp a row: h (unit - cos f / |f|) / |f| + shared. The last samples come first: a cache may still hold them.
+template <bool Aligned, class T, class A>
+__global__ void __launch_bounds__(kCosineThreads)
+    features_grad_kernel(const T* grad, const T* features, const A* unit, const A* shared, T* out, ColumnCut cut,
+                         A weight) {
+  constexpr int kPer = kPerLane<T>;
+  const int64_t total = cut.batch * cut.rows, width = cut.width;
+  for (int64_t item = int64_t(blockIdx.x) * kCosineWarps + threadIdx.x / kWarpSize; item < total;
+       item += int64_t(gridDim.x) * kCosineWarps) {
+    const int64_t n = total - 1 - item, mean = n / cut.rows * width;
+    const A slope = -A(grad[n]) * weight / 2;
+    RowTile<T> tile;
+    A square = 0, product = 0;
+    for (int64_t start = 0; start < width; start += kTile<T>) {
+      const int size = RowTile<T>::size(start, width);
+      tile.template load<Aligned>(features + n * width + start, size);
+      tile.template for_pieces<Aligned, A>(size, [&](int k, const auto& x, int inside) {
+        A u[kPer];
+        load<Aligned>(unit + mean, start + RowTile<T>::at(k), width, u);
 #pragma unroll
-        for (int c = 0; c < 3; ++c) channel[c * grid.plane + at] = T(gradient[c]);
+        for (int i = 0; i < kPer; ++i) {
+          if (i >= inside) continue;
+          square += x[i] * x[i];
+          product += x[i] * u[i];
+        }
       });
     }
-    if (out_x || out_y) {
-      const int64_t base = sample * grid.plane + corner;
-      for_pixels<Warps>(grid, thread, [&](int64_t at) {
-        const A gx = A(sobel_x[base + at]), gy = A(sobel_y[base + at]);
-        const A scale = edge_slopes[item] / sqrt(gx * gx + gy * gy + A(kEdgeFloor));
-        if (out_x) out_x[base + at] = T(scale * gx);
-        if (out_y) out_y[base + at] = T(scale * gy);
+    const A norm = sqrt(warp_sum(square)), inverse = inverse_norm(norm), scale = slope * inverse;
+    const A along = norm_passes(norm) * warp_sum(product) * inverse * inverse;
+    for (int64_t start = 0; start < width; start += kTile<T>) {
+      const int size = RowTile<T>::size(start, width);
+      if (width > kTile<T>) tile.template load<Aligned>(features + n * width + start, size);
+      tile.template for_pieces<Aligned, A>(size, [&](int k, const auto& x, int inside) {
+        const int64_t at = start + RowTile<T>::at(k);
+        A u[kPer], common[kPer], result[kPer];
+        load<Aligned>(unit + mean, at, width, u);
+        load<Aligned>(shared + mean, at, width, common);
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) result[i] = scale * (u[i] - along * x[i]) + common[i];
+        store<Aligned>(out + n * width, at, at + inside, result);
       });
     }
   }
@@ -240,34 +135,6 @@ void dispatch_aligned(bool aligned, const F& f) {
   return aligned ? f(std::true_type{}) : f(std::false_type{});
 }
 
-// Calls f(warps, blocks): how many warps take one patch, as a type, and the grid that covers every patch.
-template <class F>
-void dispatch_patch(const PatchGrid& grid, const F& f) {
-  const int64_t patches = grid.batch * grid.count();
-  // patch <= kWarpPatch first: the product could overflow.
-  if (grid.patch <= kWarpPatch && grid.patch * grid.patch <= kWarpPatch)
-    return f(std::integral_constant<int, 1>{}, grid_size(patches, kCosineWarps));
-  return f(std::integral_constant<int, kCosineWarps>{}, grid_size(patches, 1));
-}
-
-// A null output is not needed, nor then are its inputs.
-template <class T, class A>
-void launch_patch_means(const T* lab, const T* sobel_x, const T* sobel_y, A* edges, A* colours, const PatchGrid& grid,
-                        cudaStream_t stream) {
-  dispatch_patch(grid, [&](auto warps, unsigned blocks) {
-    patch_means_kernel<warps.value><<<blocks, kCosineThreads, 0, stream>>>(lab, sobel_x, sobel_y, edges, colours, grid);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-}
-
-// `partial` holds cut.partial_size() elements and may be used again once the stream is past this.
-template <class T, class A>
-void launch_mean_unit(const T* features, A* partial, A* unit, A* norm, const ColumnCut& cut, cudaStream_t stream) {
-  launch_column_sums<T, A>(features, nullptr, nullptr, partial, cut, stream);
-  mean_unit_kernel<<<grid_size(cut.batch, 1), kCosineThreads, 0, stream>>>(partial, cut, unit, norm);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-}
-
 unsigned row_blocks(const ColumnCut& cut) {
   return grid_size(cut.batch * ((cut.rows + kRows - 1) / kRows), kCosineWarps);
 }
@@ -287,7 +154,7 @@ Tensor compute_salience_cuda(const Tensor& features, const Tensor& lab, const Te
   Tensor salience = torch::stable::new_empty(x, {batch, count});
   if (batch * count == 0) return salience;
   const PatchGrid grid(lab, patch_size);
-  const ColumnCut cut(batch, count, width, 1);
+  const ColumnCut cut(batch, count, width);
   const SalienceWeights weight(weights);
   const cudaStream_t stream = scope.stream();
   dispatch_floating(x.scalar_type(), [&](auto tag) {
@@ -295,9 +162,10 @@ Tensor compute_salience_cuda(const Tensor& features, const Tensor& lab, const Te
     using A = accumulate_t<T>;
     const T* in = data_of<T>(x);
     Scratch<A> edges(x, batch * count), colours(x, batch * count * 3), partial(x, cut.partial_size()),
-        unit(x, batch * width), norm(x, batch);
+        unit(x, batch * width);
     launch_patch_means(data_of<T>(colour), data_of<T>(gx), data_of<T>(gy), edges.data(), colours.data(), grid, stream);
-    launch_mean_unit(in, partial.data(), unit.data(), norm.data(), cut, stream);
+    launch_column_sums<T, A>(in, nullptr, nullptr, partial.data(), cut, stream);
+    launch_mean_unit<A>(partial.data(), unit.data(), nullptr, cut, stream);
     dispatch_aligned(is_vectorisable(in, width), [&](auto aligned) {
       salience_kernel<aligned.value><<<row_blocks(cut), kCosineThreads, 0, stream>>>(
           in, unit.data(), edges.data(), colours.data(), static_cast<T*>(salience.mutable_data_ptr()), cut, grid,
@@ -312,24 +180,22 @@ template <class T, class A = accumulate_t<T>>
 void features_grad(const T* grad, const Tensor& features, T* out, A weight, cudaStream_t stream) {
   const Tensor x = torch::stable::contiguous(features);
   const T* in = data_of<T>(x);
-  const ColumnCut cut(x.size(0), x.size(1), x.size(2), 1);
-  Scratch<A> partial(x, cut.partial_size()), unit(x, cut.batch * cut.width), norm(x, cut.batch),
-      factor(x, cut.batch * cut.rows), along(x, cut.batch * cut.rows), shared(x, cut.batch * cut.width);
-  launch_mean_unit(in, partial.data(), unit.data(), norm.data(), cut, stream);
-  dispatch_aligned(is_vectorisable(in, cut.width), [&](auto aligned) {
-    row_factors_kernel<aligned.value><<<row_blocks(cut), kCosineThreads, 0, stream>>>(
-        grad, in, unit.data(), factor.data(), along.data(), cut, weight);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-  launch_column_sums<T, A>(in, factor.data(), nullptr, partial.data(), cut, stream);
-  through_unit_kernel<<<grid_size(cut.batch, 1), kCosineThreads, 0, stream>>>(
-      partial.data(), cut, unit.data(), norm.data(), static_cast<const bool*>(nullptr), 1 / A(cut.rows), shared.data());
+  const ColumnCut cut(x.size(0), x.size(1), x.size(2));
+  Scratch<A> plain(x, cut.partial_size()), weighted(x, cut.partial_size()), unit(x, cut.batch * cut.width),
+      norm(x, cut.batch), shared(x, cut.batch * cut.width);
+  const bool aligned = is_vectorisable(in, cut.width);
+  const auto sums = aligned ? both_sums_kernel<true, T, A> : both_sums_kernel<false, T, A>;
+  sums<<<grid_size(cut.batch * cut.chunks, 1), kCosineThreads, 0, stream>>>(grad, in, plain.data(), weighted.data(),
+                                                                            cut, weight);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
-  dispatch_aligned(is_vectorisable(in, cut.width) && is_vectorisable(out, cut.width), [&](auto aligned) {
-    features_grad_kernel<aligned.value><<<grid_size(cut.batch * cut.rows, kCosineWarps), kCosineThreads, 0, stream>>>(
-        in, unit.data(), factor.data(), along.data(), shared.data(), out, cut);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
+  launch_mean_unit(plain.data(), unit.data(), norm.data(), cut, stream);
+  launch_through_unit<A>(weighted.data(), cut, unit.data(), norm.data(), nullptr, 1 / A(cut.rows), shared.data(),
+                         stream);
+  const auto gradient =
+      aligned && is_vectorisable(out, cut.width) ? features_grad_kernel<true, T, A> : features_grad_kernel<false, T, A>;
+  gradient<<<grid_size(cut.batch * cut.rows, kCosineWarps), kCosineThreads, 0, stream>>>(
+      grad, in, unit.data(), shared.data(), out, cut, weight);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 // A null output is not needed.
@@ -343,7 +209,7 @@ void pixels_grad(const T* grad, const Tensor& lab, const Tensor& sobel_x, const 
   const int64_t patches = grid.batch * grid.count(), of_sobel = need_sobel ? patches : 0,
                 of_lab = out_lab ? patches : 0;
   Scratch<A> edge_memory(lab, of_sobel), edge_slope_memory(lab, of_sobel), colour_memory(lab, of_lab * 3),
-      contrast_slope_memory(lab, of_lab);
+      contrast_slope_memory(lab, of_lab), gradient_memory(lab, of_lab * 3);
   A* edges = need_sobel ? edge_memory.data() : nullptr;
   A* edge_slopes = need_sobel ? edge_slope_memory.data() : nullptr;
   A* colours = out_lab ? colour_memory.data() : nullptr;
@@ -352,9 +218,16 @@ void pixels_grad(const T* grad, const Tensor& lab, const Tensor& sobel_x, const 
   patch_slopes_kernel<<<grid_size(patches, kCosineThreads), kCosineThreads, 0, stream>>>(
       grad, edges, colours, edge_slopes, contrast_slopes, grid, A(weight.edges), A(weight.contrast));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
-  dispatch_patch(grid, [&](auto warps, unsigned blocks) {
-    pixels_grad_kernel<warps.value><<<blocks, kCosineThreads, 0, stream>>>(
-        data_of<T>(gx), data_of<T>(gy), colours, edge_slopes, contrast_slopes, out_lab, out_x, out_y, grid);
+  A* gradients = out_lab ? gradient_memory.data() : nullptr;
+  if (out_lab) {
+    colour_gradient_kernel<<<grid_size(patches, kCosineThreads), kCosineThreads, 0, stream>>>(colours, contrast_slopes,
+                                                                                              gradients, grid);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+  const bool aligned = on_16_bytes(data_of<T>(gx), data_of<T>(gy), out_lab, out_x, out_y);
+  dispatch_patch<T>(grid, aligned, [&](auto warps, auto pixels, unsigned blocks) {
+    pixels_grad_kernel<warps.value, pixels.value><<<blocks, kCosineThreads, 0, stream>>>(
+        data_of<T>(gx), data_of<T>(gy), gradients, edge_slopes, out_lab, out_x, out_y, grid);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "common/alignment.cuh"
+#include "common/column_units.cuh"
 #include "ops/query_alignment/query_alignment.h"
 
 namespace arr_coc {
@@ -61,7 +62,7 @@ Tensor query_alignment_cuda(const Tensor& features, const Tensor& query, const s
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     const Queries<T> queries(q, keep, batch * tokens, width, scope.stream());
-    launch_alignment(static_cast<const T*>(x.const_data_ptr()), queries, keep,
+    launch_alignment(static_cast<const T*>(x.const_data_ptr()), queries.units(), keep,
                      static_cast<T*>(alignment.mutable_data_ptr()), batch, count, tokens, width, scope.stream());
   });
   return alignment;
@@ -91,7 +92,7 @@ std::tuple<Tensor, Tensor> query_alignment_grad_cuda(const Tensor& grad, const T
     const T* in = static_cast<const T*>(x.const_data_ptr());
     T* out = static_cast<T*>(grad_features.mutable_data_ptr());
     const Queries<T> queries(q, keep, batch * tokens, width, scope.stream());
-    const A* units = static_cast<const A*>(queries.unit.const_data_ptr());
+    const A* units = queries.units();
     Tensor factors = torch::stable::new_empty(x, {need_query ? batch * count : 0}, scalar_type_of<A>);
     Tensor choices = torch::stable::new_empty(x, {need_query ? batch * count : 0}, ScalarType::Long);
     A* factor = need_query ? static_cast<A*>(factors.mutable_data_ptr()) : nullptr;
@@ -110,10 +111,8 @@ std::tuple<Tensor, Tensor> query_alignment_grad_cuda(const Tensor& grad, const T
     Tensor partials = torch::stable::new_empty(x, {cut.partial_size()}, scalar_type_of<A>);
     A* partial = static_cast<A*>(partials.mutable_data_ptr());
     launch_column_sums(in, factor, chosen, partial, cut, scope.stream());
-    through_unit_kernel<<<grid_size(batch * tokens, 1), kCosineThreads, 0, scope.stream()>>>(
-        partial, cut, units, static_cast<const A*>(queries.norm.const_data_ptr()), keep, A(1),
-        static_cast<T*>(grad_query.mutable_data_ptr()));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch_through_unit(partial, cut, units, static_cast<const A*>(queries.norm.const_data_ptr()), keep, A(1),
+                        static_cast<T*>(grad_query.mutable_data_ptr()), scope.stream());
   });
   return {grad_features, grad_query};
 }

@@ -1,0 +1,200 @@
+// What patches of pixels have in the mean, and the gradients of that. See compute_salience.cpp for the formulas.
+#pragma once
+
+#include "common/cosine.cuh"
+#include "ops/compute_salience/compute_salience.h"
+
+namespace arr_coc {
+namespace {
+
+// A patch is read by one warp, or by a whole block where it has more pixels than this.
+constexpr int64_t kWarpPatch = 1024;
+
+// Sum over the warps that share a patch, to each of their threads.
+template <int Warps, class A>
+__device__ __forceinline__ A patch_sum(A value, A* shared) {
+  if constexpr (Warps == 1) {
+    return warp_sum(value);
+  } else {
+    return block_sum(value, shared);
+  }
+}
+
+// Calls f(offset) for the calling thread's share of a patch's pixels, of which it takes Pixels side by side; `thread`
+// is 0 to Warps x kWarpSize - 1. Neighbouring threads take neighbouring pixels, and there is no division in the loop.
+template <int Warps, int Pixels, class F>
+__device__ __forceinline__ void for_pixels(const PatchGrid& grid, int thread, const F& f) {
+  constexpr int kStride = Warps * kWarpSize;
+  const int columns = int(grid.patch / Pixels), down = kStride / columns, right = kStride % columns;
+  int64_t y = thread / columns;
+  int x = thread % columns;
+  while (y < grid.patch) {
+    f(y * grid.width + x * Pixels);
+    y += down, x += right;
+    if (x >= columns) x -= columns, ++y;
+  }
+}
+
+// Mean gradient magnitude [B, N] and mean colour [B, N, 3] of each patch, those that are asked for.
+template <int Warps, int Pixels, bool Edges, bool Colours, class T, class A>
+__global__ void __launch_bounds__(kCosineThreads)
+    patch_means_kernel(const T* lab, const T* sobel_x, const T* sobel_y, A* edges, A* colours, PatchGrid grid) {
+  __shared__ A shared[kCosineWarps];
+  constexpr int kPatches = kCosineWarps / Warps;
+  constexpr bool kAligned = Pixels > 1;
+  const int thread = threadIdx.x % (Warps * kWarpSize);
+  const A area = A(grid.patch * grid.patch);
+  for (int64_t item = int64_t(blockIdx.x) * kPatches + threadIdx.x / (Warps * kWarpSize);
+       item < grid.batch * grid.count(); item += int64_t(gridDim.x) * kPatches) {
+    const int64_t sample = item / grid.count(), corner = grid.corner(item % grid.count());
+    const T *gx = sobel_x + sample * grid.plane + corner, *gy = sobel_y + sample * grid.plane + corner;
+    const T* channel = lab + sample * 3 * grid.plane + corner;
+    A sums[4] = {0, 0, 0, 0};
+    for_pixels<Warps, Pixels>(grid, thread, [&](int64_t at) {
+      A x[Pixels], y[Pixels], c[3][Pixels];
+      if constexpr (Edges) {
+        load<kAligned>(gx, at, at + Pixels, x);
+        load<kAligned>(gy, at, at + Pixels, y);
+      }
+      if constexpr (Colours) {
+#pragma unroll
+        for (int k = 0; k < 3; ++k) load<kAligned>(channel + k * grid.plane, at, at + Pixels, c[k]);
+      }
+#pragma unroll
+      for (int i = 0; i < Pixels; ++i) {
+        if constexpr (Edges) sums[3] += sqrt(x[i] * x[i] + y[i] * y[i] + A(kEdgeFloor));
+        if constexpr (Colours) {
+#pragma unroll
+          for (int k = 0; k < 3; ++k) sums[k] += c[k][i];
+        }
+      }
+    });
+    if constexpr (Colours) {
+#pragma unroll
+      for (int k = 0; k < 3; ++k) {
+        const A sum = patch_sum<Warps>(sums[k], shared);
+        if (thread == 0) colours[item * 3 + k] = sum / area;
+      }
+    }
+    if constexpr (Edges) {
+      const A sum = patch_sum<Warps>(sums[3], shared);
+      if (thread == 0) edges[item] = sum / area;
+    }
+  }
+}
+
+// A thread a patch: the gradient of each of its pixels' magnitudes, and of each of its distances to a neighbour as it
+// reaches a pixel. A null output is not needed.
+template <class T, class A>
+__global__ void patch_slopes_kernel(const T* grad, const A* edges, const A* colours, A* edge_slopes, A* contrast_slopes,
+                                    PatchGrid grid, A edge_weight, A contrast_weight) {
+  const A area = A(grid.patch * grid.patch);
+  const int64_t count = grid.count();
+  for (int64_t n = int64_t(blockIdx.x) * kCosineThreads + threadIdx.x; n < grid.batch * count;
+       n += int64_t(gridDim.x) * kCosineThreads) {
+    if (edge_slopes) {
+      const A shifted = edges[n] + A(kEdgeHalf);
+      edge_slopes[n] = A(grad[n]) * edge_weight * A(kEdgeHalf) / (shifted * shifted) / area;
+    }
+    if (contrast_slopes) {
+      const Contrast<A> contrast(colours + n / count * count * 3, grid, n % count);
+      contrast_slopes[n] = A(grad[n]) * contrast_weight * contrast.slope() / area;
+    }
+  }
+}
+
+// A thread a patch: the gradient of each of its pixels' colours, [B, N, 3].
+template <class A>
+__global__ void colour_gradient_kernel(const A* colours, const A* slopes, A* gradients, PatchGrid grid) {
+  const int64_t count = grid.count();
+  for (int64_t item = int64_t(blockIdx.x) * kCosineThreads + threadIdx.x; item < grid.batch * count;
+       item += int64_t(gridDim.x) * kCosineThreads) {
+    const int64_t n = item % count, first = item - n;
+    A gradient[3];
+    colour_gradient(colours + first * 3, slopes + first, grid, n, gradient);
+    for (int c = 0; c < 3; ++c) gradients[item * 3 + c] = gradient[c];
+  }
+}
+
+// The pixels' gradients. A null output is not needed; `gradients` comes with `out_lab`, `slopes` with the others.
+template <int Warps, int Pixels, class T, class A>
+__global__ void __launch_bounds__(kCosineThreads)
+    pixels_grad_kernel(const T* sobel_x, const T* sobel_y, const A* gradients, const A* slopes, T* out_lab, T* out_x,
+                       T* out_y, PatchGrid grid) {
+  constexpr int kPatches = kCosineWarps / Warps;
+  constexpr bool kAligned = Pixels > 1;
+  const int thread = threadIdx.x % (Warps * kWarpSize);
+  const int64_t count = grid.count();
+  for (int64_t item = int64_t(blockIdx.x) * kPatches + threadIdx.x / (Warps * kWarpSize); item < grid.batch * count;
+       item += int64_t(gridDim.x) * kPatches) {
+    const int64_t sample = item / count, corner = grid.corner(item % count);
+    if (out_lab) {
+      T* channel = out_lab + sample * 3 * grid.plane + corner;
+      A gradient[3][Pixels];
+#pragma unroll
+      for (int c = 0; c < 3; ++c) {
+#pragma unroll
+        for (int i = 0; i < Pixels; ++i) gradient[c][i] = gradients[item * 3 + c];
+      }
+      for_pixels<Warps, Pixels>(grid, thread, [&](int64_t at) {
+#pragma unroll
+        for (int c = 0; c < 3; ++c) store<kAligned>(channel + c * grid.plane, at, at + Pixels, gradient[c]);
+      });
+    }
+    if (out_x || out_y) {
+      const int64_t base = sample * grid.plane + corner;
+      for_pixels<Warps, Pixels>(grid, thread, [&](int64_t at) {
+        A x[Pixels], y[Pixels];
+        load<kAligned>(sobel_x + base, at, at + Pixels, x);
+        load<kAligned>(sobel_y + base, at, at + Pixels, y);
+#pragma unroll
+        for (int i = 0; i < Pixels; ++i) {
+          const A scale = slopes[item] / sqrt(x[i] * x[i] + y[i] * y[i] + A(kEdgeFloor));
+          x[i] *= scale, y[i] *= scale;
+        }
+        if (out_x) store<kAligned>(out_x + base, at, at + Pixels, x);
+        if (out_y) store<kAligned>(out_y + base, at, at + Pixels, y);
+      });
+    }
+  }
+}
+
+// Calls f(warps, pixels, blocks): how many warps take one patch and how many pixels a thread takes side by side, as
+// types, and the grid that covers every patch. `aligned`: every channel starts on 16 bytes.
+template <class T, class F>
+void dispatch_patch(const PatchGrid& grid, bool aligned, const F& f) {
+  const int64_t patches = grid.batch * grid.count();
+  using Several = std::integral_constant<int, kPerLane<T>>;
+  using One = std::integral_constant<int, 1>;
+  using Block = std::integral_constant<int, kCosineWarps>;
+  // A patch's rows start on 16 bytes where its width is a multiple of them, since the image's then is, too.
+  const bool several = aligned && grid.patch % kPerLane<T> == 0;
+  // patch <= kWarpPatch first: the product could overflow.
+  if (grid.patch <= kWarpPatch && grid.patch * grid.patch <= kWarpPatch) {
+    const unsigned blocks = grid_size(patches, kCosineWarps);
+    return several ? f(One{}, Several{}, blocks) : f(One{}, One{}, blocks);
+  }
+  return several ? f(Block{}, Several{}, grid_size(patches, 1)) : f(Block{}, One{}, grid_size(patches, 1));
+}
+
+template <class... T>
+bool on_16_bytes(const T*... data) {
+  return ((reinterpret_cast<uintptr_t>(data) % 16 == 0) && ...);
+}
+
+// A null output is not needed, nor then are its inputs.
+template <class T, class A>
+void launch_patch_means(const T* lab, const T* sobel_x, const T* sobel_y, A* edges, A* colours, const PatchGrid& grid,
+                        cudaStream_t stream) {
+  dispatch_patch<T>(grid, on_16_bytes(lab, sobel_x, sobel_y), [&](auto warps, auto pixels, unsigned blocks) {
+    constexpr int kWarps = warps.value, kPixels = pixels.value;
+    const auto kernel = !colours ? patch_means_kernel<kWarps, kPixels, true, false, T, A>
+                        : !edges ? patch_means_kernel<kWarps, kPixels, false, true, T, A>
+                                 : patch_means_kernel<kWarps, kPixels, true, true, T, A>;
+    kernel<<<blocks, kCosineThreads, 0, stream>>>(lab, sobel_x, sobel_y, edges, colours, grid);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+}
+
+}  // namespace
+}  // namespace arr_coc
