@@ -8,13 +8,13 @@
 namespace arr_coc {
 namespace {
 
-// What one pass over a row finds: the parts of its entropy (see compute_entropy.cpp), its squared norm and its product
-// with a vector.
+// What one pass over a row finds: the parts of its entropy in powers of two (see compute_entropy.cpp), its squared norm
+// and its product with a vector.
 template <class A>
 struct RowSums {
   A sum, weighted, square, product;
 
-  A entropy() const { return std::log(sum) - weighted / sum; }
+  A bits() const { return std::log2(sum) - weighted / sum; }
 };
 
 // `columns`, where Columns says so, gets the row added.
@@ -27,7 +27,7 @@ ARR_COC_EVERY_ISA void sum_row(const A* row, const A* other, A* columns, int64_t
   A sum = 0, weighted = 0, square = 0, product = 0;
 #pragma omp simd reduction(+ : sum, weighted, square, product)
   for (int64_t d = 0; d < width; ++d) {
-    const A x = row[d], shifted = x * scale - top, weight = exponential(shifted);
+    const A x = row[d], shifted = x * scale - top, weight = power_of_two(shifted);
     sum += weight;
     weighted += weight * (shifted < A(-1e4) ? A(-1e4) : shifted);  // 0 * -inf is 0 here: lim p log p
     square += x * x;
@@ -87,7 +87,7 @@ struct SampleScores {
       RowSums<A> of;
       needs_mean ? sum_row<true>(row, units, sums, width, scale, of)
                  : sum_row<false>(row, units, sums, width, scale, of);
-      const A entropy = of.entropy() * entropy_norm, inverted = inverse_norm(std::sqrt(of.square));
+      const A entropy = of.bits() * entropy_norm, inverted = inverse_norm(std::sqrt(of.square));
       Match<A> match;
       if (tokens == 1) {
         if (!keep || keep[0]) match.offer(0, of.product * inverted);
@@ -162,8 +162,8 @@ Tensor relevance_scores_cpu(const Tensor& features, const Tensor& query, const T
                                 c.size(3),
                                 width,
                                 tokens,
-                                A(1 / temperature),
-                                width > 1 ? 1 / std::log(A(width)) : A(0),
+                                A(1.4426950408889634 / temperature),
+                                width > 1 ? 1 / std::log2(A(width)) : A(0),
                                 salience,
                                 invert_entropy,
                                 needs_mean,
