@@ -30,6 +30,7 @@ from exportkit.runtime.model import Model
 from exportkit.spec import ExportSpec
 from exportkit.verify.compare import compare_outputs
 from exportkit.verify.outcomes import Match
+from exportkit.verify.verify import input_texts
 
 EAGER, OPERATORS, COMPILE = "eager", "eager with operators", "compile"
 ALTERNATIVES = (EAGER, COMPILE)
@@ -115,7 +116,7 @@ def bench_packages(
 def _load(path: Path, device: torch.device, stack: ExitStack, *, first: bool) -> _Loaded:
     start = time.perf_counter()
     model = stack.enter_context(load(path, device=str(device)))
-    return _Loaded(OURS if first else path.stem, model, (time.perf_counter() - start) * 1e3)
+    return _Loaded(OURS if first else str(path), model, (time.perf_counter() - start) * 1e3)
 
 
 def _interface(call: Call) -> Any:
@@ -134,7 +135,17 @@ def _eager(
     if model is None:
         return None, "the package was exported from an object, not from a MODEL that can be imported; name it: --model"
     progress(f"making the eager model {model}")
-    resolved = resolve(model, model_kwargs=source.model_kwargs, weights=options.weights, seed=source.seed)
+    arguments: dict[str, Any] = {
+        "model_kwargs": source.model_kwargs,
+        "weights": options.weights,
+        "op_libraries": options.op_libraries,
+        "seed": source.seed,
+    }
+    try:
+        resolved = resolve(model, **arguments)
+    except UsageError:
+        # A bare module has no inputs of its own: it was exported with --input, and gets the same again.
+        resolved = resolve(model, inputs=input_texts(manifest.call), **arguments)
     spec = stack.enter_context(prepared(resolved.spec, device, parse_floating(source.dtype)))
     if state_sha256(spec.model) != source.state_sha256:
         raise UsageError(

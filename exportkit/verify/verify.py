@@ -307,7 +307,7 @@ class _Verification:
             "model": model,
             "model_kwargs": source.model_kwargs,
             "dtype": source.dtype,
-            "inputs": _input_texts(self.manifest.call),
+            "inputs": input_texts(self.manifest.call),
             "seed": source.seed,
             "weights": str(self.options.weights.resolve()) if self.options.weights else None,
             "libraries": [str(Path(library).resolve()) for library in self.options.op_libraries],
@@ -361,7 +361,7 @@ def _blocked(model: str | None) -> list[str]:
     return [] if top in _NEVER_BLOCKED else [top]
 
 
-def _input_texts(call: Call) -> list[str]:
+def input_texts(call: Call) -> list[str]:
     """The tensors of a call as --input has them, for parameters that are one tensor each."""
     # Their values are what inputs of other sizes are drawn from, so there should be some.
     sizes = {dimension.name: min(max(dimension.min, 8), dimension.max) for dimension in call.dimensions}

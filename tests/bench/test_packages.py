@@ -58,7 +58,7 @@ def test_two_packages_are_compared_at_a_size_that_is_given(package, tmp_path):
     with PackageReader(package) as reader:
         size = ",".join(f"{d.name}={d.min}" for d in reader.manifest.call.dimensions)
     (row,) = bench(package, other, sizes=[size])
-    assert [m.name for m in row.measurements][:2] == ["exportkit", "other"]
+    assert [m.name for m in row.measurements][:2] == ["exportkit", str(other)]
     assert row.size == size.replace(",", ", ")
 
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ import torch
 from exportkit.bench import runs
 from exportkit.bench.results import read
 from exportkit.cli import main
-from tests.artifacts import artifact
+from tests.artifacts import ROOT, THIRD_PARTY, artifact, softpool_library
 
 QUICK = ("--device", "cpu", "--against", "eager", "--seconds", "0.001", "--size", "B1 N1024")
 
@@ -57,6 +60,18 @@ def test_a_package_is_timed_and_what_loading_took_is_said(capsys):
     assert "limit" not in head
     assert "batch=2, gh=4, gw=4" in line
     assert "loading took exportkit" in out
+
+
+def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
+    """In a process of its own, since it loads their library."""
+    path, library = artifact("softpool"), softpool_library()
+    command = [sys.executable, "-m", "exportkit", "bench", str(path), "--op-library", str(library), "--json"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{THIRD_PARTY}", "SOFTPOOL_LIBRARY": str(library)}
+    command += ["--device", "cpu", "--against", "eager", "--seconds", "0.001"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert {tuple(m["name"] for m in row["measurements"]) for row in rows} == {("exportkit", "eager")}
 
 
 @pytest.mark.parametrize(
