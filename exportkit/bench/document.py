@@ -68,7 +68,7 @@ def readme_section(found: Sequence[Results]) -> str:
         else:
             parts.append(tables.table(largest(results.rows), full=False))
     parts.append(
-        "Milliseconds, medians; the limit is a copy of the bytes that must move; ratios above 1x are ours. "
+        "Milliseconds, medians; the limit is a copy of the bytes that must move; above 1x ours is the faster. "
         "[docs/performance.md](docs/performance.md) has every size, the gradients, the method and the plots; "
         "`exportkit bench` measures your machine.\n"
     )
