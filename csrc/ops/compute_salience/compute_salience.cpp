@@ -2,6 +2,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <cstdlib>
 #include <tuple>
 #include <utility>
 
@@ -38,14 +39,41 @@ ARR_COC_EVERY_ISA void divide_row(const A* a, A* b, int64_t width) {
   for (int64_t x = 0; x < width; ++x) b[x] = a[x] / b[x];
 }
 
-// means[stride j] of patch j's sums of columns.
+// means[j] of patch j's sums of columns.
 template <class A>
-ARR_COC_EVERY_ISA void means_of_columns(const A* columns, int64_t patches, int64_t patch, A* means, int64_t stride) {
+ARR_COC_EVERY_ISA void means_of_columns(const A* columns, int64_t patches, int64_t patch, A* means) {
   for (int64_t j = 0; j < patches; ++j) {
     A sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t x = 0; x < patch; ++x) sum += columns[j * patch + x];
-    means[j * stride] = sum / A(patch * patch);
+    means[j] = sum / A(patch * patch);
+  }
+}
+
+// Of colours whose planes are `plane` apart: sums[j] += |colours[j] - others[j]|.
+template <class A>
+ARR_COC_EVERY_ISA void add_distances(const A* colours, const A* others, int64_t plane, A* sums, int64_t size) {
+#pragma omp simd
+  for (int64_t j = 0; j < size; ++j) {
+    const A l = colours[j] - others[j], a = colours[plane + j] - others[plane + j],
+            b = colours[2 * plane + j] - others[2 * plane + j];
+    sums[j] += std::sqrt(l * l + a * a + b * b);
+  }
+}
+
+// The gradient of both contrasts that hold a distance; equal colours contribute nothing.
+template <class A>
+ARR_COC_EVERY_ISA void add_directions(const A* colours, const A* others, int64_t plane, const A* slopes,
+                                      const A* other_slopes, A* gradients, int64_t gradient_plane, int64_t size) {
+#pragma omp simd
+  for (int64_t j = 0; j < size; ++j) {
+    const A l = colours[j] - others[j], a = colours[plane + j] - others[plane + j],
+            b = colours[2 * plane + j] - others[2 * plane + j];
+    const A distance = std::sqrt(l * l + a * a + b * b), apart = distance == 0 ? A(1) : distance;
+    const A slope = slopes[j] + other_slopes[j];
+    gradients[j] += distance == 0 ? A(0) : slope * (l / apart);
+    gradients[gradient_plane + j] += distance == 0 ? A(0) : slope * (a / apart);
+    gradients[2 * gradient_plane + j] += distance == 0 ? A(0) : slope * (b / apart);
   }
 }
 
@@ -83,7 +111,7 @@ class BandEdges {
                     grid_.width);
       add_scaled(row(y), A(1), columns_.data(), grid_.width);
     }
-    means_of_columns(columns_.data(), grid_.columns, grid_.patch, means, 1);
+    means_of_columns(columns_.data(), grid_.columns, grid_.patch, means);
   }
 
  private:
@@ -103,7 +131,7 @@ std::vector<A> mean_edges(const T* sobel_x, const T* sobel_y, const PatchGrid& g
   return means;
 }
 
-// [B, N, 3]: mean over the patch of L, a and b.
+// [B, 3, N]: mean over the patch of L, a and b.
 template <class T, class A = accumulate_t<T>>
 std::vector<A> mean_colours(const T* lab, const PatchGrid& grid) {
   std::vector<A> means(grid.batch * grid.count() * 3);
@@ -116,11 +144,50 @@ std::vector<A> mean_colours(const T* lab, const PatchGrid& grid) {
         const T* first = lab + (sample * 3 + c) * grid.plane + row * grid.patch * grid.width;
         for (int64_t y = 0; y < grid.patch; ++y)
           add_scaled(accumulated(first + y * grid.width, grid.width, buffer), A(1), columns.data(), grid.width);
-        means_of_columns(columns.data(), grid.columns, grid.patch, means.data() + band * grid.columns * 3 + c, 3);
+        means_of_columns(columns.data(), grid.columns, grid.patch,
+                         means.data() + (sample * 3 + c) * grid.count() + row * grid.columns);
       }
     }
   });
   return means;
+}
+
+// Calls f(j, at, other, size) for each of the up to 8 directions to a neighbour: patches `at` and on of a row, from
+// column j on, have patches `other` and on in that direction.
+template <class F>
+void for_neighbour_runs(const PatchGrid& grid, int64_t row, const F& f) {
+  for (int64_t i = std::max<int64_t>(row - 1, 0); i <= std::min(row + 1, grid.rows - 1); ++i) {
+    for (int64_t dx = -1; dx <= 1; ++dx) {
+      const int64_t j = dx < 0, size = grid.columns - std::abs(dx);
+      if (i != row || dx != 0) f(j, row * grid.columns + j, i * grid.columns + j + dx, size);
+    }
+  }
+}
+
+// How many patches are around patch `column` of a row, at least 1.
+template <class A>
+A neighbours_of(const PatchGrid& grid, int64_t row, int64_t column) {
+  const int64_t rows = std::min(row + 1, grid.rows - 1) - std::max<int64_t>(row - 1, 0) + 1,
+                columns = std::min(column + 1, grid.columns - 1) - std::max<int64_t>(column - 1, 0) + 1;
+  return A(std::max<int64_t>(rows * columns - 1, 1));
+}
+
+// [B, N]: the patches' mean distance of colour to their neighbours.
+template <class A>
+std::vector<A> mean_distances(const std::vector<A>& colours, const PatchGrid& grid) {
+  std::vector<A> distances(grid.batch * grid.count());
+  parallel_rows(grid.batch * grid.rows, grid.columns * 32, [&](int64_t begin, int64_t end) {
+    for (int64_t band = begin; band < end; ++band) {
+      const int64_t row = band % grid.rows;
+      const A* of_sample = colours.data() + band / grid.rows * 3 * grid.count();
+      A* sums = distances.data() + band * grid.columns;
+      for_neighbour_runs(grid, row, [&](int64_t j, int64_t at, int64_t other, int64_t size) {
+        add_distances(of_sample + at, of_sample + other, grid.count(), sums + j, size);
+      });
+      for (int64_t j = 0; j < grid.columns; ++j) sums[j] /= neighbours_of<A>(grid, row, j);
+    }
+  });
+  return distances;
 }
 
 // --- the operators ---------------------------------------------------------------------------------------------------
@@ -150,7 +217,8 @@ Tensor compute_salience_cpu(const Tensor& features, const Tensor& lab, const Ten
     T* out = static_cast<T*>(salience.mutable_data_ptr());
     const std::vector<A> edges =
         mean_edges(static_cast<const T*>(gx.const_data_ptr()), static_cast<const T*>(gy.const_data_ptr()), grid);
-    const std::vector<A> colours = mean_colours(static_cast<const T*>(colour.const_data_ptr()), grid);
+    const std::vector<A> distances =
+        mean_distances(mean_colours(static_cast<const T*>(colour.const_data_ptr()), grid), grid);
     const UnitRows<A> mean = mean_features<A>(in, batch, count, width);
     parallel_rows(batch * count, width * 2 + 64, [&](int64_t begin, int64_t end) {
       std::vector<A> buffer;
@@ -159,7 +227,7 @@ Tensor compute_salience_cpu(const Tensor& features, const Tensor& lab, const Ten
         const A* row = accumulated(in + item * width, width, buffer);
         const Products<A> both = products(row, mean.unit.data() + sample * width, width);
         const A cosine = both.dot * inverse_norm(std::sqrt(both.square));
-        const A distance = Contrast<A>(colours.data() + sample * count * 3, grid, item % count).distance;
+        const A distance = distances[item];
         const A edge = edges[item] / (edges[item] + A(kEdgeHalf)), contrast = distance / (distance + A(kContrastHalf));
         out[item] =
             store<T>(A(weight.edges) * edge + A(weight.contrast) * contrast + A(weight.features) * (1 - cosine) / 2);
@@ -208,22 +276,26 @@ template <class T, class A = accumulate_t<T>>
 void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weight) {
   const int64_t count = grid.count(), patch = grid.patch;
   const std::vector<A> colours = mean_colours(lab, grid);
-  std::vector<A> slopes(grid.batch * count);
-  parallel_patches(grid, 64, [&](int64_t item, int64_t sample, int64_t n) {
-    const Contrast<A> contrast(colours.data() + sample * count * 3, grid, n);
-    slopes[item] = load(grad[item]) * weight * contrast.slope() / A(patch * patch);
+  std::vector<A> slopes = mean_distances(colours, grid);
+  parallel_patches(grid, 8, [&](int64_t item, int64_t, int64_t n) {
+    const A shifted = slopes[item] + A(kContrastHalf),
+            neighbours = neighbours_of<A>(grid, n / grid.columns, n % grid.columns);
+    slopes[item] = load(grad[item]) * weight * A(kContrastHalf) / (shifted * shifted) / neighbours / A(patch * patch);
   });
   parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
     std::vector<T> rows(3 * grid.width);
+    std::vector<A> gradients(3 * grid.columns);
     for (int64_t band = begin; band < end; ++band) {
       const int64_t sample = band / grid.rows, row = band % grid.rows;
-      for (int64_t j = 0; j < grid.columns; ++j) {
-        A gradient[3];
-        colour_gradient(colours.data() + sample * count * 3, slopes.data() + sample * count, grid,
-                        row * grid.columns + j, gradient);
-        for (int64_t c = 0; c < 3; ++c)
-          std::fill_n(rows.data() + c * grid.width + j * patch, patch, store<T>(gradient[c]));
-      }
+      const A *of_sample = colours.data() + sample * 3 * count, *slope = slopes.data() + sample * count;
+      std::fill(gradients.begin(), gradients.end(), A(0));
+      for_neighbour_runs(grid, row, [&](int64_t j, int64_t at, int64_t other, int64_t size) {
+        add_directions(of_sample + at, of_sample + other, count, slope + at, slope + other, gradients.data() + j,
+                       grid.columns, size);
+      });
+      for (int64_t c = 0; c < 3; ++c)
+        for (int64_t j = 0; j < grid.columns; ++j)
+          std::fill_n(rows.data() + c * grid.width + j * patch, patch, store<T>(gradients[c * grid.columns + j]));
       for (int64_t c = 0; c < 3; ++c)
         for (int64_t y = 0; y < patch; ++y)
           std::copy_n(rows.data() + c * grid.width, grid.width,
