@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "common/allocate.h"
 #include "common/contiguous.h"
 #include "common/convert.h"
 

@@ -10,7 +10,7 @@ namespace {
 Tensor bias_relu_cpu(const Tensor& x, const Tensor& bias) {
   check_bias_relu(x, bias);
   const Tensor in = as_contiguous(x), row = as_contiguous(bias);
-  Tensor out = torch::stable::new_empty(in, in.sizes());
+  Tensor out = allocate(in, in.sizes());
   dispatch_floating(in.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     parallel_map_rows(ScaleBiasRelu<accumulate_t<T>>{1}, static_cast<T*>(out.mutable_data_ptr()), out.numel(),

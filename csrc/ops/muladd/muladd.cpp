@@ -10,7 +10,7 @@ namespace {
 Tensor muladd_cpu(const Tensor& a, const Tensor& b, double c) {
   check_muladd(a, b);
   const Tensor x = as_contiguous(a), y = as_contiguous(b);
-  Tensor out = torch::stable::new_empty(x, x.sizes());
+  Tensor out = allocate(x, x.sizes());
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;

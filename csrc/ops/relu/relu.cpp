@@ -10,7 +10,7 @@ namespace {
 Tensor relu_cpu(const Tensor& x) {
   check_relu(x);
   const Tensor in = as_contiguous(x);
-  Tensor out = torch::stable::new_empty(in, in.sizes());
+  Tensor out = allocate(in, in.sizes());
   dispatch_floating(in.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     parallel_map(Relu{}, static_cast<T*>(out.mutable_data_ptr()), out.numel(),
@@ -22,7 +22,7 @@ Tensor relu_cpu(const Tensor& x) {
 Tensor relu_grad_cpu(const Tensor& grad, const Tensor& output) {
   check_relu_grad("relu_grad", grad, output);
   const Tensor g = as_contiguous(grad), o = as_contiguous(output);
-  Tensor grad_x = torch::stable::new_empty(o, o.sizes());
+  Tensor grad_x = allocate(o, o.sizes());
   dispatch_floating(o.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     parallel_map(ReluGrad{}, static_cast<T*>(grad_x.mutable_data_ptr()), grad_x.numel(),

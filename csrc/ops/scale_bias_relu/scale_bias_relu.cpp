@@ -15,7 +15,7 @@ constexpr int64_t kBlock = 512;  // elements converted at a time: what the first
 Tensor scale_bias_relu_cpu(const Tensor& x, const Tensor& bias, double scale) {
   check_scale_bias_relu(x, bias);
   const Tensor in = as_contiguous(x), row = as_contiguous(bias);
-  Tensor out = torch::stable::new_empty(in, in.sizes());
+  Tensor out = allocate(in, in.sizes());
   dispatch_floating(in.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
@@ -89,8 +89,8 @@ std::tuple<Tensor, Tensor> scale_bias_relu_grad_cpu(const Tensor& grad, const Te
   check_scale_bias_relu_grad(grad, output);
   const Tensor g = as_contiguous(grad), o = as_contiguous(output);
   const int64_t width = o.size(o.dim() - 1);
-  Tensor grad_x = need_x ? torch::stable::new_empty(o, o.sizes()) : torch::stable::new_empty(o, {0});
-  Tensor grad_bias = torch::stable::new_empty(o, {need_bias ? width : 0});
+  Tensor grad_x = need_x ? allocate(o, o.sizes()) : allocate(o, {0});
+  Tensor grad_bias = allocate(o, {need_bias ? width : 0});
   dispatch_floating(o.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;

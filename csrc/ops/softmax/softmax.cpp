@@ -80,7 +80,7 @@ struct SoftmaxGrad {
 Tensor softmax_cpu(const Tensor& x) {
   check_softmax(x);
   const Tensor in = as_contiguous(x);
-  Tensor out = torch::stable::new_empty(in, in.sizes());
+  Tensor out = allocate(in, in.sizes());
   if (in.numel() == 0) return out;
   const int64_t width = in.size(in.dim() - 1), rows = in.numel() / width;
   dispatch_floating(in.scalar_type(), [&](auto tag) {
@@ -112,7 +112,7 @@ Tensor softmax_cpu(const Tensor& x) {
 Tensor softmax_grad_cpu(const Tensor& grad, const Tensor& output) {
   check_softmax_grad(grad, output);
   const Tensor g = as_contiguous(grad), o = as_contiguous(output);
-  Tensor out = torch::stable::new_empty(o, o.sizes());
+  Tensor out = allocate(o, o.sizes());
   if (o.numel() == 0) return out;
   const int64_t width = o.size(o.dim() - 1), rows = o.numel() / width;
   dispatch_floating(o.scalar_type(), [&](auto tag) {
