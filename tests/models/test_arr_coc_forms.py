@@ -1,4 +1,4 @@
-"""The forms the model takes: fused when evaluating without gradients, of features that are given."""
+"""The forms the model takes: fused when evaluating without gradients, features that are given, other encoders."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from exportkit.errors import InputError, UsageError
 from exportkit.models.arr_coc import ARRCOC, FromFeatures, build
 from exportkit.models.arr_coc.encoder import VisionTransformer
-from tests.models.model_cases import ALL, FILTERS, FILTERS_14, VIT, answer, inputs
+from tests.models.model_cases import ALL, FILTERS, FILTERS_14, VIT, VIT_14, answer, inputs
 
 CONFIGS = [pytest.param(kwargs, id=name) for name, kwargs in ALL.items()]
 FUSED = {"texture_statistics", "relevance_scores"}
@@ -146,9 +147,50 @@ def test_a_model_of_given_features_cannot_encode():
         build(encoder="given", dim=24)(torch.rand(2, 3, 32, 48), torch.randn(2, 24))
 
 
+# --- the transformer's options ----------------------------------------------------------------------------------------
+
+
+def test_explicit_attention_is_torchs():
+    sdpa, explicit = (_shallow(**VIT, attention=form) for form in ("sdpa", "explicit"))
+    image, _ = inputs(sdpa, 2, 5, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(explicit.encode(image), sdpa.encode(image), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_relu_is_torchs_after_the_same_linear_layer(training: bool):
+    mlp = build(**VIT, activation="relu").encoder.blocks[0].mlp.train(training)
+    nn.init.normal_(mlp.fc1.bias)
+    x = torch.randn(2, 20, 192)
+    torch.testing.assert_close(mlp(x), mlp.fc2(torch.relu(mlp.fc1(x))), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("kwargs", [VIT, VIT_14], ids=["patch 16", "patch 14"])
+@pytest.mark.parametrize(("rows", "columns"), [(4, 4), (5, 9), (15, 14)])
+def test_with_relu_and_explicit_attention_a_sample_gets_the_same_bits_in_any_batch_with_any_number_of_threads(
+    kwargs: dict[str, Any], rows: int, columns: int, threads: int
+):
+    """Unlike with GELU or SDPA, whose last bits say where ATen cut the batch into pieces for its threads."""
+    model = _shallow(**kwargs, activation="relu", attention="explicit")
+    image, query = inputs(model, 5, rows, columns)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = answer(model, image, query)
+        for part in (slice(0, 1), slice(1, 3), slice(2, 5)):
+            alone = answer(model, image[part].clone(), query[part].clone())
+            assert all(torch.equal(tensor, together[name][part]) for name, tensor in alone.items())
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
+        ({**VIT, "activation": "silu"}, "activation must be one of gelu, relu, got 'silu'"),
+        ({**VIT, "attention": "flash"}, "attention must be one of sdpa, explicit, got 'flash'"),
+        ({"activation": "relu"}, "belong to a transformer"),
         ({"encoder": "given"}, 'dim goes with encoder "given" and no other'),
         ({"dim": 64}, 'dim goes with encoder "given" and no other'),
         ({"encoder": "given", "dim": 0}, "dim and patch_size must be at least 1, got 0 and 16"),

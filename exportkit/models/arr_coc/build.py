@@ -15,6 +15,8 @@ from exportkit.models.arr_coc.attending import Attending, Gating
 from exportkit.models.arr_coc.balancing import DEFAULT_WEIGHTS, Balancing, FixedBalancer, LearnedBalancer
 from exportkit.models.arr_coc.encoder import (
     SIZES,
+    Activation,
+    AttentionForm,
     GivenFeatures,
     Positions,
     VisionTransformer,
@@ -48,6 +50,8 @@ def build(
     mean_tokens: int | None = None,
     positions: Positions = "sincos",
     layer_scale: bool = False,
+    activation: Activation = "gelu",
+    attention: AttentionForm = "sdpa",
     weights: str | Path | None = None,
     encoder_weights: str | Path | None = None,
     seed: int = 0,
@@ -76,6 +80,8 @@ def build(
         mean_tokens: Spread exactly this many tokens a patch, by relevance.
         positions: "sincos" or "interpolated", for a transformer.
         layer_scale: Of a transformer; DINOv2's have it.
+        activation: Of a transformer, "gelu" or "relu".
+        attention: Of a transformer: "sdpa", the faster, or "explicit", see Attention.
         weights: safetensors file of the whole model.
         encoder_weights: safetensors file of the encoder alone.
         seed: Of what is not loaded.
@@ -88,8 +94,11 @@ def build(
         raise UsageError(f"encoder must be one of {', '.join(ENCODERS)}, got {encoder!r}")
     if balancer not in BALANCERS:
         raise UsageError(f"balancer must be one of {', '.join(BALANCERS)}, got {balancer!r}")
-    if not encoder.startswith("vit-") and (layer_scale or positions != "sincos"):
-        raise UsageError(f'positions and layer_scale belong to a transformer; encoder is "{encoder}"')
+    plain = (positions, layer_scale, activation, attention) == ("sincos", False, "gelu", "sdpa")
+    if not plain and not encoder.startswith("vit-"):
+        raise UsageError(
+            f'positions, layer_scale, activation and attention belong to a transformer; encoder is "{encoder}"'
+        )
     if (dim is None) == (encoder == "given"):
         raise UsageError(f'dim goes with encoder "given" and no other; encoder is "{encoder}", dim is {dim}')
     if temperature is None:
@@ -116,6 +125,8 @@ def build(
                 patch_size,
                 positions=positions,
                 layer_scale=layer_scale,
+                activation=activation,
+                attention=attention,
             )
         balance = LearnedBalancer(eye.dim, weights=shares) if balancer == "learned" else FixedBalancer(shares)
         knowing = Knowing(Propositional(temperature), Perspectival(patch_size), Participatory())

@@ -17,9 +17,15 @@ from torch.nn import functional
 from exportkit.errors import UsageError
 from exportkit.models.arr_coc.linear import SampleLinear
 from exportkit.models.arr_coc.texture import TextureMaps, cut_patches
+from exportkit.ops.bias_relu import bias_relu
+from exportkit.ops.softmax import softmax
 
 Positions = Literal["sincos", "interpolated"]
 POSITIONS: tuple[Positions, ...] = ("sincos", "interpolated")
+Activation = Literal["gelu", "relu"]
+ACTIVATIONS: tuple[Activation, ...] = ("gelu", "relu")
+AttentionForm = Literal["sdpa", "explicit"]
+ATTENTIONS: tuple[AttentionForm, ...] = ("sdpa", "explicit")
 PATCH_SIZES = (14, 16)
 
 # Of the photographs that published weights were trained on (ImageNet), in [0, 1].
@@ -54,6 +60,8 @@ class VisionTransformer(nn.Module):
             `position_grid` x `position_grid` and resizes it to the image's.
         position_grid: Side of the learned grid; 224 / patch_size where weights were trained at 224 pixels.
         layer_scale: Learn a factor per channel after attention and after the MLP, as DINOv2 does.
+        activation: Of the MLPs: "gelu", as published weights need, or "relu", which is one pass with the bias.
+        attention: "sdpa", torch's fused form, or "explicit", see Attention.
     """
 
     pixel_mean: Tensor
@@ -69,6 +77,8 @@ class VisionTransformer(nn.Module):
         positions: Positions = "sincos",
         position_grid: int | None = None,
         layer_scale: bool = False,
+        activation: Activation = "gelu",
+        attention: AttentionForm = "sdpa",
     ) -> None:
         super().__init__()
         if size not in SIZES:
@@ -77,6 +87,10 @@ class VisionTransformer(nn.Module):
             raise UsageError(f"patch_size must be 14 or 16, got {patch_size}")
         if positions not in POSITIONS:
             raise UsageError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
+        if activation not in ACTIVATIONS:
+            raise UsageError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        if attention not in ATTENTIONS:
+            raise UsageError(f"attention must be one of {', '.join(ATTENTIONS)}, got {attention!r}")
         measures = SIZES[size]
         self.patch_size, self.dim, self.positions = patch_size, measures.dim, positions
         self.patch_embed = PatchEmbed(measures.dim, patch_size)
@@ -86,7 +100,7 @@ class VisionTransformer(nn.Module):
             self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.position_grid**2, measures.dim))
         elif position_grid is not None:
             raise UsageError('position_grid belongs to positions="interpolated"; sincos positions have no grid')
-        self.blocks = nn.ModuleList(Block(measures, layer_scale) for _ in range(measures.depth))
+        self.blocks = nn.ModuleList(Block(measures, layer_scale, activation, attention) for _ in range(measures.depth))
         self.norm = nn.LayerNorm(measures.dim, eps=1e-6)
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
@@ -159,13 +173,13 @@ class PatchEmbed(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each after a layer norm and added to its input."""
 
-    def __init__(self, size: Size, layer_scale: bool) -> None:
+    def __init__(self, size: Size, layer_scale: bool, activation: Activation, attention: AttentionForm) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(size.dim, eps=1e-6)
-        self.attn = Attention(size.dim, size.heads)
+        self.attn = Attention(size.dim, size.heads, attention)
         self.ls1 = LayerScale(size.dim) if layer_scale else nn.Identity()
         self.norm2 = nn.LayerNorm(size.dim, eps=1e-6)
-        self.mlp = Mlp(size.dim, 4 * size.dim)
+        self.mlp = Mlp(size.dim, 4 * size.dim, activation)
         self.ls2 = LayerScale(size.dim) if layer_scale else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -175,11 +189,19 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with one projection for queries, keys and values."""
+    """Multi-head self-attention with one projection for queries, keys and values.
 
-    def __init__(self, dim: int, heads: int) -> None:
+    Args:
+        dim: Width of what comes in and goes out.
+        heads: Their number; it divides `dim`.
+        form: "sdpa" is `torch.nn.functional.scaled_dot_product_attention`, which never holds the M x M matrix.
+            "explicit" does, and takes `softmax` of it row by row.
+    """
+
+    def __init__(self, dim: int, heads: int, form: AttentionForm) -> None:
         super().__init__()
         self.heads = heads
+        self.form = form
         self.qkv = SampleLinear(dim, 3 * dim)
         self.proj = SampleLinear(dim, dim)
 
@@ -188,20 +210,26 @@ class Attention(nn.Module):
         batch, rows, dim = x.shape
         qkv = self.qkv(x).reshape(batch, rows, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
-        mixed = functional.scaled_dot_product_attention(q, k, v)
+        if self.form == "explicit":
+            mixed = softmax(q @ k.transpose(2, 3) * (dim // self.heads) ** -0.5) @ v
+        else:
+            mixed = functional.scaled_dot_product_attention(q, k, v)
         return self.proj(mixed.transpose(1, 2).reshape(batch, rows, dim))
 
 
 class Mlp(nn.Module):
-    """Two linear layers with a GELU between."""
+    """Two linear layers with a GELU or ReLU between."""
 
-    def __init__(self, dim: int, hidden: int) -> None:
+    def __init__(self, dim: int, hidden: int, activation: Activation) -> None:
         super().__init__()
+        self.activation = activation
         self.fc1 = SampleLinear(dim, hidden)
         self.fc2 = SampleLinear(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, M, D] -> [B, M, D]."""
+        if self.activation == "relu":
+            return self.fc2(bias_relu(self.fc1.product(x), self.fc1.bias))
         return self.fc2(functional.gelu(self.fc1(x)))
 
 

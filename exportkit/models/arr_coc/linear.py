@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class SampleLinear(nn.Linear):
@@ -21,5 +22,11 @@ class SampleLinear(nn.Linear):
         """[B, M, in] -> [B, M, out]."""
         if self.training:
             return super().forward(x)
-        weight = self.weight.t().expand(x.shape[0], -1, -1)
-        return torch.bmm(x, weight) if self.bias is None else torch.baddbmm(self.bias, x, weight)
+        return self.product(x) if self.bias is None else torch.baddbmm(self.bias, x, self._shared_weight(x))
+
+    def product(self, x: Tensor) -> Tensor:
+        """[B, M, in] -> [B, M, out], without the bias."""
+        return functional.linear(x, self.weight) if self.training else torch.bmm(x, self._shared_weight(x))
+
+    def _shared_weight(self, x: Tensor) -> Tensor:
+        return self.weight.t().expand(x.shape[0], -1, -1)
