@@ -1,0 +1,188 @@
+// Operators over the rows of a tensor on CUDA: a warp or a block takes a row and holds it in registers, so that it is
+// read once however often it is looked at.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstring>
+#include <type_traits>
+
+#include "common/cuda.cuh"
+
+namespace arr_coc {
+
+// Elements of T in the 16 bytes that a lane loads at once. Lane and slot of an element follow from its place in the row
+// alone, so that a row gives the same bits whether or not it is aligned, and whatever rows are beside it.
+template <class T>
+constexpr int kVector = 16 / sizeof(T);
+
+// Warps of a block whose warps each have rows of their own.
+constexpr int kRowWarps = 4;
+
+// Threads of a block that has a row to itself: at most this many, so that each may use 128 registers.
+constexpr int kRowThreads = 512;
+
+// Vectors of a row that a thread holds, at most.
+constexpr int kMostVectors = 4;
+
+// Whether rows of `width` elements from `data` on can be read and written 16 bytes at a time.
+template <class T>
+bool has_whole_vectors(const T* data, int64_t width) {
+  return width % kVector<T> == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
+// row[at, at + kVector), still packed; zeros from `width` on.
+template <bool kAligned, class T>
+__device__ __forceinline__ uint4 load_vector(const T* row, int64_t at, int64_t width) {
+  uint4 raw = {0, 0, 0, 0};
+  if constexpr (kAligned) {
+    if (at < width) raw = *reinterpret_cast<const uint4*>(row + at);
+  } else {
+    T values[kVector<T>];
+#pragma unroll
+    for (int i = 0; i < kVector<T>; ++i) values[i] = at + i < width ? row[at + i] : T(0.f);
+    memcpy(&raw, values, sizeof(raw));
+  }
+  return raw;
+}
+
+template <class T, class A>
+__device__ __forceinline__ void unpack(const uint4& raw, A (&values)[kVector<T>]) {
+  T packed[kVector<T>];
+  memcpy(packed, &raw, sizeof(raw));
+#pragma unroll
+  for (int i = 0; i < kVector<T>; ++i) values[i] = A(packed[i]);
+}
+
+// Keeps the compiler from holding a packed vector unpacked for later, which would take twice the registers.
+__device__ __forceinline__ void keep_packed(uint4& raw) {
+  asm volatile("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));
+}
+
+// Half types are rounded two at a time, for which there is one instruction.
+template <class T, class A>
+__device__ __forceinline__ uint4 pack(const A (&values)[kVector<T>]) {
+  uint4 raw;
+  if constexpr (std::is_same_v<T, Half>) {
+    __half2 pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = __floats2half2_rn(values[2 * i], values[2 * i + 1]);
+    memcpy(&raw, pairs, sizeof(raw));
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    __nv_bfloat162 pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+    memcpy(&raw, pairs, sizeof(raw));
+  } else {
+    memcpy(&raw, values, sizeof(raw));
+  }
+  return raw;
+}
+
+// Writes what lies below `width` of values as row[at, at + Count); `Aligned` where that is all or nothing, and one
+// access.
+template <bool kAligned, class O, int kCount>
+__device__ __forceinline__ void store_values(O* row, int64_t at, int64_t width, const O (&values)[kCount]) {
+  struct alignas(sizeof(O) * kCount) Whole {
+    O values[kCount];
+  };
+  if constexpr (kAligned) {
+    if (at >= width) return;
+    Whole whole;
+    memcpy(&whole, values, sizeof(whole));
+    *reinterpret_cast<Whole*>(row + at) = whole;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (at + i < width) row[at + i] = values[i];
+  }
+}
+
+template <bool kAligned, class T>
+__device__ __forceinline__ void store_vector(T* row, int64_t at, int64_t width, const uint4& raw) {
+  if constexpr (kAligned) {
+    if (at < width) *reinterpret_cast<uint4*>(row + at) = raw;
+  } else {
+    T values[kVector<T>];
+    memcpy(values, &raw, sizeof(raw));
+    store_values<false>(row, at, width, values);
+  }
+}
+
+// The threads that share a row: a warp, or all of the block.
+template <bool kBlock>
+struct RowGroup {
+  __device__ RowGroup()
+      : lane(kBlock ? threadIdx.x : threadIdx.x % kWarpSize),
+        size(kBlock ? blockDim.x : kWarpSize),
+        first(kBlock ? blockIdx.x : int64_t(blockIdx.x) * (blockDim.x / kWarpSize) + threadIdx.x / kWarpSize),
+        stride(kBlock ? gridDim.x : int64_t(gridDim.x) * (blockDim.x / kWarpSize)) {}
+
+  // Where the lane's vector number `i` starts in the row.
+  template <class T>
+  __device__ int at(int i) const {
+    return (i * size + lane) * kVector<T>;
+  }
+
+  // Every value combined over the group in a fixed order, and returned to all its lanes. Consecutive calls must pass
+  // different `shared`, one entry a warp each: a warp may be a whole call ahead of another, but not two.
+  template <int kCount, class A, class F>
+  __device__ void combine(A (&values)[kCount], A (*shared)[kCount], A neutral, const F& f) const {
+    over_warp(values, f);
+    if constexpr (kBlock) {
+      const int warp = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize, slot = threadIdx.x % kWarpSize;
+      if (warps == 1) return;
+      if (slot == 0) {
+#pragma unroll
+        for (int c = 0; c < kCount; ++c) shared[warp][c] = values[c];
+      }
+      __syncthreads();
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) values[c] = slot < warps ? shared[slot][c] : neutral;
+      over_warp(values, f);
+    }
+  }
+
+  int lane, size;
+  int64_t first, stride;
+
+ private:
+  template <int kCount, class A, class F>
+  __device__ static void over_warp(A (&values)[kCount], const F& f) {
+#pragma unroll
+    for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) values[c] = f(c, values[c], __shfl_xor_sync(0xffffffffu, values[c], offset));
+    }
+  }
+};
+
+template <int kCount>
+using Constant = std::integral_constant<int, kCount>;
+
+// Calls f(vectors, is_block, threads) with the fewest threads that hold a row of `width` elements: `vectors` each, both
+// constants. Returns false where a block of `most_threads` does not.
+template <class T, class F>
+bool for_held_rows(int64_t width, int64_t most_threads, const F& f) {
+  const int64_t vectors = (width + kVector<T> - 1) / kVector<T>;
+  const std::false_type warp;
+  const std::true_type block;
+  switch ((vectors + kWarpSize - 1) / kWarpSize) {
+    case 1:
+      return f(Constant<1>(), warp, unsigned(kRowWarps * kWarpSize)), true;
+    case 2:
+      return f(Constant<2>(), warp, unsigned(kRowWarps * kWarpSize)), true;
+    case 3:
+      return f(Constant<3>(), warp, unsigned(kRowWarps * kWarpSize)), true;
+    case 4:
+      return f(Constant<4>(), warp, unsigned(kRowWarps * kWarpSize)), true;
+  }
+  const int64_t warps = (vectors + kMostVectors * kWarpSize - 1) / (kMostVectors * kWarpSize);
+  const unsigned threads = unsigned(std::min(warps * kWarpSize, most_threads));
+  if (vectors > kMostVectors * most_threads) return false;
+  if (vectors <= 3 * warps * kWarpSize) return f(Constant<3>(), block, threads), true;
+  return f(Constant<4>(), block, threads), true;
+}
+
+}  // namespace arr_coc

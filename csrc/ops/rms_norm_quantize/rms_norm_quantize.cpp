@@ -1,0 +1,83 @@
+#include "ops/rms_norm_quantize/rms_norm_quantize.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <vector>
+
+#include "common/convert.h"
+
+namespace arr_coc {
+namespace {
+
+// products = x weight, which may be x; returns the sum of squares of x and the largest |product|, where NaN wins.
+template <class A>
+ARR_COC_EVERY_ISA std::pair<A, A> look_at(const A* x, const A* weight, A* products, int64_t width) {
+  A squares = 0, top = 0, nans = 0;
+#pragma omp simd reduction(+ : squares, nans) reduction(max : top)
+  for (int64_t d = 0; d < width; ++d) {
+    const A value = x[d], product = value * weight[d], size = product < 0 ? -product : product;
+    products[d] = product;
+    squares += value * value;
+    nans += size != size ? A(1) : A(0);
+    top = size > top ? size : top;
+  }
+  return {squares, nans > 0 ? A(NAN) : top};
+}
+
+// |products factor| is at most 127 and a few roundings: rounded to even, it needs no clamp.
+template <class A>
+ARR_COC_EVERY_ISA void quantize(const A* products, A factor, int8_t* quantized, int64_t width) {
+#pragma omp simd
+  for (int64_t d = 0; d < width; ++d) quantized[d] = int8_t(int(std::nearbyint(products[d] * factor)));
+}
+
+std::tuple<Tensor, Tensor> rms_norm_quantize_cpu(const Tensor& x, const Tensor& weight, double eps) {
+  check_rms_norm_quantize(x, weight, eps);
+  const Tensor input = torch::stable::contiguous(x), weights = torch::stable::contiguous(weight);
+  const auto sizes = input.sizes();
+  const int64_t width = x.size(-1);
+  Tensor quantized = torch::stable::new_empty(input, sizes, ScalarType::Char);
+  Tensor scale = torch::stable::new_empty(input, sizes.slice(0, sizes.size() - 1), ScalarType::Float);
+  dispatch_floating(x.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    const T* in = static_cast<const T*>(input.const_data_ptr());
+    int8_t* out = static_cast<int8_t*>(quantized.mutable_data_ptr());
+    float* scales = static_cast<float*>(scale.mutable_data_ptr());
+    std::vector<A> wide(width);
+    widen(static_cast<const T*>(weights.const_data_ptr()), wide.data(), width);
+    parallel_rows(input.numel() / width, width * 2, [&](int64_t begin, int64_t end) {
+      std::vector<A> products(width);
+      for (int64_t row = begin; row < end; ++row) {
+        const A* values;
+        if constexpr (std::is_same_v<T, A>) {
+          values = in + row * width;
+        } else {
+          widen(in + row * width, products.data(), width);
+          values = products.data();
+        }
+        const auto [squares, top] = look_at(values, wide.data(), products.data(), width);
+        const A inverse_rms = 1 / std::sqrt(squares / A(width) + A(eps));
+        const A amax = top > 0 ? top * inverse_rms : top;  // a row of zeros is that even where 1 / rms is infinite
+        const float step = float(amax / A(kQuantizedMax));
+        scales[row] = step < kScaleMin ? 0 : step;
+        if (step >= kScaleMin && step < INFINITY) {
+          quantize(products.data(), inverse_rms / A(step), out + row * width, width);
+        } else {
+          std::fill_n(out + row * width, width, int8_t(0));
+        }
+      }
+    });
+  });
+  return {quantized, scale};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
+  m.def("rms_norm_quantize(Tensor x, Tensor weight, float eps=1e-06) -> (Tensor quantized, Tensor scale)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("rms_norm_quantize", TORCH_BOX(&rms_norm_quantize_cpu)); }
+
+}  // namespace arr_coc
