@@ -64,11 +64,11 @@ def test_the_exported_graph_has_the_fused_forms(kwargs: dict[str, Any], texture:
     program = _exported(spec)
     called = {str(node.target) for node in program.graph.nodes if str(node.target).startswith("arr_coc.")}
     names = {"texture_statistics", "relevance_scores", "top_k_patches", "allocate_lod_tokens", *texture}
-    assert called == {f"arr_coc.{name}.default" for name in names}
+    assert called - {"arr_coc.fused_layer_norm.default"} == {f"arr_coc.{name}.default" for name in names}
 
 
-def test_the_pipeline_of_given_features_is_exported_for_every_size():
-    spec = features_spec(dim=24, patch_size=8, k=30)
+def test_features_and_int8_are_exported_for_every_size():
+    spec = features_spec(dim=24, patch_size=8, feature_dtype="int8", k=30)
     module = _exported(spec).module()
     for size in [(1, 2, 2), (3, 16, 5), (2, 4, 64)]:
         args = _drawn(spec, *size)

@@ -1,4 +1,4 @@
-"""The forms the model takes: fused when evaluating without gradients, features that are given, other encoders."""
+"""The forms the model takes: fused when evaluating without gradients, features that are given, int8, other encoders."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from exportkit.errors import InputError, UsageError
 from exportkit.models.arr_coc import ARRCOC, FromFeatures, build
-from exportkit.models.arr_coc.encoder import VisionTransformer
+from exportkit.models.arr_coc.encoder import LayerNorm, VisionTransformer
 from tests.models.model_cases import ALL, FILTERS, FILTERS_14, VIT, VIT_14, answer, inputs
 
 CONFIGS = [pytest.param(kwargs, id=name) for name, kwargs in ALL.items()]
@@ -147,7 +147,58 @@ def test_a_model_of_given_features_cannot_encode():
         build(encoder="given", dim=24)(torch.rand(2, 3, 32, 48), torch.randn(2, 24))
 
 
+# --- int8 features ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("gating", ["scale", "straight-through"])
+@pytest.mark.parametrize("kwargs", [FILTERS, VIT], ids=["filters", "vit"])
+def test_int8_features_are_within_half_a_step_of_the_floats(kwargs: dict[str, Any], gating: str, dtype: torch.dtype):
+    floats, integers = (_shallow(**kwargs, gating=gating, feature_dtype=name).to(dtype) for name in ("float", "int8"))
+    image, query = (tensor.to(dtype) for tensor in inputs(floats, 2, 5, 6))
+    expected, outputs = answer(floats, image, query), answer(integers, image, query)
+    assert list(outputs) == [*list(expected)[:-1], "feature_scales", "relevance"]
+    assert outputs["features"].dtype == torch.int8
+    assert outputs["feature_scales"].dtype == torch.float32
+    assert outputs["features"].abs().amax(2).eq(127).all()
+    assert all(torch.equal(outputs[name], expected[name]) for name in expected if name != "features")
+    # What the floats are before a half type rounds them.
+    rows = (
+        floats.encode(image)
+        .detach()
+        .double()
+        .gather(1, expected["indices"].unsqueeze(2).expand_as(expected["features"]))
+    )
+    gated = rows * expected["scores"].double().unsqueeze(2) if gating == "scale" else rows
+    steps = outputs["feature_scales"].double().unsqueeze(2)
+    assert ((outputs["features"] * steps - gated).abs() <= steps * (0.5 + 1e-3)).all()
+
+
+def test_a_feature_of_zeros_is_zeros_in_int8():
+    given = FromFeatures(build(encoder="given", dim=24, patch_size=8, feature_dtype="int8")).eval()
+    with torch.no_grad():
+        outputs = given(torch.rand(1, 3, 16, 16), torch.zeros(1, 2, 2, 24), torch.randn(1, 24))
+    assert not outputs["features"].any()
+    assert not outputs["feature_scales"].any()
+
+
+def test_a_model_of_int8_features_trains_on_floats():
+    model = _shallow(**VIT, feature_dtype="int8", k=9).train()
+    outputs = model(*inputs(model, 1, 4, 5))
+    assert "feature_scales" not in outputs
+    outputs["features"].sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 # --- the transformer's options ----------------------------------------------------------------------------------------
+
+
+def test_layer_norm_is_torchs():
+    ours, torchs = LayerNorm(48, eps=1e-6), nn.LayerNorm(48, eps=1e-6)
+    for module in (ours, torchs):
+        module.load_state_dict({"weight": torch.linspace(0.5, 1.5, 48), "bias": torch.linspace(-1, 1, 48)})
+    x = torch.randn(2, 5, 48) + 3
+    torch.testing.assert_close(ours(x), torchs(x), rtol=1e-5, atol=1e-5)
 
 
 def test_explicit_attention_is_torchs():
@@ -191,6 +242,7 @@ def test_with_relu_and_explicit_attention_a_sample_gets_the_same_bits_in_any_bat
         ({**VIT, "activation": "silu"}, "activation must be one of gelu, relu, got 'silu'"),
         ({**VIT, "attention": "flash"}, "attention must be one of sdpa, explicit, got 'flash'"),
         ({"activation": "relu"}, "belong to a transformer"),
+        ({"feature_dtype": "int4"}, "feature_dtype must be one of float, int8, got 'int4'"),
         ({"encoder": "given"}, 'dim goes with encoder "given" and no other'),
         ({"dim": 64}, 'dim goes with encoder "given" and no other'),
         ({"encoder": "given", "dim": 0}, "dim and patch_size must be at least 1, got 0 and 16"),
@@ -200,3 +252,15 @@ def test_with_relu_and_explicit_attention_a_sample_gets_the_same_bits_in_any_bat
 def test_forms_that_do_not_exist_are_refused(kwargs: dict[str, Any], message: str):
     with pytest.raises(UsageError, match=message):
         build(**kwargs)
+
+
+def _dequantised(outputs: dict[str, Tensor]) -> Tensor:
+    return outputs["features"] * outputs["feature_scales"].unsqueeze(-1)
+
+
+def test_int8_features_say_the_same_about_a_query():
+    floats, integers = build(), build(feature_dtype="int8")
+    image, query = inputs(floats, 2, 8, 9)
+    expected, features = answer(floats, image, query)["features"], _dequantised(answer(integers, image, query))
+    cosine = nn.functional.cosine_similarity(features, expected, dim=-1)
+    assert cosine.min() > 0.999

@@ -63,7 +63,7 @@ def export_spec(*, query_tokens: bool = False, **model_kwargs: Any) -> ExportSpe
         example_inputs=args,
         example_kwargs=kwargs,
         dynamic_shapes=dynamic,
-        tolerances=output_tolerances(),
+        tolerances=output_tolerances(model),
         name="arr_coc",
         draw_inputs=draw,
     )
@@ -103,20 +103,26 @@ def features_spec(*, dim: int = 1024, **model_kwargs: Any) -> ExportSpec:
             "features": {0: batch, 1: gh, 2: gw},
             "query": {0: batch},
         },
-        tolerances=output_tolerances(),
+        tolerances=output_tolerances(model),
         name="arr_coc_features",
         draw_inputs=draw,
     )
 
 
-def output_tolerances() -> dict[str, Tolerance]:
+def output_tolerances(model: ARRCOC) -> dict[str, Tolerance]:
     """How far the outputs may be from eager's where the dtype's default does not say it: all but scores and relevance.
 
     A compiled program sums in another order; what it selects may then differ where two relevances are as good as equal,
     and a budget by the one token that rounding gives.
     """
+    features = {"features": Tolerance(1e-3, 1e-4, rows_of="indices")}
+    if model.attending.feature_dtype == "int8":
+        features = {
+            "features": Tolerance(0.0, 1.0, rows_of="indices"),
+            "feature_scales": Tolerance(1e-3, 1e-6, rows_of="indices"),
+        }
     return {
-        "features": Tolerance(1e-3, 1e-4, rows_of="indices"),
+        **features,
         "indices": Tolerance(0.0, 0.0, ranking_of="relevance"),
         "budgets": Tolerance(0.0, 1.0),
         "positions": Tolerance(0.0, 1e-6, rows_of="indices"),

@@ -10,21 +10,26 @@ from torch import Tensor, nn
 
 from exportkit.errors import UsageError
 from exportkit.ops.allocate_lod_tokens import allocate_lod_tokens
+from exportkit.ops.rms_norm_quantize import rms_norm_quantize
 from exportkit.ops.top_k_patches import top_k_patches
 
 Gating = Literal["scale", "straight-through"]
 GATINGS: tuple[Gating, ...] = ("scale", "straight-through")
+FeatureDtype = Literal["float", "int8"]
+FEATURE_DTYPES: tuple[FeatureDtype, ...] = ("float", "int8")
+RMS_FLOOR = 1e-6  # added to mean squares, so that a row of zeros has a root
 
 
 class Selection(NamedTuple):
     """The patches that were kept, most relevant first.
 
     Attributes:
-        features: [B, K, D], gated by their scores.
+        features: [B, K, D], gated by their scores; int8 where there are scales.
         indices: int64 [B, K], into the patches in row-major order.
         budgets: int64 [B, K], in tokens.
         scores: [B, K], the relevance of each.
         positions: float32 [B, K, 2], the centre of each as (y, x), fractions of height and width.
+        feature_scales: float32 [B, K], what to multiply int8 features by, gates included.
     """
 
     features: Tensor
@@ -32,6 +37,7 @@ class Selection(NamedTuple):
     budgets: Tensor
     scores: Tensor
     positions: Tensor
+    feature_scales: Tensor | None = None
 
 
 class Attending(nn.Module):
@@ -43,6 +49,8 @@ class Attending(nn.Module):
         k: How many patches to keep, at least 1.
         gating: "scale" multiplies features by their score. "straight-through" leaves their values as they are and
             lets the gradient through as if they had been multiplied.
+        feature_dtype: "float" gives features in the model's dtype. "int8" rounds them, when evaluating, to 127 steps a
+            side of the largest of a patch, for a quarter of the bytes or less; rounding has no gradient to train by.
         min_tokens: Budget of a patch of relevance 0.
         max_tokens: Budget of a patch of relevance 1.
         gamma: Exponent on relevance; above 1 favours the few best.
@@ -54,6 +62,7 @@ class Attending(nn.Module):
         k: int = 200,
         *,
         gating: Gating = "scale",
+        feature_dtype: FeatureDtype = "float",
         min_tokens: int = 64,
         max_tokens: int = 400,
         gamma: float = 1.0,
@@ -64,6 +73,8 @@ class Attending(nn.Module):
             raise UsageError(f"k must be at least 1, got {k}")
         if gating not in GATINGS:
             raise UsageError(f"gating must be one of {', '.join(GATINGS)}, got {gating!r}")
+        if feature_dtype not in FEATURE_DTYPES:
+            raise UsageError(f"feature_dtype must be one of {', '.join(FEATURE_DTYPES)}, got {feature_dtype!r}")
         if not 0 <= min_tokens <= max_tokens:
             raise UsageError(
                 f"token limits must be 0 <= min <= max, got min_tokens={min_tokens}, max_tokens={max_tokens}"
@@ -74,6 +85,7 @@ class Attending(nn.Module):
             raise UsageError(f"mean_tokens must lie in {min_tokens} to {max_tokens}, got {mean_tokens}")
         self.k = k
         self.gating = gating
+        self.feature_dtype = feature_dtype
         self.min_tokens, self.max_tokens = min_tokens, max_tokens
         self.gamma = float(gamma)
         self.mean_tokens = mean_tokens
@@ -85,12 +97,16 @@ class Attending(nn.Module):
         scores = relevance.gather(1, indices)
         total = None if self.mean_tokens is None else k * self.mean_tokens
         budgets = allocate_lod_tokens(scores.detach(), self.min_tokens, self.max_tokens, self.gamma, total)
-        return Selection(self._gate(kept, scores), indices, budgets, scores, centres(indices, grid))
+        positions = centres(indices, grid)
+        if self.feature_dtype == "int8" and not self.training:
+            steps, scales = self._quantise(kept.detach(), scores)
+            return Selection(steps, indices, budgets, scores, positions, scales)
+        return Selection(self._gate(kept, scores), indices, budgets, scores, positions)
 
     def extra_repr(self) -> str:
         """Shown in the module's repr."""
         tokens = f"tokens={self.min_tokens}..{self.max_tokens}, gamma={self.gamma:g}, mean_tokens={self.mean_tokens}"
-        return f"k={self.k}, gating={self.gating}, {tokens}"
+        return f"k={self.k}, gating={self.gating}, feature_dtype={self.feature_dtype}, {tokens}"
 
     def _gate(self, kept: Tensor, scores: Tensor) -> Tensor:
         gate = scores.unsqueeze(-1)
@@ -98,6 +114,13 @@ class Attending(nn.Module):
             return kept * gate
         # The bracket is exactly 0, so the values stay; its gradient by the score is the feature's value.
         return kept + kept.detach() * (gate - gate.detach())
+
+    def _quantise(self, kept: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """int8 [B, K, D] and float32 scales [B, K], whose product is nearly the gated features."""
+        # Integers do not depend on a row's length, so it goes back into the scale, and the gate with it.
+        steps, scales = rms_norm_quantize(kept, kept.new_ones(kept.shape[-1]), RMS_FLOOR)
+        scales = scales * (kept.float().square().mean(-1) + RMS_FLOOR).sqrt()
+        return steps, scales * scores.float() if self.gating == "scale" else scales
 
 
 def centres(indices: Tensor, grid: tuple[int, int]) -> Tensor:

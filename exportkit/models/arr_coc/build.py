@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.models.arr_coc.attending import Attending, Gating
+from exportkit.models.arr_coc.attending import Attending, FeatureDtype, Gating
 from exportkit.models.arr_coc.balancing import DEFAULT_WEIGHTS, Balancing, FixedBalancer, LearnedBalancer
 from exportkit.models.arr_coc.encoder import (
     SIZES,
@@ -44,6 +44,7 @@ def build(
     temperature: float | None = None,
     invert_entropy: bool = False,
     gating: Gating = "scale",
+    feature_dtype: FeatureDtype = "float",
     min_tokens: int = 64,
     max_tokens: int = 400,
     gamma: float = 1.0,
@@ -74,6 +75,7 @@ def build(
         temperature: Of the entropy's softmax. By default 1, and 0.15 for "filters", whose features are small.
         invert_entropy: Count a peaked feature vector as saying more than an even one, not less.
         gating: "scale" or "straight-through", see Attending.
+        feature_dtype: "float" or "int8", see Attending.
         min_tokens: Budget of a patch of relevance 0.
         max_tokens: Budget of a patch of relevance 1.
         gamma: Exponent on relevance when budgets are made.
@@ -107,6 +109,7 @@ def build(
     attending = Attending(
         k,
         gating=gating,
+        feature_dtype=feature_dtype,
         min_tokens=min_tokens,
         max_tokens=max_tokens,
         gamma=gamma,

@@ -18,6 +18,7 @@ from exportkit.errors import UsageError
 from exportkit.models.arr_coc.linear import SampleLinear
 from exportkit.models.arr_coc.texture import TextureMaps, cut_patches
 from exportkit.ops.bias_relu import bias_relu
+from exportkit.ops.fused_layer_norm import fused_layer_norm
 from exportkit.ops.softmax import softmax
 
 Positions = Literal["sincos", "interpolated"]
@@ -101,7 +102,7 @@ class VisionTransformer(nn.Module):
         elif position_grid is not None:
             raise UsageError('position_grid belongs to positions="interpolated"; sincos positions have no grid')
         self.blocks = nn.ModuleList(Block(measures, layer_scale, activation, attention) for _ in range(measures.depth))
-        self.norm = nn.LayerNorm(measures.dim, eps=1e-6)
+        self.norm = LayerNorm(measures.dim, eps=1e-6)
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
         self._initialise()
@@ -175,10 +176,10 @@ class Block(nn.Module):
 
     def __init__(self, size: Size, layer_scale: bool, activation: Activation, attention: AttentionForm) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(size.dim, eps=1e-6)
+        self.norm1 = LayerNorm(size.dim, eps=1e-6)
         self.attn = Attention(size.dim, size.heads, attention)
         self.ls1 = LayerScale(size.dim) if layer_scale else nn.Identity()
-        self.norm2 = nn.LayerNorm(size.dim, eps=1e-6)
+        self.norm2 = LayerNorm(size.dim, eps=1e-6)
         self.mlp = Mlp(size.dim, 4 * size.dim, activation)
         self.ls2 = LayerScale(size.dim) if layer_scale else nn.Identity()
 
@@ -186,6 +187,14 @@ class Block(nn.Module):
         """[B, M, D] -> [B, M, D]."""
         x = x + self.ls1(self.attn(self.norm1(x)))
         return x + self.ls2(self.mlp(self.norm2(x)))
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` over the last dimension by `fused_layer_norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        return fused_layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class Attention(nn.Module):

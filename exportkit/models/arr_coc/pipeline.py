@@ -67,8 +67,8 @@ class ARRCOC(nn.Module):
         Returns:
             With N patches and K = min(k, N), most relevant first:
             features [B, K, D], gated by their scores; indices int64 [B, K], row-major; budgets int64 [B, K], in tokens;
-            scores [B, K]; positions float32 [B, K, 2], centres (y, x) as fractions of the image; relevance [B, N], of
-            every patch.
+            scores [B, K]; positions float32 [B, K, 2], centres (y, x) as fractions of the image; feature_scales
+            float32 [B, K], only beside int8 features; relevance [B, N], of every patch.
 
         Raises:
             InputError: A shape or dtype that does not fit, said with what is allowed.
@@ -113,7 +113,8 @@ class ARRCOC(nn.Module):
                 self.balancing.invert_entropy,
             )
         selection = self.attending(relevance, features, patch_grid(image, self.encoder.patch_size))
-        return {**selection._asdict(), "relevance": relevance}
+        chosen = {name: tensor for name, tensor in selection._asdict().items() if tensor is not None}
+        return {**chosen, "relevance": relevance}
 
     def _differentiates(self) -> bool:
         return self.training or torch.is_grad_enabled()
