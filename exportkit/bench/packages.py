@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.bench.references import NoOperators, OperatorCalled, References
-from exportkit.bench.results import OURS, Measurement, Row
+from exportkit.bench.results import OURS, OURS_EAGER, Measurement, Row
 from exportkit.bench.timing import Alternative, Within, measure
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.cases import draw_inputs, eager_mode, state_sha256
@@ -32,7 +32,7 @@ from exportkit.verify.compare import compare_outputs
 from exportkit.verify.outcomes import Match
 from exportkit.verify.verify import input_texts
 
-EAGER, OPERATORS, COMPILE = "eager", "eager with operators", "compile"
+EAGER, COMPILE = "eager", "compile"
 ALTERNATIVES = (EAGER, COMPILE)
 
 _Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -269,7 +269,7 @@ def _eager_ways(spec: ExportSpec | None, manifest: Manifest, replaced: bool, opt
     if EAGER in options.against:
         ways.append(_Way(EAGER, what, spec.model, lambda: plain))
         if ours and replaced:
-            ways.append(_Way(OPERATORS, "the eager model", spec.model))
+            ways.append(_Way(OURS_EAGER, "the eager model", spec.model))
     if COMPILE in options.against:
         torch._dynamo.reset()  # or the next size would be compiled for any size
         ways.append(_Way(COMPILE, f"torch.compile of {what}", torch.compile(spec.model, dynamic=False), lambda: plain))

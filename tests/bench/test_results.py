@@ -42,6 +42,7 @@ def test_results_of_another_shape_or_version_are_refused(tmp_path, change, messa
 def test_the_best_alternative_is_the_fastest_and_its_ratio_is_to_ours():
     assert row(ours=2.0, eager=8.0, compile=3.0).best == ("compile", 1.5)
     assert row(ours=2.0, eager=1.0).best == ("eager", 0.5)
+    assert row(ours=2.0, **{"eager": 4.0, "eager with operators": 3.0}).best == ("eager", 2.0)
     assert row().best is None
 
 
