@@ -47,6 +47,17 @@ def test_many_ties_at_every_size(dtype: torch.dtype, k: int, device: torch.devic
     assert torch.equal(indices, torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :k])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("k", [1, 200, 2048, 2049])
+def test_samples_so_large_that_blocks_share_them(dtype: torch.dtype, k: int, device: torch.device):
+    scores = torch.rand(2, 300_001, device=device).to(dtype)
+    scores[1, 1000:] = scores[1, :1].clone()  # nearly all of a sample equal
+    features = torch.arange(300_001, device=device, dtype=torch.float32).expand(2, -1)[..., None]
+    selected, indices = ops.top_k_patches(scores, features, k)
+    assert torch.equal(indices, torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :k])
+    assert torch.equal(selected[..., 0].long(), indices)
+
+
 @pytest.mark.parametrize("spread", [1e-7, 1.0, 1e30])
 def test_scores_that_share_their_leading_bits(spread: float, device: torch.device):
     """Digits that do not separate the keys must not end the search early."""
@@ -92,6 +103,25 @@ def test_only_scores_need_a_gradient(device: torch.device):
     gated = (selected * 1 + scores[:, :3, None]).sum()
     gated.backward()
     assert scores.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("batch", "patches", "width", "k"),
+    [
+        *((2, 9, 1, 5), (3, 1000, 1, 1000), (2, 40, 7, 13), (5, 33, 12, 1), (2, 50, 5000, 7), (1, 64, 1030, 64)),
+        *((1, 300, 8, 0), (2, 20_000, 3, 19_999), (1, 300_000, 1, 500)),
+    ],
+)
+def test_the_gradient_writes_every_row(
+    batch: int, patches: int, width: int, k: int, dtype: torch.dtype, device: torch.device
+):
+    grad = torch.randn(batch, k, width + 1, device=device, dtype=dtype)[..., 1:]
+    indices = torch.rand(batch, patches, device=device).argsort(-1)[:, :k]
+    where = indices[..., None].expand(-1, -1, width)
+    expected = torch.zeros(batch, patches, width, device=device, dtype=dtype).scatter(1, where, grad)
+    assert torch.equal(ops.top_k_patches_grad(grad, indices, patches), expected)
+    assert torch.equal(ops.top_k_patches_grad(grad.contiguous(), indices, patches), expected)
 
 
 def test_the_gradient_refuses_an_index_out_of_range():

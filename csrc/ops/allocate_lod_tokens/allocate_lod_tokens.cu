@@ -60,6 +60,7 @@ __global__ __launch_bounds__(kSelectThreads) void allocate_total_kernel(const T*
                                                                         int64_t count, int64_t min_tokens,
                                                                         int64_t spread, double gamma, int64_t extra) {
   __shared__ SelectShared select;
+  __shared__ int64_t remainders[kSelectThreads];
   __shared__ int64_t sums[kSelectWarps];
   __shared__ double highest_of[kSelectWarps];
   for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
@@ -74,11 +75,19 @@ __global__ __launch_bounds__(kSelectThreads) void allocate_total_kernel(const T*
     for (int64_t i = threadIdx.x; i < count; i += kSelectThreads)
       given += level.fills(row[i], spread) ? 0 : shares.product(row[i]) / shares.sum;
     const int64_t missing = level.rest - block_sum(given, sums);
-    if (missing > 0) {
-      // The largest remainders first; full elements have none, and there are more remainders than missing tokens.
-      const auto key_at = [&](int64_t i) {
-        return ~uint64_t(level.fills(row[i], spread) ? 0 : shares.product(row[i]) % shares.sum);
-      };
+    // The largest remainders first; full elements have none, and there are more remainders than missing tokens.
+    const auto remainder = [&](int64_t i) {
+      return level.fills(row[i], spread) ? 0 : shares.product(row[i]) % shares.sum;
+    };
+    if (missing > 0 && count <= kSelectThreads) {
+      const int64_t mine = threadIdx.x < count ? remainder(threadIdx.x) : -1;
+      remainders[threadIdx.x] = mine;
+      __syncthreads();
+      int64_t before = 0;
+      for (int j = 0; j < int(count); ++j) before += remainders[j] > mine || (remainders[j] == mine && j < threadIdx.x);
+      if (threadIdx.x < count && before < missing) row[threadIdx.x] = ~row[threadIdx.x];
+    } else if (missing > 0) {
+      const auto key_at = [&](int64_t i) { return ~uint64_t(remainder(i)); };
       const Cut<uint64_t> cut = block_select<64, uint64_t>(key_at, count, missing, select);
       block_compact(cut, key_at, count, sums, [row](int64_t i, int64_t, uint64_t) { row[i] = ~row[i]; });
     }

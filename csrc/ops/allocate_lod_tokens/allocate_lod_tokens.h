@@ -42,7 +42,7 @@ C10_HOST_DEVICE inline double lod_score(double score) { return score > 0 ? (scor
 C10_HOST_DEVICE inline double lod_power(double score, double gamma) {
   if (gamma == 1) return score;
   constexpr double steps = 281474976710656.0;  // 2^48
-  return floor(pow(score, gamma) * steps + 0.5) / steps;
+  return floor((gamma == 2 ? score * score : pow(score, gamma)) * steps + 0.5) / steps;
 }
 
 // (score / highest)^gamma in steps of 2^-32. Weights are integers, so that sums and comparisons are exact and do not

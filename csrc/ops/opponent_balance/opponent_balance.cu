@@ -22,22 +22,41 @@ struct Balance {
   __device__ A operator()(A e, A s, A a) const { return (c * e + p * s + f * a) / sum; }
 };
 
-template <class T>
+// 16 bytes of each tensor a thread, where kVector elements of T are that and divide `count`.
+template <class T, int kVector>
+struct alignas(sizeof(T) * kVector) Vector {
+  T value[kVector];
+};
+
+// `parts` blocks a sample.
+template <class T, int kVector>
 __global__ void balance_kernel(const T* entropy, const T* salience, const T* alignment, const T* weights, T* out,
-                               int64_t total, int64_t count, int64_t weight_stride, bool invert) {
+                               int64_t batch, int64_t count, unsigned parts, int64_t weight_stride, bool invert) {
   using A = accumulate_t<T>;
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < total; i += int64_t(gridDim.x) * kThreads) {
-    const Balance<A> balance(weights + (weight_stride ? i / count * weight_stride : 0));
-    const A e = A(entropy[i]), raw = balance(invert ? 1 - e : e, A(salience[i]), A(alignment[i]));
-    out[i] = T(raw < 0 ? A(0) : raw > 1 ? A(1) : raw);  // NaN stays, as in torch.clamp
+  using V = Vector<T, kVector>;
+  for (int64_t item = blockIdx.x; item < batch * parts; item += gridDim.x) {
+    const int64_t sample = item / parts, first = item % parts * kThreads + threadIdx.x;
+    const Balance<A> balance(weights + sample * weight_stride);
+    const auto vectors = [&](auto* tensor) { return reinterpret_cast<V*>(const_cast<T*>(tensor) + sample * count); };
+    for (int64_t i = first; i < count / kVector; i += int64_t(parts) * kThreads) {
+      const V e = vectors(entropy)[i], s = vectors(salience)[i], a = vectors(alignment)[i];
+      V result;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        const A raw = balance(invert ? 1 - A(e.value[j]) : A(e.value[j]), A(s.value[j]), A(a.value[j]));
+        result.value[j] = T(raw < 0 ? A(0) : raw > 1 ? A(1) : raw);  // NaN stays, as in torch.clamp
+      }
+      vectors(out)[i] = result;
+    }
   }
 }
 
-// A block a chunk of one sample. Null outputs are not needed; `partial` is [B, chunks, 3].
-template <class T>
+// A block a chunk of one sample. Null outputs are not needed; `partial` is [B, chunks, 3], or the gradient of the
+// weights itself where that is the sum of one chunk.
+template <class T, class Partial>
 __global__ void balance_grad_kernel(const T* grad, const T* entropy, const T* salience, const T* alignment,
                                     const T* weights, T* grad_entropy, T* grad_salience, T* grad_alignment,
-                                    accumulate_t<T>* partial, int64_t batch, int64_t count, int64_t chunks,
+                                    Partial* partial, int64_t batch, int64_t count, int64_t chunks,
                                     int64_t weight_stride, bool invert) {
   using A = accumulate_t<T>;
   __shared__ A shared[kWarps];
@@ -61,9 +80,9 @@ __global__ void balance_grad_kernel(const T* grad, const T* entropy, const T* sa
     sum_p = block_sum(sum_p, shared);
     sum_f = block_sum(sum_f, shared);
     if (threadIdx.x == 0) {
-      partial[item * 3] = sum_c;
-      partial[item * 3 + 1] = sum_p;
-      partial[item * 3 + 2] = sum_f;
+      partial[item * 3] = Partial(sum_c);
+      partial[item * 3 + 1] = Partial(sum_p);
+      partial[item * 3 + 2] = Partial(sum_f);
     }
   }
 }
@@ -94,10 +113,21 @@ Tensor opponent_balance_cuda(const Tensor& entropy, const Tensor& salience, cons
   if (total == 0) return scores;
   dispatch_floating(e.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
-    balance_kernel<T><<<grid_size(total, kThreads), kThreads, 0, scope.stream()>>>(
-        static_cast<const T*>(e.const_data_ptr()), static_cast<const T*>(s.const_data_ptr()),
-        static_cast<const T*>(a.const_data_ptr()), static_cast<const T*>(w.const_data_ptr()),
-        static_cast<T*>(scores.mutable_data_ptr()), total, count, w.dim() == 2 ? 3 : 0, invert_entropy);
+    constexpr int kVector = 16 / sizeof(T);
+    const T* in[] = {static_cast<const T*>(e.const_data_ptr()), static_cast<const T*>(s.const_data_ptr()),
+                     static_cast<const T*>(a.const_data_ptr())};
+    T* out = static_cast<T*>(scores.mutable_data_ptr());
+    // Where the samples share their weights they are one.
+    const bool shared = w.dim() == 1;
+    const int64_t samples = shared ? 1 : batch, each = shared ? total : count;
+    uintptr_t bits = reinterpret_cast<uintptr_t>(out);
+    for (const T* tensor : in) bits |= reinterpret_cast<uintptr_t>(tensor);
+    const bool wide = bits % 16 == 0 && each % kVector == 0;
+    const unsigned parts = grid_size(each, kThreads * (wide ? kVector : 1));
+    const auto kernel = wide ? balance_kernel<T, kVector> : balance_kernel<T, 1>;
+    kernel<<<grid_size(samples * parts, 1), kThreads, 0, scope.stream()>>>(
+        in[0], in[1], in[2], static_cast<const T*>(w.const_data_ptr()), out, samples, each, parts, shared ? 0 : 3,
+        invert_entropy);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
   return scores;
@@ -128,21 +158,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cuda(const Tens
     using T = decltype(tag);
     using A = accumulate_t<T>;
     constexpr auto kPartial = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
-    Tensor partial = torch::stable::new_empty(e, {need_weights ? batch * chunks * 3 : 0}, kPartial);
     const auto output = [](Tensor& tensor, bool needed) {
       return needed ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
     };
-    A* partial_out = need_weights ? static_cast<A*>(partial.mutable_data_ptr()) : nullptr;
-    balance_grad_kernel<T><<<grid_size(batch * chunks, 1), kThreads, 0, scope.stream()>>>(
-        static_cast<const T*>(g.const_data_ptr()), static_cast<const T*>(e.const_data_ptr()),
-        static_cast<const T*>(s.const_data_ptr()), static_cast<const T*>(a.const_data_ptr()),
-        static_cast<const T*>(w.const_data_ptr()), output(grad_e, need_entropy), output(grad_s, need_salience),
-        output(grad_a, need_alignment), partial_out, batch, count, chunks, weight_stride, invert_entropy);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-    if (!need_weights) return;
-    const int64_t rows = weight_stride ? batch : 1;
-    weights_grad_kernel<T><<<grid_size(rows, 1), kThreads, 0, scope.stream()>>>(
-        partial_out, output(grad_w, true), rows, weight_stride ? chunks : batch * chunks);
+    const auto launch = [&](auto* partial) {
+      balance_grad_kernel<<<grid_size(batch * chunks, 1), kThreads, 0, scope.stream()>>>(
+          static_cast<const T*>(g.const_data_ptr()), static_cast<const T*>(e.const_data_ptr()),
+          static_cast<const T*>(s.const_data_ptr()), static_cast<const T*>(a.const_data_ptr()),
+          static_cast<const T*>(w.const_data_ptr()), output(grad_e, need_entropy), output(grad_s, need_salience),
+          output(grad_a, need_alignment), partial, batch, count, chunks, weight_stride, invert_entropy);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+    };
+    const int64_t rows = weight_stride ? batch : 1, per_row = batch * chunks / rows;
+    if (!need_weights || per_row == 1) return launch(output(grad_w, need_weights));
+    Tensor partial = torch::stable::new_empty(e, {batch * chunks * 3}, kPartial);
+    A* sums = static_cast<A*>(partial.mutable_data_ptr());
+    launch(sums);
+    weights_grad_kernel<T>
+        <<<grid_size(rows, 1), kThreads, 0, scope.stream()>>>(sums, output(grad_w, true), rows, per_row);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
   return {grad_e, grad_s, grad_a, grad_w};

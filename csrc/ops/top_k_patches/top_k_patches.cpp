@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "common/cpu.h"
@@ -12,22 +13,106 @@
 namespace arr_coc {
 namespace {
 
-// Indices are unique, so this order is strict: an unstable selection has one result.
 template <class Key>
 struct Ranked {
   Key key;
   int64_t index;
+  // Indices are unique, so this order is strict.
   bool operator<(const Ranked& other) const { return key != other.key ? key < other.key : index < other.index; }
 };
 
 template <class T>
-void select_row(const T* scores, int64_t n, int64_t k, std::vector<Ranked<ordered_key_t<T>>>& ranked, int64_t* out) {
-  ranked.resize(n);
-  for (int64_t i = 0; i < n; ++i) ranked[i] = {descending_key(scores[i]), i};
-  if (k < n) std::nth_element(ranked.begin(), ranked.begin() + k, ranked.end());
-  std::sort(ranked.begin(), ranked.begin() + k);
-  for (int64_t j = 0; j < k; ++j) out[j] = ranked[j].index;
+ARR_COC_EVERY_ISA void write_keys(const T* scores, int64_t n, ordered_key_t<T>* keys) {
+  for (int64_t i = 0; i < n; ++i) keys[i] = descending_key(scores[i]);
 }
+
+// Finds the k best of a row and sorts them. All loops are without branches that depend on the scores: those of a
+// selection by comparison are mispredicted half the time.
+template <class T>
+class RowSelection {
+ public:
+  using Key = ordered_key_t<T>;
+
+  void operator()(const T* scores, int64_t n, int64_t k, int64_t* out) {
+    keys_.resize(n);
+    write_keys(scores, n, keys_.data());
+    chosen_.resize(k + 1);  // one more is written, and left out
+    if (k < n) {
+      find_cut(n, k);
+      take_chosen(n);
+    } else {
+      for (int64_t i = 0; i < n; ++i) chosen_[i] = {keys_[i], i};
+    }
+    chosen_.pop_back();
+    sort_chosen();
+    for (int64_t j = 0; j < k; ++j) out[j] = chosen_[j].index;
+  }
+
+ private:
+  static constexpr int kBits = OrderedKey<T>::bits, kSelectBits = 11, kSortBits = 8;
+
+  // The k best are those with (key >> shift_) < prefix_, and the first ties_ with (key >> shift_) == prefix_: found
+  // by one digit of the keys after another, from the top.
+  void find_cut(int64_t n, int64_t k) {
+    const Key* keys = keys_.data();
+    candidates_.resize(n + 1);
+    prefix_ = 0;
+    ties_ = k;
+    for (int top = kBits;;) {
+      shift_ = std::max(0, top - kSelectBits);
+      const Key mask = (Key(1) << (top - shift_)) - 1;
+      int64_t counts[1 << kSelectBits] = {};
+      for (int64_t i = 0; i < n; ++i) ++counts[(keys[i] >> shift_) & mask];
+      Key bin = 0;
+      while (counts[bin] < ties_) ties_ -= counts[bin++];
+      prefix_ = (top == kBits ? 0 : prefix_ << (top - shift_)) | bin;
+      if (shift_ == 0 || counts[bin] == ties_) return;
+      int64_t kept = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        candidates_[kept] = keys[i];
+        kept += ((keys[i] >> shift_) & mask) == bin;
+      }
+      keys = candidates_.data();
+      n = kept;
+      top = shift_;
+    }
+  }
+
+  void take_chosen(int64_t n) {
+    int64_t place = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const Key high = keys_[i] >> shift_;
+      const int64_t tie = int64_t(high == prefix_) & int64_t(ties_ > 0);
+      chosen_[place] = {keys_[i], i};
+      place += int64_t(high < prefix_) | tie;
+      ties_ -= tie;
+    }
+  }
+
+  // By the lowest digit first, each sort stable: what began in the order of the index ends so among equal keys.
+  void sort_chosen() {
+    const int64_t k = int64_t(chosen_.size());
+    if (k <= 32) return std::sort(chosen_.begin(), chosen_.end());
+    constexpr int digits = kBits / kSortBits, bins = 1 << kSortBits;
+    int64_t places[digits][bins] = {};
+    for (const auto& item : chosen_)
+      for (int digit = 0; digit < digits; ++digit) ++places[digit][(item.key >> (digit * kSortBits)) % bins];
+    sorted_.resize(k);
+    for (int digit = 0; digit < digits; ++digit) {
+      if (places[digit][(chosen_[0].key >> (digit * kSortBits)) % bins] == k) continue;  // all have this one
+      int64_t before = 0;
+      for (int64_t& place : places[digit]) before += std::exchange(place, before);
+      for (const auto& item : chosen_) sorted_[places[digit][(item.key >> (digit * kSortBits)) % bins]++] = item;
+      std::swap(chosen_, sorted_);
+    }
+  }
+
+  std::vector<Key> keys_, candidates_;
+  std::vector<Ranked<Key>> chosen_, sorted_;
+  Key prefix_;
+  int shift_;
+  int64_t ties_;
+};
 
 std::tuple<Tensor, Tensor> top_k_patches_cpu(const Tensor& relevance_scores, const Tensor& features, int64_t k) {
   check_top_k_patches(relevance_scores, features, k);
@@ -41,8 +126,8 @@ std::tuple<Tensor, Tensor> top_k_patches_cpu(const Tensor& relevance_scores, con
     using T = decltype(tag);
     const T* in = static_cast<const T*>(scores.const_data_ptr());
     parallel_rows(batch, n * 8, [&](int64_t begin, int64_t end) {
-      std::vector<Ranked<ordered_key_t<T>>> ranked;
-      for (int64_t b = begin; b < end; ++b) select_row(in + b * n, n, k, ranked, chosen + b * k);
+      RowSelection<T> select;
+      for (int64_t b = begin; b < end; ++b) select(in + b * n, n, k, chosen + b * k);
     });
   });
   const RowsOf rows = rows_of(from);

@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / kWarpSize;
 constexpr int kMostPlaced = 2048;  // chosen keys that a block holds in shared memory
 constexpr int kTileItems = 8;      // keys of a thread, where blocks walk a share
-constexpr int kGradThreads = 256, kGradFlight = 4, kMostGradRows = 8192;
+constexpr int kGradThreads = 256, kGradFlight = 8, kMostGradRows = 8192;
 
 // Selection compacts in the order of the index, so the slot an element got there breaks ties as its index does.
 template <class Key>
@@ -316,11 +316,11 @@ void copy_rows(const RowCopy& rows, const int64_t* indices, int64_t limit, int64
 }
 
 // Each block writes its own `share` of rows, once: where an index says so the row of that place, else zeros. It finds
-// the places by reading all the indices of its sample.
+// the places by reading all the indices of its sample. `group` threads, of one warp, write a row.
 template <class Unit>
 __global__ __launch_bounds__(kGradThreads) void scatter_kernel(RowsOf from, Unit* to, const int64_t* indices,
                                                                int64_t batch, int64_t n, int64_t k, unsigned units,
-                                                               unsigned share, unsigned parts) {
+                                                               unsigned group, unsigned share, unsigned parts) {
   extern __shared__ unsigned place_of[];  // plus one, by row
   for (int64_t item = blockIdx.x; item < batch * parts; item += gridDim.x) {
     const int64_t b = item / parts, first = item % parts * share;
@@ -334,20 +334,19 @@ __global__ __launch_bounds__(kGradThreads) void scatter_kernel(RowsOf from, Unit
     }
     __syncthreads();
     const char* sample = from.base + b * from.sample_stride;
-    Unit* target = to + (b * n + first) * units;
-    for (unsigned base = threadIdx.x; base < rows * units; base += kGradFlight * kGradThreads) {
-      Unit values[kGradFlight] = {};
+    for (unsigned row = threadIdx.x / group; row < rows; row += kGradThreads / group) {
+      const unsigned place = place_of[row];
+      const Unit* source = reinterpret_cast<const Unit*>(sample + (int64_t(place) - 1) * from.row_stride);
+      Unit* target = to + (b * n + first + row) * units;
+      for (unsigned unit = threadIdx.x % group; unit < units; unit += kGradFlight * group) {
+        Unit values[kGradFlight] = {};
 #pragma unroll
-      for (int i = 0; i < kGradFlight; ++i) {
-        const unsigned unit = base + i * kGradThreads;
-        if (unit >= rows * units) continue;
-        const unsigned row = unit / units, place = place_of[row];
-        if (place)
-          values[i] = __ldg(reinterpret_cast<const Unit*>(sample + (place - 1) * from.row_stride) + unit % units);
+        for (int i = 0; i < kGradFlight; ++i)
+          if (place && unit + i * group < units) values[i] = __ldg(source + unit + i * group);
+#pragma unroll
+        for (int i = 0; i < kGradFlight; ++i)
+          if (unit + i * group < units) target[unit + i * group] = values[i];
       }
-#pragma unroll
-      for (int i = 0; i < kGradFlight; ++i)
-        if (base + i * kGradThreads < rows * units) target[base + i * kGradThreads] = values[i];
     }
     __syncthreads();
   }
@@ -472,9 +471,12 @@ bool scatter(const RowCopy& rows, const int64_t* indices, int64_t batch, int64_t
   const int64_t few_reads = std::min(n, (8 * n + rows.bytes - 1) / rows.bytes);
   const int64_t share = std::max({std::min(even, large), few_reads, int64_t(1)}), parts = (n + share - 1) / share;
   if (share > kMostGradRows || share * rows.bytes > UINT32_MAX || k >= UINT32_MAX) return false;
+  const unsigned units = unsigned(rows.bytes / sizeof(Unit));
+  unsigned group = 1;
+  while (group < kWarpSize && group < units) group *= 2;
   scatter_kernel<Unit><<<grid_size(batch * parts, 1), kGradThreads, share * sizeof(unsigned), stream>>>(
-      rows.from, reinterpret_cast<Unit*>(rows.to.base), indices, batch, n, k, unsigned(rows.bytes / sizeof(Unit)),
-      unsigned(share), unsigned(parts));
+      rows.from, reinterpret_cast<Unit*>(rows.to.base), indices, batch, n, k, units, group, unsigned(share),
+      unsigned(parts));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   return true;
 }
