@@ -10,6 +10,7 @@ import torch
 
 from exportkit.libraries import registered_schemas
 from exportkit.ops import SPECS, OpSpec
+from exportkit.ops.triton import SPECS as TRITON_SPECS
 
 ROOT = Path(__file__).parents[2]
 REGISTERED = sorted(name.removeprefix("arr_coc::") for name in registered_schemas("arr_coc"))
@@ -63,3 +64,13 @@ def test_an_operator_module_has_its_four_files_and_a_spec_of_its_name(module: st
 
 def test_every_folder_of_kernels_belongs_to_a_module():
     assert sorted(path.name for path in (ROOT / "csrc" / "ops").iterdir() if path.is_dir()) == MODULES
+
+
+def test_an_operator_in_triton_is_one_module_with_a_spec_of_its_name():
+    """What four files are to an operator in C++: kernel, fake and decomposition are one function."""
+    folder = ROOT / "exportkit" / "ops" / "triton"
+    modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    assert modules == {name.removesuffix("_grad") for name in TRITON_SPECS}
+    assert sorted(TRITON_SPECS) == sorted(
+        n.removeprefix("arr_coc_triton::") for n in registered_schemas("arr_coc_triton")
+    )

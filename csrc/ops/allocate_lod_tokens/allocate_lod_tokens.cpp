@@ -70,7 +70,7 @@ Tensor allocate_lod_tokens_cpu(const Tensor& scores, int64_t min_tokens, int64_t
   check_allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total);
   const Tensor x = as_contiguous(scores);
   const int64_t batch = x.size(0), count = x.size(1), spread = max_tokens - min_tokens;
-  Tensor tokens = torch::stable::new_empty(x, {batch, count}, ScalarType::Long);
+  Tensor tokens = allocate(x, {batch, count}, ScalarType::Long);
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     const T* in = static_cast<const T*>(x.const_data_ptr());

@@ -16,6 +16,8 @@ __global__ void allocate_kernel(const T* scores, int64_t* tokens, int64_t size, 
   }
 }
 
+constexpr int kMostCompared = 256;  // elements each of which is compared with all: up to there it is the quickest
+
 // Writes each element's clamped score into its place and returns the highest, to every thread.
 template <class T>
 __device__ double write_scores(const T* scores, int64_t* tokens, int64_t count, double* shared) {
@@ -60,7 +62,7 @@ __global__ __launch_bounds__(kSelectThreads) void allocate_total_kernel(const T*
                                                                         int64_t count, int64_t min_tokens,
                                                                         int64_t spread, double gamma, int64_t extra) {
   __shared__ SelectShared select;
-  __shared__ int64_t remainders[kSelectThreads];
+  __shared__ int64_t remainders[kMostCompared];
   __shared__ int64_t sums[kSelectWarps];
   __shared__ double highest_of[kSelectWarps];
   for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
@@ -79,13 +81,17 @@ __global__ __launch_bounds__(kSelectThreads) void allocate_total_kernel(const T*
     const auto remainder = [&](int64_t i) {
       return level.fills(row[i], spread) ? 0 : shares.product(row[i]) % shares.sum;
     };
-    if (missing > 0 && count <= kSelectThreads) {
-      const int64_t mine = threadIdx.x < count ? remainder(threadIdx.x) : -1;
-      remainders[threadIdx.x] = mine;
+    if (missing > 0 && count <= kMostCompared) {
+      if (threadIdx.x < count) remainders[threadIdx.x] = remainder(threadIdx.x);
       __syncthreads();
-      int64_t before = 0;
-      for (int j = 0; j < int(count); ++j) before += remainders[j] > mine || (remainders[j] == mine && j < threadIdx.x);
-      if (threadIdx.x < count && before < missing) row[threadIdx.x] = ~row[threadIdx.x];
+      if (threadIdx.x < count) {
+        const int64_t mine = remainders[threadIdx.x];
+        int before = 0;
+#pragma unroll 8
+        for (int j = 0; j < int(count); ++j)
+          before += remainders[j] > mine || (remainders[j] == mine && j < int(threadIdx.x));
+        if (before < missing) row[threadIdx.x] = ~row[threadIdx.x];
+      }
     } else if (missing > 0) {
       const auto key_at = [&](int64_t i) { return ~uint64_t(remainder(i)); };
       const Cut<uint64_t> cut = block_select<64, uint64_t>(key_at, count, missing, select);
@@ -107,7 +113,7 @@ Tensor allocate_lod_tokens_cuda(const Tensor& scores, int64_t min_tokens, int64_
   const CudaScope scope(scores);
   const Tensor x = as_contiguous(scores);
   const int64_t batch = x.size(0), count = x.size(1), spread = max_tokens - min_tokens;
-  Tensor tokens = torch::stable::new_empty(x, {batch, count}, ScalarType::Long);
+  Tensor tokens = allocate(x, {batch, count}, ScalarType::Long);
   if (batch * count == 0) return tokens;
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "common/allocate.h"
 #include "common/checks.h"
 #include "common/contiguous.h"
 

@@ -22,58 +22,81 @@ struct Balance {
   __device__ A operator()(A e, A s, A a) const { return (c * e + p * s + f * a) / sum; }
 };
 
-// 16 bytes of each tensor a thread, where kVector elements of T are that and divide `count`.
+// kVector elements, 16 bytes where they are more than one: they then divide a sample, and the addresses allow it.
 template <class T, int kVector>
 struct alignas(sizeof(T) * kVector) Vector {
   T value[kVector];
 };
 
-// `parts` blocks a sample.
 template <class T, int kVector>
 __global__ void balance_kernel(const T* entropy, const T* salience, const T* alignment, const T* weights, T* out,
-                               int64_t batch, int64_t count, unsigned parts, int64_t weight_stride, bool invert) {
+                               int64_t total, int64_t count, int64_t weight_stride, bool invert) {
   using A = accumulate_t<T>;
   using V = Vector<T, kVector>;
-  for (int64_t item = blockIdx.x; item < batch * parts; item += gridDim.x) {
-    const int64_t sample = item / parts, first = item % parts * kThreads + threadIdx.x;
-    const Balance<A> balance(weights + sample * weight_stride);
-    const auto vectors = [&](auto* tensor) { return reinterpret_cast<V*>(const_cast<T*>(tensor) + sample * count); };
-    for (int64_t i = first; i < count / kVector; i += int64_t(parts) * kThreads) {
-      const V e = vectors(entropy)[i], s = vectors(salience)[i], a = vectors(alignment)[i];
-      V result;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < total / kVector;
+       i += int64_t(gridDim.x) * kThreads) {
+    const V e = reinterpret_cast<const V*>(entropy)[i], s = reinterpret_cast<const V*>(salience)[i],
+            a = reinterpret_cast<const V*>(alignment)[i];
+    const Balance<A> balance(weights + (weight_stride ? i * kVector / count * weight_stride : 0));
+    V result;
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        const A raw = balance(invert ? 1 - A(e.value[j]) : A(e.value[j]), A(s.value[j]), A(a.value[j]));
-        result.value[j] = T(raw < 0 ? A(0) : raw > 1 ? A(1) : raw);  // NaN stays, as in torch.clamp
-      }
-      vectors(out)[i] = result;
+    for (int j = 0; j < kVector; ++j) {
+      const A raw = balance(invert ? 1 - A(e.value[j]) : A(e.value[j]), A(s.value[j]), A(a.value[j]));
+      result.value[j] = T(raw < 0 ? A(0) : raw > 1 ? A(1) : raw);  // NaN stays, as in torch.clamp
     }
+    reinterpret_cast<V*>(out)[i] = result;
   }
 }
 
-// A block a chunk of one sample. Null outputs are not needed; `partial` is [B, chunks, 3], or the gradient of the
-// weights itself where that is the sum of one chunk.
-template <class T, class Partial>
+// A block a chunk of one sample, kVector neighbours a thread, whether they can be read at once (kWide) or not: the
+// order of the sums does not depend on it. Null outputs are not needed; `partial` is [B, chunks, 3], or the gradient of
+// the weights itself where that is the sum of one chunk.
+template <bool kWide, class T, class Partial>
 __global__ void balance_grad_kernel(const T* grad, const T* entropy, const T* salience, const T* alignment,
                                     const T* weights, T* grad_entropy, T* grad_salience, T* grad_alignment,
                                     Partial* partial, int64_t batch, int64_t count, int64_t chunks,
                                     int64_t weight_stride, bool invert) {
   using A = accumulate_t<T>;
+  constexpr int kVector = 16 / sizeof(T);
+  using V = Vector<T, kVector>;
   __shared__ A shared[kWarps];
   for (int64_t item = blockIdx.x; item < batch * chunks; item += gridDim.x) {
     const int64_t sample = item / chunks, begin = item % chunks * kBalanceChunk;
     const int64_t base = sample * count, end = min(begin + kBalanceChunk, count);
     const Balance<A> balance(weights + sample * weight_stride);
     A sum_c = 0, sum_p = 0, sum_f = 0;
-    for (int64_t i = base + begin + threadIdx.x; i < base + end; i += kThreads) {
-      const A e = A(entropy[i]), x = invert ? 1 - e : e, y = A(salience[i]), z = A(alignment[i]);
-      const A raw = balance(x, y, z), slope = (raw >= 0 && raw <= 1 ? A(grad[i]) : A(0)) / balance.sum;
-      if (grad_entropy) grad_entropy[i] = T(invert ? -slope * balance.c : slope * balance.c);
-      if (grad_salience) grad_salience[i] = T(slope * balance.p);
-      if (grad_alignment) grad_alignment[i] = T(slope * balance.f);
-      sum_c += slope * (x - raw);
-      sum_p += slope * (y - raw);
-      sum_f += slope * (z - raw);
+    for (int64_t i = base + begin + threadIdx.x * kVector; i < base + end; i += kThreads * kVector) {
+      const auto load = [&](const T* tensor) {
+        if (kWide) return *reinterpret_cast<const V*>(tensor + i);
+        V vector = {};
+        for (int j = 0; j < kVector && i + j < base + end; ++j) vector.value[j] = tensor[i + j];
+        return vector;
+      };
+      const auto store = [&](T* tensor, const V& vector) {
+        if (!tensor) return;
+        if (kWide) {
+          *reinterpret_cast<V*>(tensor + i) = vector;
+        } else {
+          for (int j = 0; j < kVector && i + j < base + end; ++j) tensor[i + j] = vector.value[j];
+        }
+      };
+      const V g = load(grad), e = load(entropy), s = load(salience), a = load(alignment);
+      V of_e, of_s, of_a;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        if (!kWide && i + j >= base + end) continue;
+        const A x = invert ? 1 - A(e.value[j]) : A(e.value[j]), y = A(s.value[j]), z = A(a.value[j]);
+        const A raw = balance(x, y, z), slope = (raw >= 0 && raw <= 1 ? A(g.value[j]) : A(0)) / balance.sum;
+        of_e.value[j] = T(invert ? -slope * balance.c : slope * balance.c);
+        of_s.value[j] = T(slope * balance.p);
+        of_a.value[j] = T(slope * balance.f);
+        sum_c += slope * (x - raw);
+        sum_p += slope * (y - raw);
+        sum_f += slope * (z - raw);
+      }
+      store(grad_entropy, of_e);
+      store(grad_salience, of_s);
+      store(grad_alignment, of_a);
     }
     if (!partial) continue;  // the same for the whole grid
     sum_c = block_sum(sum_c, shared);
@@ -102,6 +125,14 @@ __global__ void weights_grad_kernel(const accumulate_t<T>* partial, T* grad_weig
   }
 }
 
+// Whether vectors of kVector elements, of 16 bytes, divide the samples of all these tensors.
+template <int kVector>
+bool in_vectors(int64_t count, std::initializer_list<const Tensor*> tensors) {
+  bool aligned = count % kVector == 0;
+  for (const Tensor* tensor : tensors) aligned &= reinterpret_cast<uintptr_t>(tensor->const_data_ptr()) % 16 == 0;
+  return aligned;
+}
+
 Tensor opponent_balance_cuda(const Tensor& entropy, const Tensor& salience, const Tensor& alignment,
                              const Tensor& weights, bool invert_entropy) {
   check_opponent_balance(entropy, salience, alignment, weights);
@@ -109,25 +140,17 @@ Tensor opponent_balance_cuda(const Tensor& entropy, const Tensor& salience, cons
   const Tensor e = as_contiguous(entropy), s = as_contiguous(salience), a = as_contiguous(alignment),
                w = as_contiguous(weights);
   const int64_t batch = e.size(0), count = e.size(1), total = batch * count;
-  Tensor scores = torch::stable::new_empty(e, {batch, count});
+  Tensor scores = allocate(e, {batch, count});
   if (total == 0) return scores;
   dispatch_floating(e.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     constexpr int kVector = 16 / sizeof(T);
-    const T* in[] = {static_cast<const T*>(e.const_data_ptr()), static_cast<const T*>(s.const_data_ptr()),
-                     static_cast<const T*>(a.const_data_ptr())};
-    T* out = static_cast<T*>(scores.mutable_data_ptr());
-    // Where the samples share their weights they are one.
-    const bool shared = w.dim() == 1;
-    const int64_t samples = shared ? 1 : batch, each = shared ? total : count;
-    uintptr_t bits = reinterpret_cast<uintptr_t>(out);
-    for (const T* tensor : in) bits |= reinterpret_cast<uintptr_t>(tensor);
-    const bool wide = bits % 16 == 0 && each % kVector == 0;
-    const unsigned parts = grid_size(each, kThreads * (wide ? kVector : 1));
+    const bool wide = in_vectors<kVector>(count, {&e, &s, &a, &scores});
     const auto kernel = wide ? balance_kernel<T, kVector> : balance_kernel<T, 1>;
-    kernel<<<grid_size(samples * parts, 1), kThreads, 0, scope.stream()>>>(
-        in[0], in[1], in[2], static_cast<const T*>(w.const_data_ptr()), out, samples, each, parts, shared ? 0 : 3,
-        invert_entropy);
+    kernel<<<grid_size(total, kThreads * (wide ? kVector : 1)), kThreads, 0, scope.stream()>>>(
+        static_cast<const T*>(e.const_data_ptr()), static_cast<const T*>(s.const_data_ptr()),
+        static_cast<const T*>(a.const_data_ptr()), static_cast<const T*>(w.const_data_ptr()),
+        static_cast<T*>(scores.mutable_data_ptr()), total, count, w.dim() == 2 ? 3 : 0, invert_entropy);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
   return scores;
@@ -144,12 +167,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cuda(const Tens
                a = as_contiguous(alignment), w = as_contiguous(weights);
   const int64_t batch = e.size(0), count = e.size(1), chunks = (count + kBalanceChunk - 1) / kBalanceChunk;
   const int64_t weight_stride = w.dim() == 2 ? 3 : 0;
-  const auto scores_or_nothing = [&](bool needed) {
-    return needed ? torch::stable::new_empty(e, {batch, count}) : torch::stable::new_empty(e, {0});
-  };
+  const auto scores_or_nothing = [&](bool needed) { return needed ? allocate(e, {batch, count}) : allocate(e, {0}); };
   Tensor grad_e = scores_or_nothing(need_entropy), grad_s = scores_or_nothing(need_salience),
          grad_a = scores_or_nothing(need_alignment);
-  Tensor grad_w = need_weights ? torch::stable::new_empty(w, w.sizes()) : torch::stable::new_empty(w, {0});
+  Tensor grad_w = need_weights ? allocate(w, w.sizes()) : allocate(w, {0});
   if (batch * count == 0) {
     if (need_weights && grad_w.numel() > 0) torch::stable::zero_(grad_w);
     return {grad_e, grad_s, grad_a, grad_w};
@@ -161,8 +182,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cuda(const Tens
     const auto output = [](Tensor& tensor, bool needed) {
       return needed ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
     };
+    constexpr int kVector = 16 / sizeof(T);
+    const bool wide = in_vectors<kVector>(count, {&g, &e, &s, &a, &grad_e, &grad_s, &grad_a});
     const auto launch = [&](auto* partial) {
-      balance_grad_kernel<<<grid_size(batch * chunks, 1), kThreads, 0, scope.stream()>>>(
+      using Partial = std::remove_pointer_t<decltype(partial)>;
+      const auto kernel = wide ? balance_grad_kernel<true, T, Partial> : balance_grad_kernel<false, T, Partial>;
+      kernel<<<grid_size(batch * chunks, 1), kThreads, 0, scope.stream()>>>(
           static_cast<const T*>(g.const_data_ptr()), static_cast<const T*>(e.const_data_ptr()),
           static_cast<const T*>(s.const_data_ptr()), static_cast<const T*>(a.const_data_ptr()),
           static_cast<const T*>(w.const_data_ptr()), output(grad_e, need_entropy), output(grad_s, need_salience),
@@ -171,7 +196,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cuda(const Tens
     };
     const int64_t rows = weight_stride ? batch : 1, per_row = batch * chunks / rows;
     if (!need_weights || per_row == 1) return launch(output(grad_w, need_weights));
-    Tensor partial = torch::stable::new_empty(e, {batch * chunks * 3}, kPartial);
+    Tensor partial = allocate(e, {batch * chunks * 3}, kPartial);
     A* sums = static_cast<A*>(partial.mutable_data_ptr());
     launch(sums);
     weights_grad_kernel<T>

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/allocate.h"
 #include "common/checks.h"
 #include "common/contiguous.h"
 

@@ -118,8 +118,8 @@ std::tuple<Tensor, Tensor> top_k_patches_cpu(const Tensor& relevance_scores, con
   check_top_k_patches(relevance_scores, features, k);
   const Tensor scores = as_contiguous(relevance_scores), from = with_whole_rows(features);
   const int64_t batch = scores.size(0), n = scores.size(1), width = features.size(2);
-  Tensor selected = torch::stable::new_empty(features, {batch, k, width});
-  Tensor indices = torch::stable::new_empty(scores, {batch, k}, ScalarType::Long);
+  Tensor selected = allocate(features, {batch, k, width});
+  Tensor indices = allocate(scores, {batch, k}, ScalarType::Long);
   if (batch * k == 0) return {selected, indices};
   int64_t* chosen = static_cast<int64_t*>(indices.mutable_data_ptr());
   dispatch_floating(scores.scalar_type(), [&](auto tag) {

@@ -12,7 +12,6 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / kWarpSize;
 constexpr int kMostPlaced = 2048;  // chosen keys that a block holds in shared memory
 constexpr int kTileItems = 8;      // keys of a thread, where blocks walk a share
-constexpr int kGradThreads = 256, kGradFlight = 8, kMostGradRows = 8192;
 
 // Selection compacts in the order of the index, so the slot an element got there breaks ties as its index does.
 template <class Key>
@@ -315,43 +314,6 @@ void copy_rows(const RowCopy& rows, const int64_t* indices, int64_t limit, int64
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// Each block writes its own `share` of rows, once: where an index says so the row of that place, else zeros. It finds
-// the places by reading all the indices of its sample. `group` threads, of one warp, write a row.
-template <class Unit>
-__global__ __launch_bounds__(kGradThreads) void scatter_kernel(RowsOf from, Unit* to, const int64_t* indices,
-                                                               int64_t batch, int64_t n, int64_t k, unsigned units,
-                                                               unsigned group, unsigned share, unsigned parts) {
-  extern __shared__ unsigned place_of[];  // plus one, by row
-  for (int64_t item = blockIdx.x; item < batch * parts; item += gridDim.x) {
-    const int64_t b = item / parts, first = item % parts * share;
-    const unsigned rows = unsigned(min(int64_t(share), n - first));
-    for (unsigned row = threadIdx.x; row < rows; row += kGradThreads) place_of[row] = 0;
-    __syncthreads();
-    for (int64_t place = threadIdx.x; place < k; place += kGradThreads) {
-      const int64_t index = indices[b * k + place];
-      assert(0 <= index && index < n);
-      if (first <= index && index < first + rows) place_of[index - first] = unsigned(place) + 1;
-    }
-    __syncthreads();
-    const char* sample = from.base + b * from.sample_stride;
-    for (unsigned row = threadIdx.x / group; row < rows; row += kGradThreads / group) {
-      const unsigned place = place_of[row];
-      const Unit* source = reinterpret_cast<const Unit*>(sample + (int64_t(place) - 1) * from.row_stride);
-      Unit* target = to + (b * n + first + row) * units;
-      for (unsigned unit = threadIdx.x % group; unit < units; unit += kGradFlight * group) {
-        Unit values[kGradFlight] = {};
-#pragma unroll
-        for (int i = 0; i < kGradFlight; ++i)
-          if (place && unit + i * group < units) values[i] = __ldg(source + unit + i * group);
-#pragma unroll
-        for (int i = 0; i < kGradFlight; ++i)
-          if (unit + i * group < units) target[unit + i * group] = values[i];
-      }
-    }
-    __syncthreads();
-  }
-}
-
 unsigned blocks_at_once(int blocks_per_multiprocessor) {
   int device = 0, multiprocessors = 0;
   STD_CUDA_CHECK(cudaGetDevice(&device));
@@ -410,10 +372,10 @@ void select_then_place(const Tensor& scores, const RowCopy& rows, Tensor& indice
   Shares shares{batch, n, k, 0, 0};
   shares.parts = unsigned(std::clamp<int64_t>(blocks_at_once(2) / batch, 1, (n + tile - 1) / tile));
   shares.share = ((n + shares.parts - 1) / shares.parts + tile - 1) / tile * tile;
-  const Tensor progress_space = torch::stable::new_empty(
-      indices, {batch * int64_t(sizeof(Progress<Key>) / sizeof(int64_t)) + 2 * batch * shares.parts});
-  const Tensor key_space = torch::stable::new_empty(scores, {2, batch, k}, key_dtype);
-  const Tensor index_space = torch::stable::new_empty(indices, {batch, k});
+  const Tensor progress_space =
+      allocate(indices, {batch * int64_t(sizeof(Progress<Key>) / sizeof(int64_t)) + 2 * batch * shares.parts});
+  const Tensor key_space = allocate(scores, {2, batch, k}, key_dtype);
+  const Tensor index_space = allocate(indices, {batch, k});
   auto* progress = static_cast<Progress<Key>*>(progress_space.mutable_data_ptr());
   auto* totals = reinterpret_cast<longlong2*>(progress + batch);
   const T* in = static_cast<const T*>(scores.const_data_ptr());
@@ -452,8 +414,8 @@ std::tuple<Tensor, Tensor> top_k_patches_cuda(const Tensor& relevance_scores, co
   const CudaScope scope(relevance_scores);
   const Tensor scores = as_contiguous(relevance_scores), from = with_whole_rows(features);
   const int64_t batch = scores.size(0), width = features.size(2);
-  Tensor selected = torch::stable::new_empty(features, {batch, k, width});
-  Tensor indices = torch::stable::new_empty(scores, {batch, k}, ScalarType::Long);
+  Tensor selected = allocate(features, {batch, k, width});
+  Tensor indices = allocate(scores, {batch, k}, ScalarType::Long);
   if (batch * k == 0) return {selected, indices};
   const RowCopy rows = row_copy(rows_of(from), rows_of(selected), width * features.element_size());
   dispatch_floating(scores.scalar_type(), [&](auto tag) {
@@ -464,42 +426,17 @@ std::tuple<Tensor, Tensor> top_k_patches_cuda(const Tensor& relevance_scores, co
   return {selected, indices};
 }
 
-// Returns false for samples of so many narrow rows that its blocks would read more indices than they write rows.
-template <class Unit>
-bool scatter(const RowCopy& rows, const int64_t* indices, int64_t batch, int64_t n, int64_t k, cudaStream_t stream) {
-  const int64_t even = batch * n / (8 * int64_t(blocks_at_once(1))) + 1, large = (1 << 18) / rows.bytes;
-  const int64_t few_reads = std::min(n, (8 * n + rows.bytes - 1) / rows.bytes);
-  const int64_t share = std::max({std::min(even, large), few_reads, int64_t(1)}), parts = (n + share - 1) / share;
-  if (share > kMostGradRows || share * rows.bytes > UINT32_MAX || k >= UINT32_MAX) return false;
-  const unsigned units = unsigned(rows.bytes / sizeof(Unit));
-  unsigned group = 1;
-  while (group < kWarpSize && group < units) group *= 2;
-  scatter_kernel<Unit><<<grid_size(batch * parts, 1), kGradThreads, share * sizeof(unsigned), stream>>>(
-      rows.from, reinterpret_cast<Unit*>(rows.to.base), indices, batch, n, k, units, group, unsigned(share),
-      unsigned(parts));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-  return true;
-}
-
 Tensor top_k_patches_grad_cuda(const Tensor& grad, const Tensor& indices, int64_t num_patches) {
   check_top_k_patches_grad(grad, indices, num_patches);
   const CudaScope scope(grad);
   const Tensor from = with_whole_rows(grad), where = as_contiguous(indices);
   const int64_t batch = grad.size(0), k = grad.size(1), width = grad.size(2);
-  Tensor out = torch::stable::new_empty(grad, {batch, num_patches, width});
+  Tensor out = allocate(grad, {batch, num_patches, width});
   if (out.numel() == 0) return out;
   const RowCopy rows = row_copy(rows_of(from), rows_of(out), width * grad.element_size());
-  const int64_t* index = static_cast<const int64_t*>(where.const_data_ptr());
-  const auto scattered = [&](auto unit) {
-    return scatter<decltype(unit)>(rows, index, batch, num_patches, k, scope.stream());
-  };
-  const bool done = rows.unit == 16  ? scattered(uint4{})
-                    : rows.unit == 8 ? scattered(uint2{})
-                    : rows.unit == 4 ? scattered(uint32_t{})
-                                     : scattered(uint16_t{});
-  if (done) return out;
   STD_CUDA_CHECK(cudaMemsetAsync(rows.to.base, 0, out.numel() * grad.element_size(), scope.stream()));
-  if (k > 0) copy_rows<false>(rows, index, num_patches, batch, k, scope.stream());
+  if (k > 0)
+    copy_rows<false>(rows, static_cast<const int64_t*>(where.const_data_ptr()), num_patches, batch, k, scope.stream());
   return out;
 }
 

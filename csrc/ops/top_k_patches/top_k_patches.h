@@ -2,6 +2,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include "common/allocate.h"
 #include "common/checks.h"
 #include "common/contiguous.h"
 

@@ -83,7 +83,7 @@ def _rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Te
     if (held := tile(columns, 1024)) is not None:
         of_one, block = held
         wrap_triton(rms_norm_quantize_rows)[programs(rows, of_one)](
-            x, weight, out, scales, rows, columns, EPS=eps, ROWS=of_one, BLOCK=block, num_warps=max(4, block // 1024)
+            x, weight, out, scales, rows, columns, EPS=eps, ROWS=of_one, BLOCK=block, num_warps=max(1, block // 1024)
         )
     else:
         wrap_triton(rms_norm_quantize_long_row)[(rows,)](

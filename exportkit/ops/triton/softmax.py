@@ -83,10 +83,10 @@ def _softmax(x: Tensor) -> Tensor:
         return softmax_reference(x)
     rows, columns = rows_and_columns(x)
     out = torch.empty_like(x)
-    if (held := tile(columns, 2048)) is not None:
+    if (held := tile(columns, 1024)) is not None:
         of_one, block = held
         wrap_triton(softmax_rows)[programs(rows, of_one)](
-            x, out, rows, columns, ROWS=of_one, BLOCK=block, num_warps=max(4, block // 1024)
+            x, out, rows, columns, ROWS=of_one, BLOCK=block, num_warps=min(16, max(2, block // 512))
         )
     else:
         wrap_triton(softmax_long_row)[(rows,)](x, out, columns, BLOCK=4096, num_warps=8)
@@ -108,10 +108,10 @@ def _softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
         return softmax_grad_reference(grad, output)
     rows, columns = rows_and_columns(output)
     out = torch.empty_like(output)
-    if (held := tile(columns, 2048)) is not None:
+    if (held := tile(columns, 1024)) is not None:
         of_one, block = held
         wrap_triton(softmax_grad_rows)[programs(rows, of_one)](
-            grad, output, out, rows, columns, ROWS=of_one, BLOCK=block, num_warps=max(4, block // 1024)
+            grad, output, out, rows, columns, ROWS=of_one, BLOCK=block, num_warps=min(16, max(2, block // 256))
         )
     else:
         wrap_triton(softmax_grad_long_row)[(rows,)](grad, output, out, columns, BLOCK=4096, num_warps=8)
