@@ -51,13 +51,12 @@ __global__ void balance_kernel(const T* entropy, const T* salience, const T* ali
 // A block a chunk of one sample, kVector neighbours a thread, whether they can be read at once (kWide) or not: the
 // order of the sums does not depend on it. Null outputs are not needed; `partial` is [B, chunks, 3], or the gradient of
 // the weights itself where that is the sum of one chunk.
-template <bool kWide, class T, class Partial>
+template <int kVector, bool kWide, class T, class Partial>
 __global__ void balance_grad_kernel(const T* grad, const T* entropy, const T* salience, const T* alignment,
                                     const T* weights, T* grad_entropy, T* grad_salience, T* grad_alignment,
                                     Partial* partial, int64_t batch, int64_t count, int64_t chunks,
                                     int64_t weight_stride, bool invert) {
   using A = accumulate_t<T>;
-  constexpr int kVector = 16 / sizeof(T);
   using V = Vector<T, kVector>;
   __shared__ A shared[kWarps];
   for (int64_t item = blockIdx.x; item < batch * chunks; item += gridDim.x) {
@@ -186,7 +185,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cuda(const Tens
     const bool wide = in_vectors<kVector>(count, {&g, &e, &s, &a, &grad_e, &grad_s, &grad_a});
     const auto launch = [&](auto* partial) {
       using Partial = std::remove_pointer_t<decltype(partial)>;
-      const auto kernel = wide ? balance_grad_kernel<true, T, Partial> : balance_grad_kernel<false, T, Partial>;
+      // Few elements are shared out one by one, so that more threads have some.
+      const auto kernel = count < kThreads * kVector ? balance_grad_kernel<1, true, T, Partial>
+                          : wide                     ? balance_grad_kernel<kVector, true, T, Partial>
+                                                     : balance_grad_kernel<kVector, false, T, Partial>;
       kernel<<<grid_size(batch * chunks, 1), kThreads, 0, scope.stream()>>>(
           static_cast<const T*>(g.const_data_ptr()), static_cast<const T*>(e.const_data_ptr()),
           static_cast<const T*>(s.const_data_ptr()), static_cast<const T*>(a.const_data_ptr()),
