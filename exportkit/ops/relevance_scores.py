@@ -164,11 +164,11 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         (2, 9, 5, 2304),
     ]:
         yield Sample("B, gh, gw, D = {}, {}, {}, {}".format(*sizes), _inputs(device, dtype, *sizes))
-    for *shape, tokens in [(2, 2, 3, 8, 4), (1, 4, 5, 65, 17), (5, 3, 3, 520, 2)]:
-        mask = torch.rand(shape[0], tokens, device=device) < 0.6
-        arguments = _inputs(device, dtype, *shape, tokens=tokens)
-        yield Sample("B, gh, gw, D, T = {}, {}, {}, {}, {}".format(*shape, tokens), arguments)
-        yield Sample("B, gh, gw, D, T = {}, {}, {}, {}, {}, masked".format(*shape, tokens), (*arguments, mask))
+    for tokens, sizes in [(4, (2, 2, 3, 8)), (17, (1, 4, 5, 65)), (2, (5, 3, 3, 520))]:
+        mask = torch.rand(sizes[0], tokens, device=device) < 0.6
+        arguments = _inputs(device, dtype, *sizes, tokens)
+        yield Sample("B, gh, gw, D = {}, {}, {}, {}".format(*sizes) + f", T = {tokens}", arguments)
+        yield Sample("B, gh, gw, D = {}, {}, {}, {}".format(*sizes) + f", T = {tokens}, masked", (*arguments, mask))
     for weights in [(1.0, 0.0, 0.0), (0.5, 0.5, 0.0), (0.0, 0.0, 0.5), (3.0, 4.0, 5.0)]:
         for options in [(1.0, False), (0.1, True)]:
             arguments = _inputs(device, dtype, 2, 3, 5, 24)

@@ -101,7 +101,7 @@ def test_nan_reaches_only_what_depends_on_it(device):
     assert not bad[1].any()
 
 
-@pytest.mark.parametrize("patch", [1, 31, 32, 33, 70])
+@pytest.mark.parametrize("patch", [1, 31, 32, 33, 40, 70])
 def test_patches_of_any_size(patch, device):
     """From 33 pixels a side on, CUDA gives a patch a whole block."""
     features, lab, gx, gy = (

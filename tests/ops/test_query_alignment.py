@@ -97,3 +97,18 @@ def test_rows_that_do_not_start_on_16_bytes_give_the_same_bits(width, dtype, dev
         query_alignment_grad(upstream, x, q, None, True, True),
     ):
         assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize("width", [65, 72])
+@pytest.mark.parametrize("tokens", [9, 33, 70])
+def test_many_rows_and_many_tokens(tokens, width, device):
+    """On CUDA a tiled product, whose tiles depend on how many rows there are; the bits do not."""
+    x, q = torch.randn(5, 3500, width, device=device), torch.randn(5, tokens, width, device=device)
+    mask = torch.rand(5, tokens, device=device) < 0.8
+    mask[2] = False
+    alignment = query_alignment(x, q, mask)
+    exact = query_alignment(x.double(), q.double(), mask)
+    torch.testing.assert_close(alignment.double(), exact, rtol=0, atol=1e-5)
+    assert torch.equal(query_alignment(x[1:2], q[1:2], mask[1:2])[0], alignment[1])
+    x[3, 7, 5] = torch.nan
+    assert query_alignment(x, q, mask).isnan().nonzero().tolist() == [[3, 7]]
