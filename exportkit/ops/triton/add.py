@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
-from exportkit.ops._checks import check, check_alike, check_floating, shape_of
+from exportkit.ops._checks import check_alike, check_floating, check_same_shape
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 from exportkit.ops.triton._register import HAS_TRITON, NAMESPACE, programs, runs_triton, triton_op
@@ -43,10 +43,7 @@ def add_reference(a: Tensor, b: Tensor) -> Tensor:
 def _add(a: Tensor, b: Tensor) -> Tensor:
     check_floating("add", "a", a)
     check_alike("add", "a", a, "b", b)
-    differ = f"add: b has shape {shape_of(b)}, a has shape {shape_of(a)}; they must be equal"
-    check(a.dim() == b.dim(), differ)
-    for size, expected in zip(b.shape, a.shape):
-        check(size == expected, differ)
+    check_same_shape("add", "a", a, "b", b)
     a, b = a.contiguous(), b.contiguous()
     if not runs_triton(a):
         return add_reference(a, b)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
-from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+from exportkit.ops.rms_norm_quantize import rms_norm_quantize_reference
 from exportkit.ops.triton._register import (
     HAS_TRITON,
     NAMESPACE,
@@ -25,8 +25,6 @@ from exportkit.ops.triton._register import (
 
 if HAS_TRITON:
     from exportkit.ops.triton._kernels import rms_norm_quantize_long_row, rms_norm_quantize_rows
-
-_SCALE_MIN = torch.finfo(torch.float32).tiny  # below it 1 / scale would overflow
 
 
 def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
@@ -48,19 +46,6 @@ def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Ten
         RuntimeError: Wrong shape or dtype, or eps < 0.
     """
     return torch.ops.arr_coc_triton.rms_norm_quantize(x, weight, eps)
-
-
-def rms_norm_quantize_reference(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """`rms_norm_quantize` in ATen."""
-    wide = accumulated(x)
-    weighted = wide * accumulated(weight)
-    inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    highest = weighted.abs().amax(-1, keepdim=True)
-    highest = torch.where(highest > 0, highest * inverse_rms, highest)  # 0 stays 0 where 1 / rms is infinite
-    scale = (highest / 127).float()
-    scale = torch.where(scale < _SCALE_MIN, 0.0, scale)
-    steps = torch.where((scale > 0) & scale.isfinite(), weighted * inverse_rms / scale, 0.0)
-    return steps.round().clamp(-127, 127).to(torch.int8), scale.squeeze(-1)
 
 
 @triton_op("rms_norm_quantize")

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from exportkit.ops._autograd import register_no_second_derivative
-from exportkit.ops._checks import check, check_alike, check_floating, shape_of
-from exportkit.ops._reference import accumulated
+from exportkit.ops._checks import check, check_alike, check_floating, check_same_shape, shape_of
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+from exportkit.ops.softmax import softmax_grad_reference, softmax_reference
 from exportkit.ops.triton._register import (
     HAS_TRITON,
     NAMESPACE,
@@ -50,11 +50,6 @@ def softmax(x: Tensor) -> Tensor:
     return torch.ops.arr_coc_triton.softmax(x)
 
 
-def softmax_reference(x: Tensor) -> Tensor:
-    """`softmax` in ATen."""
-    return torch.softmax(accumulated(x), -1).to(x.dtype)
-
-
 def softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
     """Gradient of `softmax`: y (g - sum g y) along the last dimension.
 
@@ -66,12 +61,6 @@ def softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
         The shape and dtype of `output`.
     """
     return torch.ops.arr_coc_triton.softmax_grad(grad, output)
-
-
-def softmax_grad_reference(grad: Tensor, output: Tensor) -> Tensor:
-    """`softmax_grad` in ATen."""
-    g, y = accumulated(grad), accumulated(output)
-    return (y * (g - (g * y).sum(-1, keepdim=True))).to(output.dtype)
 
 
 @triton_op("softmax")
@@ -99,10 +88,7 @@ def _softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
     check_floating(op, "output", output)
     check(output.dim() >= 1, f"{op}: output must be [..., D], got shape {shape_of(output)}")
     check_alike(op, "output", output, "grad", grad)
-    differ = f"{op}: grad has shape {shape_of(grad)}, output has shape {shape_of(output)}; they must be equal"
-    check(grad.dim() == output.dim(), differ)
-    for size, expected in zip(grad.shape, output.shape):
-        check(size == expected, differ)
+    check_same_shape(op, "output", output, "grad", grad)
     grad, output = grad.contiguous(), output.contiguous()
     if not runs_triton(output):
         return softmax_grad_reference(grad, output)
