@@ -92,7 +92,9 @@ class Attending(nn.Module):
 
     def forward(self, relevance: Tensor, features: Tensor, grid: tuple[int, int]) -> Selection:
         """Selects by relevance [B, N] among features [B, N, D] of a grid of rows x columns = N patches."""
-        k = torch.sym_min(self.k, relevance.shape[1])
+        count = relevance.shape[1]
+        # torch 2.11 compiles no sym_min of plain numbers.
+        k = min(self.k, count) if isinstance(count, int) else torch.sym_min(self.k, count)
         kept, indices = top_k_patches(relevance, features, k)
         scores = relevance.gather(1, indices)
         total = None if self.mean_tokens is None else k * self.mean_tokens
