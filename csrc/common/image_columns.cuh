@@ -39,30 +39,28 @@ class ImageColumns {
  public:
   using A = accumulate_t<T>;
 
-  // From row `y` - 1 on, the first row standing for those above it; lanes past the last column repeat it.
+  // From row `y` - 1 on; lanes past the last column repeat it.
   __device__ __forceinline__ ImageColumns(const T* image, int64_t height, int64_t width, int64_t x, int64_t y)
-      : plane_(height * width), width_(width), rows_(height), row_(y - 1) {
+      : plane_(height * width), width_(width), at_top_(y == 0), below_(int(min(height - 1 - y, int64_t(1) << 30))) {
     x = min(x, width - n);
     const int lane = threadIdx.x % kWarpSize;
     first_ = x == 0;
     last_ = x == width - n;
     edge_ = lane == 0 && !first_ ? -1 : lane == kWarpSize - 1 && !last_ ? n : 0;
-    at_ = image + max(row_, int64_t(0)) * width + x;
+    at_ = image + max(y - 1, int64_t(0)) * width + x;
   }
 
-  // The next row; the last one stands for those below it.
-  __device__ __forceinline__ PixelRow<T, n> load() {
-    PixelRow<T, n> row;
-    row.r = *reinterpret_cast<const Pack<T, n>*>(at_);
-    row.g = *reinterpret_cast<const Pack<T, n>*>(at_ + plane_);
-    row.b = *reinterpret_cast<const Pack<T, n>*>(at_ + 2 * plane_);
-    if (edge_ != 0) {
-      row.edge_r = at_[edge_];
-      row.edge_g = at_[plane_ + edge_];
-      row.edge_b = at_[2 * plane_ + edge_];
-    }
-    if (row_ >= 0 && row_ < rows_ - 1) at_ += width_;
-    ++row_;
+  // Row y - 1, for which the image's first stands where y = 0. To be called first, and once.
+  __device__ __forceinline__ PixelRow<T, n> load_above() {
+    const PixelRow<T, n> row = load();
+    if (!at_top_) at_ += width_;
+    return row;
+  }
+
+  // The row after the last loaded; the image's last stands for those below it.
+  __device__ __forceinline__ PixelRow<T, n> load_next() {
+    const PixelRow<T, n> row = load();
+    if (--below_ >= 0) at_ += width_;
     return row;
   }
 
@@ -84,15 +82,29 @@ class ImageColumns {
   }
 
  private:
+  __device__ __forceinline__ PixelRow<T, n> load() const {
+    PixelRow<T, n> row;
+    row.r = *reinterpret_cast<const Pack<T, n>*>(at_);
+    row.g = *reinterpret_cast<const Pack<T, n>*>(at_ + plane_);
+    row.b = *reinterpret_cast<const Pack<T, n>*>(at_ + 2 * plane_);
+    if (edge_ != 0) {
+      row.edge_r = at_[edge_];
+      row.edge_g = at_[plane_ + edge_];
+      row.edge_b = at_[2 * plane_ + edge_];
+    }
+    return row;
+  }
+
   static __device__ __forceinline__ A eighth_luma(T r, T g, T b) {
     using Curves = CudaCurves<A>;
     return Curves::multiply_add(A(kLumaR / 8), A(r), Curves::multiply_add(A(kLumaG / 8), A(g), A(kLumaB / 8) * A(b)));
   }
 
   const T* at_;
-  int64_t plane_, width_, rows_, row_;
-  int edge_;  // column of the pixel beside, from the lane's first; 0 where the lane beside has it
-  bool first_, last_;
+  int64_t plane_, width_;
+  bool at_top_, first_, last_;
+  int below_;  // rows below the next; a strip is never as long as the bound it is cut to
+  int edge_;   // column of the pixel beside, from the lane's first; 0 where the lane beside has it
 };
 
 template <class A, int n>

@@ -208,11 +208,10 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor
 def _backward(ctx: Any, grad_lab: Tensor | None, grad_x: Tensor | None, grad_y: Tensor | None) -> Tensor | None:
     (rgb,) = ctx.saved_tensors
     grad_luma = None
-    if grad_x is not None or grad_y is not None:
-        grad_luma = sobel_grad(
-            torch.zeros_like(grad_y) if grad_x is None else grad_x,
-            torch.zeros_like(grad_x) if grad_y is None else grad_y,
-        )
+    if grad_x is not None:
+        grad_luma = sobel_grad(grad_x, torch.zeros_like(grad_x) if grad_y is None else grad_y)
+    elif grad_y is not None:
+        grad_luma = sobel_grad(torch.zeros_like(grad_y), grad_y)
     if grad_lab is not None:
         return lab_to_rgb_grad(rgb, grad_lab, grad_luma)
     return None if grad_luma is None else torch.cat([weight * grad_luma for weight in LUMA], 1)
@@ -222,8 +221,8 @@ torch.library.register_autograd("arr_coc::fused_texture", _backward, setup_conte
 register_no_second_derivative("lab_to_rgb_grad", "fused_texture")
 register_no_second_derivative("sobel_grad", "fused_texture")
 
-# The first sizes are exported; then those around the CUDA tile (128 x 8) and its vectors of four.
-_SIZES = [(2, 6, 8), (1, 1, 1), (1, 1, 9), (1, 7, 1), (5, 3, 5), (2, 9, 132), (1, 8, 128), (1, 17, 257), (3, 8, 127)]
+# The first sizes are exported; then those around the CUDA tile (256 x 4) and its vectors of four.
+_SIZES = [(2, 6, 8), (1, 1, 1), (1, 1, 9), (1, 7, 1), (5, 3, 5), (2, 9, 260), (1, 4, 256), (1, 17, 257), (3, 4, 255)]
 _EMPTY_SIZES = [(0, 4, 4), (2, 0, 4), (2, 4, 0)]
 
 

@@ -100,11 +100,11 @@ void texture_rows(const T* rgb, T* lab, T* sobel_x, T* sobel_y, int64_t height, 
 
 std::tuple<Tensor, Tensor, Tensor> fused_texture_cpu(const Tensor& rgb) {
   check_fused_texture(rgb);
-  const Tensor in = torch::stable::contiguous(rgb);
+  const Tensor in = as_contiguous(rgb);
   const int64_t batch = in.size(0), height = in.size(2), width = in.size(3);
-  Tensor lab = torch::stable::new_empty(in, {batch, 3, height, width});
-  Tensor sobel_x = torch::stable::new_empty(in, {batch, 1, height, width});
-  Tensor sobel_y = torch::stable::new_empty(in, {batch, 1, height, width});
+  Tensor lab = allocate(in, {batch, 3, height, width});
+  Tensor sobel_x = allocate(in, {batch, 1, height, width});
+  Tensor sobel_y = allocate(in, {batch, 1, height, width});
   if (in.numel() == 0) return {lab, sobel_x, sobel_y};
   dispatch_floating(in.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
@@ -119,10 +119,10 @@ std::tuple<Tensor, Tensor, Tensor> fused_texture_cpu(const Tensor& rgb) {
 
 Tensor lab_to_rgb_grad_cpu(const Tensor& rgb, const Tensor& grad_lab, const std::optional<Tensor>& grad_luma) {
   check_lab_to_rgb_grad(rgb, grad_lab, grad_luma);
-  const Tensor in = torch::stable::contiguous(rgb), upstream = torch::stable::contiguous(grad_lab);
-  const std::optional<Tensor> luma = contiguous(grad_luma);
+  const Tensor in = as_contiguous(rgb), upstream = as_contiguous(grad_lab);
+  const std::optional<Tensor> luma = as_contiguous(grad_luma);
   const int64_t batch = in.size(0), height = in.size(2), width = in.size(3), plane = height * width;
-  Tensor grad = torch::stable::new_empty(in, {batch, 3, height, width});
+  Tensor grad = allocate(in, {batch, 3, height, width});
   if (in.numel() == 0) return grad;
   dispatch_floating(in.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
@@ -174,9 +174,9 @@ void sobel_grad_rows(const T* grad_x, const T* grad_y, T* out, int64_t height, i
 
 Tensor sobel_grad_cpu(const Tensor& grad_x, const Tensor& grad_y) {
   check_sobel_grad(grad_x, grad_y);
-  const Tensor gx = torch::stable::contiguous(grad_x), gy = torch::stable::contiguous(grad_y);
+  const Tensor gx = as_contiguous(grad_x), gy = as_contiguous(grad_y);
   const int64_t batch = gx.size(0), height = gx.size(2), width = gx.size(3);
-  Tensor grad_luma = torch::stable::new_empty(gx, {batch, 1, height, width});
+  Tensor grad_luma = allocate(gx, {batch, 1, height, width});
   if (gx.numel() == 0) return grad_luma;
   dispatch_floating(gx.scalar_type(), [&](auto tag) {
     using T = decltype(tag);

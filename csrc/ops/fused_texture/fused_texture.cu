@@ -2,18 +2,17 @@
 
 #include <tuple>
 
-#include "common/colour.cuh"
-#include "common/cuda.cuh"
+#include "common/image_columns.cuh"
 #include "ops/fused_texture/fused_texture.h"
 
 namespace arr_coc {
 namespace {
 
-// A block computes a tile of 128 x 8 pixels, a warp a row of it, a thread four pixels. What the 3 x 3 stencils read is
-// in shared memory, with one row or column more on every side. Those rows are read again by the tiles beside, out of
-// L2.
-constexpr int kThreadPixels = 4;
-constexpr int kTileWidth = kWarpSize * kThreadPixels, kTileHeight = 8;
+// A block computes a tile of 256 x 4 pixels, a thread four of a row. What the 3 x 3 stencils read is in shared memory,
+// with one row or column more on every side: further warps bring those rows, so that no warp loads and waits twice.
+// They come out of L2, where the tiles above and below left them; narrower and taller tiles are slower.
+constexpr int kThreadPixels = 4, kRowThreads = 2 * kWarpSize;
+constexpr int kTileWidth = kRowThreads * kThreadPixels, kTileHeight = 4;
 constexpr int kMargin = kThreadPixels;  // columns before the tile's first: one is used, four keep vectors aligned
 constexpr int64_t kGridLimit = 65535;   // of a grid's y and z
 constexpr int64_t kWideGridLimit = (int64_t(1) << 31) - 1;  // of its x
@@ -25,35 +24,31 @@ struct alignas(16) Tile {
   __device__ A* at(int row, int column) { return &values[row + 1][kMargin + column]; }
 };
 
-template <class T, int n>
-struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) Pack {
-  T values[n];
-};
-
-// Whether rows of `size` values, the first at `pointer`, start where a Pack may. True for every sample of a batch or
-// for none, so that all of them take one path.
-template <int n, class T>
-bool packs(const T* pointer, int64_t size) {
-  return size % n == 0 && reinterpret_cast<uintptr_t>(pointer) % alignof(Pack<T, n>) == 0;
-}
-
 // The tile column of a thread's pixel i. With kVector its pixels are neighbours and move as one vector; where rows are
-// not aligned for that they are 32 apart, so that the warp's are neighbours.
+// not aligned for that they are a row's threads apart, so that the warp's are neighbours.
 template <bool kVector>
 __device__ __forceinline__ int column_of(int i) {
-  return kVector ? threadIdx.x * kThreadPixels + i : threadIdx.x + i * kWarpSize;
+  return kVector ? threadIdx.x * kThreadPixels + i : threadIdx.x + i * kRowThreads;
 }
 
-// This thread's pixels of an image row, from the tile's first column x0 on; columns past the end repeat the last.
-template <bool kVector, class T, class A>
-__device__ __forceinline__ void load_row(const T* row, int64_t x0, int64_t width, A (&out)[kThreadPixels]) {
-  if (kVector && x0 + column_of<kVector>(0) < width) {
-    const auto pack = *reinterpret_cast<const Pack<T, kThreadPixels>*>(row + x0 + column_of<kVector>(0));
+// This thread's pixels of k image rows, from the tile's first column x0 on; columns past the end repeat the last.
+template <bool kVector, int k, class T, class A>
+__device__ __forceinline__ void load_rows(const T* const (&rows)[k], int64_t x0, int64_t width,
+                                          A (&out)[k][kThreadPixels]) {
+  const int64_t x = x0 + column_of<kVector>(0);
+  if (kVector && x < width) {
+    Pack<T, kThreadPixels> packs[k];
 #pragma unroll
-    for (int i = 0; i < kThreadPixels; ++i) out[i] = A(pack.values[i]);
+    for (int j = 0; j < k; ++j) packs[j] = *reinterpret_cast<const Pack<T, kThreadPixels>*>(rows[j] + x);
+#pragma unroll
+    for (int j = 0; j < k; ++j)
+#pragma unroll
+      for (int i = 0; i < kThreadPixels; ++i) out[j][i] = A(packs[j].values[i]);
   } else {
 #pragma unroll
-    for (int i = 0; i < kThreadPixels; ++i) out[i] = A(row[min(x0 + column_of<kVector>(i), width - 1)]);
+    for (int j = 0; j < k; ++j)
+#pragma unroll
+      for (int i = 0; i < kThreadPixels; ++i) out[j][i] = A(rows[j][min(x0 + column_of<kVector>(i), width - 1)]);
   }
 }
 
@@ -85,36 +80,55 @@ __device__ __forceinline__ void put_row(Tile<A>& tile, int row, const A (&in)[kT
   }
 }
 
-// The values left of, at and right of each of this thread's pixels.
+// What the two stencils see of a column: [1 2 1] down it in one tile, [-1 0 1] in the other.
+template <class A>
+struct Column {
+  A smooth, step;
+};
+
+// [1 2 1] down and [-1 0 1] across of x_tile, [-1 0 1] down and [1 2 1] across of y_tile, both over 8.
 template <bool kVector, class A>
-__device__ __forceinline__ void get_row(Tile<A>& tile, int row, A (&out)[kThreadPixels][3]) {
-  if (kVector) {
-    const A* first = tile.at(row, column_of<kVector>(0));
-    const auto pack = *reinterpret_cast<const Pack<A, kThreadPixels>*>(first);
-    const A left = first[-1], right = first[kThreadPixels];
-#pragma unroll
-    for (int i = 0; i < kThreadPixels; ++i) {
-      out[i][0] = i > 0 ? pack.values[i > 0 ? i - 1 : 0] : left;
-      out[i][1] = pack.values[i];
-      out[i][2] = i + 1 < kThreadPixels ? pack.values[i + 1 < kThreadPixels ? i + 1 : 0] : right;
-    }
-  } else {
+__device__ __forceinline__ void stencils(Tile<A>& x_tile, Tile<A>& y_tile, int row, A (&x)[kThreadPixels],
+                                         A (&y)[kThreadPixels]) {
+  const auto column = [&](A x_up, A x_at, A x_down, A y_up, A y_down) {
+    return Column<A>{CudaCurves<A>::multiply_add(A(2), x_at, x_up + x_down), y_down - y_up};
+  };
+  const auto column_at = [&](int c) {
+    return column(*x_tile.at(row - 1, c), *x_tile.at(row, c), *x_tile.at(row + 1, c), *y_tile.at(row - 1, c),
+                  *y_tile.at(row + 1, c));
+  };
+  const auto put = [&](int i, Column<A> left, Column<A> at, Column<A> right) {
+    x[i] = (right.smooth - left.smooth) * A(0.125);
+    y[i] = CudaCurves<A>::multiply_add(A(2), at.step, left.step + right.step) * A(0.125);
+  };
+  if constexpr (kVector) {
+    const int first = column_of<true>(0);
+    const auto pack = [&](Tile<A>& tile, int r) {
+      return *reinterpret_cast<const Pack<A, kThreadPixels>*>(tile.at(r, first));
+    };
+    const auto x_up = pack(x_tile, row - 1), x_at = pack(x_tile, row), x_down = pack(x_tile, row + 1);
+    const auto y_up = pack(y_tile, row - 1), y_down = pack(y_tile, row + 1);
+    Column<A> columns[kThreadPixels + 2];
 #pragma unroll
     for (int i = 0; i < kThreadPixels; ++i)
+      columns[i + 1] = column(x_up.values[i], x_at.values[i], x_down.values[i], y_up.values[i], y_down.values[i]);
+    // The columns beside are the lanes' beside: read from shared memory four apart they would meet in its banks.
+    const Column<A> before = columns[kThreadPixels], after = columns[1];
+    columns[0] = {__shfl_up_sync(0xffffffffu, before.smooth, 1), __shfl_up_sync(0xffffffffu, before.step, 1)};
+    columns[kThreadPixels + 1] = {__shfl_down_sync(0xffffffffu, after.smooth, 1),
+                                  __shfl_down_sync(0xffffffffu, after.step, 1)};
+    const int lane = threadIdx.x % kWarpSize;
+    if (lane == 0) columns[0] = column_at(first - 1);
+    if (lane == kWarpSize - 1) columns[kThreadPixels + 1] = column_at(first + kThreadPixels);
 #pragma unroll
-      for (int j = 0; j < 3; ++j) out[i][j] = tile.at(row, column_of<kVector>(i))[j - 1];
+    for (int i = 0; i < kThreadPixels; ++i) put(i, columns[i], columns[i + 1], columns[i + 2]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kThreadPixels; ++i) {
+      const int c = column_of<false>(i);
+      put(i, column_at(c - 1), column_at(c), column_at(c + 1));
+    }
   }
-}
-
-// Shares out the ring around the tile: row(r) for rows -1 and kTileHeight goes to a warp each, cell(r, c) for the
-// columns -1 and kTileWidth to the lanes of a third.
-template <class Row, class Cell>
-__device__ __forceinline__ void fill_ring(const Row& row, const Cell& cell) {
-  constexpr int kHeight = kTileHeight + 2;
-  if (threadIdx.y == 0) row(-1);
-  if (threadIdx.y == 1) row(kTileHeight);
-  if (threadIdx.y == 2 && threadIdx.x < 2 * kHeight)
-    cell(int(threadIdx.x) % kHeight - 1, threadIdx.x < kHeight ? -1 : kTileWidth);
 }
 
 __device__ __forceinline__ int64_t clamped(int64_t index, int64_t size) {
@@ -140,10 +154,14 @@ void for_each_grid(int64_t batch, int64_t height, int64_t width, const F& launch
   }
 }
 
-const dim3 kBlock(kWarpSize, kTileHeight);
+// The rows above and below the tile included.
+const dim3 kBlock(kRowThreads, kTileHeight + 2);
+#define ARR_COC_TILE_BOUNDS __launch_bounds__(kRowThreads*(kTileHeight + 2), sizeof(accumulate_t<T>) == 4 ? 4 : 1)
 
-// Five blocks a multiprocessor (48 registers a thread) keep enough loads under way; six spill.
-#define ARR_COC_TILE_BOUNDS __launch_bounds__(kWarpSize* kTileHeight, sizeof(accumulate_t<T>) == 4 ? 5 : 1)
+// A row's first and last thread also bring the pixel beside the tile: its column, and 0 for other threads.
+__device__ __forceinline__ int end_column() {
+  return threadIdx.x == 0 ? -1 : threadIdx.x == kRowThreads - 1 ? kTileWidth : 0;
+}
 
 template <class T, bool kVector>
 __global__ void ARR_COC_TILE_BOUNDS texture_kernel(const T* __restrict__ rgb, T* __restrict__ lab,
@@ -154,64 +172,43 @@ __global__ void ARR_COC_TILE_BOUNDS texture_kernel(const T* __restrict__ rgb, T*
   __shared__ Tile<A> luma;
   const int64_t plane = height * width, sample = origin.sample + blockIdx.z;
   const int64_t y0 = origin.row + int64_t(blockIdx.y) * kTileHeight, x0 = int64_t(blockIdx.x) * kTileWidth;
-  const T* image = rgb + sample * 3 * plane;
-  const auto load = [&](int64_t y, A(&r)[kThreadPixels], A(&g)[kThreadPixels], A(&b)[kThreadPixels]) {
-    const T* row = image + clamped(y, height) * width;
-    load_row<kVector>(row, x0, width, r);
-    load_row<kVector>(row + plane, x0, width, g);
-    load_row<kVector>(row + 2 * plane, x0, width, b);
-  };
-  const auto put_luma = [&](int row, const A(&r)[kThreadPixels], const A(&g)[kThreadPixels],
-                            const A(&b)[kThreadPixels]) {
-    A grey[kThreadPixels];
+  const int tile_row = int(threadIdx.y) - 1;
+  const int64_t y = y0 + tile_row;
+  const T* row = rgb + sample * 3 * plane + clamped(y, height) * width;
+  const T* const rows[3] = {row, row + plane, row + 2 * plane};
+  // All loads are under way before the first is waited for.
+  const int end = end_column();
+  T end_pixel[3];
+  if (end != 0) {
 #pragma unroll
-    for (int i = 0; i < kThreadPixels; ++i) grey[i] = luma_of<Curves>(r[i], g[i], b[i]);
-    put_row<kVector>(luma, row, grey);
-  };
+    for (int c = 0; c < 3; ++c) end_pixel[c] = rows[c][clamped(x0 + end, width)];
+  }
+  A pixels[3][kThreadPixels], grey[kThreadPixels];
+  load_rows<kVector>(rows, x0, width, pixels);
+#pragma unroll
+  for (int i = 0; i < kThreadPixels; ++i) grey[i] = luma_of<Curves>(pixels[0][i], pixels[1][i], pixels[2][i]);
+  put_row<kVector>(luma, tile_row, grey);
+  if (end != 0) *luma.at(tile_row, end) = luma_of<Curves>(A(end_pixel[0]), A(end_pixel[1]), A(end_pixel[2]));
 
-  const int ty = threadIdx.y;
-  const int64_t y = y0 + ty;
-  A r[kThreadPixels], g[kThreadPixels], b[kThreadPixels];
-  load(y, r, g, b);
-  put_luma(ty, r, g, b);
-  fill_ring(
-      [&](int row) {
-        A ring_r[kThreadPixels], ring_g[kThreadPixels], ring_b[kThreadPixels];
-        load(y0 + row, ring_r, ring_g, ring_b);
-        put_luma(row, ring_r, ring_g, ring_b);
-      },
-      [&](int row, int column) {
-        const T* pixel = image + clamped(y0 + row, height) * width + clamped(x0 + column, width);
-        *luma.at(row, column) = luma_of<Curves>(A(pixel[0]), A(pixel[plane]), A(pixel[2 * plane]));
-      });
-
-  // LAB goes before the barrier: its arithmetic covers the wait for the ring.
+  // LAB goes before the barrier: its arithmetic covers the wait for the other warps.
+  const bool inside = tile_row >= 0 && tile_row < kTileHeight && y < height;
   const int64_t at = y * width;
-  if (y < height) {
+  if (inside) {
 #pragma unroll
     for (int i = 0; i < kThreadPixels; ++i) {
-      const Triple<A> pixel = lab_of<Curves>(r[i], g[i], b[i]);
-      r[i] = pixel.first;
-      g[i] = pixel.second;
-      b[i] = pixel.third;
+      const Triple<A> pixel = lab_of<Curves>(pixels[0][i], pixels[1][i], pixels[2][i]);
+      pixels[0][i] = pixel.first;
+      pixels[1][i] = pixel.second;
+      pixels[2][i] = pixel.third;
     }
-    T* row = lab + sample * 3 * plane + at;
-    store_row<kVector>(row, x0, width, r);
-    store_row<kVector>(row + plane, x0, width, g);
-    store_row<kVector>(row + 2 * plane, x0, width, b);
+    T* out = lab + sample * 3 * plane + at;
+    for (int c = 0; c < 3; ++c) store_row<kVector>(out + c * plane, x0, width, pixels[c]);
   }
 
   __syncthreads();
-  if (y >= height) return;
-  A up[kThreadPixels][3], mid[kThreadPixels][3], down[kThreadPixels][3], gx[kThreadPixels], gy[kThreadPixels];
-  get_row<kVector>(luma, ty - 1, up);
-  get_row<kVector>(luma, ty, mid);
-  get_row<kVector>(luma, ty + 1, down);
-#pragma unroll
-  for (int i = 0; i < kThreadPixels; ++i) {
-    gx[i] = ((up[i][2] - up[i][0]) + A(2) * (mid[i][2] - mid[i][0]) + (down[i][2] - down[i][0])) * A(0.125);
-    gy[i] = ((down[i][0] - up[i][0]) + A(2) * (down[i][1] - up[i][1]) + (down[i][2] - up[i][2])) * A(0.125);
-  }
+  if (!inside) return;
+  A gx[kThreadPixels], gy[kThreadPixels];
+  stencils<kVector>(luma, luma, tile_row, gx, gy);
   store_row<kVector>(sobel_x + sample * plane + at, x0, width, gx);
   store_row<kVector>(sobel_y + sample * plane + at, x0, width, gy);
 }
@@ -227,46 +224,36 @@ __global__ void ARR_COC_TILE_BOUNDS sobel_grad_kernel(const T* __restrict__ grad
   const int64_t offset = (origin.sample + blockIdx.z) * height * width;
   const int64_t y0 = origin.row + int64_t(blockIdx.y) * kTileHeight, x0 = int64_t(blockIdx.x) * kTileWidth;
   const auto outside = [](int64_t index, int64_t size) { return index < 0 || index >= size; };
-  const auto fill_row = [&](int row) {
-    const int64_t at = offset + clamped(y0 + row, height) * width;
-    A gx[kThreadPixels], gy[kThreadPixels];
-    load_row<kVector>(grad_x + at, x0, width, gx);
-    load_row<kVector>(grad_y + at, x0, width, gy);
+  const int tile_row = int(threadIdx.y) - 1;
+  const int64_t y = y0 + tile_row, row = offset + clamped(y, height) * width;
+  const T* const rows[2] = {grad_x + row, grad_y + row};
+  const int end = end_column();
+  T end_grad[2];
+  if (end != 0) {
 #pragma unroll
-    for (int i = 0; i < kThreadPixels; ++i) {
-      if (outside(x0 + column_of<kVector>(i), width)) gx[i] = -gx[i];
-      if (outside(y0 + row, height)) gy[i] = -gy[i];
-    }
-    put_row<kVector>(x_tile, row, gx);
-    put_row<kVector>(y_tile, row, gy);
-  };
-  const int ty = threadIdx.y;
-  const int64_t y = y0 + ty;
-  fill_row(ty);
-  fill_ring(fill_row, [&](int row, int column) {
-    const int64_t at = offset + clamped(y0 + row, height) * width + clamped(x0 + column, width);
-    const A gx = A(grad_x[at]), gy = A(grad_y[at]);
-    *x_tile.at(row, column) = outside(x0 + column, width) ? -gx : gx;
-    *y_tile.at(row, column) = outside(y0 + row, height) ? -gy : gy;
-  });
-
-  __syncthreads();
-  if (y >= height) return;
-  A up[kThreadPixels][3], mid[kThreadPixels][3], down[kThreadPixels][3], sum[kThreadPixels];
-  get_row<kVector>(x_tile, ty - 1, up);
-  get_row<kVector>(x_tile, ty, mid);
-  get_row<kVector>(x_tile, ty + 1, down);
-#pragma unroll
-  for (int i = 0; i < kThreadPixels; ++i)
-    sum[i] = (up[i][0] - up[i][2]) + A(2) * (mid[i][0] - mid[i][2]) + (down[i][0] - down[i][2]);
-  get_row<kVector>(y_tile, ty - 1, up);
-  get_row<kVector>(y_tile, ty + 1, down);
+    for (int k = 0; k < 2; ++k) end_grad[k] = rows[k][clamped(x0 + end, width)];
+  }
+  A grads[2][kThreadPixels];
+  load_rows<kVector>(rows, x0, width, grads);
 #pragma unroll
   for (int i = 0; i < kThreadPixels; ++i) {
-    sum[i] += (up[i][0] + A(2) * up[i][1] + up[i][2]) - (down[i][0] + A(2) * down[i][1] + down[i][2]);
-    sum[i] *= A(0.125);
+    if (outside(x0 + column_of<kVector>(i), width)) grads[0][i] = -grads[0][i];
+    if (outside(y, height)) grads[1][i] = -grads[1][i];
   }
-  store_row<kVector>(out + offset + y * width, x0, width, sum);
+  put_row<kVector>(x_tile, tile_row, grads[0]);
+  put_row<kVector>(y_tile, tile_row, grads[1]);
+  if (end != 0) {
+    *x_tile.at(tile_row, end) = outside(x0 + end, width) ? -A(end_grad[0]) : A(end_grad[0]);
+    *y_tile.at(tile_row, end) = outside(y, height) ? -A(end_grad[1]) : A(end_grad[1]);
+  }
+
+  __syncthreads();
+  if (tile_row < 0 || tile_row >= kTileHeight || y >= height) return;
+  A from_x[kThreadPixels], from_y[kThreadPixels];  // but for the sign: across and down, the adjoint looks the other way
+  stencils<kVector>(x_tile, y_tile, tile_row, from_x, from_y);
+#pragma unroll
+  for (int i = 0; i < kThreadPixels; ++i) from_x[i] = -(from_x[i] + from_y[i]);
+  store_row<kVector>(out + offset + y * width, x0, width, from_x);
 }
 
 constexpr int kGradThreads = 256;
@@ -308,11 +295,11 @@ __global__ void __launch_bounds__(kGradThreads)
 std::tuple<Tensor, Tensor, Tensor> fused_texture_cuda(const Tensor& rgb) {
   check_fused_texture(rgb);
   const CudaScope scope(rgb);
-  const Tensor in = torch::stable::contiguous(rgb);
+  const Tensor in = as_contiguous(rgb);
   const int64_t batch = in.size(0), height = in.size(2), width = in.size(3);
-  Tensor lab = torch::stable::new_empty(in, {batch, 3, height, width});
-  Tensor sobel_x = torch::stable::new_empty(in, {batch, 1, height, width});
-  Tensor sobel_y = torch::stable::new_empty(in, {batch, 1, height, width});
+  Tensor lab = allocate(in, {batch, 3, height, width});
+  Tensor sobel_x = allocate(in, {batch, 1, height, width});
+  Tensor sobel_y = allocate(in, {batch, 1, height, width});
   if (in.numel() == 0) return {lab, sobel_x, sobel_y};
   dispatch_floating(in.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
@@ -330,10 +317,10 @@ std::tuple<Tensor, Tensor, Tensor> fused_texture_cuda(const Tensor& rgb) {
 Tensor lab_to_rgb_grad_cuda(const Tensor& rgb, const Tensor& grad_lab, const std::optional<Tensor>& grad_luma) {
   check_lab_to_rgb_grad(rgb, grad_lab, grad_luma);
   const CudaScope scope(rgb);
-  const Tensor in = torch::stable::contiguous(rgb), upstream = torch::stable::contiguous(grad_lab);
-  const std::optional<Tensor> luma = contiguous(grad_luma);
+  const Tensor in = as_contiguous(rgb), upstream = as_contiguous(grad_lab);
+  const std::optional<Tensor> luma = as_contiguous(grad_luma);
   const int64_t batch = in.size(0), plane = in.size(2) * in.size(3);
-  Tensor grad = torch::stable::new_empty(in, {batch, 3, in.size(2), in.size(3)});
+  Tensor grad = allocate(in, {batch, 3, in.size(2), in.size(3)});
   if (in.numel() == 0) return grad;
   dispatch_floating(in.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
@@ -353,9 +340,9 @@ Tensor lab_to_rgb_grad_cuda(const Tensor& rgb, const Tensor& grad_lab, const std
 Tensor sobel_grad_cuda(const Tensor& grad_x, const Tensor& grad_y) {
   check_sobel_grad(grad_x, grad_y);
   const CudaScope scope(grad_x);
-  const Tensor gx = torch::stable::contiguous(grad_x), gy = torch::stable::contiguous(grad_y);
+  const Tensor gx = as_contiguous(grad_x), gy = as_contiguous(grad_y);
   const int64_t batch = gx.size(0), height = gx.size(2), width = gx.size(3);
-  Tensor grad_luma = torch::stable::new_empty(gx, {batch, 1, height, width});
+  Tensor grad_luma = allocate(gx, {batch, 1, height, width});
   if (gx.numel() == 0) return grad_luma;
   dispatch_floating(gx.scalar_type(), [&](auto tag) {
     using T = decltype(tag);

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <optional>
 
+#include "common/allocate.h"
 #include "common/checks.h"
+#include "common/contiguous.h"
 
 namespace arr_coc {
 
@@ -34,8 +34,8 @@ inline void check_lab_to_rgb_grad(const Tensor& rgb, const Tensor& grad_lab, con
   check_alike_images(op, "rgb", rgb, "grad_luma", *grad_luma);
 }
 
-inline std::optional<Tensor> contiguous(const std::optional<Tensor>& tensor) {
-  return tensor.has_value() ? std::make_optional(torch::stable::contiguous(*tensor)) : std::nullopt;
+inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& tensor) {
+  return tensor.has_value() ? std::make_optional(as_contiguous(*tensor)) : std::nullopt;
 }
 
 template <class T>

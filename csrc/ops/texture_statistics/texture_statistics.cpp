@@ -74,11 +74,11 @@ void statistics_rows(const T* rgb, T* colours, T* edges, int64_t height, int64_t
 
 std::tuple<Tensor, Tensor> texture_statistics_cpu(const Tensor& rgb, int64_t patch_size) {
   check_texture_statistics(rgb, patch_size);
-  const Tensor in = torch::stable::contiguous(rgb);
+  const Tensor in = as_contiguous(rgb);
   const int64_t batch = in.size(0), height = in.size(2), width = in.size(3);
   const int64_t rows = height / patch_size, columns = width / patch_size;
-  Tensor colours = torch::stable::new_empty(in, {batch, 3, rows, columns});
-  Tensor edges = torch::stable::new_empty(in, {batch, 1, rows, columns});
+  Tensor colours = allocate(in, {batch, 3, rows, columns});
+  Tensor edges = allocate(in, {batch, 1, rows, columns});
   if (in.numel() == 0) return {colours, edges};
   dispatch_floating(in.scalar_type(), [&](auto tag) {
     using T = decltype(tag);

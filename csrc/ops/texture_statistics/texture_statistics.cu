@@ -8,18 +8,19 @@
 namespace arr_coc {
 namespace {
 
-// A patch is summed in units of a few rows, each by one thread for n columns, and then unit by unit and column by
-// column: in one order however the units are shared out, so that a sample's sums do not depend on its batch. A block
-// takes a stretch of a row of patches; its threads' y divides the units between them where that fills the machine.
+// A patch is summed in units of a few rows, each by one thread for n columns or for both halves of n that two patches
+// share, and then unit by unit and column by column: in one order however the units are shared out, so that a sample's
+// sums do not depend on its batch. A block takes a stretch of a row of patches; its threads' y divides the units
+// between them where that fills the machine.
 constexpr int kThreads = 256;
 constexpr int kUnitRows = 4, kUnits = 8;  // a unit has at least so many rows, a patch at most so many units
 constexpr int kSums = 4;                  // f(Y), f(X) - f(Y), f(Y) - f(Z), the gradient's magnitude
-constexpr int64_t kGridLimit = 65535;     // of a grid's y and z
+constexpr int64_t kSharedBytes = 48 << 10;
+constexpr int64_t kGridLimit = 65535;  // of a grid's y and z
 
 struct Layout {
   int64_t patch_size, columns;  // of an image in patches
-  int64_t unit_rows;
-  int units, units_per_thread, patches_per_block;
+  int unit_rows, units, units_per_thread, patches_per_block;
 };
 
 // Where a grid's first block is.
@@ -37,136 +38,147 @@ __device__ __forceinline__ double magnitude_of(double gx, double gy) {
   return sqrt(gx * gx + gy * gy + kMagnitudeFloor);
 }
 
-template <class A, int n>
-__device__ __forceinline__ A sum_of(const A (&values)[n]) {
-  if constexpr (n == 4) {
-    return (values[0] + values[1]) + (values[2] + values[3]);
-  } else if constexpr (n == 2) {
-    return values[0] + values[1];
-  } else {
-    return values[0];
+// Adds n neighbouring values to their m sums.
+template <int n, int m, class A>
+__device__ __forceinline__ void add(A (&sums)[m], const A (&values)[n]) {
+#pragma unroll
+  for (int part = 0; part < m; ++part) {
+    A sum = values[part * (n / m)];
+    if constexpr (n / m == 2) sum += values[part * 2 + 1];
+    if constexpr (n / m == 4) sum = (sum + values[1]) + (values[2] + values[3]);
+    sums[part] += sum;
   }
 }
 
-template <class T, int n>
-__global__ void __launch_bounds__(kThreads)
+template <class T, int n, int m>
+__global__ void __launch_bounds__(kThreads, sizeof(accumulate_t<T>) == 4 ? 2 : 1)
     statistics_kernel(const T* __restrict__ rgb, T* __restrict__ colours, T* __restrict__ edges, int64_t height,
                       int64_t width, Layout layout, Origin origin) {
   using A = accumulate_t<T>;
+  constexpr int kBody = n == 1 ? 1 : 2;  // rows of one turn; a unit has no part of one
   extern __shared__ double shared[];
-  A* const sums = reinterpret_cast<A*>(shared);  // [kSums][units][blockDim.x]
+  A* const sums = reinterpret_cast<A*>(shared);  // [kSums][units][blockDim.x][m]
   const int64_t sample = origin.sample + blockIdx.z, row = origin.row + blockIdx.y;
-  const int64_t first_patch = int64_t(blockIdx.x) * layout.patches_per_block, per_patch = layout.patch_size / n;
+  const int64_t first_patch = int64_t(blockIdx.x) * layout.patches_per_block;
   const int patches = int(min(int64_t(layout.patches_per_block), layout.columns - first_patch));
-  const int64_t span = patches * per_patch;  // threads' columns
+  const int64_t span = patches * layout.patch_size / n;  // threads' columns
   const T* image = rgb + sample * 3 * height * width;
   const int first_unit = threadIdx.y * layout.units_per_thread;
-  const int64_t begin = first_unit * layout.unit_rows;
-  const int64_t end = min(begin + layout.units_per_thread * layout.unit_rows, layout.patch_size);
+  const int begin = first_unit * layout.unit_rows;
+  const int end = int(min(begin + int64_t(layout.units_per_thread) * layout.unit_rows, layout.patch_size));
 
   if (begin < end) {
     // One turn, unless a patch is wider than the block.
     for (int64_t k = threadIdx.x; k < (span + kWarpSize - 1) / kWarpSize * kWarpSize; k += blockDim.x) {
-      const auto put = [&](int which, int unit, A value) {
-        A& sum = sums[(which * layout.units + unit) * int(blockDim.x) + int(threadIdx.x)];
-        if (k < blockDim.x) {
-          sum = value;
-        } else if (k < span) {
-          sum += value;
+      const auto put = [&](int which, int unit, A(&values)[m], bool counts) {
+        A* sum = sums + ((which * layout.units + unit) * int(blockDim.x) + int(threadIdx.x)) * m;
+#pragma unroll
+        for (int part = 0; part < m; ++part) {
+          if (counts && k < blockDim.x) {
+            sum[part] = values[part];
+          } else if (counts && k < span) {
+            sum[part] += values[part];
+          }
+          values[part] = 0;
         }
       };
       ImageColumns<T, n> strip(image, height, width, first_patch * layout.patch_size + k * n,
                                row * layout.patch_size + begin);
-      Slopes<A, n> up = strip.slopes(strip.load()), at = up;
-      PixelRow<T, n> pixels = strip.load();
-      A sum[kSums] = {0, 0, 0, 0};
-      int unit = first_unit;
-      int64_t left = layout.unit_rows;  // rows of the unit whose colours are still to be added
-      for (int64_t y = begin; y <= end; ++y) {
-        const PixelRow<T, n> next = strip.load();
+      Slopes<A, n> at = strip.slopes(strip.load_above()), up = at;
+      PixelRow<T, n> pixels = strip.load_next();
+      A sum[kSums][m] = {};
+      // The row above the one that has come: its stencil is complete.
+      const auto add_magnitudes = [&] {
         const Slopes<A, n> down = strip.slopes(pixels);
-        if (y > begin) {  // the row above this one: its stencil is complete
-          A magnitudes[n];
+        A magnitudes[n];
 #pragma unroll
-          for (int i = 0; i < n; ++i) magnitudes[i] = magnitude_of(sobel_x(up, at, down, i), sobel_y(up, down, i));
-          sum[3] += sum_of(magnitudes);
-          up = at;
-          if (left == 0 || y == end) {
-            for (int which = 0; which < kSums; ++which) put(which, unit, sum[which]), sum[which] = 0;
-            ++unit;
-            left = layout.unit_rows;
+        for (int i = 0; i < n; ++i) magnitudes[i] = magnitude_of(sobel_x(up, at, down, i), sobel_y(up, down, i));
+        add(sum[3], magnitudes);
+        up = at;
+        at = down;
+      };
+      for (int unit = first_unit, y = begin; y < end; ++unit) {
+        const int unit_end = min(y + layout.unit_rows, end);
+        for (bool fresh = true; y < unit_end; y += kBody, fresh = false) {
+#pragma unroll
+          for (int i = 0; i < kBody; ++i) {
+            const PixelRow<T, n> next = strip.load_next();
+            add_magnitudes();
+            if (i == 0 && fresh) put(3, unit - 1, sum[3], unit > first_unit);
+            A colour[3][n];
+#pragma unroll
+            for (int k = 0; k < n; ++k) {
+              const Triple<A> pixel =
+                  opponents_of<CudaCurves<A>>(A(pixels.r.values[k]), A(pixels.g.values[k]), A(pixels.b.values[k]));
+              colour[0][k] = pixel.first;
+              colour[1][k] = pixel.second;
+              colour[2][k] = pixel.third;
+            }
+#pragma unroll
+            for (int which = 0; which < 3; ++which) add(sum[which], colour[which]);
+            pixels = next;
           }
         }
-        if (y == end) break;
-        at = down;
-        A colour[3][n];
 #pragma unroll
-        for (int i = 0; i < n; ++i) {
-          const Triple<A> pixel =
-              opponents_of<CudaCurves<A>>(A(pixels.r.values[i]), A(pixels.g.values[i]), A(pixels.b.values[i]));
-          colour[0][i] = pixel.first;
-          colour[1][i] = pixel.second;
-          colour[2][i] = pixel.third;
-        }
-        for (int which = 0; which < 3; ++which) sum[which] += sum_of(colour[which]);
-        --left;
-        pixels = next;
+        for (int which = 0; which < 3; ++which) put(which, unit, sum[which], true);
       }
+      add_magnitudes();
+      put(3, (end - 1) / layout.unit_rows, sum[3], true);
     }
   }
 
   __syncthreads();
-  const int parts = int(min(per_patch, int64_t(blockDim.x)));
+  const int parts = int(min(layout.patch_size / (n / m), int64_t(blockDim.x)));  // of a patch
   const int64_t rows = height / layout.patch_size, image_patches = rows * layout.columns;
   const A pixels = A(layout.patch_size) * A(layout.patch_size);
-  for (int patch = threadIdx.y * blockDim.x + threadIdx.x; patch < patches; patch += blockDim.x * blockDim.y) {
-    A mean[kSums];
-    for (int which = 0; which < kSums; ++which) {
-      A sum = 0;
-      for (int part = patch * parts; part < (patch + 1) * parts; ++part)
-        for (int unit = 0; unit < layout.units; ++unit)
-          sum += sums[(which * layout.units + unit) * int(blockDim.x) + part];
-      mean[which] = sum / pixels;
-    }
-    const Triple<A> lab = scaled_to_lab(Triple<A>{mean[0], mean[1], mean[2]});
-    const int64_t at = row * layout.columns + first_patch + patch;
-    T* colour = colours + sample * 3 * image_patches + at;
-    colour[0] = T(lab.first);
-    colour[image_patches] = T(lab.second);
-    colour[2 * image_patches] = T(lab.third);
-    edges[sample * image_patches + at] = T(mean[3]);
+  for (int item = threadIdx.y * blockDim.x + threadIdx.x; item < kSums * patches; item += blockDim.x * blockDim.y) {
+    const int which = item / patches, patch = item % patches;
+    A sum = 0;
+    for (int part = patch * parts; part < (patch + 1) * parts; ++part)
+      for (int unit = 0; unit < layout.units; ++unit)
+        sum += sums[(which * layout.units + unit) * int(blockDim.x) * m + part];
+    const A mean = sum / pixels;
+    const Triple<A> lab = scaled_to_lab(Triple<A>{mean, mean, mean});
+    T* plane = which < 3 ? colours + (sample * 3 + which) * image_patches : edges + sample * image_patches;
+    plane[row * layout.columns + first_patch + patch] = T(which == 0   ? lab.first
+                                                          : which == 1 ? lab.second
+                                                          : which == 2 ? lab.third
+                                                                       : mean);
   }
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-template <class T, int n>
+template <class T, int n, int m>
 void launch(const T* rgb, T* colours, T* edges, int64_t batch, int64_t height, int64_t width, int64_t patch_size,
             cudaStream_t stream) {
+  const int64_t rows = height / patch_size, columns = width / patch_size;
   Layout layout;
   layout.patch_size = patch_size;
-  layout.columns = width / patch_size;
-  layout.unit_rows = std::max<int64_t>(kUnitRows, ceil_div(patch_size, kUnits));
+  layout.columns = columns;
+  layout.unit_rows = int(std::max<int64_t>(kUnitRows, 2 * ceil_div(patch_size, 2 * kUnits)));
   layout.units = int(ceil_div(patch_size, layout.unit_rows));
-  const int64_t rows = height / patch_size, per_patch = patch_size / n;
   // Groups of threads that share out a patch's rows: as many as the units where the machine would not be full.
+  const int64_t sums = kSums * layout.units * m * sizeof(accumulate_t<T>);  // bytes a thread
+  int64_t threads = kThreads;
+  while (threads * sums > kSharedBytes) threads /= 2;
+  const int64_t together = m;  // patches that fill whole threads' columns
   int64_t groups = 1, blocks = 0;
-  const int threads = sizeof(T) == 8 ? kThreads / 2 : kThreads;  // what 48 KB of sums are enough for
   for (;; groups *= 2) {
-    const int64_t most = std::max<int64_t>(1, threads / groups / per_patch);
-    blocks = ceil_div(layout.columns, most);
-    if (blocks * rows * batch >= 1024 || groups * 2 > layout.units || threads / (groups * 2) < kWarpSize) break;
+    const int64_t most = std::max<int64_t>(1, threads / groups * n / (together * patch_size)) * together;
+    blocks = ceil_div(columns, most);
+    if (blocks * rows * batch >= 1024 || groups * 2 > layout.units || threads / (groups * 2) < 2 * kWarpSize) break;
   }
-  layout.patches_per_block = int(ceil_div(layout.columns, blocks));
+  layout.patches_per_block = int(ceil_div(ceil_div(columns, blocks), together) * together);
   layout.units_per_thread = int(ceil_div(layout.units, groups));
-  const int64_t span = layout.patches_per_block * per_patch;
+  const int64_t span = layout.patches_per_block * patch_size / n;
   const dim3 block(unsigned(std::min(threads / groups, ceil_div(span, kWarpSize) * kWarpSize)), unsigned(groups));
-  const size_t shared = kSums * layout.units * block.x * sizeof(accumulate_t<T>);
+  const size_t shared = block.x * sums;
   for (int64_t sample = 0; sample < batch; sample += kGridLimit) {
     for (int64_t row = 0; row < rows; row += kGridLimit) {
-      const dim3 grid(unsigned(ceil_div(layout.columns, layout.patches_per_block)),
-                      grid_size(rows - row, 1, kGridLimit), grid_size(batch - sample, 1, kGridLimit));
-      statistics_kernel<T, n>
+      const dim3 grid(unsigned(ceil_div(columns, layout.patches_per_block)), grid_size(rows - row, 1, kGridLimit),
+                      grid_size(batch - sample, 1, kGridLimit));
+      statistics_kernel<T, n, m>
           <<<grid, block, shared, stream>>>(rgb, colours, edges, height, width, layout, Origin{sample, row});
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     }
@@ -176,19 +188,22 @@ void launch(const T* rgb, T* colours, T* edges, int64_t batch, int64_t height, i
 std::tuple<Tensor, Tensor> texture_statistics_cuda(const Tensor& rgb, int64_t patch_size) {
   check_texture_statistics(rgb, patch_size);
   const CudaScope scope(rgb);
-  const Tensor in = torch::stable::contiguous(rgb);
+  const Tensor in = as_contiguous(rgb);
   const int64_t batch = in.size(0), height = in.size(2), width = in.size(3);
   const int64_t rows = height / patch_size, columns = width / patch_size;
-  Tensor colours = torch::stable::new_empty(in, {batch, 3, rows, columns});
-  Tensor edges = torch::stable::new_empty(in, {batch, 1, rows, columns});
+  Tensor colours = allocate(in, {batch, 3, rows, columns});
+  Tensor edges = allocate(in, {batch, 1, rows, columns});
   if (in.numel() == 0) return {colours, edges};
   dispatch_floating(in.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     const T* pixels = static_cast<const T*>(in.const_data_ptr());
     T *colour = static_cast<T*>(colours.mutable_data_ptr()), *edge = static_cast<T*>(edges.mutable_data_ptr());
-    const auto run = patch_size % 4 == 0 && packs<4>(pixels, width)   ? &launch<T, 4>
-                     : patch_size % 2 == 0 && packs<2>(pixels, width) ? &launch<T, 2>
-                                                                      : &launch<T, 1>;
+    // Two patches whose columns fill whole vectors, where one does not, still fit a block's threads.
+    const bool vector = packs<4>(pixels, width);
+    const auto run = vector && patch_size % 4 == 0                      ? &launch<T, 4, 1>
+                     : vector && patch_size % 2 == 0 && patch_size < 96 ? &launch<T, 4, 2>
+                     : patch_size % 2 == 0 && packs<2>(pixels, width)   ? &launch<T, 2, 1>
+                                                                        : &launch<T, 1, 1>;
     run(pixels, colour, edge, batch, height, width, patch_size, scope.stream());
   });
   return {colours, edges};
