@@ -2,6 +2,8 @@
 // Sobel stencil on their luma. The columns beside come from the lanes beside, the rows above from what was kept.
 #pragma once
 
+#include <cstring>
+
 #include "common/colour.cuh"
 #include "common/cuda.cuh"
 #include "common/dispatch.h"
@@ -18,6 +20,27 @@ struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) Pack {
 template <int n, class T>
 bool packs(const T* pointer, int64_t size) {
   return size % n == 0 && reinterpret_cast<uintptr_t>(pointer) % alignof(Pack<T, n>) == 0;
+}
+
+// Stores it whole. The compiler makes n stores of an assignment, each of a part of every sector, and writes them twice.
+template <class T, int n>
+__device__ __forceinline__ void store_pack(T* at, const Pack<T, n>& pack) {
+  if constexpr (sizeof(pack) % 8 != 0) {
+    *reinterpret_cast<Pack<T, n>*>(at) = pack;
+  } else {
+    unsigned words[sizeof(pack) / 4];
+    memcpy(words, &pack, sizeof(pack));
+    unsigned* const to = reinterpret_cast<unsigned*>(at);
+    if constexpr (sizeof(pack) == 8) {
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words[0]), "r"(words[1]) : "memory");
+    } else {
+#pragma unroll
+      for (int i = 0; i < int(sizeof(pack) / 4); i += 4)
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + i), "r"(words[i]), "r"(words[i + 1]),
+                     "r"(words[i + 2]), "r"(words[i + 3])
+                     : "memory");
+    }
+  }
 }
 
 // A row of the n columns, and the pixel beside them where the lane beside belongs to another warp.

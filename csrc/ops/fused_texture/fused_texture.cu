@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_row(T* row, int64_t x0, int64_t width, con
     Pack<T, kThreadPixels> pack;
 #pragma unroll
     for (int i = 0; i < kThreadPixels; ++i) pack.values[i] = T(in[i]);
-    *reinterpret_cast<Pack<T, kThreadPixels>*>(row + x0 + column_of<kVector>(0)) = pack;
+    store_pack(row + x0 + column_of<kVector>(0), pack);
   } else {
 #pragma unroll
     for (int i = 0; i < kThreadPixels; ++i)
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kGradThreads)
         grad[2].values[i] = T(pixel.third + A(kLumaB) * from_luma);
       }
 #pragma unroll
-      for (int c = 0; c < 3; ++c) *reinterpret_cast<P*>(out + at + c * plane) = grad[c];
+      for (int c = 0; c < 3; ++c) store_pack(out + at + c * plane, grad[c]);
     }
   }
 }
