@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from exportkit.ops import reduce_sum
 
-SIZES = [1, 7, 8, 31, 32, 33, 63, 64, 65, 255, 1000, 1024, 1025, 4096, 4100, 8192, 8200, 20000]
+SIZES = [1, 2, 7, 8, 16, 24, 31, 32, 33, 63, 64, 65, 128, 200, 255, 256, 264, 512, 1000, 1024, 1025]
+SIZES += [1032, 4096, 4100, 8192, 8200, 20000]
 
 
 @settings(deadline=None, max_examples=100)

@@ -16,7 +16,7 @@ constexpr int64_t kSegment = kRun * kLanes * kRounds;
 
 constexpr int kWarps = 8;
 
-// Below this many elements a thread sums alone.
+// Up to this many elements a thread sums alone, where it cannot load 16 bytes at once.
 constexpr int64_t kAlone = 32;
 
 template <class A>
@@ -27,62 +27,116 @@ __device__ __forceinline__ A sum_of_run(const A (&v)[kRun]) {
 template <class I, class O>
 struct Call {
   const I* x;
-  O* out;  // [outer, segments, inner]
+  O* out;  // along memory [outer, inner, segments], across it [outer, segments, inner]
   SumLayout layout;
   int64_t segments;
 };
 
-// Neighbouring elements of `row`, kRun of them from `at` on, zeros from `end` on.
-template <bool kAligned, class I, class A>
-__device__ __forceinline__ void load_run(const I* row, int64_t stride, int at, int end, A (&values)[kRun]) {
-  if (kAligned && at + kRun <= end) {
-#pragma unroll
-    for (int i = 0; i < kRun; i += kVector<I>) {
-      A part[kVector<I>];
-      unpack<I>(*reinterpret_cast<const uint4*>(row + at + i), part);
-#pragma unroll
-      for (int j = 0; j < kVector<I>; ++j) values[i + j] = part[j];
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) values[i] = at + i < end ? A(row[(at + i) * stride]) : A(0);
-  }
+// Division of 64 bits is a call of a hundred instructions, which shows where rows are short.
+__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
+  return (a | b) >> 32 ? a / b : int64_t(unsigned(a) / unsigned(b));
 }
 
-// Along memory: a warp takes a segment. With kJoin the warps of a block take all segments of one sum, kRun at most.
-template <class I, class O, bool kAligned, bool kJoin>
-__global__ void __launch_bounds__(kWarps* kWarpSize) inner_sum_kernel(Call<I, O> call) {
+// Lanes that share a run, whose loads then lie side by side.
+template <class I>
+constexpr int kSharing = kRun / kVector<I>;
+
+// 16-byte loads for a thread to have in flight.
+constexpr int kLoads = 8;
+
+// Segments a group takes at once, for so many loads.
+template <class I, int kRounds>
+constexpr int kItemsAtOnce = std::max(1, kLoads / (kRounds * kSharing<I>));
+
+// The sum of 16 bytes, part of a run.
+template <class I, class A>
+__device__ __forceinline__ A sum_of_vector(const uint4& raw) {
+  A v[kVector<I>];
+  unpack<I>(raw, v);
+#pragma unroll
+  for (int apart = 1; apart < kVector<I>; apart *= 2) {
+#pragma unroll
+    for (int j = 0; j < kVector<I>; j += 2 * apart) v[j] += v[j + apart];
+  }
+  return v[0];
+}
+
+// Along memory: a group of lanes, a whole warp or the fewest that hold a short row, takes a segment; load number v of a
+// round takes the group's vectors v * group + lane, so that it ends up with run (lane % kSharing) * group / kSharing +
+// lane / kSharing. With kJoin the warps of a block take all segments of one sum, kRun at most.
+template <class I, class O, bool kAligned, int kRounds, bool kJoin>
+__global__ void __launch_bounds__(kWarps* kWarpSize) inner_sum_kernel(Call<I, O> call, int lanes) {
   using A = accumulate_t<I>;
+  constexpr int kShare = kSharing<I>, kItems = kJoin ? 1 : kItemsAtOnce<I, kRounds>;
   __shared__ A joined[kRun];
   const SumLayout& layout = call.layout;
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize;
+  const int group = kRounds > 1 ? kWarpSize : lanes, lane = threadIdx.x & (group - 1);
+  const int warp = threadIdx.x / kWarpSize, groups = kJoin ? 1 : blockDim.x / group;
   const int64_t items = layout.outer * layout.inner * (kJoin ? 1 : call.segments);
-  for (int64_t first = blockIdx.x; kJoin ? first < items : first * warps < items; first += gridDim.x) {
-    const int64_t item = kJoin ? first : first * warps + warp;
-    if (!kJoin && item >= items) return;
-    const int64_t output = kJoin ? item : item / call.segments, segment = kJoin ? warp : item % call.segments;
-    const I* row = call.x + output / layout.inner * layout.outer_stride + output % layout.inner * layout.inner_stride +
-                   segment * kSegment;
-    const int end = int(min(kSegment, layout.size - segment * kSegment));
-    A sum[1] = {0};
+  const int64_t tile = groups * kItems;
+  for (int64_t first = blockIdx.x * tile; first < items; first += gridDim.x * tile) {
+    uint4 raw[kItems][kRounds][kShare];
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      A values[kRun];
-      load_run<kAligned>(row, 1, (round * kLanes + lane) * kRun, end, values);
-      sum[0] += sum_of_run(values);
+    for (int k = 0; k < kItems; ++k) {
+      const int64_t item = kJoin ? first : first + k * groups + threadIdx.x / group;
+      const int64_t output = kJoin || call.segments == 1 ? item : quotient(item, call.segments);
+      const int64_t outer = layout.outer == 1 ? 0 : quotient(output, layout.inner);
+      const int64_t begin = (kJoin ? warp : item - output * call.segments) * kSegment;
+      const int end = item < items ? int(min(kSegment, layout.size - begin)) : 0;
+      const I* row =
+          call.x + outer * layout.outer_stride + (output - outer * layout.inner) * layout.inner_stride + begin;
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+#pragma unroll
+        for (int v = 0; v < kShare; ++v)
+          raw[k][round][v] = load_vector<kAligned>(row, round * kLanes * kRun + (v * group + lane) * kVector<I>, end);
+      }
     }
-    sum[0] = warp_sum(sum[0]);
+    A sums[kItems];
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+      sums[k] = 0;
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+        A parts[kShare];
+#pragma unroll
+        for (int v = 0; v < kShare; ++v) parts[v] = sum_of_vector<I, A>(raw[k][round][v]);
+#pragma unroll
+        for (int apart = 1; apart < kShare; apart *= 2) {
+#pragma unroll
+          for (int j = 0; j < kShare / 2 / apart; ++j) {
+            const bool odd = lane & apart;
+            const A kept = odd ? parts[2 * j + 1] : parts[2 * j], other = odd ? parts[2 * j] : parts[2 * j + 1];
+            parts[j] = kept + __shfl_xor_sync(0xffffffffu, other, apart);
+          }
+        }
+        sums[k] += parts[0];
+      }
+    }
+    auto add_lanes = [&](int apart) {
+#pragma unroll
+      for (int k = 0; k < kItems; ++k) sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], apart);
+    };
+#pragma unroll
+    for (int apart = kShare / 2; apart > 0; apart /= 2) add_lanes(apart);
+#pragma unroll
+    for (int apart = kWarpSize / 2; apart >= kShare; apart /= 2)
+      if (apart < group) add_lanes(apart);
     if constexpr (kJoin) {
       __syncthreads();  // the sums before have been read
-      if (lane == 0) joined[warp] = sum[0];
+      if (lane == 0) joined[warp] = sums[0];
       __syncthreads();
       if (threadIdx.x != 0) continue;
       A values[kRun];
 #pragma unroll
-      for (int i = 0; i < kRun; ++i) values[i] = i < warps ? joined[i] : A(0);
-      call.out[output] = O(sum_of_run(values));
+      for (int i = 0; i < kRun; ++i) values[i] = i < call.segments ? joined[i] : A(0);
+      call.out[first] = O(sum_of_run(values));
     } else if (lane == 0) {
-      call.out[(output / layout.inner * call.segments + segment) * layout.inner + output % layout.inner] = O(sum[0]);
+#pragma unroll
+      for (int k = 0; k < kItems; ++k) {
+        const int64_t item = first + k * groups + threadIdx.x / group;
+        if (item < items) call.out[item] = O(sums[k]);
+      }
     }
   }
 }
@@ -174,22 +228,32 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) outer_sum_kernel(Call<I, O>
   }
 }
 
-// The sums of every segment: [outer, segments, inner], or the result where there is one segment or a block joins them.
+template <class I, class O, bool kAligned>
+void launch_inner(const Call<I, O>& call, bool join, cudaStream_t stream) {
+  constexpr int kThreads = kWarps / 2 * kWarpSize;
+  const int64_t items = call.layout.outputs() * call.segments;
+  if (join) {
+    inner_sum_kernel<I, O, kAligned, kRounds, true>
+        <<<grid_size(call.layout.outputs(), 1), unsigned(call.segments) * kWarpSize, 0, stream>>>(call, kWarpSize);
+  } else if (call.layout.size > kLanes * kRun) {
+    const unsigned blocks = grid_size(items, kWarps / 2 * kItemsAtOnce<I, kRounds>);
+    inner_sum_kernel<I, O, kAligned, kRounds, false><<<blocks, kThreads, 0, stream>>>(call, kWarpSize);
+  } else {
+    int lanes = kSharing<I>;
+    while (lanes * kRun < call.layout.size) lanes *= 2;
+    const unsigned blocks = grid_size(items, kThreads / lanes * kItemsAtOnce<I, 1>);
+    inner_sum_kernel<I, O, kAligned, 1, false><<<blocks, kThreads, 0, stream>>>(call, lanes);
+  }
+}
+
+// The sums of every segment, or the result where there is one segment or a block joins them.
 template <class I, class O>
 void launch(const Call<I, O>& call, bool join, cudaStream_t stream) {
   const SumLayout& layout = call.layout;
   const bool starts_whole = reinterpret_cast<uintptr_t>(call.x) % 16 == 0 && layout.outer_stride % kVector<I> == 0;
-  if (layout.stride == 1 && layout.size > kAlone) {
-    const bool aligned = starts_whole && layout.inner_stride % kVector<I> == 0;
-    if (join) {
-      const unsigned threads = unsigned(call.segments) * kWarpSize, blocks = grid_size(layout.outputs(), 1);
-      aligned ? inner_sum_kernel<I, O, true, true><<<blocks, threads, 0, stream>>>(call)
-              : inner_sum_kernel<I, O, false, true><<<blocks, threads, 0, stream>>>(call);
-    } else {
-      const unsigned threads = kWarps / 2 * kWarpSize, blocks = grid_size(layout.outputs() * call.segments, kWarps / 2);
-      aligned ? inner_sum_kernel<I, O, true, false><<<blocks, threads, 0, stream>>>(call)
-              : inner_sum_kernel<I, O, false, false><<<blocks, threads, 0, stream>>>(call);
-    }
+  const bool whole = starts_whole && layout.inner_stride % kVector<I> == 0 && layout.size % kVector<I> == 0;
+  if (layout.stride == 1 && (whole || layout.size > kAlone)) {
+    whole ? launch_inner<I, O, true>(call, join, stream) : launch_inner<I, O, false>(call, join, stream);
   } else {
     constexpr int kColumns = kVector<I>;
     const bool aligned =
@@ -221,7 +285,8 @@ void reduce(const I* x, O* out, const SumLayout& layout, const Tensor& like, cud
   launch(Call<I, A>{x, sums, layout, segments}, false, stream);
   SumLayout rest = layout;
   rest.size = segments;
-  rest.outer_stride = segments * layout.inner, rest.stride = layout.inner, rest.inner_stride = 1;
+  rest.outer_stride = segments * layout.inner;
+  rest.stride = layout.stride == 1 ? 1 : layout.inner, rest.inner_stride = layout.stride == 1 ? segments : 1;
   reduce(static_cast<const A*>(sums), out, rest, like, stream);
 }
 
