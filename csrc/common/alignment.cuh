@@ -98,6 +98,8 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
   constexpr int kDepth = 32, kPer = kPerLane<T>, kPieces = kDepth / kPer, kTokenPieces = kDepth / 4;
   constexpr int kLoads = (Rows * kPieces + kCosineThreads - 1) / kCosineThreads;
   constexpr int kTokenLoads = Tokens * kTokenPieces / kCosineThreads;
+  // Pieces under way: a block of few rows computes for less time than memory takes to answer.
+  constexpr int kStages = Rows < 128 ? 4 : 1;
   constexpr int kMine = Rows / 16, kTokens = Tokens / 16;
   // Column k of row r is at [k][r ^ turn]: what a warp writes at once falls into different banks.
   constexpr int kTurn = kWarpSize / kPieces, kTokenTurn = kWarpSize / kTokenPieces;
@@ -118,9 +120,9 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
       const float* unit = units + (sample * groups.tokens + token) * width;
       const int last_token = int(min(int64_t(Tokens), groups.tokens - token)) - 1;
       float products[kMine][kTokens] = {};
-      T next[kLoads][kPer];
-      float next_token[kTokenLoads][4];
-      const auto fetch = [&](int64_t start) {
+      T next[kStages][kLoads][kPer];
+      float next_token[kStages][kTokenLoads][4];
+      const auto fetch = [&](T(&next)[kLoads][kPer], float(&next_token)[kTokenLoads][4], int64_t start) {
 #pragma unroll
         for (int l = 0; l < kLoads; ++l) {
           const int piece = threadIdx.x + l * kCosineThreads;
@@ -139,7 +141,8 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
           if (at < width) load<Aligned>(unit + min(piece / kTokenPieces, last_token) * width, at, width, next_token[l]);
         }
       };
-      fetch(0);
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage) fetch(next[stage], next_token[stage], stage * kDepth);
       for (int64_t start = 0; start < width; start += kDepth) {
         __syncthreads();
 #pragma unroll
@@ -148,7 +151,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
           if (piece >= Rows * kPieces) continue;
 #pragma unroll
           for (int i = 0; i < kPer; ++i) {
-            const float x = float(next[l][i]);
+            const float x = float(next[0][l][i]);
             rows_of[k * kPer + i][piece / kPieces ^ k * kTurn] = x;
             if (token == 0) squares[l] += x * x;
           }
@@ -157,10 +160,15 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
         for (int l = 0; l < kTokenLoads; ++l) {
           const int piece = threadIdx.x + l * kCosineThreads, k = piece % kTokenPieces;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) tokens_of[k * 4 + i][piece / kTokenPieces ^ k * kTokenTurn] = next_token[l][i];
+          for (int i = 0; i < 4; ++i) tokens_of[k * 4 + i][piece / kTokenPieces ^ k * kTokenTurn] = next_token[0][l][i];
         }
         __syncthreads();
-        if (start + kDepth < width) fetch(start + kDepth);
+#pragma unroll
+        for (int stage = 0; stage + 1 < kStages; ++stage) {
+          memcpy(next[stage], next[stage + 1], sizeof(next[stage]));
+          memcpy(next_token[stage], next_token[stage + 1], sizeof(next_token[stage]));
+        }
+        fetch(next[kStages - 1], next_token[kStages - 1], start + kStages * kDepth);
 #pragma unroll
         for (int k = 0; k < kDepth; ++k) {
           float x[kMine], y[kTokens];

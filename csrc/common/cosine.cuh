@@ -169,7 +169,7 @@ struct ColumnCut {
 
   // For the mean of all rows: shorter chunks where there are few rows, so that a single sample fills the device.
   ColumnCut(int64_t batch, int64_t rows, int64_t width)
-      : ColumnCut(batch, rows, width, 1, std::clamp<int64_t>(rows / kColumnChunk, 8, kColumnChunk)) {}
+      : ColumnCut(batch, rows, width, 1, std::clamp<int64_t>(rows / 64, 8, kColumnChunk)) {}
 
   int64_t partial_size() const { return batch * chunks * groups * width; }
 

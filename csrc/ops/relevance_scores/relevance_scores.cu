@@ -28,7 +28,7 @@ struct Call {
   int64_t chunks;
   int warp_rows, step;  // rows a warp takes of a chunk, and how many at once
   A scale, entropy_norm, edge_weight, contrast_weight, features_weight;
-  bool invert;
+  bool invert, query_aligned;
 
   __host__ __device__ int64_t count() const { return rows * columns; }
 };
@@ -59,16 +59,32 @@ __device__ __forceinline__ accumulate_t<T> contrast(const Call<T>& call, const T
 
 // `vector` divided by its norm to shared memory, by all threads of the block; zeros where it is not kept.
 template <class V, class T, class A>
-__device__ __forceinline__ void keep_unit(const V* vector, bool kept, int64_t width, SharedVector<T, A> out,
-                                          A* shared) {
+__device__ __forceinline__ void keep_unit(const V* vector, bool aligned, bool kept, int64_t width,
+                                          SharedVector<T, A> out, A* shared) {
+  constexpr int kPer = kPerLane<T>;
   A square = 0;
-  for (int64_t d = threadIdx.x; d < width; d += kThreads) {
-    const A x = kept ? A(vector[d]) : A(0);
-    out[d] = x;
-    square += x * x;
+  for (int64_t piece = threadIdx.x; piece * kPer < width; piece += kThreads) {
+    A values[kPer];
+    if (aligned) {
+      load<true>(vector, piece * kPer, width, values);
+    } else {
+      load<false>(vector, piece * kPer, width, values);
+    }
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      values[i] = kept ? values[i] : A(0);
+      square += values[i] * values[i];
+    }
+    out.store(0, int(piece / kWarpSize), values);
   }
   const A inverse = inverse_norm(sqrt(block_sum(square, shared)));
-  for (int64_t d = threadIdx.x; d < width; d += kThreads) out[d] *= inverse;
+  for (int64_t piece = threadIdx.x; piece * kPer < width; piece += kThreads) {
+    A values[kPer];
+    out.load(0, int(piece / kWarpSize), values);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) values[i] *= inverse;
+    out.store(0, int(piece / kWarpSize), values);
+  }
 }
 
 // A block a chunk of one sample. Query, Mean: cosines with the query's one token and with the sample's mean are
@@ -100,8 +116,8 @@ __global__ void __launch_bounds__(kThreads, 2) relevance_kernel(const Call<T> ca
         outstanding[threadIdx.x] = call.edge_weight * (edge / (edge + A(kEdgeHalf))) +
                                    call.contrast_weight * (distance / (distance + A(kContrastHalf)));
       }
-      if constexpr (Query) keep_unit(call.query + sample * width, kept, width, vectors[0], shared);
-      if constexpr (Mean) keep_unit(call.mean + sample * width, true, width, vectors[Query], shared);
+      if constexpr (Query) keep_unit(call.query + sample * width, call.query_aligned, kept, width, vectors[0], shared);
+      if constexpr (Mean) keep_unit(call.mean + sample * width, true, true, width, vectors[Query], shared);
       __syncthreads();
     };
     const auto score = [&](int from, int rows, const RowSums<kVectors, A>& sums) {
@@ -191,7 +207,7 @@ Tensor relevance_scores_cuda(const Tensor& features, const Tensor& query, const 
     call.entropy_norm = width > 1 ? A(1 / std::log2(double(width))) : A(0);
     call.edge_weight = A(salience.edges), call.contrast_weight = A(salience.contrast);
     call.features_weight = A(salience.features);
-    call.invert = invert_entropy;
+    call.invert = invert_entropy, call.query_aligned = is_vectorisable(call.query, width);
     const bool aligned = is_vectorisable(call.features, width);
     const bool fits = aligned && 2 * SharedVector<T, A>::size(width) * int64_t(sizeof(A)) <= kVectorBytes;
     if (salience.features > 0) {
