@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
       float products[kMine][kTokens] = {};
       T next[kStages][kLoads][kPer];
       float next_token[kStages][kTokenLoads][4];
-      const auto fetch = [&](T(&next)[kLoads][kPer], float(&next_token)[kTokenLoads][4], int64_t start) {
+      const auto fetch = [&](T(&next)[kLoads][kPer], float (&next_token)[kTokenLoads][4], int64_t start) {
 #pragma unroll
         for (int l = 0; l < kLoads; ++l) {
           const int piece = threadIdx.x + l * kCosineThreads;
