@@ -4,7 +4,10 @@
 
 #include <vector>
 
+#include "common/allocate.h"
+#include "common/contiguous.h"
 #include "common/convert.h"
+#include "common/lanes.h"
 
 namespace arr_coc {
 namespace {
@@ -14,73 +17,138 @@ namespace {
 constexpr int64_t kParts = 64;
 constexpr int64_t kPartRows = 16;
 
-// A sum waits for the one before it: these loops take several stretches of a row at once, each with sums of its own.
+// A sum waits for the one before it: there are kSums of them in each lane.
+constexpr int64_t kSums = 2, kStep = kSums * kLanes;
+
 template <class A>
-ARR_COC_EVERY_ISA A sum_of(const A* x, int64_t width) {
-  const int64_t quarter = width / 4;
-  const A *x1 = x + quarter, *x2 = x1 + quarter, *x3 = x2 + quarter;
-  A s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-#pragma omp simd reduction(+ : s0, s1, s2, s3)
-  for (int64_t d = 0; d < quarter; ++d) s0 += x[d], s1 += x1[d], s2 += x2[d], s3 += x3[d];
-  for (int64_t d = 4 * quarter; d < width; ++d) s0 += x[d];
-  return (s0 + s1) + (s2 + s3);
+ARR_COC_INLINE A sum_of(const A* x, int64_t width) {
+  A sums[kStep] = {}, lanes[kLanes];
+  int64_t d = 0;
+  for (; d + 2 * kStep <= width; d += 2 * kStep) {
+#pragma omp simd
+    for (int64_t j = 0; j < kStep; ++j) sums[j] += x[d + j] + x[d + j + kStep];
+  }
+  A last = 0;
+  if (d < width) {
+#pragma omp simd reduction(+ : last)
+    for (int64_t j = d; j < width; ++j) last += x[j];
+  }
+#pragma omp simd
+  for (int64_t j = 0; j < kLanes; ++j) lanes[j] = sums[j] + sums[j + kLanes];
+  return sum_of_lanes(lanes) + last;
 }
 
 // Sums of (x - mean) and of its square.
 template <class A>
-ARR_COC_EVERY_ISA std::pair<A, A> deviations(const A* x, A mean, int64_t width) {
-  const int64_t half = width / 2;
-  const A* x1 = x + half;
-  A s0 = 0, s1 = 0, q0 = 0, q1 = 0;
-#pragma omp simd reduction(+ : s0, s1, q0, q1)
-  for (int64_t d = 0; d < half; ++d) {
-    const A d0 = x[d] - mean, d1 = x1[d] - mean;
-    s0 += d0, s1 += d1;
-    q0 += d0 * d0, q1 += d1 * d1;
+ARR_COC_INLINE std::pair<A, A> deviations(const A* x, A mean, int64_t width) {
+  A sums[kStep] = {}, squares[kStep] = {}, lanes[kLanes], square_lanes[kLanes];
+  int64_t d = 0;
+  for (; d + kStep <= width; d += kStep) {
+#pragma omp simd
+    for (int64_t j = 0; j < kStep; ++j) {
+      const A deviation = x[d + j] - mean;
+      sums[j] += deviation;
+      squares[j] += deviation * deviation;
+    }
   }
-  const A last = width % 2 ? x[width - 1] - mean : A(0);
-  return {s0 + s1 + last, q0 + q1 + last * last};
-}
-
-// y may be x.
-template <class A>
-ARR_COC_EVERY_ISA void normalise(const A* x, const A* weight, const A* bias, A mean, A shift, A rstd, int64_t width,
-                                 A* y) {
-#pragma omp simd
-  for (int64_t d = 0; d < width; ++d) y[d] = (x[d] - mean - shift) * rstd * weight[d] + bias[d];
-}
-
-// Sums over a row of g and of g z, where g = grad weight and z = (x - mean) rstd.
-template <class A>
-ARR_COC_EVERY_ISA std::pair<A, A> products(const A* grad, const A* x, const A* weight, A mean, A rstd, int64_t width) {
-  const int64_t half = width / 2;
-  const A *grad1 = grad + half, *x1 = x + half, *weight1 = weight + half;
-  A s0 = 0, s1 = 0, p0 = 0, p1 = 0;
-#pragma omp simd reduction(+ : s0, s1, p0, p1)
-  for (int64_t d = 0; d < half; ++d) {
-    const A g0 = grad[d] * weight[d], g1 = grad1[d] * weight1[d];
-    s0 += g0, s1 += g1;
-    p0 += g0 * ((x[d] - mean) * rstd), p1 += g1 * ((x1[d] - mean) * rstd);
+  A last = 0, last_square = 0;
+  if (d < width) {
+#pragma omp simd reduction(+ : last, last_square)
+    for (int64_t j = d; j < width; ++j) {
+      const A deviation = x[j] - mean;
+      last += deviation;
+      last_square += deviation * deviation;
+    }
   }
-  const A last = width % 2 ? grad[width - 1] * weight[width - 1] : A(0);
-  return {s0 + s1 + last, p0 + p1 + last * ((x[width - 1] - mean) * rstd)};
+#pragma omp simd
+  for (int64_t j = 0; j < kLanes; ++j) {
+    lanes[j] = sums[j] + sums[j + kLanes];
+    square_lanes[j] = squares[j] + squares[j + kLanes];
+  }
+  return {sum_of_lanes(lanes) + last, sum_of_lanes(square_lanes) + last_square};
 }
 
 template <class A>
-ARR_COC_EVERY_ISA void grad_of_x(const A* grad, const A* x, const A* weight, A mean, A rstd, std::pair<A, A> means,
-                                 int64_t width, A* out) {
-#pragma omp simd
-  for (int64_t d = 0; d < width; ++d)
-    out[d] = rstd * (grad[d] * weight[d] - means.first - (x[d] - mean) * rstd * means.second);
-}
+struct Statistics {
+  // The mean is first_mean + shift: far from 0 it is rounded, by more than the values differ, and the mean of the
+  // deviations says by how much.
+  A first_mean, shift, rstd;
+};
 
 template <class A>
-ARR_COC_EVERY_ISA void add_to_columns(const A* grad, const A* x, A mean, A rstd, int64_t width, A* of_weight,
-                                      A* of_bias) {
+ARR_COC_INLINE Statistics<A> statistics_of(const A* x, int64_t width, A eps) {
+  const A first_mean = sum_of(x, width) / A(width);
+  const auto [sum, squares] = deviations(x, first_mean, width);
+  const A shift = sum / A(width), variance = squares / A(width) - shift * shift;
+  return {first_mean, shift, 1 / std::sqrt((variance < 0 ? A(0) : variance) + eps)};
+}
+
+// Each row's output may be the row itself.
+template <class A>
+ARR_COC_EVERY_ISA void layer_norm_rows(const A* in, const A* weight, const A* bias, int64_t rows, int64_t width, A eps,
+                                       A* out, A* means, A* rstds) {
+  for (int64_t row = 0; row < rows; ++row, in += width, out += width) {
+    const Statistics<A> statistics = statistics_of(in, width, eps);
+    means[row] = statistics.first_mean + statistics.shift;
+    rstds[row] = statistics.rstd;
+    const auto [mean, shift, rstd] = statistics;
 #pragma omp simd
-  for (int64_t d = 0; d < width; ++d) {
-    of_weight[d] += grad[d] * ((x[d] - mean) * rstd);
-    of_bias[d] += grad[d];
+    for (int64_t d = 0; d < width; ++d) out[d] = (in[d] - mean - shift) * rstd * weight[d] + bias[d];
+  }
+}
+
+// With z = (x - mean) rstd and g = grad weight, the gradients of these rows of x, and what they add to those of weight
+// and bias.
+template <bool kX, bool kColumns, class A>
+ARR_COC_EVERY_ISA void layer_norm_grad_rows(const A* grad, const A* x, const A* weight, const A* means, const A* rstds,
+                                            int64_t rows, int64_t width, A* out, A* of_weight, A* of_bias) {
+  for (int64_t row = 0; row < rows; ++row, grad += width, x += width, out += width) {
+    const A mean = means[row], rstd = rstds[row];
+    A sums[kStep] = {}, products[kStep] = {}, lanes[kLanes], product_lanes[kLanes];
+    int64_t d = 0;
+    for (; d + kStep <= width; d += kStep) {
+#pragma omp simd
+      for (int64_t j = d; j < d + kStep; ++j) {
+        const A z = (x[j] - mean) * rstd;
+        if constexpr (kX) {
+          const A g = grad[j] * weight[j];
+          sums[j - d] += g;
+          products[j - d] += g * z;
+        }
+        if constexpr (kColumns) {
+          of_weight[j] += grad[j] * z;
+          of_bias[j] += grad[j];
+        }
+      }
+    }
+    A last = 0, last_product = 0;
+    if (d < width) {
+#pragma omp simd reduction(+ : last, last_product)
+      for (int64_t j = d; j < width; ++j) {
+        const A z = (x[j] - mean) * rstd;
+        if constexpr (kX) {
+          const A g = grad[j] * weight[j];
+          last += g;
+          last_product += g * z;
+        }
+        if constexpr (kColumns) {
+          of_weight[j] += grad[j] * z;
+          of_bias[j] += grad[j];
+        }
+      }
+    }
+    if constexpr (kX) {
+#pragma omp simd
+      for (int64_t j = 0; j < kLanes; ++j) {
+        lanes[j] = sums[j] + sums[j + kLanes];
+        product_lanes[j] = products[j] + products[j + kLanes];
+      }
+      const A mean_g = (sum_of_lanes(lanes) + last) / A(width);
+      const A mean_product = (sum_of_lanes(product_lanes) + last_product) / A(width);
+#pragma omp simd
+      for (int64_t j = 0; j < width; ++j)
+        out[j] = rstd * (grad[j] * weight[j] - mean_g - (x[j] - mean) * rstd * mean_product);
+    }
   }
 }
 
@@ -103,13 +171,11 @@ const T* data_of(const Tensor& tensor) {
 std::tuple<Tensor, Tensor, Tensor> fused_layer_norm_cpu(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                                         double eps) {
   check_fused_layer_norm(x, weight, bias, eps);
-  const Tensor input = torch::stable::contiguous(x), weights = torch::stable::contiguous(weight),
-               biases = torch::stable::contiguous(bias);
+  const Tensor input = as_contiguous(x), weights = as_contiguous(weight), biases = as_contiguous(bias);
   const auto sizes = input.sizes(), rows = sizes.slice(0, sizes.size() - 1);
   const int64_t width = x.size(-1);
   const ScalarType wide = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  Tensor y = torch::stable::new_empty(input, sizes), mean = torch::stable::new_empty(input, rows, wide),
-         rstd = torch::stable::new_empty(input, rows, wide);
+  Tensor y = allocate(input, sizes), mean = allocate(input, rows, wide), rstd = allocate(input, rows, wide);
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
@@ -120,19 +186,14 @@ std::tuple<Tensor, Tensor, Tensor> fused_layer_norm_cpu(const Tensor& x, const T
     const A* w = widened(data_of<T>(weights), width, buffers.data());
     const A* b = widened(data_of<T>(biases), width, buffers.data() + width);
     parallel_rows(input.numel() / width, width * 2, [&](int64_t begin, int64_t end) {
-      std::vector<A> buffer(std::is_same_v<T, A> ? 0 : width);
-      for (int64_t row = begin; row < end; ++row) {
-        const A* values = widened(in + row * width, width, buffer.data());
-        // Far from 0 the mean is rounded, by more than the values differ; the mean of the deviations says by how much.
-        const A first_mean = sum_of(values, width) / A(width);
-        const auto [sum, squares] = deviations(values, first_mean, width);
-        const A shift = sum / A(width), variance = squares / A(width) - shift * shift;
-        means[row] = first_mean + shift;
-        rstds[row] = 1 / std::sqrt((variance < 0 ? A(0) : variance) + A(eps));
-        if constexpr (std::is_same_v<T, A>) {
-          normalise(values, w, b, first_mean, shift, rstds[row], width, out + row * width);
-        } else {
-          normalise(values, w, b, first_mean, shift, rstds[row], width, buffer.data());
+      if constexpr (std::is_same_v<T, A>) {
+        layer_norm_rows(in + begin * width, w, b, end - begin, width, A(eps), out + begin * width, means + begin,
+                        rstds + begin);
+      } else {
+        std::vector<A> buffer(width);
+        for (int64_t row = begin; row < end; ++row) {
+          widen(in + row * width, buffer.data(), width);
+          layer_norm_rows<A>(buffer.data(), w, b, 1, width, A(eps), buffer.data(), means + row, rstds + row);
           narrow(buffer.data(), out + row * width, width);
         }
       }
@@ -145,14 +206,13 @@ std::tuple<Tensor, Tensor, Tensor> fused_layer_norm_grad_cpu(const Tensor& grad,
                                                              const Tensor& mean, const Tensor& rstd, bool need_x,
                                                              bool need_weight, bool need_bias) {
   check_fused_layer_norm_grad(grad, x, weight, mean, rstd);
-  const Tensor upstream = torch::stable::contiguous(grad), input = torch::stable::contiguous(x),
-               weights = torch::stable::contiguous(weight), means = torch::stable::contiguous(mean),
-               rstds = torch::stable::contiguous(rstd);
+  const Tensor upstream = as_contiguous(grad), input = as_contiguous(x), weights = as_contiguous(weight),
+               means = as_contiguous(mean), rstds = as_contiguous(rstd);
   const int64_t width = x.size(-1), rows = input.numel() / width;
   const std::vector<int64_t> sizes(input.sizes().begin(), input.sizes().end()), column{width}, nothing{0};
-  Tensor grad_x = torch::stable::new_empty(input, need_x ? sizes : nothing),
-         grad_weight = torch::stable::new_empty(input, need_weight ? column : nothing),
-         grad_bias = torch::stable::new_empty(input, need_bias ? column : nothing);
+  Tensor grad_x = allocate(input, need_x ? sizes : nothing),
+         grad_weight = allocate(input, need_weight ? column : nothing),
+         grad_bias = allocate(input, need_bias ? column : nothing);
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
@@ -162,23 +222,26 @@ std::tuple<Tensor, Tensor, Tensor> fused_layer_norm_grad_cpu(const Tensor& grad,
     std::vector<A> partial(columns ? parts * 2 * width : 0), buffers(std::is_same_v<T, A> ? 0 : width);
     const A* w = widened(data_of<T>(weights), width, buffers.data());
     T* out = need_x ? static_cast<T*>(grad_x.mutable_data_ptr()) : nullptr;
-    parallel_rows(parts, part_rows * width * 4, [&](int64_t begin, int64_t end) {
+    const auto grad_rows = !need_x   ? layer_norm_grad_rows<false, true, A>
+                           : columns ? layer_norm_grad_rows<true, true, A>
+                                     : layer_norm_grad_rows<true, false, A>;
+    parallel_rows(need_x || columns ? parts : 0, part_rows * width * 4, [&](int64_t begin, int64_t end) {
       std::vector<A> buffer(std::is_same_v<T, A> ? 0 : 2 * width);
       for (int64_t part = begin; part < end; ++part) {
         A* of_weight = partial.data() + part * 2 * width;
-        for (int64_t row = part * part_rows; row < std::min(rows, (part + 1) * part_rows); ++row) {
-          const A* g = widened(data_of<T>(upstream) + row * width, width, buffer.data());
-          const A* values = widened(data_of<T>(input) + row * width, width, buffer.data() + width);
-          const A m = data_of<A>(means)[row], r = data_of<A>(rstds)[row];
-          if (columns) add_to_columns(g, values, m, r, width, of_weight, of_weight + width);
-          if (!need_x) continue;
-          auto [sum, along] = products(g, values, w, m, r, width);
-          const std::pair<A, A> row_means{sum / A(width), along / A(width)};
-          if constexpr (std::is_same_v<T, A>) {
-            grad_of_x(g, values, w, m, r, row_means, width, out + row * width);
-          } else {
-            grad_of_x(g, values, w, m, r, row_means, width, buffer.data());
-            narrow(buffer.data(), out + row * width, width);
+        const int64_t first = part * part_rows, last = std::min(rows, first + part_rows);
+        if constexpr (std::is_same_v<T, A>) {
+          grad_rows(data_of<T>(upstream) + first * width, data_of<T>(input) + first * width, w,
+                    data_of<A>(means) + first, data_of<A>(rstds) + first, last - first, width, out + first * width,
+                    of_weight, of_weight + width);
+        } else {
+          for (int64_t row = first; row < last; ++row) {
+            A *g = buffer.data(), *values = g + width;
+            widen(data_of<T>(upstream) + row * width, g, width);
+            widen(data_of<T>(input) + row * width, values, width);
+            grad_rows(g, values, w, data_of<A>(means) + row, data_of<A>(rstds) + row, 1, width, g, of_weight,
+                      of_weight + width);
+            if (need_x) narrow(g, out + row * width, width);
           }
         }
       }

@@ -2,9 +2,12 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <type_traits>
 #include <vector>
 
+#include "common/allocate.h"
 #include "common/convert.h"
+#include "common/lanes.h"
 
 namespace arr_coc {
 namespace {
@@ -13,45 +16,54 @@ namespace {
 // the tensor shows in a result. Of 64 consecutive elements those 16 apart are added in pairs; these 16 sums are added
 // up over a segment, and then in pairs 8, 4, 2 and 1 apart; the sums of the segments are added in pairs 1, 2, 4...
 // apart.
-constexpr int64_t kLanes = 16;
 constexpr int64_t kRound = 4 * kLanes;
 constexpr int64_t kSegment = 64 * kRound;
 
 // Columns that a thread sums at once: its 16 sums for each of them fit the first cache.
-constexpr int64_t kColumns = 128;
+constexpr int64_t kColumns = 256;
 
-template <class A>
-ARR_COC_INLINE A sum_of_lanes(A (&lanes)[kLanes]) {
-  for (int64_t apart = kLanes / 2; apart > 0; apart /= 2)
-    for (int64_t j = 0; j < apart; ++j) lanes[j] += lanes[j + apart];
-  return lanes[0];
+// A row as A: itself, or a copy in `buffer`.
+template <class T, class A>
+const A* in_accumulate_type(const T* row, int64_t size, A* buffer) {
+  if constexpr (std::is_same_v<T, A>) {
+    return row;
+  } else {
+    widen(row, buffer, size);
+    return buffer;
+  }
 }
 
-// The sum of a segment that lies along memory.
-template <class T, class A>
-ARR_COC_EVERY_ISA A inner_sum(const T* x, int64_t size) {
+template <class A>
+ARR_COC_INLINE A inner_sum(const A* x, int64_t size) {
   A lanes[kLanes] = {};
   int64_t begin = 0;
   for (; begin + kRound <= size; begin += kRound) {
-    const T* row = x + begin;
+    const A* row = x + begin;
 #pragma omp simd
     for (int64_t j = 0; j < kLanes; ++j)
-      lanes[j] +=
-          (A(load(row[j])) + A(load(row[j + kLanes]))) + (A(load(row[j + 2 * kLanes])) + A(load(row[j + 3 * kLanes])));
+      lanes[j] += (row[j] + row[j + kLanes]) + (row[j + 2 * kLanes] + row[j + 3 * kLanes]);
   }
   if (begin < size) {
     A rest[kRound] = {};
-    for (int64_t j = 0; begin + j < size; ++j) rest[j] = A(load(x[begin + j]));
+    std::copy_n(x + begin, size - begin, rest);
+#pragma omp simd
     for (int64_t j = 0; j < kLanes; ++j)
       lanes[j] += (rest[j] + rest[j + kLanes]) + (rest[j + 2 * kLanes] + rest[j + 3 * kLanes]);
   }
   return sum_of_lanes(lanes);
 }
 
-template <class T, class A>
-ARR_COC_EVERY_ISA void add_rows(const T* a, const T* b, const T* c, const T* d, int64_t columns, A* sums) {
+// The sums of segments that lie along memory.
+template <class A>
+ARR_COC_EVERY_ISA void inner_sums(const A* x, int64_t stride, int64_t size, int64_t count, A* sums) {
+  for (int64_t i = 0; i < count; ++i) sums[i] = inner_sum(x + i * stride, size);
+}
+
+template <class A>
+ARR_COC_EVERY_ISA void add_rows(const A* const (&rows)[4], int64_t columns, A* sums) {
+  const A *a = rows[0], *b = rows[1], *c = rows[2], *d = rows[3];
 #pragma omp simd
-  for (int64_t i = 0; i < columns; ++i) sums[i] += (A(load(a[i])) + A(load(b[i]))) + (A(load(c[i])) + A(load(d[i])));
+  for (int64_t i = 0; i < columns; ++i) sums[i] += (a[i] + b[i]) + (c[i] + d[i]);
 }
 
 template <class A>
@@ -60,26 +72,60 @@ ARR_COC_EVERY_ISA void add_up(const A* from, int64_t columns, A* sums) {
   for (int64_t i = 0; i < columns; ++i) sums[i] += from[i];
 }
 
+// The sums of lanes in pairs 8, 4, 2 and 1 apart, of which all from the `count`-th on are 0.
+template <int kCount, class A>
+ARR_COC_INLINE void add_lanes_of(const A* const* lanes, int64_t columns, A* sums) {
+  const auto tree = [&](auto&& self, auto first, auto apart, int64_t i) __attribute__((always_inline)) -> A {
+    constexpr int kFirst = decltype(first)::value, kApart = decltype(apart)::value;
+    if constexpr (kApart == kCount) {
+      return lanes[kFirst][i] + A(0);
+    } else {
+      const std::integral_constant<int, 2 * kApart> next;
+      return self(self, first, next, i) + self(self, std::integral_constant<int, kFirst + kApart>{}, next, i);
+    }
+  };
+#pragma omp simd
+  for (int64_t i = 0; i < columns; ++i)
+    sums[i] = tree(tree, std::integral_constant<int, 0>{}, std::integral_constant<int, 1>{}, i);
+}
+
+template <class A>
+ARR_COC_EVERY_ISA void add_lanes(const A* const* lanes, int64_t count, int64_t columns, A* sums) {
+  if (count <= 4)
+    add_lanes_of<4>(lanes, columns, sums);
+  else if (count <= 8)
+    add_lanes_of<8>(lanes, columns, sums);
+  else
+    add_lanes_of<16>(lanes, columns, sums);
+}
+
 // The sums of a segment that lies across memory, for columns side by side.
 template <class T, class A>
 void outer_sum(const T* x, int64_t stride, int64_t size, int64_t columns, A* sums) {
-  static const T zeros[kColumns] = {};
-  A lanes[kLanes][kColumns];
-  const int64_t used = std::min(size, kLanes);
-  for (int64_t j = 0; j < used; ++j) std::fill_n(lanes[j], columns, A(0));
-  for (int64_t begin = 0; begin < size; begin += kRound) {
-    for (int64_t j = 0; j < kLanes && begin + j < size; ++j) {
-      const T* rows[4];
-      for (int64_t k = 0; k < 4; ++k) {
-        const int64_t r = begin + j + k * kLanes;
-        rows[k] = r < size ? x + r * stride : zeros;
+  static const A zeros[kColumns] = {};
+  A buffers[kLanes][kColumns];
+  const A* lanes[kLanes];
+  std::fill_n(lanes, kLanes, zeros);
+  if (size <= kLanes) {
+    for (int64_t r = 0; r < size; ++r) lanes[r] = in_accumulate_type(x + r * stride, columns, buffers[r]);
+  } else {
+    A wide[4][kColumns];
+    for (int64_t j = 0; j < kLanes; ++j) {
+      std::fill_n(buffers[j], columns, A(0));
+      lanes[j] = buffers[j];
+    }
+    for (int64_t begin = 0; begin < size; begin += kRound) {
+      for (int64_t j = 0; j < kLanes && begin + j < size; ++j) {
+        const A* rows[4];
+        for (int64_t k = 0; k < 4; ++k) {
+          const int64_t r = begin + j + k * kLanes;
+          rows[k] = r < size ? in_accumulate_type(x + r * stride, columns, wide[k]) : zeros;
+        }
+        add_rows(rows, columns, buffers[j]);
       }
-      add_rows(rows[0], rows[1], rows[2], rows[3], columns, lanes[j]);
     }
   }
-  for (int64_t apart = kLanes / 2; apart > 0; apart /= 2)
-    for (int64_t j = 0; j < apart && j + apart < used; ++j) add_up(lanes[j + apart], columns, lanes[j]);
-  std::copy_n(lanes[0], columns, sums);
+  add_lanes(lanes, size, columns, sums);
 }
 
 // The sums of segment number `segment`, for outputs [begin, begin + count) of the same outer index.
@@ -87,15 +133,17 @@ template <class T, class A>
 void sum_segment(const T* x, const SumLayout& layout, int64_t begin, int64_t count, int64_t segment, A* sums) {
   const int64_t first = segment * kSegment, size = std::min(kSegment, layout.size - first);
   x += layout.offset(begin) + first * layout.stride;
-  if (layout.stride == 1) {
-    for (int64_t i = 0; i < count; ++i) sums[i] = inner_sum<T, A>(x + i * layout.inner_stride, size);
-  } else if (layout.inner_stride == 1) {
+  if (layout.inner_stride == 1 && layout.stride != 1) {
     outer_sum(x, layout.stride, size, count, sums);
+  } else if (std::is_same_v<T, A> && layout.stride == 1) {
+    inner_sums(reinterpret_cast<const A*>(x), layout.inner_stride, size, count, sums);
   } else {
     T gathered[kSegment];
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t r = 0; r < size; ++r) gathered[r] = x[i * layout.inner_stride + r * layout.stride];
-      sums[i] = inner_sum<T, A>(gathered, size);
+    A wide[kSegment];
+    for (int64_t i = 0; i < count; ++i, x += layout.inner_stride) {
+      if (layout.stride != 1)
+        for (int64_t r = 0; r < size; ++r) gathered[r] = x[r * layout.stride];
+      inner_sums(in_accumulate_type(layout.stride == 1 ? x : gathered, size, wide), 0, size, 1, sums + i);
     }
   }
 }
@@ -105,7 +153,7 @@ Tensor reduce_sum_cpu(const Tensor& x, int64_t dim) {
   Tensor input = x;
   const std::vector<int64_t> sizes = sizes_without(x, dim);
   const SumLayout layout = sum_layout(input, dim);
-  Tensor sum = torch::stable::new_empty(x, sizes);
+  Tensor sum = allocate(x, sizes);
   if (layout.outputs() == 0) return sum;
   if (layout.size == 0) return torch::stable::zero_(sum);
   dispatch_floating(x.scalar_type(), [&](auto tag) {
