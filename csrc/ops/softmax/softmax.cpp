@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/exponential.h"
+#include "common/lanes.h"
 #include "common/map.h"
 
 namespace arr_coc {
@@ -40,42 +41,81 @@ ARR_COC_EVERY_ISA void softmax_vectors(const A* x, A* out, int64_t vectors) {
 }
 
 template <class T, class A>
-ARR_COC_EVERY_ISA A sum_of_products(const T* x, const T* y, int64_t width) {
+ARR_COC_INLINE A sum_of_products(const T* x, const T* y, int64_t width) {
+  constexpr int64_t kStep = 4 * kLanes;  // an addition starts before the last one is done
   A total = 0;
   for (int64_t at = 0; at < width; at += kBlock) {
     const int64_t end = std::min(at + kBlock, width);
-    A sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t d = at; d < end; ++d) sum += A(load(x[d])) * A(load(y[d]));
-    total += sum;
+    A sums[kStep] = {}, lanes[kLanes], last = 0;
+    int64_t d = at;
+    for (; d + kStep <= end; d += kStep) {
+#pragma omp simd
+      for (int64_t j = 0; j < kStep; ++j) sums[j] += A(load(x[d + j])) * A(load(y[d + j]));
+    }
+#pragma omp simd
+    for (int64_t j = 0; j < kLanes; ++j)
+      lanes[j] = (sums[j] + sums[j + kLanes]) + (sums[j + 2 * kLanes] + sums[j + 3 * kLanes]);
+    for (; d + kLanes <= end; d += kLanes) {
+#pragma omp simd
+      for (int64_t j = 0; j < kLanes; ++j) lanes[j] += A(load(x[d + j])) * A(load(y[d + j]));
+    }
+    for (; d < end; ++d) last += A(load(x[d])) * A(load(y[d]));
+    total += sum_of_lanes(lanes) + last;
   }
   return total;
 }
-
-#ifdef ARR_COC_F16C
-// That of all elements that fill vectors, of which there are `count`.
-ARR_COC_F16C float sum_of_products(const Half* x, const Half* y, int64_t width, int64_t& count) {
-  constexpr int kSums = 4;  // an addition starts before the last one is done
-  Eight total[kSums] = {};
-  for (count = 0; count + 8 * kSums <= width; count += 8 * kSums) {
-    for (int k = 0; k < kSums; ++k) {
-      const Eight a = load_eight(x + count + 8 * k), b = load_eight(y + count + 8 * k);
-#pragma omp simd
-      for (int j = 0; j < 8; ++j) total[k].values[j] += a.values[j] * b.values[j];
-    }
-  }
-  float sum = 0;
-  for (int j = 0; j < 8; ++j)
-    sum += (total[0].values[j] + total[1].values[j]) + (total[2].values[j] + total[3].values[j]);
-  return sum;
-}
-#endif
 
 template <class A>
 struct SoftmaxGrad {
   A sum;
   ARR_COC_FUNCTION A operator()(A grad, A output) const { return output * (grad - sum); }
 };
+
+// Several rows in a call: a short row is done sooner than a call.
+template <class T, class A>
+ARR_COC_EVERY_ISA void softmax_grad_rows(const T* grad, const T* y, T* out, int64_t rows, int64_t width) {
+  for (int64_t row = 0; row < rows; ++row, grad += width, y += width, out += width) {
+    const SoftmaxGrad<A> of{sum_of_products<T, A>(grad, y, width)};
+#pragma omp simd
+    for (int64_t d = 0; d < width; ++d) out[d] = store<T>(of(A(load(grad[d])), A(load(y[d]))));
+  }
+}
+
+#ifdef ARR_COC_F16C
+ARR_COC_F16C inline void add_products(const Half* x, const Half* y, Eight& sums) {
+  const Eight a = load_eight(x), b = load_eight(y);
+#pragma omp simd
+  for (int j = 0; j < 8; ++j) sums.values[j] += a.values[j] * b.values[j];
+}
+
+ARR_COC_F16C void softmax_grad_vectors(const Half* grad, const Half* y, Half* out, int64_t rows, int64_t width) {
+  constexpr int kSums = 4;  // an addition starts before the last one is done
+  const int64_t whole = width / 8 * 8, rest = width - whole;
+  Half last_grad[8] = {}, last_y[8] = {};  // the rest, among zeros
+  for (int64_t row = 0; row < rows; ++row, grad += width, y += width, out += width) {
+    Eight total[kSums] = {};
+    int64_t d = 0;
+    for (; d + 8 * kSums <= width; d += 8 * kSums)
+      for (int k = 0; k < kSums; ++k) add_products(grad + d + 8 * k, y + d + 8 * k, total[k]);
+    for (; d < whole; d += 8) add_products(grad + d, y + d, total[0]);
+    if (rest > 0) {
+      std::copy_n(grad + whole, rest, last_grad);
+      std::copy_n(y + whole, rest, last_y);
+      add_products(last_grad, last_y, total[1]);
+    }
+    float sum = 0;
+    for (int j = 0; j < 8; ++j)
+      sum += (total[0].values[j] + total[1].values[j]) + (total[2].values[j] + total[3].values[j]);
+    const SoftmaxGrad<float> of{sum};
+    map_vectors(of, out, whole, grad, y);
+    if (rest > 0) {
+      Half last[8];
+      map_vectors(of, last, 8, last_grad, last_y);
+      std::copy_n(last, rest, out + whole);
+    }
+  }
+}
+#endif
 
 Tensor softmax_cpu(const Tensor& x) {
   check_softmax(x);
@@ -122,16 +162,12 @@ Tensor softmax_grad_cpu(const Tensor& grad, const Tensor& output) {
     const T* y = static_cast<const T*>(o.const_data_ptr());
     T* to = static_cast<T*>(out.mutable_data_ptr());
     parallel_rows(rows, width * 4, [&](int64_t begin, int64_t end) {
-      for (int64_t at = begin * width; at < end * width; at += width) {
-        A sum = 0;
-        int64_t done = 0;
+      const int64_t at = begin * width;
 #ifdef ARR_COC_F16C
-        if constexpr (std::is_same_v<T, Half>)
-          if (has_f16c()) sum = sum_of_products(upstream + at, y + at, width, done);
+      if constexpr (std::is_same_v<T, Half>)
+        if (has_f16c()) return softmax_grad_vectors(upstream + at, y + at, to + at, end - begin, width);
 #endif
-        sum += sum_of_products<T, A>(upstream + at + done, y + at + done, width - done);
-        map(SoftmaxGrad<A>{sum}, to + at, width, upstream + at, y + at);
-      }
+      softmax_grad_rows<T, A>(upstream + at, y + at, to + at, end - begin, width);
     });
   });
   return out;
