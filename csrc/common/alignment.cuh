@@ -91,7 +91,9 @@ struct Queries {
 
 // A block takes Rows rows and Tokens tokens at a time of one sample, as a tile of a matrix product in float: 16 x 16
 // threads, each with Rows / 16 x Tokens / 16 products. Pieces of kDepth columns pass through shared memory, transposed;
-// the rows' squares are summed on the way there. Each sum's order depends on the width alone.
+// the rows' squares are summed on the way there. Each sum's order depends on the width alone, and each fmaf is written
+// out: left to itself the compiler contracts some in one size of tile and not in another, and a row's bits would show
+// which tile it was in.
 template <int Rows, int Tokens, bool Aligned, class T, class O>
 __global__ void __launch_bounds__(kCosineThreads, 2)
     tokens_kernel(const T* features, const float* units, const bool* mask, O* out, RowGroups groups) {
@@ -153,7 +155,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
           for (int i = 0; i < kPer; ++i) {
             const float x = float(next[0][l][i]);
             rows_of[k * kPer + i][piece / kPieces ^ k * kTurn] = x;
-            if (token == 0) squares[l] += x * x;
+            if (token == 0) squares[l] = fmaf(x, x, squares[l]);
           }
         }
 #pragma unroll
@@ -182,7 +184,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
 #pragma unroll
           for (int r = 0; r < kMine; ++r) {
 #pragma unroll
-            for (int t = 0; t < kTokens; ++t) products[r][t] += x[r] * y[t];
+            for (int t = 0; t < kTokens; ++t) products[r][t] = fmaf(x[r], y[t], products[r][t]);
           }
         }
       }
@@ -212,7 +214,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
         best[r] = nan_max(best[r], __shfl_xor_sync(0xffffffffu, best[r], offset));
       const int row = down * kMine + r;
       if (across == r && row <= last)
-        out[sample * groups.count + first + row] = O(any ? (1 + best[r] * inverse[row]) / 2 : 0.0f);
+        out[sample * groups.count + first + row] = O(any ? fmaf(best[r], inverse[row], 1.0f) / 2 : 0.0f);
     }
   }
 }
