@@ -86,6 +86,15 @@ def test_a_batch_does_not_change_a_sample_where_it_fills_the_machine(device: tor
                 assert torch.equal(a[0], e[index])
 
 
+def test_a_batch_does_not_change_a_sample_whose_patches_are_wide(device: torch.device):
+    """Patches of an odd width, a column a thread: wider than the threads that one of few samples would get."""
+    rgb = torch.rand(1024, 3, 65, 65, device=device)
+    whole = texture_statistics(rgb, 65)
+    for index in (0, 1023):
+        for a, e in zip(texture_statistics(rgb[index : index + 1], 65), whole):
+            assert torch.equal(a[0], e[index])
+
+
 @pytest.mark.parametrize("shape", [(65540, 3, 2, 2), (1, 3, 131080, 2)], ids=["many samples", "many rows"])
 def test_sizes_past_one_cuda_grid(device: torch.device, shape: tuple[int, ...]):
     assert_means(torch.rand(shape, device=device), 2)

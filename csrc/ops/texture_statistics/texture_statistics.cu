@@ -168,6 +168,8 @@ void launch(const T* rgb, T* colours, T* edges, int64_t batch, int64_t height, i
     const int64_t most = std::max<int64_t>(1, threads / groups * n / (together * patch_size)) * together;
     blocks = ceil_div(columns, most);
     if (blocks * rows * batch >= 1024 || groups * 2 > layout.units || threads / (groups * 2) < 2 * kWarpSize) break;
+    // A patch wider than a group takes several turns, and so another order of its sums.
+    if (threads / (groups * 2) * n < patch_size) break;
   }
   layout.patches_per_block = int(ceil_div(ceil_div(columns, blocks), together) * together);
   layout.units_per_thread = int(ceil_div(layout.units, groups));
