@@ -83,6 +83,16 @@ def test_features_that_need_a_wide_query_are_scored_alike(device):
     torch.testing.assert_close(relevance_scores(*given).double(), exact, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("salience_weights", [(0.5, 0.5, 0.0), (0.5, 0.25, 0.25)])
+@pytest.mark.parametrize("width", [5888, 6144, 12288])
+def test_a_query_that_just_fits_shared_memory(width, salience_weights, device):
+    """Vectors of 48 KiB, less than what else a block keeps there, need what more than 48 KiB needs."""
+    given = arguments(device, torch.float32, 1, 2, 3, width)
+    exact = relevance_scores(*(t.double() for t in given), None, salience_weights)
+    actual = relevance_scores(*given, None, salience_weights)
+    torch.testing.assert_close(actual.double(), exact, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("value", [3e4, -torch.inf])
 def test_what_a_row_holds_does_not_reach_the_others(value, device):
     given = arguments(device, torch.float32, width=33)

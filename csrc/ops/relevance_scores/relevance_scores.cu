@@ -152,7 +152,8 @@ void launch(const Call<T>& call, cudaStream_t stream) {
   using A = accumulate_t<T>;
   const size_t bytes = (Query + Mean) * SharedVector<T, A>::size(call.width) * sizeof(A);
   const auto kernel = relevance_kernel<Wide, Aligned, Query, Mean, T>;
-  if (bytes > 48 << 10)
+  constexpr size_t kOwn = (kWarps + kThreads) * sizeof(A);  // what the kernel declares counts, too
+  if (bytes + kOwn > 48 << 10)
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
   kernel<<<grid_size(call.batch * call.chunks, 1), kThreads, bytes, stream>>>(call);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
