@@ -106,24 +106,25 @@ __device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
 template <class A>
 constexpr A kLeast = std::is_same_v<A, double> ? A(-DBL_MAX) : A(-FLT_MAX);
 
-// A row's entropy in one pass, with z = x / tau in powers of two: from top = max z, sum of 2^(z - top) and sum of
-// 2^(z - top) (z - top), H = log2(sum) - weighted / sum. Lanes have their own top until the warp's is known. NaN shows
-// in the sums whatever the maximum makes of it.
+// A row's entropy in one pass, in powers of two: from top = max x and z = (x - top) log2(e) / tau, sum of 2^z and sum
+// of 2^z z, H = log2(sum) - weighted / sum. The difference is taken first: that of two large products would be off by
+// more than any power of two holds. Lanes have their own top until the warp's is known. NaN shows in the sums whatever
+// the maximum makes of it.
 template <class A>
 struct OnlineEntropy {
   A top = kLeast<A>, sum = 0, weighted = 0;
 
-  // `scale` is log2(e) / tau; top must have been raised to x scale.
+  // `scale` is log2(e) / tau; top must have been raised to x.
   __device__ __forceinline__ void add(A x, A scale) {
-    const A shifted = x * scale - top, weight = power_of_two(shifted);
+    const A shifted = (x - top) * scale, weight = power_of_two(shifted);
     sum += weight;
     weighted += weight * max(shifted, A(-1e5));  // 0 * -inf is 0 here: lim p log p
   }
 
-  __device__ __forceinline__ void raise(A higher) {
-    const A down = top - higher, factor = power_of_two(down);
-    weighted = sum == 0 ? A(0) : (weighted + sum * down) * factor;  // not 0 * -inf
-    sum = sum == 0 ? A(0) : sum * factor;
+  __device__ __forceinline__ void raise(A higher, A scale) {
+    const A down = max((top - higher) * scale, A(-1e5)), factor = power_of_two(down);  // finite: not 0 * -inf
+    weighted = (weighted + sum * down) * factor;
+    sum *= factor;
     top = higher;
   }
 
@@ -204,7 +205,7 @@ __device__ __forceinline__ A over_groups(const A (&values)[kBatch], const F& com
 
 // From what each lane found in its part of kBatch rows to the whole of row r for the lanes of group r.
 template <int Vectors, class A>
-__device__ __forceinline__ RowSums<Vectors, A> over_warp(RowSums<Vectors, A> (&parts)[kBatch]) {
+__device__ __forceinline__ RowSums<Vectors, A> over_warp(RowSums<Vectors, A> (&parts)[kBatch], A scale) {
   const auto add = [](A a, A b) { return a + b; };
   const auto gather = [&](const auto& of) {
     A values[kBatch];
@@ -218,7 +219,8 @@ __device__ __forceinline__ RowSums<Vectors, A> over_warp(RowSums<Vectors, A> (&p
   RowSums<Vectors, A> whole;
   whole.entropy.top = over_groups(tops, [](A a, A b) { return max(a, b); });
 #pragma unroll
-  for (int r = 0; r < kBatch; ++r) parts[r].entropy.raise(__shfl_sync(0xffffffffu, whole.entropy.top, r * kGroup));
+  for (int r = 0; r < kBatch; ++r)
+    parts[r].entropy.raise(__shfl_sync(0xffffffffu, whole.entropy.top, r * kGroup), scale);
   whole.entropy.sum = gather([](const auto& part) { return part.entropy.sum; });
   whole.entropy.weighted = gather([](const auto& part) { return part.entropy.weighted; });
   whole.square = gather([](const auto& part) { return part.square; });
@@ -230,7 +232,7 @@ __device__ __forceinline__ RowSums<Vectors, A> over_warp(RowSums<Vectors, A> (&p
 template <bool Aligned, int Vectors, class T, class A>
 __device__ __forceinline__ void add_tile(const RowTile<T>& tile, int64_t start, int size, A scale,
                                          const SharedVector<T, A>* vectors, RowSums<Vectors, A>& sums) {
-  sums.entropy.raise(max(sums.entropy.top, tile.template most<Aligned, A>(size) * scale));
+  sums.entropy.raise(max(sums.entropy.top, tile.template most<Aligned, A>(size)), scale);
   tile.template for_pieces<Aligned, A>(size, [&](int k, const auto& values, int inside) {
     A others[Vectors > 0 ? Vectors : 1][kPerLane<T>];
 #pragma unroll
@@ -267,7 +269,7 @@ __device__ __forceinline__ void scan_rows(const T* first, int rows, int batch, i
           add_tile<Aligned>(tile, start, size, scale, vectors, parts[r]);
         }
       }
-      f(from, count, over_warp(parts));
+      f(from, count, over_warp(parts, scale));
     }
   } else {
     const int size = int(width);
@@ -288,7 +290,7 @@ __device__ __forceinline__ void scan_rows(const T* first, int rows, int batch, i
 #pragma unroll
         for (int a = 0; a < kAhead<T>; ++a) tiles[a] = tiles[a + 1];
       }
-      f(from, count, over_warp(parts));
+      f(from, count, over_warp(parts, scale));
     }
   }
 }

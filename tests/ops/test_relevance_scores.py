@@ -93,6 +93,23 @@ def test_a_query_that_just_fits_shared_memory(width, salience_weights, device):
     torch.testing.assert_close(actual.double(), exact, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("magnitude", "temperature"), [(1e10, 1.0), (1.0, 1e-10), (1e3, 1e-8)])
+@pytest.mark.parametrize("width", [8, 33, 2056])
+def test_features_far_larger_than_the_temperature(width, magnitude, temperature, device):
+    """The rounding of features over a temperature is then past any exponent."""
+    given = arguments(device, torch.float32, width=width)
+    given[0].mul_(magnitude)
+    given[0][0, 1, :3] = given[0][0, 1].max() * 2  # not one largest element, but three
+    exact = relevance_scores(*(t.double() for t in given), temperature=temperature)
+    actual = relevance_scores(*given, temperature=temperature)
+    torch.testing.assert_close(actual.double(), exact, rtol=0, atol=1e-5)
+    features = given[0].requires_grad_()
+    entropy = compute_entropy(features, temperature)
+    torch.testing.assert_close(entropy.double(), compute_entropy(features.double(), temperature), rtol=0, atol=1e-5)
+    (gradient,) = torch.autograd.grad(entropy.sum(), features)
+    assert gradient.isfinite().all()
+
+
 @pytest.mark.parametrize("value", [3e4, -torch.inf])
 def test_what_a_row_holds_does_not_reach_the_others(value, device):
     given = arguments(device, torch.float32, width=33)

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t start = 0; start < width; start += kTile<T>) {
       const int size = RowTile<T>::size(start, width);
       tile.template load<Aligned>(x + row * width + start, size);
-      entropy.raise(max(entropy.top, tile.template most<Aligned, A>(size) * scale));
+      entropy.raise(max(entropy.top, tile.template most<Aligned, A>(size)), scale);
       tile.template for_pieces<Aligned, A>(size, [&](int, const auto& values, int inside) {
 #pragma unroll
         for (int i = 0; i < RowTile<T>::kPer; ++i)
@@ -49,10 +49,10 @@ __global__ void __launch_bounds__(kThreads)
     A top = entropy.top;
 #pragma unroll
     for (int offset = kWarpSize / 2; offset > 0; offset /= 2) top = max(top, __shfl_xor_sync(0xffffffffu, top, offset));
-    entropy.raise(top);
+    entropy.raise(top, scale);
     entropy.sum = warp_sum(entropy.sum);
     entropy.weighted = warp_sum(entropy.weighted);
-    const A bits = entropy.bits(), all = entropy.top + log2(entropy.sum);
+    const A bits = entropy.bits(), all = log2(entropy.sum);
     for (int64_t start = 0; start < width; start += kTile<T>) {
       const int size = RowTile<T>::size(start, width);
       if (width > kTile<T>) tile.template load<Aligned>(x + row * width + start, size);
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
         A slope[RowTile<T>::kPer];
 #pragma unroll
         for (int i = 0; i < RowTile<T>::kPer; ++i) {
-          const A log_p = values[i] * scale - all, p = power_of_two(log_p);
+          const A log_p = (values[i] - top) * scale - all, p = power_of_two(log_p);
           slope[i] = p > 0 ? factor * p * (log_p + bits) : factor * p;
         }
         store<Aligned>(out + row * width + start, RowTile<T>::at(k), RowTile<T>::at(k) + inside, slope);

@@ -23,11 +23,10 @@ ARR_COC_EVERY_ISA void sum_row(const A* row, const A* other, A* columns, int64_t
   A max = -INFINITY;
 #pragma omp simd reduction(max : max)
   for (int64_t d = 0; d < width; ++d) max = row[d] > max ? row[d] : max;  // NaN shows in the sums
-  const A top = max * scale;
   A sum = 0, weighted = 0, square = 0, product = 0;
 #pragma omp simd reduction(+ : sum, weighted, square, product)
   for (int64_t d = 0; d < width; ++d) {
-    const A x = row[d], shifted = x * scale - top, weight = power_of_two(shifted);
+    const A x = row[d], shifted = (x - max) * scale, weight = power_of_two(shifted);
     sum += weight;
     weighted += weight * (shifted < A(-1e4) ? A(-1e4) : shifted);  // 0 * -inf is 0 here: lim p log p
     square += x * x;
