@@ -122,7 +122,9 @@ def rms_norm_quantize_rows(
     mean_square = tl.sum(value * value, 1, keep_dims=True) / columns
     inverse_rms, scale = row_scale(tl.max(magnitude_bits(weighted), 1, keep_dims=True), mean_square, value, EPS)
     tl.store(out + row * columns + column, quantize(weighted, inverse_rms, scale), mask=inside)
-    tl.store(scales + row, scale, mask=row < rows)
+    # By the threads that have column 0: a tensor of one column would first change its layout through shared memory.
+    first = inside & (column == 0)
+    tl.store(scales + row + 0 * column, tl.broadcast_to(scale, (ROWS, BLOCK)), mask=first)
 
 
 @triton.jit
