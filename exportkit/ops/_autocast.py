@@ -29,9 +29,10 @@ def register_autocast(spec: OpSpec) -> None:
         _LIBRARIES[spec.namespace] = torch.library.Library(spec.namespace, "FRAGMENT")
 
     def call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        dtype = autocast_dtype(rule, [a.dtype for a in (*args, *kwargs.values()) if _is_floating(a)])
-        args = tuple(_cast(a, dtype) for a in args)
-        kwargs = {name: _cast(a, dtype) for name, a in kwargs.items()}
+        if dtypes := [a.dtype for a in (*args, *kwargs.values()) if _is_floating(a)]:  # without any, it refuses
+            dtype = autocast_dtype(rule, dtypes)
+            args = tuple(_cast(a, dtype) for a in args)
+            kwargs = {name: _cast(a, dtype) for name, a in kwargs.items()}
         with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
             return overload(*args, **kwargs)
 
@@ -40,7 +41,7 @@ def register_autocast(spec: OpSpec) -> None:
 
 
 def autocast_dtype(rule: Autocast, dtypes: list[torch.dtype]) -> torch.dtype:
-    """What floating arguments of these dtypes, in the schema's order, are cast to."""
+    """What floating arguments of these dtypes, one or more in the schema's order, are cast to."""
     if rule == "first":
         return dtypes[0]
     return functools.reduce(torch.promote_types, dtypes, torch.float32 if rule == "float32" else dtypes[0])

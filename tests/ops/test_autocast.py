@@ -60,6 +60,14 @@ def test_autocast_gives_each_gradient_in_its_arguments_dtype(spec: OpSpec, devic
         torch.testing.assert_close(a, e, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("spec", pairs(lambda spec: spec.autocast is not None))
+def test_integers_are_refused_under_autocast_as_they_are_outside(spec: OpSpec, device: torch.device):
+    sample = samples_of(spec, device, torch.float32)[0]
+    args = [a.long() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in sample.args]
+    with torch.autocast(device.type, dtype=torch.bfloat16), pytest.raises(RuntimeError, match="must be float32"):
+        spec.wrapper(*args, **sample.kwargs)
+
+
 @pytest.mark.parametrize("spec", pairs(is_mutable))
 def test_an_operator_that_writes_to_an_argument_has_no_rule_since_it_would_write_to_a_copy(spec: OpSpec):
     assert spec.autocast is None
