@@ -35,7 +35,7 @@ def test_the_state_that_a_call_needs_is_entered_outside_of_the_time_taken():
 
     @contextlib.contextmanager
     def slowly():
-        time.sleep(5e-3)
+        time.sleep(50e-3)
         state.append("entered")
         yield
         state.clear()
@@ -45,7 +45,7 @@ def test_the_state_that_a_call_needs_is_entered_outside_of_the_time_taken():
         time.sleep(2e-3)
 
     (found,) = measure([Alternative("a", "a", [call], slowly)], CPU, 1e-3)
-    assert 2 <= found.call.median < 5
+    assert 2 <= found.call.median < 50
 
 
 def test_the_peak_counts_what_lives_at_one_time():

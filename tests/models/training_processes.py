@@ -123,9 +123,8 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
 
 def work(rank: int, processes: int, device_type: str, meeting: str) -> None:
     """One process: every check, in the same order as the others."""
-    os.environ.setdefault(
-        "GLOO_SOCKET_IFNAME", "lo"
-    )  # all processes are on this machine, whatever its name resolves to
+    # All processes are on this machine, whatever its name resolves to.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -136,7 +135,7 @@ def work(rank: int, processes: int, device_type: str, meeting: str) -> None:
         init_method=f"file://{meeting}",
         rank=rank,
         world_size=processes,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(minutes=5),  # a process may wait for a core that others keep busy
     )
     for name, check in CHECKS.items():
         check(device)
