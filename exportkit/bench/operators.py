@@ -78,7 +78,10 @@ def _chosen(
     found: dict[str, Subject], options: OperatorOptions
 ) -> list[tuple[Subject, Benchmark, torch.dtype, Direction]]:
     if unknown := [name for name in options.names if name not in found]:
-        raise UsageError(f"there is no operator {unknown[0]!r} to time", hint=f"There are {', '.join(found)}.")
+        raise UsageError(
+            f"there is no operator {unknown[0]!r} to time",
+            hint=f"There are {', '.join(found)}; the name of a package ends in .pt2.",
+        )
     chosen = [
         (subject, benchmark, options.dtype or benchmark.dtype, direction)
         for name in options.names or found
@@ -90,9 +93,11 @@ def _chosen(
     ]
     if not chosen:
         sizes = {benchmark.size for name in options.names or found for benchmark in found[name].benchmarks}
+        names, directions = ", ".join(options.names) or "no operator", " or ".join(options.directions)
+        if not options.sizes:
+            raise UsageError(f"nothing to time: {names} has no {directions}", hint="Time the other direction.")
         raise UsageError(
-            f"nothing to time: {', '.join(options.names) or 'no operator'} has no {' or '.join(options.directions)} "
-            f"of size {' or '.join(options.sizes) or 'any'}",
+            f"nothing to time: {names} has no {directions} of size {' or '.join(options.sizes)}",
             hint=f"The sizes are {'; '.join(sorted(sizes))}.",
         )
     return chosen

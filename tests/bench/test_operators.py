@@ -112,6 +112,10 @@ def test_an_unknown_operator_or_size_is_a_usage_error_that_lists_what_there_is()
         bench(sizes=["B7 "])
 
 
+def test_a_gradient_that_is_a_view_is_not_timed():
+    assert {row.direction for row in bench(names=["reduce_sum"], sizes=["1024x768 dim 1"])} == {"forward"}
+
+
 def test_every_operator_but_gradients_has_sizes():
     found = sizes.subjects(CPU)
     assert {name for name in SPECS if not name.endswith("_grad")} <= found.keys()
@@ -133,10 +137,12 @@ def test_an_operator_without_an_entry_is_timed_at_its_samples(monkeypatch):
 
 
 def test_libraries_compute_what_the_references_do():
-    """At the table's sizes, so that no alternative is left out for being wrong."""
+    """At the table's sizes and in its dtypes, so that no alternative is left out for being wrong."""
     for name, subject in sizes.subjects(CPU).items():
         benchmark = min(subject.benchmarks, key=lambda b: len(b.size))
-        if benchmark.library is not None and benchmark.library.missing is None:
-            task = operators._Forward(subject, benchmark, torch.float32, CPU)
+        if benchmark.library is None or benchmark.library.missing is not None:
+            continue
+        for dtype in {benchmark.dtype, *(on_gpu.dtype for on_gpu in sizes._TABLE[name](True))}:
+            task = operators._Forward(subject, benchmark, dtype, CPU)
             expected = task.run(subject.reference)
-            assert operators._disagreement(task, benchmark.library.function, expected) is None, name
+            assert operators._disagreement(task, benchmark.library.function, expected) is None, (name, dtype)
