@@ -100,8 +100,10 @@ def bench_packages(
     load_our_operators()
     load_operator_libraries(options.op_libraries)
     with ExitStack() as stack:
-        progress(f"loading {', '.join(path.name for path in paths)}")
-        loaded = [_load(path, device, stack, first=number == 0) for number, path in enumerate(paths)]
+        loaded: list[_Loaded] = []
+        for path in paths:
+            progress(f"loading {path.name}")
+            loaded.append(_load(path, device, stack, first=not loaded))
         manifest = loaded[0].model.manifest
         for other in loaded[1:]:
             if _interface(other.model.manifest.call) != _interface(manifest.call):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,16 @@ _COLOURS = {OURS: "#0072B2", "eager": "#BBBBBB", "compile": "#E69F00", "library"
 _MORE_COLOURS = ("#CC79A7", "#F0E442", "#009E73")
 
 
+def check_can_draw() -> None:
+    """To be called before what is to be drawn is measured.
+
+    Raises:
+        HostError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise HostError("--plot needs matplotlib, which is not installed", hint="pip install 'exportkit[bench]'")
+
+
 def draw(results: Results, path: Path, rows: Sequence[Row] | None = None) -> None:
     """Writes an .svg or .png.
 
@@ -26,13 +37,11 @@ def draw(results: Results, path: Path, rows: Sequence[Row] | None = None) -> Non
     Raises:
         HostError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-        from matplotlib.ticker import FuncFormatter
-    except ImportError as error:
-        raise HostError("matplotlib is not installed", hint="pip install 'exportkit[bench]'") from error
+    check_can_draw()
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import FuncFormatter
 
     rows = [row for row in (results.rows if rows is None else rows) if row.time(OURS)]
     names = list(dict.fromkeys(m.name for row in rows for m in row.measurements))

@@ -30,7 +30,8 @@ def run(rows: Rows, *, device: str, command: str, threads: int | None, progress:
     Raises:
         HostError: There is no such device here.
     """
-    on = usable_device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    on = usable_device(name, without_cuda="Give --device cpu, or run it on a machine that has a GPU.")
     with _ready(on, threads):
         machine = describe(on)  # before the work adds to the machine's load
         if on.type == "cpu" and machine.load > machine.cores / 2:

@@ -86,14 +86,12 @@ def command(
     exportkit bench fused_texture top_k_patches --direction forward --against eager
     exportkit bench arr_coc.pt2 --size batch=8,gh=28,gw=28 --plot arr_coc.svg
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    if plot is not None and plot.suffix not in (".svg", ".png"):
-        raise click.UsageError(f"--plot {plot}: give a file that ends in .svg or .png.")
+    _check_files(output, plot)
     packages = [Path(name) for name in what if name.endswith(".pt2")]
     if packages and len(packages) < len(what):
         raise click.UsageError("operators and packages are timed in runs of their own.")
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "99"
-    )  # torch's profiler, which counts memory, tells stderr that it starts
+    # torch's profiler, which counts memory, tells stderr that it starts.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with progress() as step:
         step("importing torch and the operators")
         from exportkit.bench.runs import run
@@ -110,17 +108,30 @@ def command(
         _print(results)
 
 
+def _check_files(output: Path | None, plot: Path | None) -> None:
+    """Refuses what could not be written once everything is measured."""
+    for option, path in (("--output", output), ("--plot", plot)):
+        if path is not None and not path.parent.is_dir():
+            raise click.UsageError(f"{option} {path}: there is no folder {path.parent}; make it first.")
+    if plot is not None:
+        if plot.suffix not in (".svg", ".png"):
+            raise click.UsageError(f"--plot {plot}: give a file that ends in .svg or .png.")
+        from exportkit.bench.plot import check_can_draw
+
+        check_can_draw()
+
+
 def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
     import torch
 
     from exportkit.bench.operators import ALTERNATIVES, OperatorOptions, bench_operators
 
-    for name in ("model", "weights", "op_libraries"):
+    for name, option in (("model", "--model"), ("weights", "--weights"), ("op_libraries", "--op-library")):
         if options[name]:
-            raise click.UsageError(f"--{name.replace('_', '-').removesuffix('s')} is for packages.")
+            raise click.UsageError(f"{option} is for packages; {', '.join(what)} names operators.")
     dtype, direction = options["dtype"], options["direction"]
     chosen = OperatorOptions(
-        names=[name for name in what if name != _OPERATORS],
+        names=[] if _OPERATORS in what else what,
         directions=("forward", "backward") if direction == "both" else (direction,),
         dtype=getattr(torch, dtype) if dtype else None,
         against=options["against"] or ALTERNATIVES,

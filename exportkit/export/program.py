@@ -301,11 +301,21 @@ def _place(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None
     return tensor.detach().to(device=device, dtype=cast).contiguous()
 
 
-def usable_device(name: str) -> torch.device:
+_EXPORT_ELSEWHERE = (
+    "CUDA code is compiled on a machine that has the GPU: `exportkit export --format program` here, and "
+    "`exportkit export PROGRAM.pt2 --device cuda` there."
+)
+
+
+def usable_device(name: str, without_cuda: str = _EXPORT_ELSEWHERE) -> torch.device:
     """The device of this name.
 
+    Args:
+        name: Such as "cuda:1".
+        without_cuda: What to do where there is no CUDA.
+
     Raises:
-        UsageError: No such kind of device is exported for.
+        UsageError: No such kind of device is supported.
         HostError: This machine has none.
     """
     try:
@@ -313,18 +323,14 @@ def usable_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"{name!r} is no device", hint="Give cpu, cuda or cuda:1.") from error
     if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"cannot export for {name!r}", hint="Give cpu, cuda or cuda:1.")
+        raise UsageError(f"cannot use device {name!r}", hint="Give cpu, cuda or cuda:1.")
     if device.type == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         why = (
             f"this torch ({torch.__version__}) has no CUDA" if torch.version.cuda is None else "there is no CUDA device"
         )
-        raise HostError(
-            f"cannot export for {name}: {why}",
-            hint="CUDA code is compiled on a machine that has the GPU: `exportkit export --format program` here, and "
-            "`exportkit export PROGRAM.pt2 --device cuda` there.",
-        )
+        raise HostError(f"cannot use {name}: {why}", hint=without_cuda)
     index = device.index if device.index is not None else torch.cuda.current_device()
     if index >= torch.cuda.device_count():
         raise HostError(f"there is no {name}: this machine has {torch.cuda.device_count()} CUDA devices")

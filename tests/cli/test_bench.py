@@ -83,7 +83,12 @@ def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
         (["opponent_balance", "--model", "arr-coc"], "--model is for packages"),
         (["x.pt2", "--dtype", "float16"], "are for operators"),
         (["x.pt2", "--against", "library"], "is for operators"),
+        (["opponent_balance", "--weights", __file__], "--weights is for packages"),
+        (["opponent_balance", "--op-library", __file__], "--op-library is for packages"),
         (["opponent_balance", "--plot", "x.pdf"], "ends in .svg or .png"),
+        (["opponent_balance", "--plot", "no_such_folder/x.svg"], "there is no folder no_such_folder"),
+        (["opponent_balance", "--output", "no_such_folder/x.json"], "there is no folder no_such_folder"),
+        (["reduce_sum", "--direction", "backward", "--device", "cpu"], "reduce_sum has no backward"),
         ([], "Missing argument"),
         (["no_such_file.pt2", "--device", "cpu"], "no_such_file.pt2"),
     ],
@@ -98,4 +103,20 @@ def test_what_means_nothing_is_a_usage_error(capsys, arguments, message):
 def test_without_cuda_the_exit_code_says_that_this_machine_cannot(capsys):
     code, _, err = run(capsys, "opponent_balance", "--device", "cuda")
     assert code == 4
-    assert "CUDA" in err
+    assert "cannot use cuda" in err
+    assert "Give --device cpu" in err
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_timed(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(runs, "copy_rate", lambda device: pytest.fail("measured"))
+    code, _, err = run(capsys, "opponent_balance", *QUICK, "--plot", tmp_path / "x.svg")
+    assert code == 4
+    assert "--plot needs matplotlib" in err
+    assert "exportkit[bench]" in err
+
+
+def test_ops_beside_a_name_is_every_operator_still(capsys):
+    code, out, err = run(capsys, "ops", "muladd", *QUICK[:-1], "B1 K200")
+    assert code == 0, err
+    assert "| allocate_lod_tokens | B1 K200 " in out

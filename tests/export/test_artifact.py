@@ -284,7 +284,7 @@ def test_sizes_that_do_not_vary_are_constants(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"device": "tpu"}, "tpu"),
-        ({"device": "meta"}, "cannot export for 'meta'"),
+        ({"device": "meta"}, "cannot use device 'meta'"),
         ({"dtype": "int8"}, "cannot cast"),
         ({"dtype": "half"}, r"to half\n.*Give float16, bfloat16"),
         ({"static": True, "dynamic": ["x:0=n[1:4]"]}, "exclude"),
