@@ -2,20 +2,12 @@
 // read once however often it is looked at.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstring>
 #include <type_traits>
 
-#include "common/cuda.cuh"
+#include "common/vectors.cuh"
 
 namespace arr_coc {
-
-// Elements of T in the 16 bytes that a lane loads at once. Lane and slot of an element follow from its place in the row
-// alone, so that a row gives the same bits whether or not it is aligned, and whatever rows are beside it.
-template <class T>
-constexpr int kVector = 16 / sizeof(T);
 
 // Warps of a block whose warps each have rows of their own.
 constexpr int kRowWarps = 4;
@@ -26,58 +18,9 @@ constexpr int kRowThreads = 512;
 // Vectors of a row that a thread holds, at most.
 constexpr int kMostVectors = 4;
 
-// Whether rows of `width` elements from `data` on can be read and written 16 bytes at a time.
-template <class T>
-bool has_whole_vectors(const T* data, int64_t width) {
-  return width % kVector<T> == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-}
-
-// row[at, at + kVector), still packed; zeros from `width` on.
-template <bool kAligned, class T>
-__device__ __forceinline__ uint4 load_vector(const T* row, int64_t at, int64_t width) {
-  uint4 raw = {0, 0, 0, 0};
-  if constexpr (kAligned) {
-    if (at < width) raw = *reinterpret_cast<const uint4*>(row + at);
-  } else {
-    T values[kVector<T>];
-#pragma unroll
-    for (int i = 0; i < kVector<T>; ++i) values[i] = at + i < width ? row[at + i] : T(0.f);
-    memcpy(&raw, values, sizeof(raw));
-  }
-  return raw;
-}
-
-template <class T, class A>
-__device__ __forceinline__ void unpack(const uint4& raw, A (&values)[kVector<T>]) {
-  T packed[kVector<T>];
-  memcpy(packed, &raw, sizeof(raw));
-#pragma unroll
-  for (int i = 0; i < kVector<T>; ++i) values[i] = A(packed[i]);
-}
-
 // Keeps the compiler from holding a packed vector unpacked for later, which would take twice the registers.
 __device__ __forceinline__ void keep_packed(uint4& raw) {
   asm volatile("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));
-}
-
-// Half types are rounded two at a time, for which there is one instruction.
-template <class T, class A>
-__device__ __forceinline__ uint4 pack(const A (&values)[kVector<T>]) {
-  uint4 raw;
-  if constexpr (std::is_same_v<T, Half>) {
-    __half2 pairs[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = __floats2half2_rn(values[2 * i], values[2 * i + 1]);
-    memcpy(&raw, pairs, sizeof(raw));
-  } else if constexpr (std::is_same_v<T, BFloat16>) {
-    __nv_bfloat162 pairs[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
-    memcpy(&raw, pairs, sizeof(raw));
-  } else {
-    memcpy(&raw, values, sizeof(raw));
-  }
-  return raw;
 }
 
 // Writes what lies below `width` of values as row[at, at + Count); `Aligned` where that is all or nothing, and one
@@ -96,17 +39,6 @@ __device__ __forceinline__ void store_values(O* row, int64_t at, int64_t width, 
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
       if (at + i < width) row[at + i] = values[i];
-  }
-}
-
-template <bool kAligned, class T>
-__device__ __forceinline__ void store_vector(T* row, int64_t at, int64_t width, const uint4& raw) {
-  if constexpr (kAligned) {
-    if (at < width) *reinterpret_cast<uint4*>(row + at) = raw;
-  } else {
-    T values[kVector<T>];
-    memcpy(values, &raw, sizeof(raw));
-    store_values<false>(row, at, width, values);
   }
 }
 
