@@ -149,6 +149,15 @@ def test_drawn_inputs_depend_on_the_generator_alone_and_look_like_images():
 def test_unknown_arguments_are_refused_with_those_there_are():
     with pytest.raises(UsageError, match=r"arr-coc takes no kk\n  It takes query_tokens, encoder, patch_size, dim, k"):
         export_spec(kk=3)
+    with pytest.raises(UsageError, match=r"arr-coc takes no query_tokens\n  It takes encoder, patch_size, dim, k"):
+        features_spec(query_tokens=True)
+
+
+def test_an_encoder_and_given_features_are_two_models_each_named_by_the_other():
+    with pytest.raises(UsageError, match=r"another MODEL\n  Take exportkit.models.arr_coc:features_spec"):
+        export_spec(encoder="given", dim=8)
+    with pytest.raises(UsageError, match=r"takes no encoder: its features are given\n  Take arr-coc"):
+        features_spec(encoder="filters")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from exportkit.errors import UsageError
 from exportkit.models.arr_coc.build import build, check_arguments
 from exportkit.models.arr_coc.pipeline import ARRCOC, FromFeatures
 from exportkit.models.arr_coc.region import Region, region_query
@@ -45,7 +46,12 @@ def export_spec(*, query_tokens: bool = False, **model_kwargs: Any) -> ExportSpe
         UsageError: An argument that means nothing.
         WeightsError: A weights file that does not fit.
     """
-    check_arguments(model_kwargs)
+    check_arguments(model_kwargs, beside=["query_tokens"])
+    if model_kwargs.get("encoder") == "given":
+        raise UsageError(
+            "arr-coc has an encoder; where features are given it is another MODEL",
+            hint="Take exportkit.models.arr_coc:features_spec.",
+        )
     model = build(**model_kwargs)
     patch = model.encoder.patch_size
     rows = f"[{max(2, model.encoder.min_rows)}:{MAX_ROWS}]"
@@ -81,6 +87,8 @@ def features_spec(*, dim: int = 1024, **model_kwargs: Any) -> ExportSpec:
     Raises:
         UsageError: An argument that means nothing.
     """
+    if "encoder" in model_kwargs:
+        raise UsageError("features_spec takes no encoder: its features are given", hint="Take arr-coc for one.")
     arguments = {"encoder": "given", "dim": dim, **model_kwargs}
     check_arguments(arguments)
     model = build(**arguments)

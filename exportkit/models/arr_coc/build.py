@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,15 +141,19 @@ def build(
     return model.eval()
 
 
-def check_arguments(arguments: Mapping[str, Any]) -> None:
+def check_arguments(arguments: Mapping[str, Any], *, beside: Sequence[str] = ()) -> None:
     """Refuses names and types `build` does not take: they come from a command line, as JSON.
+
+    Args:
+        arguments: For `build`.
+        beside: Names that the caller takes itself, to be listed with what is allowed.
 
     Raises:
         UsageError: With what is allowed.
     """
     parameters = inspect.signature(build, eval_str=True).parameters
     if unknown := sorted(arguments.keys() - parameters.keys()):
-        names = ", ".join(["query_tokens", *parameters])
+        names = ", ".join([*beside, *parameters])
         raise UsageError(f"arr-coc takes no {', '.join(unknown)}", hint=f"It takes {names}.")
     for name, value in arguments.items():
         allowed = _plain_types(parameters[name].annotation)
