@@ -68,16 +68,6 @@ def test_rows_of_every_length_forward_and_backward(width: int, dtype: torch.dtyp
         assert (a.double() - e).abs().max() <= 8 * TOLERANCE[dtype] * scale
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [7, 64, 256, 512])
-def test_a_narrow_row_has_the_same_bits_alone_and_at_any_place_among_others(width, dtype, device: torch.device):
-    x, weight, bias = (torch.randn(shape, device=device).to(dtype) for shape in ((22, width), (width,), (width,)))
-    together = torch.ops.arr_coc.fused_layer_norm(x, weight, bias)
-    for row in range(len(x)):
-        alone = torch.ops.arr_coc.fused_layer_norm(x[row : row + 1].clone(), weight, bias)
-        assert all(torch.equal(a, t[row : row + 1]) for a, t in zip(alone, together))
-
-
 def test_gradients_of_the_parameters_add_up_many_rows(device: torch.device):
     x, grad = torch.randn(2, 30011, 24, device=device)
     weight = torch.randn(24, device=device)

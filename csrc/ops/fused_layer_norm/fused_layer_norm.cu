@@ -27,7 +27,6 @@ class RowMoments {
  public:
   using A = accumulate_t<T>;
 
-  RowMoments() = default;
   __device__ RowMoments(const T* row, int lane, int64_t width)
       : pivot_(A(row[0])), own_(lane * kVector<T> < width ? A(row[lane * kVector<T>]) : pivot_) {}
 
@@ -43,21 +42,19 @@ class RowMoments {
     count_ += kAligned ? kVector<T> : int(min(int64_t(kVector<T>), max(int64_t(0), width - at)));
   }
 
-  // What the group adds up for the mean, then with the mean for the variance.
-  __device__ A total() {
-    own_mean_ = count_ ? sum_ / A(count_) : A(0);
-    away_ = own_ - pivot_ + own_mean_;
-    return A(count_) * away_;
-  }
-  __device__ A squares(A total, int64_t width) {
-    shift_ = total / A(width);
-    mean_ = pivot_ + shift_;
-    away_ -= shift_;
-    return squares_ - sum_ * own_mean_ + A(count_) * away_ * away_;
-  }
-  __device__ void finish(A squares, int64_t width, A eps) {
-    const A variance = squares / A(width);
+  template <bool kBlock>
+  __device__ void finish(const RowGroup<kBlock>& group, int64_t width, A eps) {
+    __shared__ A shared[2][kRowThreads / kWarpSize][1];
+    const A count = A(count_), mean = count_ ? sum_ / count : A(0), from_pivot = own_ - pivot_ + mean;
+    A value[1] = {count * from_pivot};
+    group.combine(value, shared[0], A(0), Sum<A>());
+    shift_ = value[0] / A(width);
+    const A away = from_pivot - shift_;
+    value[0] = squares_ - sum_ * mean + count * away * away;
+    group.combine(value, shared[1], A(0), Sum<A>());
+    const A variance = value[0] / A(width);
     rstd = 1 / sqrt((variance < 0 ? A(0) : variance) + eps);
+    mean_ = pivot_ + shift_;
   }
 
   __device__ uint4 normalised(const A (&values)[kVector<T>], const uint4& weight, const uint4& bias) const {
@@ -73,73 +70,38 @@ class RowMoments {
   A rstd;
 
  private:
-  A pivot_, own_, sum_ = 0, squares_ = 0, own_mean_, away_, shift_, mean_;
+  A pivot_, own_, sum_ = 0, squares_ = 0, shift_, mean_;
   int count_ = 0;
 };
-
-template <int kRows, bool kBlock, class T, class A>
-__device__ __forceinline__ void finish(const RowGroup<kBlock>& group, int64_t width, A eps,
-                                       RowMoments<T> (&moments)[kRows]) {
-  __shared__ A shared[2][kRowThreads / kWarpSize][kRows];
-  A values[kRows];
-#pragma unroll
-  for (int k = 0; k < kRows; ++k) values[k] = moments[k].total();
-  group.combine(values, shared[0], A(0), Sum<A>());
-#pragma unroll
-  for (int k = 0; k < kRows; ++k) values[k] = moments[k].squares(values[k], width);
-  group.combine(values, shared[1], A(0), Sum<A>());
-#pragma unroll
-  for (int k = 0; k < kRows; ++k) moments[k].finish(values[k], width, eps);
-}
-
-// Rows a group takes at once: a warp takes more narrow ones, to have as many loads in flight.
-template <int kVectors, bool kBlock>
-constexpr int kRowsAtOnce = kBlock ? 1 : kMostVectors / kVectors;
 
 template <class T, int kVectors, bool kBlock, bool kAligned>
 __global__ void __launch_bounds__(kBlock ? kRowThreads : kRowWarps* kWarpSize) held_rows_kernel(Forward<T> call) {
   using A = accumulate_t<T>;
-  constexpr int kRows = kRowsAtOnce<kVectors, kBlock>;
   const RowGroup<kBlock> group;
-  for (int64_t first = group.first * kRows; first < call.rows; first += group.stride * kRows) {
-    RowMoments<T> moments[kRows];
-    uint4 x[kRows][kVectors];
+  for (int64_t row = group.first; row < call.rows; row += group.stride) {
+    const T* in = call.x + row * call.width;
+    RowMoments<T> moments(in, group.lane, call.width);
+    uint4 x[kVectors];
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      const T* in = call.x + min(first + k, call.rows - 1) * call.width;
-      moments[k] = RowMoments<T>(in, group.lane, call.width);
+    for (int i = 0; i < kVectors; ++i) x[i] = load_vector<kAligned>(in, group.template at<T>(i), call.width);
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) x[k][i] = load_vector<kAligned>(in, group.template at<T>(i), call.width);
+    for (int i = 0; i < kVectors; ++i) {
+      A values[kVector<T>];
+      unpack<T>(x[i], values);
+      moments.template add<kAligned>(values, group.template at<T>(i), call.width);
     }
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        A values[kVector<T>];
-        unpack<T>(x[k][i], values);
-        moments[k].template add<kAligned>(values, group.template at<T>(i), call.width);
-      }
-    }
-    finish(group, call.width, call.eps, moments);
+    moments.finish(group, call.width, call.eps);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int at = group.template at<T>(i);
-      const uint4 weight = load_vector<kAligned>(call.weight, at, call.width),
-                  bias = load_vector<kAligned>(call.bias, at, call.width);
-#pragma unroll
-      for (int k = 0; k < kRows; ++k) {
-        if (first + k >= call.rows) break;
-        A values[kVector<T>];
-        keep_packed(x[k][i]);
-        unpack<T>(x[k][i], values);
-        store_vector<kAligned>(call.y + (first + k) * call.width, at, call.width,
-                               moments[k].normalised(values, weight, bias));
-      }
+      A values[kVector<T>];
+      keep_packed(x[i]);
+      unpack<T>(x[i], values);
+      store_vector<kAligned>(call.y + row * call.width, at, call.width,
+                             moments.normalised(values, load_vector<kAligned>(call.weight, at, call.width),
+                                                load_vector<kAligned>(call.bias, at, call.width)));
     }
-    if (group.lane != 0) continue;
-#pragma unroll
-    for (int k = 0; k < kRows; ++k)
-      if (first + k < call.rows) call.mean[first + k] = moments[k].mean(), call.rstd[first + k] = moments[k].rstd;
+    if (group.lane == 0) call.mean[row] = moments.mean(), call.rstd[row] = moments.rstd;
   }
 }
 
@@ -151,22 +113,22 @@ __global__ void __launch_bounds__(kRowThreads) long_rows_kernel(Forward<T> call)
   const int step = group.size * kVector<T>;
   for (int64_t row = group.first; row < call.rows; row += group.stride) {
     const T* in = call.x + row * call.width;
-    RowMoments<T> moments[1] = {{in, group.lane, call.width}};
+    RowMoments<T> moments(in, group.lane, call.width);
     A values[kVector<T>];
 #pragma unroll 4
     for (int64_t at = group.template at<T>(0); at < call.width; at += step) {
       unpack<T>(load_vector<kAligned>(in, at, call.width), values);
-      moments[0].template add<kAligned>(values, at, call.width);
+      moments.template add<kAligned>(values, at, call.width);
     }
-    finish(group, call.width, call.eps, moments);
+    moments.finish(group, call.width, call.eps);
 #pragma unroll 4
     for (int64_t at = group.template at<T>(0); at < call.width; at += step) {
       unpack<T>(load_vector<kAligned>(in, at, call.width), values);
       store_vector<kAligned>(call.y + row * call.width, at, call.width,
-                             moments[0].normalised(values, load_vector<kAligned>(call.weight, at, call.width),
-                                                   load_vector<kAligned>(call.bias, at, call.width)));
+                             moments.normalised(values, load_vector<kAligned>(call.weight, at, call.width),
+                                                load_vector<kAligned>(call.bias, at, call.width)));
     }
-    if (group.lane == 0) call.mean[row] = moments[0].mean(), call.rstd[row] = moments[0].rstd;
+    if (group.lane == 0) call.mean[row] = moments.mean(), call.rstd[row] = moments.rstd;
   }
 }
 
@@ -174,9 +136,8 @@ template <class T, bool kAligned>
 void launch(const Forward<T>& call, cudaStream_t stream) {
   const bool held = for_held_rows<T>(call.width, kRowThreads, [&](auto vectors, auto is_block, unsigned threads) {
     constexpr bool kBlock = decltype(is_block)::value;
-    constexpr int kVectors = decltype(vectors)::value;
-    const unsigned blocks = grid_size(call.rows, kBlock ? 1 : kRowWarps * kRowsAtOnce<kVectors, kBlock>);
-    held_rows_kernel<T, kVectors, kBlock, kAligned><<<blocks, threads, 0, stream>>>(call);
+    const unsigned blocks = grid_size(call.rows, kBlock ? 1 : kRowWarps);
+    held_rows_kernel<T, decltype(vectors)::value, kBlock, kAligned><<<blocks, threads, 0, stream>>>(call);
   });
   if (!held) long_rows_kernel<T, kAligned><<<grid_size(call.rows, 1), kRowThreads, 0, stream>>>(call);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
