@@ -199,13 +199,10 @@ class _Backward(_Forward):
         del self.inputs[4:]  # every set keeps what the reference saves for its gradient
         names = list(inspect.signature(subject.reference).parameters)
         self.places = [names.index(name) for name in subject.differentiable if names.index(name) < len(benchmark.args)]
-        generator = torch.Generator(device).manual_seed(0)
         with torch.no_grad():
             outputs = _tensors(subject.function(*self.inputs[0][0], **self.inputs[0][1]))
         self.upstream = [
-            torch.randn(out.shape, generator=generator, device=device).to(out.dtype)
-            for out in outputs
-            if out.is_floating_point()
+            torch.randn(out.shape, device=device).to(out.dtype) for out in outputs if out.is_floating_point()
         ]
 
     def run(self, function: Callable[..., Any]) -> list[Tensor]:
