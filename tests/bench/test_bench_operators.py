@@ -149,7 +149,7 @@ def test_libraries_compute_what_the_references_do():
 
 
 def test_what_is_differentiated_by_is_not_what_was_called_with():
-    """Drawn from one state both would be one tensor, and layer norm's gradient by 65536 rows more than float16 holds."""
+    """Drawn from one state they would be one tensor; by 65536 such rows layer norm's gradient overflows float16."""
     torch.manual_seed(0)
     found = sizes.subjects(CPU)["relu"]
     task = operators._Backward(found, found.benchmarks[-1], torch.float32, CPU)
