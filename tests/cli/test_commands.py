@@ -186,6 +186,8 @@ def test_an_interrupt_ends_with_130_and_leaves_no_files_behind(package, tmp_path
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell starts what it runs in the background, these tests perhaps, with the signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while "fresh process" not in process.stderr.readline():
         assert process.poll() is None

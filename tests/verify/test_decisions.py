@@ -276,4 +276,4 @@ def test_the_model_s_own_package_is_refused_to_the_replay_process(model, blocked
 
 def test_inputs_for_a_bare_module_are_written_as_the_command_line_has_them():
     call = affine_call(inputs=(m.TensorInput(name="x", dtype="int64", shape=(m.Size(dimension="rows", scale=2), 3)),))
-    assert module._input_texts(call) == ["x=int64[16, 3]"]
+    assert module.input_texts(call) == ["x=int64[16, 3]"]
