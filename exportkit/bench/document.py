@@ -57,14 +57,17 @@ def load_results(folder: Path = _RESULTS) -> list[Results]:
 
 
 def readme_section(found: Sequence[Results]) -> str:
-    """The goals on a GPU, the largest size of everything on a CPU."""
+    """The goals and the packages on a GPU, the largest size of everything on a CPU."""
     parts = []
     for results in found:
         parts.append(f"{tables.heading(results)}\n")
         if results.machine.gpu:
             rows = [row for row in results.rows if row.direction == "forward" and row.key[:2] in GOALS]
-            goals = {row.key: GOALS[row.key[:2]] for row in rows}
-            parts.append(tables.table(rows, full=False, goals=goals))
+            if rows:
+                goals = {row.key: GOALS[row.key[:2]] for row in rows}
+                parts.append(tables.table(rows, full=False, goals=goals))
+            if packages := [row for row in results.rows if row.limit is None]:
+                parts.append(tables.table(packages, full=False))
         else:
             parts.append(tables.table(largest(results.rows), full=False))
     parts.append(
@@ -86,9 +89,10 @@ def performance(found: Sequence[Results]) -> str:
     for results in found:
         operators = [row for row in results.rows if row.limit is not None]
         parts += [f"## {results.machine.device}\n", f"{tables.heading(results)}\n"]
-        parts.append(
-            f"![Bars of every operator at its largest size beside the alternatives]({plot_of(results).name})\n"
-        )
+        if largest(results.rows):
+            parts.append(
+                f"![Bars of every operator at its largest size beside the alternatives]({plot_of(results).name})\n"
+            )
         for title, rows in (
             ("Calls", [row for row in operators if row.direction == "forward"]),
             ("Gradients", [row for row in operators if row.direction == "backward"]),
