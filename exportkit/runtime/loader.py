@@ -6,16 +6,12 @@ unchecked is known to fit: the machine, torch's version, the operators that are 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from exportkit.errors import MissingLibraryError, ModelLoadError, SchemaChangedError, TorchVersionError, UsageError
+from exportkit.errors import MissingLibraryError, SchemaChangedError, TorchVersionError, UsageError
 from exportkit.libraries import load_verified, loaded_library, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
@@ -23,9 +19,7 @@ from exportkit.package.manifest import Library, Manifest, Target
 from exportkit.runtime import targets
 from exportkit.runtime.cache import unpacked
 from exportkit.runtime.model import Model
-
-if TYPE_CHECKING:
-    from torch._C._aoti import AOTIModelPackageLoader
+from exportkit.runtime.runner import construct
 
 
 def load(path: str | os.PathLike[str], device: str | torch.device = "auto", runners: int = 1) -> Model:
@@ -56,9 +50,9 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "auto", runn
         manifest = reader.manifest
         choice = _choose(manifest, str(device))
         _load_operators(reader, choice.target)
-        loader = _construct(reader, choice, runners)
+        runner = construct(reader, choice, runners)
         reader.check_unchanged()  # torch read the file once more
-        return Model(reader, choice.target, torch.device(choice.device), loader)
+        return Model(reader, choice.target, torch.device(choice.device), runner)
     except BaseException:
         reader.close()
         raise
@@ -107,33 +101,3 @@ def _check_operators(manifest: Manifest, libraries: tuple[Library, ...]) -> None
                 f"{operator.schema}",
                 hint="Export again with the library that is loaded, or load the one that the package was made with.",
             )
-
-
-def _construct(reader: PackageReader, choice: targets.Choice, runners: int) -> AOTIModelPackageLoader:
-    """The runners of the one target that was chosen.
-
-    Not through aoti_load_package, which builds every target's runner, compiles instruction set probes with g++ for
-    seconds (pytorch#191715), and hides why an operator is missing.
-    """
-    _promote_libstdcxx()
-    # The file that was checked, even if the path leads to another one by now.
-    path = f"/proc/self/fd/{reader.fileno()}"
-    try:
-        return torch._C._aoti.AOTIModelPackageLoader(path, choice.target.name, False, runners, choice.device_index)
-    except RuntimeError as error:
-        raise ModelLoadError(
-            f"torch {torch.__version__} cannot load target {choice.target.name} of {reader.path.name}: "
-            f"{str(error).partition(chr(10))[0]}",
-            hint="It unpacks the code into a temporary directory (TMPDIR), which must have room and may not be noexec.",
-        ) from error
-
-
-@functools.lru_cache(maxsize=1)
-def _promote_libstdcxx() -> None:
-    """Makes the process's libstdc++ visible to all libraries.
-
-    torch's loader crashes in std::regex where a model's library brings parts of its own libstdc++ along (linked
-    statically by the compiler it was built with), unless the real one is found first.
-    """
-    with contextlib.suppress(OSError):  # no such library: then torch itself was built with another one
-        ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)

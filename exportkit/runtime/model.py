@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import torch
 from typing_extensions import Self
@@ -15,9 +15,7 @@ from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
 from exportkit.package.structure import builder
 from exportkit.runtime.inputs import InputPlan, describe_tensor
-
-if TYPE_CHECKING:
-    from torch._C._aoti import AOTIModelPackageLoader
+from exportkit.runtime.runner import Runner
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +48,7 @@ class Model:
     """
 
     def __init__(
-        self, reader: PackageReader, target: package.Target, device: torch.device, loader: AOTIModelPackageLoader
+        self, reader: PackageReader, target: package.Target, device: torch.device, runner: Runner
     ) -> None:
         """Takes over the open package and the target's runners; `exportkit.load` is how to get here."""
         self.manifest = reader.manifest
@@ -58,7 +56,7 @@ class Model:
         self.device = device
         self.cases = Cases(reader, device)
         self._reader = reader
-        self._loader: AOTIModelPackageLoader | None = loader
+        self._runner: Runner | None = runner
         self._inputs = InputPlan(self.manifest.call, device)
         self._build_result = builder(self.manifest.call.result)
         self._output_count = len(self.manifest.call.outputs)
@@ -79,12 +77,12 @@ class Model:
             ModelRunError: The compiled code failed.
             ModelClosedError: The model was closed.
         """
-        loader = self._loader  # a reference of this call's own: close() in another thread does not take it away
-        if loader is None:
+        runner = self._runner  # a reference of this call's own: close() in another thread does not take it away
+        if runner is None:
             raise ModelClosedError(f"the model {self.manifest.name} was closed")
         inputs = self._inputs.prepare(args, kwargs)
         try:
-            outputs = loader.run(inputs)
+            outputs = runner.run(inputs)
         except RuntimeError as error:
             raise ModelRunError(
                 f"the compiled model failed on ({', '.join(_describe(tensor) for tensor in inputs)}): "
@@ -99,7 +97,7 @@ class Model:
 
     def close(self) -> None:
         """Lets go of the compiled code and the file. Calls that have begun in other threads finish first."""
-        self._loader = None
+        self._runner = None
         self._reader.close()
 
     def __enter__(self) -> Self:
@@ -112,7 +110,7 @@ class Model:
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(describe_tensor, self.manifest.call.inputs))
-        state = f"{self.target.name} on {self.device}" if self._loader is not None else "closed"
+        state = f"{self.target.name} on {self.device}" if self._runner is not None else "closed"
         return f"<exportkit.Model {self.manifest.name} {self.manifest.version}, {state}: ({inputs})>"
 
 

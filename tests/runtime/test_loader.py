@@ -298,12 +298,12 @@ def test_a_package_that_is_written_to_while_it_loads_is_refused(tiny_package, tm
     path = tmp_path / "tiny.pt2"
     shutil.copy(tiny_package, path)
     os.utime(path, ns=(0, 0))
-    construct = loader._construct
+    construct = loader.construct
 
     def meanwhile(*args):
         path.write_bytes(tiny_package.read_bytes())
         return construct(*args)
 
-    monkeypatch.setattr(loader, "_construct", meanwhile)
+    monkeypatch.setattr(loader, "construct", meanwhile)
     with pytest.raises(DigestMismatchError, match=r"tiny\.pt2 was written to while it was open"):
         loader.load(path)

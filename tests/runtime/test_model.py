@@ -159,7 +159,7 @@ def test_a_failure_of_the_compiled_code_names_its_inputs(tiny_package, monkeypat
             raise RuntimeError("run_func_(...) API call failed\nand a page of C++ frames")
 
     model = exportkit.load(tiny_package)
-    monkeypatch.setattr(model, "_loader", Failing())
+    monkeypatch.setattr(model, "_runner", Failing())
     args, kwargs = tiny.example()
     message = (
         r"failed on \(float32\[3, 3, 32, 8\], float32\[3, 5\], float32\[5\]\): run_func_\(...\) API call failed\n  "
