@@ -11,6 +11,7 @@ import torch
 
 from exportkit.errors import ModelLoadError
 from exportkit.package.archive import PackageReader
+from exportkit.runtime.native import NativeRunner, use_native
 from exportkit.runtime.targets import Choice
 
 
@@ -22,16 +23,19 @@ class Runner(Protocol):
 
 
 def construct(reader: PackageReader, choice: Choice, runners: int) -> Runner:
-    """The runners of the one target that was chosen.
+    """The runners of the one target that was chosen: the C++ runtime's where it fits this torch, else torch's own.
 
     Not through aoti_load_package, which builds every target's runner, compiles instruction set probes with g++ for
     seconds (pytorch#191715), and hides why an operator is missing.
     """
-    _promote_libstdcxx()
     # The file that was checked, even if the path leads to another one by now.
-    path = f"/proc/self/fd/{reader.fileno()}"
+    path, name = f"/proc/self/fd/{reader.fileno()}", choice.target.name
+    native = use_native()
     try:
-        return torch._C._aoti.AOTIModelPackageLoader(path, choice.target.name, False, runners, choice.device_index)
+        if native:
+            return NativeRunner(path, name, torch.device(choice.device), runners)
+        _promote_libstdcxx()
+        return torch._C._aoti.AOTIModelPackageLoader(path, name, False, runners, choice.device_index)
     except RuntimeError as error:
         raise ModelLoadError(
             f"torch {torch.__version__} cannot load target {choice.target.name} of {reader.path.name}: "
