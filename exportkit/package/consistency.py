@@ -130,6 +130,8 @@ def _indices(node: Node, what: str, depth: int = 0) -> Iterator[int]:
         _refuse_repeated(keys, f"key of the {what}")
         if len(keys) != len(node.items):
             raise ManifestConsistencyError(f"{what}: {len(keys)} keys for {len(node.items)} items: {', '.join(keys)}")
+        if isinstance(node, NamedTupleNode):
+            structure.check_named_tuple(node.class_name, node.fields)
     for item in node.items:
         yield from _indices(item, what, depth + 1)
 
