@@ -196,7 +196,7 @@ def test_targets_share_their_weights_and_a_record_that_only_one_needs_is_kept(tm
         artifact(tmp_path / "cpu.pt2", weights=(samples.weight(), unread)),
         artifact(
             tmp_path / "cuda.pt2",
-            target=msgspec.structs.replace(CUDA, constants=both),
+            target=cuda,
             weights=(samples.weight(), read),
         ),
     ]
