@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from exportkit.errors import ManifestConsistencyError, UsageError
 from exportkit.package import structure
+from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import (
     Call,
     Case,
@@ -27,17 +28,11 @@ from exportkit.package.manifest import (
     TensorNode,
     TensorOutput,
 )
+from exportkit.package.weights import check_weights
 
 AOTINDUCTOR_DIR = "data/aotinductor"
 OPERATORS_DIR = "exportkit/ops"
 CASES_DIR = "exportkit/cases"
-
-FLOATING_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
-DTYPES = FLOATING_DTYPES | {
-    *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
-    *("complex32", "complex64", "complex128"),
-    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
-}
 
 _VERSION = re.compile(r"\d+\.\d+(\.[0-9A-Za-z.+]+)?")
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
@@ -53,6 +48,7 @@ def check_consistency(manifest: Manifest) -> None:
     _check_call(manifest.call)
     _check_records(manifest)
     _check_targets(manifest)
+    check_weights(manifest)
     _check_operators(manifest.operators, "operators")
     _check_libraries(manifest)
     _check_cases(manifest.cases, manifest.call)
@@ -130,6 +126,8 @@ def _indices(node: Node, what: str, depth: int = 0) -> Iterator[int]:
         _refuse_repeated(keys, f"key of the {what}")
         if len(keys) != len(node.items):
             raise ManifestConsistencyError(f"{what}: {len(keys)} keys for {len(node.items)} items: {', '.join(keys)}")
+        if isinstance(node, NamedTupleNode):
+            structure.check_named_tuple(node.class_name, node.fields)
     for item in node.items:
         yield from _indices(item, what, depth + 1)
 

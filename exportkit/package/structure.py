@@ -152,6 +152,16 @@ def named_tuple_class(class_name: str, fields: tuple[str, ...]) -> type[tuple[An
     """The named tuple of this name and these fields, the same class every time.
 
     Raises:
+        ManifestConsistencyError: As `check_named_tuple` does.
+    """
+    check_named_tuple(class_name, fields)
+    return namedtuple(class_name, fields)
+
+
+def check_named_tuple(class_name: str, fields: tuple[str, ...]) -> None:
+    """Finds out whether a named tuple can have these names.
+
+    Raises:
         ManifestConsistencyError: The names are no Python names, or two are the same.
     """
     for name in (class_name, *fields):
@@ -161,7 +171,6 @@ def named_tuple_class(class_name: str, fields: tuple[str, ...]) -> type[tuple[An
         raise ManifestConsistencyError(f"a named tuple's field cannot start with an underscore: {hidden[0]!r}")
     if len(set(fields)) < len(fields):
         raise ManifestConsistencyError(f"the named tuple {class_name} has a field twice: {', '.join(fields)}")
-    return namedtuple(class_name, fields)
 
 
 def _leaf_nodes(node: Node, path: str) -> Iterator[tuple[str, TensorNode]]:
