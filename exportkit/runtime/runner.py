@@ -51,7 +51,7 @@ def construct(reader: PackageReader, choice: Choice, runners: int, *, again: boo
         raise ModelLoadError(
             f"torch {torch.__version__} cannot load target {choice.target.name} of {reader.path.name}: "
             f"{str(error).partition(chr(10))[0]}",
-            hint=f"Where {library} is may not be mounted noexec: EXPORTKIT_CACHE names another directory for it.",
+            hint="Where the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that may hold code.",
         ) from error
     # In use as long as the runner is: CUDA kernels beside the library are opened when they are first called.
     weakref.finalize(runner, entry.close)

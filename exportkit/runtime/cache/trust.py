@@ -8,7 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 from typing_extensions import Self
@@ -128,15 +128,12 @@ def is_verified(folder: Path, record: EntryRecord | None, digests: dict[str, str
 
 def state_if_content(path: Path, sha256: str) -> FileState | None:
     """The state of a file of this content that only we can change; None if there is none. A link is no such file."""
-    try:
-        # Non-blocking, or a FIFO would wait for a writer.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # none, or one that cannot be read: replaced, if that can be done
+    file = _open_ours(path)
+    if file is None:
         return None
-    with open(fd, "rb") as file:
-        status = os.fstat(fd)
-        holds = stat.S_ISREG(status.st_mode) and others_may_change(status) is None and stream_sha256(file) == sha256
-    return FileState.of(status) if holds else None
+    with file:
+        state = FileState.of(os.fstat(file.fileno()))
+        return state if stream_sha256(file) == sha256 else None
 
 
 def others_may_change(status: os.stat_result) -> str | None:
@@ -174,14 +171,10 @@ def private_folder(root: Path, *parts: str) -> Path:
 
 def read_record(path: Path, kind: type[Record]) -> Record | None:
     """A record that only we can have written, and not later than now; None for anything else."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    file = _open_ours(path)
+    if file is None:
         return None
-    with open(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or others_may_change(status) or status.st_size > _MAX_RECORD_BYTES:
-            return None
+    with file:
         try:
             record = msgspec.json.decode(file.read(_MAX_RECORD_BYTES), type=kind)
         except (OSError, ValueError):  # msgspec's errors are ValueErrors
@@ -207,6 +200,20 @@ def touch(path: Path) -> None:
     """Notes that something was used, for `prune` to know what was not."""
     with contextlib.suppress(OSError):
         os.utime(path)
+
+
+def _open_ours(path: Path) -> BinaryIO | None:
+    """A file that only we can change; None for anything else, and for what cannot be read."""
+    try:
+        # Non-blocking, or a FIFO would wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or others_may_change(status):
+        os.close(fd)
+        return None
+    return open(fd, "rb")
 
 
 def _time_after(changed_ns: int, fd: int) -> int:
