@@ -47,8 +47,8 @@ Sessions& sessions() {
   return all;
 }
 
-int64_t open_target(const std::string& path, const std::string& target, c10::Device device, int64_t runners) {
-  return sessions().add(std::make_shared<const Session>(path, target, device, runners));
+int64_t open_target(const std::string& library, c10::Device device, int64_t runners) {
+  return sessions().add(std::make_shared<const Session>(library, device, runners));
 }
 
 std::vector<at::Tensor> run(int64_t handle, const std::vector<at::Tensor>& inputs) {
@@ -61,7 +61,7 @@ void close(int64_t handle) { sessions().remove(handle); }
 
 // For every dispatch key alike, so that autograd adds nothing of its own around a call.
 TORCH_LIBRARY(exportkit, m) {
-  m.def("open_target(str path, str target, Device device, int runners) -> int", open_target);
+  m.def("open_target(str library, Device device, int runners) -> int", open_target);
   m.def("run(int handle, Tensor[] inputs) -> Tensor[]", run);
   m.def("close(int handle) -> ()", close);
 }

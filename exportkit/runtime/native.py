@@ -15,6 +15,7 @@ import torch
 
 from exportkit.errors import HostError, UsageError
 from exportkit.libraries import LIBRARY_DIR
+from exportkit.runtime.targets import Choice
 
 _NAME = "libexportkit_runtime.so"
 
@@ -22,16 +23,15 @@ _NAME = "libexportkit_runtime.so"
 class NativeRunner:
     """Compiled code that is run without the GIL: other threads of Python go on meanwhile."""
 
-    def __init__(self, path: str, target: str, device: torch.device, runners: int) -> None:
-        """Loads a target of the package at `path`, which must have been checked: this executes it.
+    def __init__(self, library: Path, choice: Choice, runners: int) -> None:
+        """Loads a target's library, which must have been checked: this executes it.
 
         Raises:
             RuntimeError: torch's loader refused it.
         """
         operators = torch.ops.exportkit
-        self._handle: int = operators.open_target.default(path, target, device, runners)
+        self._handle: int = operators.open_target.default(str(library), torch.device(choice.device), runners)
         self._run = operators.run.default
-        # Also where the process ends: until then torch keeps what it unpacked.
         weakref.finalize(self, operators.close.default, self._handle)
 
     def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
