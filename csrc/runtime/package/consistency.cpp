@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -17,7 +18,7 @@ namespace exportkit {
 namespace {
 
 constexpr std::string_view kAotInductorDir = "data/aotinductor/", kOperatorsDir = "exportkit/ops/",
-                           kCasesDir = "exportkit/cases/";
+                           kCasesDir = "exportkit/cases/", kWeightsDir = "data/weights/";
 constexpr int64_t kMaxSize = int64_t{1} << 62;
 
 using Names = std::unordered_set<std::string_view>;
@@ -44,8 +45,7 @@ constexpr auto kItself = [](const auto& item) -> std::string_view { return item;
 constexpr auto kName = [](const auto& item) -> std::string_view { return item.name; };
 constexpr auto kRecord = [](const auto& item) -> std::string_view { return item.record; };
 
-// --- names
-// ------------------------------------------------------------------------------------------------------------
+// --- names ---------------------------------------------------------------------------------------------------------
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -86,16 +86,24 @@ bool is_operator_name(std::string_view text) {
   return text.empty() || (take_prefix(text, ".") && word() && text.empty());
 }
 
-bool is_dtype(std::string_view name) {
-  static constexpr std::string_view kDtypes[] = {
-      "bool",      "uint8",      "int8",          "int16",       "int32",           "int64",          "uint16",
-      "uint32",    "uint64",     "float16",       "bfloat16",    "float32",         "float64",        "complex32",
-      "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"};
-  return std::find(std::begin(kDtypes), std::end(kDtypes), name) != std::end(kDtypes);
+struct Dtype {
+  std::string_view name;
+  uint64_t bytes;  // of one element
+};
+constexpr Dtype kDtypes[] = {
+    {"bool", 1},     {"uint8", 1},           {"int8", 1},    {"float8_e4m3fn", 1},   {"float8_e5m2", 1},
+    {"int16", 2},    {"float8_e4m3fnuz", 1}, {"uint16", 2},  {"float8_e5m2fnuz", 1}, {"float16", 2},
+    {"bfloat16", 2}, {"int32", 4},           {"uint32", 4},  {"float32", 4},         {"complex32", 4},
+    {"int64", 8},    {"uint64", 8},          {"float64", 8}, {"complex64", 8},       {"complex128", 16}};
+
+// 0 for an unknown one.
+uint64_t item_bytes(std::string_view dtype) {
+  const auto* found =
+      std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const Dtype& d) { return d.name == dtype; });
+  return found == std::end(kDtypes) ? 0 : found->bytes;
 }
 
-// --- structures
-// -------------------------------------------------------------------------------------------------------
+// --- structures ----------------------------------------------------------------------------------------------------
 
 const std::vector<Node>* items_of(const Node& node) {
   if (const auto* sequence = std::get_if<SequenceNode>(&node.value)) return &sequence->items;
@@ -180,15 +188,14 @@ void check_structure(std::vector<std::pair<std::string, const Node*>> nodes, con
       const Tensor& tensor = tensors[at++];
       require(tensor.name == name,
               [&] { return what + ": the tensor named " + shown(tensor.name) + " has its place at " + shown(name); });
-      require(is_dtype(tensor.dtype),
+      require(item_bytes(tensor.dtype) > 0,
               [&] { return what + ": " + shown(name) + " has the unknown dtype " + shown(tensor.dtype); });
     });
   }
   distinct(tensors, kName, ("tensor among the " + what).c_str());
 }
 
-// --- the call
-// ---------------------------------------------------------------------------------------------------------
+// --- the call ------------------------------------------------------------------------------------------------------
 
 using Dimensions = std::unordered_map<std::string_view, const Dimension*>;
 
@@ -265,8 +272,7 @@ void check_call(const Call& call) {
   for (const TensorOutput& output : call.outputs) check_tolerance(output, outputs);
 }
 
-// --- what can run it
-// --------------------------------------------------------------------------------------------------
+// --- what can run it -----------------------------------------------------------------------------------------------
 
 using Digests = std::unordered_map<std::string_view, std::string_view>;
 
@@ -391,7 +397,77 @@ void check_cases(const Manifest& manifest) {
   }
 }
 
+// --- weights -------------------------------------------------------------------------------------------------------
+
+// The strides address every element of the record once: nothing is read outside of it.
+void check_strides(const Weight& weight) {
+  const std::string what = "weight " + shown(weight.name);
+  require(item_bytes(weight.dtype) > 0, [&] { return what + " has the unknown dtype " + shown(weight.dtype); });
+  require(weight.strides.size() == weight.shape.size(), [&] {
+    return what + " has " + std::to_string(weight.strides.size()) + " strides for " +
+           std::to_string(weight.shape.size()) + " dimensions";
+  });
+  std::vector<std::pair<int64_t, int64_t>> steps;  // stride, size
+  for (size_t i = 0; i < weight.shape.size(); ++i) {
+    if (weight.shape[i] == 0) return;
+    if (weight.shape[i] > 1) steps.emplace_back(weight.strides[i], weight.shape[i]);
+  }
+  std::sort(steps.begin(), steps.end());
+  unsigned __int128 step = 1;
+  for (const auto& [stride, size] : steps) {
+    require(static_cast<uint64_t>(stride) == step, [&] { return what + " has strides that leave gaps or overlap"; });
+    step *= static_cast<uint64_t>(size);  // a stride is at most 2^62, and so is what it was compared with
+  }
+}
+
+void check_weight_record(const Weight& weight, const Manifest& manifest) {
+  const std::string what = "weight " + shown(weight.name);
+  const auto found = std::lower_bound(manifest.records.begin(), manifest.records.end(), *weight.record,
+                                      [](const Record& record, const std::string& name) { return record.name < name; });
+  require(found != manifest.records.end() && found->name == *weight.record,
+          [&] { return what + ": there is no record " + shown(*weight.record); });
+  require(found->name.starts_with(kWeightsDir),
+          [&] { return what + ": " + shown(found->name) + " is not under " + std::string(kWeightsDir); });
+  require(static_cast<uint64_t>(found->size) == weight_bytes(weight), [&] {
+    return what + " has another number of bytes than its record " + shown(found->name) + ", which has " +
+           std::to_string(found->size);
+  });
+}
+
+void check_weights(const Manifest& manifest) {
+  std::unordered_map<std::string_view, const Weight*> weights;
+  Names seen;
+  for (const Weight& weight : manifest.weights) {
+    weights.emplace(weight.name, &weight);
+    const auto check_name = [&](std::string_view name) {
+      require(seen.insert(name).second, [&] { return "weight " + shown(name) + " is there twice"; });
+    };
+    check_name(weight.name);
+    for (const std::string& alias : weight.aliases) check_name(alias);
+    check_strides(weight);
+    if (weight.record) check_weight_record(weight, manifest);
+  }
+  for (const Target& target : manifest.targets) {
+    for (const auto& [constant, name] : target.constants) {
+      const auto found = weights.find(name);
+      require(found != weights.end() && found->second->record, [&] {
+        return "target " + target.name + " takes " + shown(constant) + " from " + shown(name) +
+               ", which is no weight with a record";
+      });
+    }
+  }
+}
+
 }  // namespace
+
+uint64_t weight_bytes(const Weight& weight) {
+  if (std::find(weight.shape.begin(), weight.shape.end(), 0) != weight.shape.end()) return 0;
+  // Capped where no record can be as large, so that nothing overflows.
+  constexpr unsigned __int128 kMost = std::numeric_limits<uint64_t>::max();
+  unsigned __int128 bytes = item_bytes(weight.dtype);
+  for (const int64_t size : weight.shape) bytes = std::min(bytes * static_cast<uint64_t>(size), kMost);
+  return static_cast<uint64_t>(bytes);
+}
 
 void check_consistency(const Manifest& manifest) {
   Digests records;
@@ -399,6 +475,7 @@ void check_consistency(const Manifest& manifest) {
   check_call(manifest.call);
   check_records(manifest, records);
   check_targets(manifest);
+  check_weights(manifest);
   check_operators(manifest.operators, "operators");
   check_libraries(manifest, records);
   check_cases(manifest);

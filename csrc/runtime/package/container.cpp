@@ -43,8 +43,7 @@ void append(std::string& out, T... values) {
   throw Error(errors::kArchiveLayout, message, hint);
 }
 
-// --- the one layout
-// ---------------------------------------------------------------------------------------------------
+// --- the one layout ------------------------------------------------------------------------------------------------
 
 // What precedes a record's data, padded so that they start on an aligned offset.
 std::string local_header(std::string_view name, uint64_t size, uint32_t crc32, uint64_t offset) {
@@ -83,8 +82,7 @@ std::string directory(const std::vector<Entry>& entries) {
   return out;
 }
 
-// --- what some writer made
-// --------------------------------------------------------------------------------------------
+// --- what some writer made -----------------------------------------------------------------------------------------
 
 struct Damaged {
   const char* what;

@@ -13,8 +13,7 @@ namespace {
 
 constexpr int64_t kMaxCount = int64_t{1} << 62;
 
-// --- values
-// -----------------------------------------------------------------------------------------------------------
+// --- values --------------------------------------------------------------------------------------------------------
 
 bool is_alnum(char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); }
 
@@ -115,8 +114,20 @@ auto list(Read read) {
   };
 }
 
-// --- objects
-// ----------------------------------------------------------------------------------------------------------
+// An object from any key to a value of one kind, in the file's order.
+template <class Read>
+auto object_of(Read read) {
+  return [=](JsonReader& json) {
+    std::vector<std::pair<std::string, decltype(read(json))>> members;
+    json.object([&](std::string_view key) {
+      std::string kept(key);
+      members.emplace_back(std::move(kept), read(json));
+    });
+    return members;
+  };
+}
+
+// --- objects -------------------------------------------------------------------------------------------------------
 
 template <class T, class Read>
 struct Field {
@@ -250,7 +261,16 @@ Target target(JsonReader& json) {
          field("platform", out.platform, name), field("cpu_isa", out.cpu_isa, nullable(text)),
          field("cuda_architecture", out.cuda_architecture, nullable(text)), field("cuda_ptx", out.cuda_ptx, boolean),
          field("needs_torch", out.needs_torch, text), field("built_with_torch", out.built_with_torch, text),
-         field("built_with_cuda", out.built_with_cuda, nullable(text)));
+         field("built_with_cuda", out.built_with_cuda, nullable(text)),
+         optional_field("constants", out.constants, object_of(text)));
+  return out;
+}
+
+Weight weight(JsonReader& json) {
+  Weight out;
+  fields(json, field("name", out.name, text), field("aliases", out.aliases, list(text)),
+         field("state", out.state, boolean), field("dtype", out.dtype, text), field("shape", out.shape, list(count)),
+         field("strides", out.strides, list(count)), field("record", out.record, nullable(text)));
   return out;
 }
 
@@ -292,18 +312,9 @@ Case case_(JsonReader& json) {
   return out;
 }
 
-std::vector<std::pair<std::string, Constant>> keyword_arguments(JsonReader& json) {
-  std::vector<std::pair<std::string, Constant>> out;
-  json.object([&](std::string_view key) {
-    std::string kept(key);
-    out.emplace_back(std::move(kept), constant(json));
-  });
-  return out;
-}
-
 Source source(JsonReader& json) {
   Source out;
-  fields(json, field("model", out.model, nullable(text)), field("model_kwargs", out.model_kwargs, keyword_arguments),
+  fields(json, field("model", out.model, nullable(text)), field("model_kwargs", out.model_kwargs, object_of(constant)),
          field("dtype", out.dtype, nullable(text)), field("seed", out.seed, integer),
          field("state_sha256", out.state_sha256, sha256));
   return out;
@@ -327,15 +338,15 @@ Manifest manifest(JsonReader& json) {
   Manifest out;
   fields(json, field("format_version", out.format_version, integer), field("name", out.name, name),
          field("version", out.version, text), field("call", out.call, call),
-         field("targets", out.targets, list(target)), field("program", out.program, nullable(program)),
-         field("operators", out.operators, list(operator_)), field("libraries", out.libraries, list(library)),
-         field("cases", out.cases, list(case_)), field("source", out.source, source),
-         field("provenance", out.provenance, provenance), field("records", out.records, list(record)));
+         field("targets", out.targets, list(target)), optional_field("weights", out.weights, list(weight)),
+         field("program", out.program, nullable(program)), field("operators", out.operators, list(operator_)),
+         field("libraries", out.libraries, list(library)), field("cases", out.cases, list(case_)),
+         field("source", out.source, source), field("provenance", out.provenance, provenance),
+         field("records", out.records, list(record)));
   return out;
 }
 
-// --- the whole
-// --------------------------------------------------------------------------------------------------------
+// --- the whole -----------------------------------------------------------------------------------------------------
 
 // Looks through the whole text before anything of it is kept, and at the version before anything else, since another
 // version may have other keys.
@@ -348,15 +359,23 @@ void survey(const JsonReader& start) {
       json.peek() != JsonReader::Kind::kNumber || !json.at_integer()) {
     throw JsonError("it is no object with an integer `format_version`");
   }
-  const std::string_view version = json.number_text(), known = "1";
-  static_assert(kFormatVersion == 1);
-  if (version != known) {
-    throw Error(errors::kFormatVersion,
-                "the package has format version " + std::string(version.substr(0, 40)) +
-                    "; this exportkit reads version " + std::string(known),
-                "Install an exportkit that reads it, or export the model again with this one.");
+  const std::string_view version = json.number_text();
+  static_assert(kFormatVersion == 2);
+  if (version != "1" && version != "2") {
+    throw Error(
+        errors::kFormatVersion,
+        "the package has format version " + std::string(version.substr(0, 40)) + "; this exportkit reads 1 to 2",
+        "Install an exportkit that reads it, or export the model again with this one.");
   }
   if (!whole.oddity().empty()) throw JsonError("it holds " + whole.oddity());
+}
+
+void check_version_1(const Manifest& manifest) {
+  const auto has_constants = [](const Target& target) { return !target.constants.empty(); };
+  if (manifest.format_version == 1 &&
+      (!manifest.weights.empty() || std::any_of(manifest.targets.begin(), manifest.targets.end(), has_constants))) {
+    throw JsonError("it has weights outside the code, which format version 1 does not know");
+  }
 }
 
 }  // namespace
@@ -365,7 +384,9 @@ Manifest decode_manifest(std::string_view text) {
   try {
     JsonReader json(text, kMaxManifestDepth);
     survey(json);
-    return manifest(json);
+    Manifest out = manifest(json);
+    check_version_1(out);
+    return out;
   } catch (const JsonError& error) {
     throw Error(errors::kManifestSyntax,
                 std::string("the manifest is not JSON of the shape FORMAT.md gives: ") + error.what(),

@@ -12,7 +12,7 @@
 
 namespace exportkit {
 
-inline constexpr int64_t kFormatVersion = 1;
+inline constexpr int64_t kFormatVersion = 2;  // 1 is read as well
 inline constexpr size_t kMaxManifestBytes = size_t{16} << 20;
 inline constexpr int kMaxManifestDepth = 80;  // of brackets
 inline constexpr std::string_view kManifestName = "exportkit/manifest.json";
@@ -108,6 +108,19 @@ struct Target {
   bool cuda_ptx;
   std::string needs_torch, built_with_torch;
   std::optional<std::string> built_with_cuda;
+  // Every tensor that the code takes from outside: AOTInductor's name, and the weight's.
+  std::vector<std::pair<std::string, std::string>> constants;
+};
+
+// A tensor of the model's state, or a constant that the targets' code reads (`state` is false). Its elements lie in
+// `record` without gaps, `strides` apart; there is none where no code reads the tensor.
+struct Weight {
+  std::string name;
+  std::vector<std::string> aliases;  // further names of the same tensor
+  bool state;
+  std::string dtype;
+  std::vector<int64_t> shape, strides;
+  std::optional<std::string> record;
 };
 
 // The ExportedProgram, so that the package can be compiled again.
@@ -165,6 +178,7 @@ struct Manifest {
   std::string name, version;
   Call call;
   std::vector<Target> targets;
+  std::vector<Weight> weights;
   std::optional<Program> program;
   std::vector<Operator> operators;
   std::vector<Library> libraries;

@@ -50,8 +50,7 @@ struct stat status_of(int fd) {
   return status;
 }
 
-// --- rules on names
-// ---------------------------------------------------------------------------------------------------
+// --- rules on names ------------------------------------------------------------------------------------------------
 
 void check_has_manifest(const std::vector<Header>& headers) {
   const auto has = [&](std::string_view name) {
@@ -150,8 +149,7 @@ std::string some(const std::vector<std::string_view>& names) {
   return out + (names.size() > kShown ? " and " + std::to_string(names.size() - kShown) + " more" : "");
 }
 
-// --- writing
-// ----------------------------------------------------------------------------------------------------------
+// --- writing -------------------------------------------------------------------------------------------------------
 
 // A file that takes its name when it is complete, and goes away if that never comes.
 class WrittenWhole {
