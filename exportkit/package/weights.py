@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from exportkit.errors import ManifestConsistencyError
 from exportkit.package.dtypes import ITEM_BYTES
@@ -38,6 +38,16 @@ def weight_bytes(weight: Weight) -> int:
     return math.prod(weight.shape) * ITEM_BYTES[weight.dtype]
 
 
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether these strides address as many places as there are elements, from the first on, each once."""
+    step = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape) if size > 1):
+        if stride != step and 0 not in shape:
+            return False
+        step *= size
+    return True
+
+
 def _check_layout(weight: Weight) -> None:
     """The strides address every element of the record once: nothing is read outside of it."""
     if weight.dtype not in ITEM_BYTES:
@@ -46,16 +56,11 @@ def _check_layout(weight: Weight) -> None:
         raise ManifestConsistencyError(
             f"weight {weight.name} has {len(weight.strides)} strides for {len(weight.shape)} dimensions"
         )
-    if 0 in weight.shape:
-        return
-    step = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(weight.strides, weight.shape) if size > 1):
-        if stride != step:
-            raise ManifestConsistencyError(
-                f"weight {weight.name} of shape {list(weight.shape)} has the strides {list(weight.strides)}, which "
-                "leave gaps or overlap"
-            )
-        step *= size
+    if not is_dense(weight.shape, weight.strides):
+        raise ManifestConsistencyError(
+            f"weight {weight.name} of shape {list(weight.shape)} has the strides {list(weight.strides)}, which "
+            "leave gaps or overlap"
+        )
 
 
 def _check_record(weight: Weight, record: str, sizes: Mapping[str, int]) -> None:
