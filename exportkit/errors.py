@@ -176,5 +176,9 @@ class ModelLoadError(HostError):
     """torch's loader refused a target whose content is what it should be."""
 
 
+class CacheError(HostError):
+    """Neither the cache nor a temporary directory can hold what a package unpacks."""
+
+
 class CompilerError(HostError):
     """No usable C++ compiler, or one whose output would not load."""

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from exportkit.errors import ManifestConsistencyError, UsageError
+from exportkit.errors import ManifestConsistencyError
 from exportkit.package import structure
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import (
@@ -34,7 +34,7 @@ AOTINDUCTOR_DIR = "data/aotinductor"
 OPERATORS_DIR = "exportkit/ops"
 CASES_DIR = "exportkit/cases"
 
-_VERSION = re.compile(r"\d+\.\d+(\.[0-9A-Za-z.+]+)?")
+_VERSION = re.compile(r"\d+\.\d+(\.[0-9A-Za-z.+]+)?", re.ASCII)
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
 _MAX_SIZE = 2**62
 
@@ -102,15 +102,13 @@ def _check_structure(
         raise ManifestConsistencyError(
             f"the structure of the {what} has the tensors {found}; it must have 0 to {len(tensors) - 1} once, in order"
         )
-    try:
-        names = [name for prefix, node in nodes for name in structure.names(node, prefix)]
-    except UsageError as error:
-        raise ManifestConsistencyError(f"{what}: {error.message}") from error
+    names = (name for prefix, node in nodes for name in structure.leaf_names(node, prefix))
     for name, tensor in zip(names, tensors):
         if tensor.name != name:
             raise ManifestConsistencyError(f"{what}: the tensor named {tensor.name!r} has its place at {name!r}")
         if tensor.dtype not in DTYPES:
             raise ManifestConsistencyError(f"{what}: {name} has the unknown dtype {tensor.dtype!r}")
+    _refuse_repeated((tensor.name for tensor in tensors), f"tensor among the {what}:")
 
 
 def _indices(node: Node, what: str, depth: int = 0) -> Iterator[int]:
@@ -126,6 +124,8 @@ def _indices(node: Node, what: str, depth: int = 0) -> Iterator[int]:
         _refuse_repeated(keys, f"key of the {what}")
         if len(keys) != len(node.items):
             raise ManifestConsistencyError(f"{what}: {len(keys)} keys for {len(node.items)} items: {', '.join(keys)}")
+        if isinstance(node, NamedTupleNode):
+            structure.check_named_tuple(node.class_name, node.fields)
     for item in node.items:
         yield from _indices(item, what, depth + 1)
 
@@ -184,6 +184,7 @@ def _check_records(manifest: Manifest) -> None:
     references += [(f"case {case.record}", case.record, f"{CASES_DIR}/") for case in manifest.cases]
     if manifest.program:
         references.append(("the program", manifest.program.record, ""))
+        _check_version(manifest.program.built_with_torch, "the program's built_with_torch")
     present = set(names)
     for what, record, folder in references:
         if record not in present:
@@ -219,6 +220,8 @@ def _check_targets(manifest: Manifest) -> None:
 def _check_target(target: Target) -> None:
     for key in ("needs_torch", "built_with_torch"):
         _check_version(getattr(target, key), f"target {target.name}: {key}")
+    if target.built_with_cuda is not None:
+        _check_version(target.built_with_cuda, f"target {target.name}: built_with_cuda")
     if (target.device == "cuda") != (target.cuda_architecture is not None):
         raise ManifestConsistencyError(
             f"target {target.name} for {target.device} has cuda_architecture {target.cuda_architecture!r}"

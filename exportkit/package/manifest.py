@@ -25,6 +25,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}\Z")]
 Symbol = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what other languages can hold
 
 
 class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False, kw_only=True):
@@ -49,8 +50,8 @@ class Size(Strict, frozen=True):
     """scale * dimension + offset."""
 
     dimension: Symbol
-    scale: Annotated[int, Meta(ge=1)] = 1
-    offset: int = 0
+    scale: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
+    offset: Integer = 0
 
 
 # --- the call ---------------------------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class TensorNode(Strict, frozen=True, tag="tensor"):
 class ConstantNode(Strict, frozen=True, tag="constant"):
     """A value that was fixed at export."""
 
-    value: bool | int | float | str | None
+    value: bool | Integer | float | str | None
 
 
 class SequenceNode(Strict, frozen=True, tag="sequence"):
@@ -235,9 +236,9 @@ class Source(Strict, frozen=True):
     """
 
     model: str | None
-    model_kwargs: dict[str, bool | int | float | str | None]
+    model_kwargs: dict[str, bool | Integer | float | str | None]
     dtype: str | None
-    seed: int
+    seed: Integer
     state_sha256: Sha256
 
 

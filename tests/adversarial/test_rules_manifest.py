@@ -109,6 +109,10 @@ DIMENSION = {"name": "batch", "min": 1, "max": 64}
 ANOTHER = {"name": "n", "min": 1, "max": 2}
 
 
+def named_tuple(class_name: str, field: str) -> dict[str, Any]:
+    return {"type": "namedtuple", "class_name": class_name, "fields": [field], "items": [TENSOR]}
+
+
 def entry(path: str, **changes: Any) -> dict[str, Any]:
     """A part of the sample's manifest with some of its keys changed."""
     return {**at(document(), path), **changes}
@@ -127,6 +131,10 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("call.result", {"type": "mapping", "keys": ["a", "b"], "items": [TENSOR]}, "a, b"),
         ("call.result", {"type": "mapping", "keys": [], "items": [TENSOR]}, "0 keys for 1 items"),
         ("call.result", {"type": "namedtuple", "class_name": "P", "fields": ["x"], "items": []}, "1 keys for 0 items"),
+        ("call.result", named_tuple("2.11", "x"), "'2.11' cannot name a named tuple"),
+        ("call.result", named_tuple("class", "x"), "'class' cannot name a named tuple"),
+        ("call.result", named_tuple("P", "a b"), "'a b' cannot name a named tuple"),
+        ("call.result", named_tuple("P", "_x"), "underscore: '_x'"),
         ("call.inputs.0.name", "picture", "'picture'"),
         ("call.inputs.0.dtype", "float31", "'float31'"),
         ("call.outputs.0.name", "score", "'score'"),
