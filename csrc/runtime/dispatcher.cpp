@@ -47,8 +47,12 @@ Sessions& sessions() {
   return all;
 }
 
-int64_t open_target(const std::string& library, c10::Device device, int64_t runners) {
-  return sessions().add(std::make_shared<const Session>(library, device, runners));
+int64_t open_target(const std::string& library, c10::Device device, int64_t runners,
+                    const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors) {
+  TORCH_CHECK(names.size() == tensors.size(), names.size(), " names for ", tensors.size(), " constants");
+  Constants constants;
+  for (size_t i = 0; i < names.size(); ++i) constants.emplace(names[i], tensors[i]);
+  return sessions().add(std::make_shared<const Session>(library, device, runners, std::move(constants)));
 }
 
 std::vector<at::Tensor> run(int64_t handle, const std::vector<at::Tensor>& inputs) {
@@ -61,7 +65,7 @@ void close(int64_t handle) { sessions().remove(handle); }
 
 // For every dispatch key alike, so that autograd adds nothing of its own around a call.
 TORCH_LIBRARY(exportkit, m) {
-  m.def("open_target(str library, Device device, int runners) -> int", open_target);
+  m.def("open_target(str library, Device device, int runners, str[] names, Tensor[] constants) -> int", open_target);
   m.def("run(int handle, Tensor[] inputs) -> Tensor[]", run);
   m.def("close(int handle) -> ()", close);
 }

@@ -7,6 +7,7 @@ unchecked is known to fit: the machine, torch's version, the operators that are 
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -22,6 +23,7 @@ from exportkit.runtime.cache.entries import library_contents, unpack
 from exportkit.runtime.cache.trust import verify_package
 from exportkit.runtime.model import Model
 from exportkit.runtime.runner import construct
+from exportkit.runtime.weights import mapped_weights
 
 Verify = Literal["once", "always"]
 
@@ -66,9 +68,11 @@ def load(
         manifest = reader.manifest
         choice = _choose(manifest, str(device))
         _load_operators(reader, choice.target, again=again)
-        runner = construct(reader, choice, runners, again=again)
+        weights = mapped_weights(reader) if manifest.weights else {}
+        construct_with = partial(construct, reader, choice, runners, again=again)
+        runner = construct_with(weights)
         reader.check_unchanged()  # what was unpacked was read once more
-        return Model(reader, choice.target, torch.device(choice.device), runner)
+        return Model(reader, choice.target, torch.device(choice.device), runner, weights, construct_with)
     except BaseException:
         reader.close()
         raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -23,14 +24,22 @@ _NAME = "libexportkit_runtime.so"
 class NativeRunner:
     """Compiled code that is run without the GIL: other threads of Python go on meanwhile."""
 
-    def __init__(self, library: Path, choice: Choice, runners: int) -> None:
+    def __init__(self, library: Path, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> None:
         """Loads a target's library, which must have been checked: this executes it.
 
+        Args:
+            library: The file.
+            choice: The target.
+            runners: How many calls can run at a time.
+            constants: What the code takes from outside, on the CPU; kept alive as long as the code may use it.
+
         Raises:
-            RuntimeError: torch's loader refused it.
+            RuntimeError: torch's loader refused it, or the constants are not the code's.
         """
         operators = torch.ops.exportkit
-        self._handle: int = operators.open_target.default(str(library), torch.device(choice.device), runners)
+        self._handle: int = operators.open_target.default(
+            str(library), torch.device(choice.device), runners, list(constants), list(constants.values())
+        )
         self._run = operators.run.default
         weakref.finalize(self, operators.close.default, self._handle)
 
