@@ -9,6 +9,7 @@
 #include "runtime/package/errors.h"
 #include "runtime/package/trust.h"
 #include "runtime/session.h"
+#include "runtime/weights.h"
 
 namespace exportkit {
 namespace {
@@ -68,9 +69,10 @@ std::filesystem::path library_of(const PackageReader& reader, const Target& targ
   return entry.folder() / library;
 }
 
-Session load_target(const PackageReader& reader, const Choice& choice, const CacheEntry& entry, int64_t runners) {
+Session load_target(const PackageReader& reader, const Choice& choice, const CacheEntry& entry,
+                    const MappedWeights& weights, int64_t runners) {
   try {
-    return Session(library_of(reader, *choice.target, entry), device_of(choice), runners);
+    return Session(library_of(reader, *choice.target, entry), device_of(choice), runners, weights.constants());
   } catch (const std::exception& error) {
     throw Error(errors::kModelLoad,
                 "torch " + running_torch() + " cannot load target " + choice.target->name + " of " +
@@ -87,6 +89,7 @@ struct Model::Impl {
   Choice choice;
   InputPlan plan;
   CacheEntry entry;
+  MappedWeights weights;
   Session session;
   std::vector<TensorInfo> inputs, outputs;
 
@@ -95,7 +98,8 @@ struct Model::Impl {
         choice(checked(reader, options)),
         plan(reader.manifest().call, device_of(choice)),
         entry(unpack(reader, *choice.target)),
-        session(load_target(reader, choice, entry, options.runners)),
+        weights(reader, *choice.target),
+        session(load_target(reader, choice, entry, weights, options.runners)),
         inputs(describe_inputs(reader.manifest().call)),
         outputs(describe_outputs(reader.manifest().call)) {
     reader.check_unchanged();  // what was unpacked was read once more
