@@ -1,4 +1,4 @@
-// Loads a package, says what it takes and gives, checks it against its recorded cases, and calls it: classify model.pt2
+// Loads a package, says what it takes and gives, checks it against its recorded cases, and calls it: predict model.pt2
 #include <exportkit/runtime.h>
 
 #include <iostream>

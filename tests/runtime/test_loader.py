@@ -30,6 +30,8 @@ from tests.fixtures.softpool_library import build
 from tests.fresh import run_python
 from tests.runtime import tiny
 
+pytestmark = pytest.mark.usefixtures("route")
+
 RECORD = f"exportkit/ops/{host_platform()}/libtoy.so"
 POOL = "softpool::pool(Tensor x, Tensor weights, float temperature=1.) -> Tensor"
 PEAKS = "softpool::peaks(Tensor weights, int count) -> (Tensor values, Tensor indices)"
