@@ -365,8 +365,8 @@ void check_libraries(const Manifest& manifest, const Digests& records) {
     check_version(library.needs_torch, what + ": needs_torch");
     if (library.torch_bound) check_version(*library.torch_bound, what + ": torch_bound");
     for (const Operator& op : library.defines) {
-      const auto [other, first] = definers.emplace(PlatformAndName{library.platform, op.name}, library.record);
-      require(first,
+      const auto other = definers.emplace(PlatformAndName{library.platform, op.name}, library.record).first;
+      require(other->second == library.record,
               [&] { return shown(other->second) + " and " + shown(library.record) + " both define " + op.name; });
       const auto traced = wanted.find(op.name);
       require(traced == wanted.end() || traced->second == op.schema, [&] {
@@ -385,7 +385,9 @@ void check_cases(const Manifest& manifest) {
       return "case " + shown(recorded.record) + " gives sizes for " + std::to_string(recorded.sizes.size()) +
              " dimensions of " + std::to_string(dimensions.size());
     });
-    for (const auto& [name, size] : recorded.sizes) {
+    for (const auto& given : recorded.sizes) {
+      const std::string& name = given.first;
+      const int64_t size = given.second;
       const auto found = dimensions.find(name);
       require(found != dimensions.end(),
               [&] { return "case " + shown(recorded.record) + " has a size for " + name + ", which is no dimension"; });
@@ -448,10 +450,11 @@ void check_weights(const Manifest& manifest) {
     if (weight.record) check_weight_record(weight, manifest);
   }
   for (const Target& target : manifest.targets) {
-    for (const auto& [constant, name] : target.constants) {
+    for (const auto& constant : target.constants) {
+      const std::string& name = constant.second;
       const auto found = weights.find(name);
       require(found != weights.end() && found->second->record, [&] {
-        return "target " + target.name + " takes " + shown(constant) + " from " + shown(name) +
+        return "target " + target.name + " takes " + shown(constant.first) + " from " + shown(name) +
                ", which is no weight with a record";
       });
     }

@@ -62,7 +62,7 @@ void append_utf8(std::string& text, char32_t c) {
     return;
   }
   const int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
-  text += static_cast<char>((0xF00 >> more & 0xFF) | c >> (6 * more));
+  text += static_cast<char>((0xFF << (7 - more) & 0xFF) | c >> (6 * more));
   for (int i = more - 1; i >= 0; --i) text += static_cast<char>(0x80 | (c >> (6 * i) & 0x3F));
 }
 
