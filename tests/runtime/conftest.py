@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from exportkit.package.manifest import Case
+from exportkit.runtime.native import library_path
 from tests.runtime import tiny
 
 
@@ -30,6 +31,15 @@ def tiny_package(tiny_files: dict[str, Path], tmp_path_factory: pytest.TempPathF
         cases.append(Case(record=name, sizes={"batch": batch, "gh": gh}))
     path = tmp_path_factory.mktemp("tiny") / "tiny.pt2"
     return tiny.write(path, tiny_files, extra=records, cases=tuple(cases))
+
+
+@pytest.fixture(params=["cpp", "python"])
+def each_runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What runs compiled code, the C++ runtime where it was built and then torch's binding; processes inherit it."""
+    if request.param == "cpp" and not library_path().exists():
+        pytest.skip(f"the C++ runtime was not built for torch {torch.__version__}")
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", request.param)
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
