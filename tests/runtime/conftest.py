@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from exportkit.package.manifest import Case
-from exportkit.runtime.native import library_path
-from tests.runtime import tiny
+from tests.runtime import exportkit_run, meeting, tiny
 
 
 @pytest.fixture(scope="session")
@@ -33,13 +33,22 @@ def tiny_package(tiny_files: dict[str, Path], tmp_path_factory: pytest.TempPathF
     return tiny.write(path, tiny_files, extra=records, cases=tuple(cases))
 
 
-@pytest.fixture(params=["cpp", "python"])
-def each_runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What runs compiled code, the C++ runtime where it was built and then torch's binding; processes inherit it."""
-    if request.param == "cpp" and not library_path().exists():
-        pytest.skip(f"the C++ runtime was not built for torch {torch.__version__}")
-    monkeypatch.setenv("EXPORTKIT_RUNTIME", request.param)
-    return str(request.param)
+@pytest.fixture(scope="session")
+def meeting_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package whose operator waits for other calls of it."""
+    torch.manual_seed(0)
+    inputs = (torch.rand(4, 8), torch.rand(4, 8, 2))
+    return meeting.write(tmp_path_factory.mktemp("meeting") / "meeting.pt2", [(inputs, meeting.answer(*inputs))])
+
+
+@pytest.fixture(scope="module", params=["cpp", "python"])
+def route(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The C++ runtime and torch's own binding, in turn: EXPORTKIT_RUNTIME says which one runs compiled code."""
+    if request.param == "cpp":
+        exportkit_run.require_built()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXPORTKIT_RUNTIME", request.param)
+        yield request.param
 
 
 @pytest.fixture(autouse=True)
