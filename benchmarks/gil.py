@@ -1,10 +1,10 @@
-"""How long another thread of Python stalls while a package loads and runs, and what one call costs beside the code's own time.
+"""How long another thread of Python stalls while a package loads and runs, and what a call costs beside its code.
 
     python benchmarks/gil.py artifacts/arr_coc.pt2
 
-Once for each route that EXPORTKIT_RUNTIME chooses, in a process of its own. The other thread sleeps for 0.2 ms at a time
-and notes how late it is woken; "idle" is how late that is where nothing runs. A call's own time is that of the C++
-runtime's operator on inputs that were prepared.
+Once for each route that EXPORTKIT_RUNTIME chooses, in a process of its own. The other thread sleeps for 0.2 ms at a
+time and notes how late it is woken; "idle" is how late that is where nothing runs. "Checks and structure" is what a call
+takes beyond the runner's own on inputs that were prepared, for the smallest case.
 
 Prints a Markdown table. On a busy machine the numbers say little: look at `uptime` first.
 """
