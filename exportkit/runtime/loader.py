@@ -22,7 +22,9 @@ from exportkit.runtime.model import Model
 from exportkit.runtime.runner import construct
 
 
-def load(path: str | os.PathLike[str], device: str | torch.device = "auto", runners: int = 1) -> Model:
+def load(
+    path: str | os.PathLike[str], device: str | torch.device = "auto", runners: int = 1, *, isolate: bool = False
+) -> Model:
     """Loads a package: needs torch and the file, nothing of the model's or the operators' source.
 
     Args:
@@ -30,6 +32,8 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "auto", runn
         device: `cpu`, `cuda`, `cuda:<index>`, or `auto`: CUDA if the package has a target for it that runs here.
         runners: How many calls the compiled code can run at a time; they share the weights. torch's Python binding
             holds the GIL during a call (pytorch#197516), so Python's own threads take turns all the same.
+        isolate: Loads and runs the package in a worker process: it may bring another build of operators that this
+            process has, and a crash of it is an error here. Each call copies its tensors, through shared memory.
 
     Returns:
         The model. Close it, or leave its `with` block, to free its memory and the file.
@@ -42,8 +46,13 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "auto", runn
         TorchVersionError: An operator library works with another torch only.
         ModelLoadError: torch's loader refused the compiled code.
     """
+    arguments = dict(locals())  # all of them, so that the worker process misses none that is added
     if isinstance(runners, bool) or not isinstance(runners, int) or runners < 1:
         raise UsageError(f"runners must be a whole number from 1, got {runners!r}")
+    if arguments.pop("isolate"):
+        from exportkit.runtime.isolated import load_isolated  # most processes never need it
+
+        return load_isolated(**arguments)
     reader = PackageReader(Path(path))
     try:
         reader.verify()

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from exportkit.package.assemble import assemble
+from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Case
+from tests.artifacts import artifact
+from tests.fixtures import softpool_library
 from tests.runtime import tiny
 
 
@@ -30,6 +34,24 @@ def tiny_package(tiny_files: dict[str, Path], tmp_path_factory: pytest.TempPathF
         cases.append(Case(record=name, sizes={"batch": batch, "gh": gh}))
     path = tmp_path_factory.mktemp("tiny") / "tiny.pt2"
     return tiny.write(path, tiny_files, extra=records, cases=tuple(cases))
+
+
+@pytest.fixture(scope="session")
+def softpool_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package with somebody else's operators."""
+    return _softpool(softpool_library.build(), tmp_path_factory.mktemp("softpool"))
+
+
+@pytest.fixture(scope="session")
+def misbehaving_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with another build of the library: its operators crash, stall or raise when they are told to."""
+    return _softpool(softpool_library.misbehaving(), tmp_path_factory.mktemp("misbehaving"))
+
+
+def _softpool(library: Path, folder: Path) -> Path:
+    package = folder / "softpool.pt2"
+    assemble([artifact("softpool")], [(library, describe_library(library))], package)
+    return package
 
 
 @pytest.fixture(autouse=True)
