@@ -122,6 +122,8 @@ class IsolatedRunner:
             except (ConnectionError, ValueError) as error:
                 raise self._gone() from error
             except OSError as error:
+                if not self._release.alive:  # this call waited for a runner until close() had waited long enough
+                    raise self._gone() from error
                 raise ModelRunError(
                     f"a call's tensors cannot be shared with the worker process: {error}",
                     hint="They take anonymous memory (memfd) and a few open files; /dev/shm is not used.",

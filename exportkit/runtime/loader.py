@@ -87,9 +87,10 @@ def _load_operators(reader: PackageReader, target: Target) -> None:
             )
     sizes = {record.name: record.size for record in reader.manifest.records}
     for library in libraries:
-        namespaces = {operator.name.partition("::")[0] for operator in library.defines}
+        schemas = {operator.name: operator.schema for operator in library.defines}
+        namespaces = {name.partition("::")[0] for name in schemas}
         if loaded_library(library.sha256, sizes[library.record], defines=namespaces) is None:
-            load_verified(unpacked(reader, library), library.sha256, defines=namespaces)
+            load_verified(unpacked(reader, library), library.sha256, defines=namespaces, schemas=schemas)
     _check_operators(reader.manifest, libraries)
 
 

@@ -84,8 +84,8 @@ class TensorSocket(Generic[Message]):
                 ours = _Memory(fd)
             with torch.no_grad():
                 for place, tensor in zip(places, tensors):
-                    assert ours is not None
-                    ours.tensor(place).copy_(tensor)
+                    if ours is not None:  # else all are empty
+                        ours.tensor(place).copy_(tensor)
             self._ours = ours
             self._send(self._encoder.encode(_Frame(message, places)), fds)
 

@@ -207,7 +207,7 @@ def test_what_is_no_message_is_refused(raw, data):
         os.close(fd)
     else:
         said.sendall(data)
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError):  # noqa: PT011
         heard.receive()
     heard.close()
     assert open_files() == before - 1  # its own end
