@@ -87,7 +87,8 @@ def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
             registered, another process finds out whether it defines that as well, which takes seconds.
 
     Raises:
-        LibraryConflictError: Another build of one of the namespaces, or of the file of this name, is loaded.
+        LibraryConflictError: Another build of one of the namespaces is loaded; or, of a library that only adds kernels,
+            another build of the file of this name.
         LibraryLoadError: The dynamic linker refused the file.
     """
     path = Path(path).resolve()
@@ -121,13 +122,14 @@ def load_verified(
             return _loaded[sha256]
         content = path.read_bytes()
         namespaces, registered = set(defines), set[str]()
-        # Listing the dispatcher's names takes milliseconds: not for a library that only adds kernels.
         if can_define := bool(defines) or any(symbol in content for symbol in _DEFINING_SYMBOLS):
             registered = _operator_names()
             if undeclared := _mentioned_namespaces(content, registered) - namespaces:
                 schemas = {**_probed_schemas(path), **(schemas or {})}
                 namespaces |= undeclared & {name.partition("::")[0] for name in schemas}
-        _refuse_conflict(path, sha256, namespaces, registered, schemas)
+            _refuse_second_definition(path, sha256, namespaces, registered, schemas)
+        else:
+            _refuse_other_kernels(path, sha256)
         try:
             torch.ops.load_library(str(path))
         except OSError as error:
@@ -258,10 +260,10 @@ def _probed_schemas(path: Path) -> dict[str, str]:
     return schemas
 
 
-def _refuse_conflict(
+def _refuse_second_definition(
     path: Path, sha256: str, defines: Collection[str], registered: Collection[str], schemas: Mapping[str, str] | None
 ) -> None:
-    """Refuses a second build, for which dlopen would end the process."""
+    """Refuses another build of a registered namespace, for which dlopen would end the process."""
     for namespace in sorted(defines):
         if there := schemas_of(_in_namespaces(registered, [namespace])):
             known = _probed_schemas(path) if schemas is None else schemas
@@ -271,9 +273,12 @@ def _refuse_conflict(
                 f"(sha256 {sha256}) defines it too{_differences(there, here)}",
                 hint=_CONFLICT_HINT,
             )
+
+
+def _refuse_other_kernels(path: Path, sha256: str) -> None:
+    """Refuses another build of a library that adds kernels: they would replace those of the first for all its users."""
     for other in _loaded.values():
-        # Two that add kernels to the same operators, as far as names tell.
-        if other.path.name == path.name and not (defines and other.namespaces):
+        if other.path.name == path.name and not other.namespaces:
             raise LibraryConflictError(
                 f"another build of {path.name} is loaded in this process: sha256 {other.sha256} from {other.path}; "
                 f"this one is sha256 {sha256}",
