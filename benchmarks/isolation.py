@@ -2,8 +2,8 @@
 
     python benchmarks/isolation.py [artifacts/arr_coc.pt2] [--megabytes 3]
 
-Without a package one is made whose model only adds a number to its input: nothing hides what isolation costs. Inputs are
-of about the given size, as far as the package's ranges allow. Calls of both are made in turn, so that what else the
+Without a package one is made whose model only adds a number to its input: nothing hides what isolation costs. Inputs
+are of about the given size, as far as the package's ranges allow. Calls of both are made in turn, so that what else the
 machine does falls on both; medians, and the middle half. Prints a Markdown table. On a busy machine the numbers say
 little: look at `uptime` first.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import exportkit
-from exportkit.export import ExportSpec, export_aoti
+from exportkit.export import export_aoti
 from exportkit.package.manifest import Call, Size
 from exportkit.package.sizes import input_bytes
 from exportkit.package.structure import unflatten
@@ -32,11 +32,11 @@ class AddOne(torch.nn.Module):
         return x + 1
 
 
-def add_one(folder: Path) -> Path:
-    batch = torch.export.Dim("batch", min=1, max=1024)
-    spec = ExportSpec(AddOne(), (torch.randn(2, 3, 256, 256),), dynamic_shapes={"x": {0: batch}})
+def add_one(folder: Path, device: str) -> Path:
+    example = (torch.randn(2, 3, 256, 256),)
+    spec = exportkit.ExportSpec(AddOne(), example, dynamic_shapes={"x": {0: "batch[1:1024]"}})
     path = folder / "add_one.pt2"
-    export_aoti(spec, path, cases=0, name="add_one")
+    export_aoti(spec, path, device=device, cases=1, name="add_one")
     return path
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=300)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        package = options.package or add_one(Path(folder))
+        package = options.package or add_one(Path(folder), options.device)
         with (
             exportkit.load(package, device=options.device) as here,
             exportkit.load(package, device=options.device, isolate=True) as there,

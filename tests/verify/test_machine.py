@@ -108,7 +108,7 @@ def test_a_cxx_that_cannot_be_used_is_named_beside_the_compiler_that_can(monkeyp
 @pytest.mark.parametrize(("version", "said"), [(13000, "knows CUDA 13.0"), (12080, "knows CUDA 12.8")])
 def test_the_drivers_cuda_is_said_beside_torchs(monkeypatch, version, said):
     class Driver:
-        def cuDriverGetVersion(self, pointer):  # noqa: N802
+        def cuDriverGetVersion(self, pointer):
             pointer._obj.value = version
             return 0
 
