@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := $(wildcard csrc/common/* csrc/ops/*/*) setup.py
-CXX_FILES := $(wildcard csrc/common/* csrc/ops/*/*)
+CXX_FILES := $(wildcard csrc/common/* csrc/ops/*/* csrc/runtime/*/*.h csrc/runtime/*/*.cpp)
 
 .PHONY: help setup build demo test lint format docs bench clean
 

@@ -17,7 +17,7 @@ from exportkit.errors import ExportError, UsageError
 from exportkit.export.explain import users_code
 from exportkit.export.shapes import evaluate
 from exportkit.export.signature import BoundCall, describe_call
-from exportkit.package.consistency import DTYPES
+from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Call, TensorInput
 from exportkit.package.sizes import input_bytes, label_of, plan_sizes
 from exportkit.spec import ExportSpec

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from exportkit.errors import FormatVersionError, ManifestSyntaxError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # what is written; 1 is read as well
 MAX_MANIFEST_BYTES = 16 << 20
 MAX_MANIFEST_DEPTH = 80  # of brackets: twice a call's 32 containers, which have two each, and what is around them
 MANIFEST_NAME = "exportkit/manifest.json"
@@ -25,6 +25,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}\Z")]
 Symbol = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what other languages can hold
 
 
 class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False, kw_only=True):
@@ -49,8 +50,8 @@ class Size(Strict, frozen=True):
     """scale * dimension + offset."""
 
     dimension: Symbol
-    scale: Annotated[int, Meta(ge=1)] = 1
-    offset: int = 0
+    scale: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
+    offset: Integer = 0
 
 
 # --- the call ---------------------------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class TensorNode(Strict, frozen=True, tag="tensor"):
 class ConstantNode(Strict, frozen=True, tag="constant"):
     """A value that was fixed at export."""
 
-    value: bool | int | float | str | None
+    value: bool | Integer | float | str | None
 
 
 class SequenceNode(Strict, frozen=True, tag="sequence"):
@@ -145,6 +146,7 @@ class Target(Strict, frozen=True):
     """One compiled model, under data/aotinductor/<name>/. `needs_torch` is the oldest torch its code loads in.
 
     `platform` is such as "linux-x86_64" (libraries.host_platform), `cpu_isa` "x86-64-v3", `cuda_architecture` "sm_90".
+    `constants` are the tensors that the code takes from outside: AOTInductor's name for each, and the weight's name.
     """
 
     name: Name
@@ -156,6 +158,23 @@ class Target(Strict, frozen=True):
     needs_torch: str
     built_with_torch: str
     built_with_cuda: str | None
+    constants: dict[str, str] = {}
+
+
+class Weight(Strict, frozen=True):
+    """A tensor of the model's state, or a constant that the targets' code reads (`state` is false).
+
+    `aliases` are further names of the same tensor (tied weights). The elements lie in `record` without gaps, `strides`
+    apart, as the compiled code expects them; there is no record where no code reads the tensor.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    state: bool
+    dtype: str
+    shape: tuple[Count, ...]
+    strides: tuple[Count, ...]
+    record: str | None
 
 
 class Program(Strict, frozen=True):
@@ -217,9 +236,9 @@ class Source(Strict, frozen=True):
     """
 
     model: str | None
-    model_kwargs: dict[str, bool | int | float | str | None]
+    model_kwargs: dict[str, bool | Integer | float | str | None]
     dtype: str | None
-    seed: int
+    seed: Integer
     state_sha256: Sha256
 
 
@@ -233,7 +252,7 @@ class Provenance(Strict, frozen=True):
     tf32: bool
 
 
-class Manifest(Strict, frozen=True):
+class Manifest(Strict, frozen=True, kw_only=True):
     """All of it."""
 
     format_version: int
@@ -241,6 +260,7 @@ class Manifest(Strict, frozen=True):
     version: str
     call: Call
     targets: tuple[Target, ...]
+    weights: tuple[Weight, ...] = ()
     program: Program | None
     operators: tuple[Operator, ...]
     libraries: tuple[Library, ...]
@@ -270,12 +290,15 @@ def decode_manifest(data: bytes) -> Manifest:
         raise ManifestSyntaxError(f"the manifest is not JSON in UTF-8: {error}") from error
     _check_version(value)
     try:
-        return msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=Manifest)
     except msgspec.DecodeError as error:
         raise ManifestSyntaxError(
             f"the manifest is not of the shape FORMAT.md gives: {error}",
             hint="A key or value that this exportkit does not know is refused, since it could not be honoured.",
         ) from error
+    if manifest.format_version == 1 and (manifest.weights or any(target.constants for target in manifest.targets)):
+        raise ManifestSyntaxError("the manifest has weights outside the code, which format version 1 does not know")
+    return manifest
 
 
 def _check_depth(data: bytes) -> None:
@@ -305,8 +328,8 @@ def _check_version(value: Any) -> None:
     """Before anything else, since another version may have other keys."""
     if not isinstance(value, dict) or type(value.get("format_version")) is not int:
         raise ManifestSyntaxError("the manifest is no object with an integer `format_version`")
-    if value["format_version"] != FORMAT_VERSION:
+    if not 1 <= value["format_version"] <= FORMAT_VERSION:
         raise FormatVersionError(
-            f"the package has format version {value['format_version']}; this exportkit reads version {FORMAT_VERSION}",
+            f"the package has format version {value['format_version']}; this exportkit reads 1 to {FORMAT_VERSION}",
             hint="Install an exportkit that reads it, or export the model again with this one.",
         )

@@ -74,7 +74,7 @@ EXTRA = dict(sorted({**records(), "exportkit/ops/libevil.so": b"evil"}.items()))
         (flipped(WHOLE, b"FB"), ArchiveLayoutError),
         (package(runnable(), EXTRA), UnlistedRecordError),
         (package(changed("surprise", 1, runnable())), ManifestSyntaxError),
-        (package(changed("format_version", 2, runnable())), FormatVersionError),
+        (package(changed("format_version", 3, runnable())), FormatVersionError),
         (package(changed("targets.0.platform", "plan9-vax", runnable())), NoTargetError),
         (package(changed("libraries.0.torch_bound", "1.13", runnable())), TorchVersionError),
     ],

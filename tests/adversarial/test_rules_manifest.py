@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from exportkit.errors import (
     ManifestConsistencyError,
     ManifestSyntaxError,
 )
+from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import MAX_MANIFEST_DEPTH
 from tests.adversarial.forge import Refused, at, changed, document, package, records
 from tests.package import samples
@@ -19,9 +21,9 @@ from tests.package import samples
 # --- rule 7 -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [0, 2, -1, 10**40])
+@pytest.mark.parametrize("version", [0, 3, -1, 10**40])
 def test_rule_7_another_version_is_named(refused: Refused, version: int) -> None:
-    data = msgspec.json.encode(document()).replace(b'"format_version":1', b'"format_version":%d' % version)
+    data = msgspec.json.encode(document()).replace(b'"format_version":2', b'"format_version":%d' % version)
     error = refused(package(data), FormatVersionError, str(version))
     assert "exportkit" in (error.hint or "")
 
@@ -107,6 +109,10 @@ DIMENSION = {"name": "batch", "min": 1, "max": 64}
 ANOTHER = {"name": "n", "min": 1, "max": 2}
 
 
+def named_tuple(class_name: str, field: str) -> dict[str, Any]:
+    return {"type": "namedtuple", "class_name": class_name, "fields": [field], "items": [TENSOR]}
+
+
 def entry(path: str, **changes: Any) -> dict[str, Any]:
     """A part of the sample's manifest with some of its keys changed."""
     return {**at(document(), path), **changes}
@@ -125,6 +131,10 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("call.result", {"type": "mapping", "keys": ["a", "b"], "items": [TENSOR]}, "a, b"),
         ("call.result", {"type": "mapping", "keys": [], "items": [TENSOR]}, "0 keys for 1 items"),
         ("call.result", {"type": "namedtuple", "class_name": "P", "fields": ["x"], "items": []}, "1 keys for 0 items"),
+        ("call.result", named_tuple("2.11", "x"), "'2.11' cannot name a named tuple"),
+        ("call.result", named_tuple("class", "x"), "'class' cannot name a named tuple"),
+        ("call.result", named_tuple("P", "a b"), "'a b' cannot name a named tuple"),
+        ("call.result", named_tuple("P", "_x"), "underscore: '_x'"),
         ("call.inputs.0.name", "picture", "'picture'"),
         ("call.inputs.0.dtype", "float31", "'float31'"),
         ("call.outputs.0.name", "score", "'score'"),
@@ -147,6 +157,25 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("targets.0.cuda_architecture", "9.0", "cuda_architecture '9.0'"),
         ("targets.0.cuda_ptx", True, "cuda_ptx"),
         ("program", {"record": "models/m.json", "device": "cpu", "built_with_torch": "2.13"}, "'models/m.json'"),
+        # weights
+        ("weights", [entry("weights.0")] * 2, "weight head.weight is there twice"),
+        ("weights.0.aliases", ["head.weight"], "weight head.weight is there twice"),
+        ("weights", [entry("weights.0"), entry("weights.0", name="w")], "weight tied.weight is there twice"),
+        ("weights.0.dtype", "float31", "'float31'"),
+        ("weights.0.dtype", "float64", "48 bytes; its record"),
+        ("weights.0.shape", [2], "2 strides for 1 dimensions"),
+        ("weights.0.shape", [4, 3], "48 bytes; its record"),
+        ("weights.0.shape", [2**62, 3], "its record"),
+        ("weights.0.shape", [0, 3], "0 bytes; its record"),
+        ("weights.0.strides", [3, 2], "[3, 2], which leave gaps or overlap"),
+        ("weights.0.strides", [0, 1], "[0, 1], which leave gaps or overlap"),
+        ("weights.0.strides", [1, 1], "[1, 1], which leave gaps or overlap"),
+        ("weights.0.strides", [2**62, 1], "which leave gaps or overlap"),
+        ("weights.0.record", "data/weights/none", "'data/weights/none'"),
+        ("weights.0.record", samples.CASE, "not under data/weights/"),
+        ("weights.0.record", None, "head.weight, which has no record"),
+        ("targets.0.constants", {"w": "other"}, "takes w from 'other'"),
+        ("targets.0.constants", {"w": "tied.weight"}, "takes w from 'tied.weight'"),
         # operators and libraries
         ("operators", [TOY, TOY], "toy::twice is there twice"),
         ("operators.0.name", "twice", "'twice'"),
@@ -172,6 +201,28 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
 )
 def test_rule_9_a_manifest_that_contradicts_itself(refused: Refused, path: str, value: object, named: str) -> None:
     refused(package(changed(path, value)), ManifestConsistencyError, named)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"), [([2, 3], [1, 2]), ([1, 6], [77, 1]), ([6], [1]), ([3, 1, 2], [1, 0, 3])]
+)
+def test_rule_9_strides_that_address_every_element_once_are_taken(
+    file: Path, shape: list[int], strides: list[int]
+) -> None:
+    file.write_bytes(package(changed("weights.0.strides", strides, changed("weights.0.shape", shape))))
+    with PackageReader(file) as reader:
+        assert reader.manifest.weights[0].strides == tuple(strides)
+
+
+@pytest.mark.parametrize("kept", ["weights", "targets.0.constants"])
+def test_rule_8_format_version_1_has_no_weights(refused: Refused, file: Path, kept: str) -> None:
+    without = changed("weights", [], changed("targets.0.constants", {}, document()))
+    file.write_bytes(package(changed("format_version", 1, without)))
+    with PackageReader(file) as reader:
+        assert (reader.manifest.format_version, reader.manifest.weights) == (1, ())
+    refused(
+        package(changed(kept, at(document(), kept), changed("format_version", 1, without))), ManifestSyntaxError, "1"
+    )
 
 
 def test_rule_9_a_tolerance_that_json_parsers_read_as_infinite(refused: Refused) -> None:

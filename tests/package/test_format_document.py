@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import NODEFAULT
 
 from exportkit import package
 from exportkit.package import manifest
@@ -77,11 +78,14 @@ def test_types_say_whether_null_is_allowed_and_what_is_a_list(name: str) -> None
 
 
 def test_the_keys_that_may_be_absent_are_those_the_text_names() -> None:
-    fields = [(struct, field) for struct in STRUCTS.values() for field in msgspec.structs.fields(struct)]
-    optional = {field.name: field.default for _, field in fields if not field.required}
+    fields = [field for struct in STRUCTS.values() for field in msgspec.structs.fields(struct) if not field.required]
+    made = {
+        field.name: field.default if field.default_factory is NODEFAULT else field.default_factory() for field in fields
+    }
+    optional = msgspec.json.decode(msgspec.json.encode(made))
     said = re.search(r"takes an absent (.*?); any other key", " ".join(TEXT.split()))
     assert said
-    found = re.findall(r"`(\w+)` for (\w+)", said[1])
+    found = re.findall(r"`(\w+)` for (\w+|\{\}|\[\])", said[1])
     assert {key: msgspec.json.decode(value) for key, value in found} == optional
 
 
