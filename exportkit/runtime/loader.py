@@ -7,7 +7,9 @@ unchecked is known to fit: the machine, torch's version, the operators that are 
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 
@@ -17,12 +19,22 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
 from exportkit.package.manifest import Library, Manifest, Target
 from exportkit.runtime import targets
-from exportkit.runtime.cache import unpacked
+from exportkit.runtime.cache.entries import library_contents, unpack
+from exportkit.runtime.cache.trust import verify_package
 from exportkit.runtime.model import Model
 from exportkit.runtime.runner import construct
+from exportkit.runtime.weights import mapped_weights
+
+Verify = Literal["once", "always"]
 
 
-def load(path: str | os.PathLike[str], device: str | torch.device = "auto", runners: int = 1) -> Model:
+def load(
+    path: str | os.PathLike[str],
+    device: str | torch.device = "auto",
+    runners: int = 1,
+    *,
+    verify: Verify = "once",
+) -> Model:
     """Loads a package: needs torch and the file, nothing of the model's or the operators' source.
 
     Args:
@@ -30,6 +42,8 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "auto", runn
         device: `cpu`, `cuda`, `cuda:<index>`, or `auto`: CUDA if the package has a target for it that runs here.
         runners: How many calls the compiled code can run at a time; they share the weights. torch's Python binding
             holds the GIL during a call (pytorch#197516), so Python's own threads take turns all the same.
+        verify: `once` hashes what was not seen to hold before, or may have been changed since, by what the file system
+            says of it (`exportkit.runtime.cache` has the rules); `always` hashes the whole package again.
 
     Returns:
         The model. Close it, or leave its `with` block, to free its memory and the file.
@@ -41,18 +55,24 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "auto", runn
         NoTargetError: No target runs here; the message gives the reason for each.
         TorchVersionError: An operator library works with another torch only.
         ModelLoadError: torch's loader refused the compiled code.
+        CacheError: There is no room to unpack it.
     """
     if isinstance(runners, bool) or not isinstance(runners, int) or runners < 1:
         raise UsageError(f"runners must be a whole number from 1, got {runners!r}")
+    if verify not in get_args(Verify):
+        raise UsageError(f"verify must be 'once' or 'always', got {verify!r}")
+    again = verify == "always"
     reader = PackageReader(Path(path))
     try:
-        reader.verify()
+        verify_package(reader, again=again)
         manifest = reader.manifest
         choice = _choose(manifest, str(device))
-        _load_operators(reader, choice.target)
-        runner = construct(reader, choice, runners)
-        reader.check_unchanged()  # torch read the file once more
-        return Model(reader, choice.target, torch.device(choice.device), runner)
+        _load_operators(reader, choice.target, again=again)
+        weights = mapped_weights(reader) if manifest.weights else {}
+        construct_with = partial(construct, reader, choice, runners, again=again)
+        runner = construct_with(weights)
+        reader.check_unchanged()  # what was unpacked was read once more
+        return Model(reader, choice.target, torch.device(choice.device), runner, weights, construct_with)
     except BaseException:
         reader.close()
         raise
@@ -67,7 +87,7 @@ def _choose(manifest: Manifest, device: str) -> targets.Choice:
     )
 
 
-def _load_operators(reader: PackageReader, target: Target) -> None:
+def _load_operators(reader: PackageReader, target: Target, *, again: bool) -> None:
     """Loads the target's operator libraries, and holds every operator of the graph against the manifest."""
     libraries = libraries_for(reader.manifest, target)
     for library in libraries:
@@ -80,7 +100,10 @@ def _load_operators(reader: PackageReader, target: Target) -> None:
     for library in libraries:
         namespaces = {operator.name.partition("::")[0] for operator in library.defines}
         if loaded_library(library.sha256, sizes[library.record], defines=namespaces) is None:
-            load_verified(unpacked(reader, library), library.sha256, defines=namespaces)
+            contents = library_contents(reader, library)
+            with unpack(reader, contents, again=again) as entry:
+                (name,) = contents.records
+                load_verified(entry.folder / name, library.sha256, defines=namespaces)
     _check_operators(reader.manifest, libraries)
 
 
