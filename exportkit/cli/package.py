@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.options import EXISTING_FILE, device_option, op_library_option, output_option
+from exportkit.cli.options import EXISTING_FILE, device_option, op_library_option, output_option, weights_option
 from exportkit.cli.output import print_json, print_table, progress, size_text
 from exportkit.errors import HostError
 
@@ -19,6 +20,7 @@ from exportkit.errors import HostError
 @op_library_option("A library of operators that the model calls. Repeatable. Our own are added where they are needed.")
 @click.option("--name", help="Of the package. Default: the first artifact's.")
 @click.option("--model-version", help="Of the model. Default: the first artifact's.")
+@weights_option("Another fine-tune's weights, in the place of the artifacts': all of the model's state_dict.")
 @device_option("Where the package is verified.", default="auto")
 @click.option("--no-verify", is_flag=True, help="Do not run it, for instance because none of its targets runs here.")
 def command(
@@ -27,6 +29,7 @@ def command(
     op_libraries: tuple[Path, ...],
     name: str | None,
     model_version: str | None,
+    weights: Path | None,
     device: str,
     no_verify: bool,
     as_json: bool,
@@ -36,9 +39,13 @@ def command(
     Several artifacts become the targets of one package: the loader picks the one that runs on its machine. The package
     replays its recorded cases in a fresh process before it gets its name; one that fails is not written.
 
+    With --weights nothing is compiled, and the package has no cases: their answers are of other weights. It is compared
+    with the eager model, where MODEL can still be imported; elsewhere --no-verify writes it.
+
     \b
     exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
     exportkit package cpu.pt2 cuda.pt2 --op-library build/libmyops.so -o model.pt2
+    exportkit package model.pt2 --weights tuned.safetensors --name tuned -o tuned.pt2
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     with progress() as step:
         step("importing the packager")
@@ -47,13 +54,16 @@ def command(
         from exportkit.verify.packaging import build_package
         from exportkit.verify.verify import VerifyOptions
 
+        # Recorded cases are of the weights before.
+        against: Literal["cases", "eager"] = "cases" if weights is None else "eager"
         manifest, report = build_package(
             artifacts,
             output,
             op_libraries=op_libraries,
             name=name,
             version=model_version,
-            verify_options=None if no_verify else VerifyOptions(against="cases", device=device),
+            weights=weights,
+            verify_options=None if no_verify else VerifyOptions(against=against, device=device, weights=weights),
             progress=step,
         )
     # The package was verified under a temporary name.

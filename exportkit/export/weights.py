@@ -106,7 +106,7 @@ class ProgramWeights:
                 if (known.dtype, known.shape, known.strides) != (described.dtype, described.shape, described.strides):
                     raise ExportError(f"the compiler changed the layout of the weight {constant}", hint=_EMBED)
             else:
-                name = f"{constant}@{hashlib.sha256(_elements(tensor)).hexdigest()[:16]}"
+                name = f"{constant}@{hashlib.sha256(elements(tensor)).hexdigest()[:16]}"
                 self._weights.setdefault(name, msgspec.structs.replace(described, name=name, state=False))
             self._keep(name, tensor)
             found[constant] = name
@@ -114,9 +114,9 @@ class ProgramWeights:
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
         if self._weights[name].record is None:
-            elements = _elements(tensor)
-            record = f"{WEIGHTS_DIR}/{hashlib.sha256(elements).hexdigest()}"
-            self.records.setdefault(record, elements)
+            content = elements(tensor)
+            record = f"{WEIGHTS_DIR}/{hashlib.sha256(content).hexdigest()}"
+            self.records.setdefault(record, content)
             self._weights[name] = msgspec.structs.replace(self._weights[name], record=record)
 
 
@@ -170,7 +170,7 @@ def _read(program: torch.export.ExportedProgram) -> list[str]:
     ]
 
 
-def _elements(tensor: torch.Tensor) -> memoryview:
+def elements(tensor: torch.Tensor) -> memoryview:
     """A dense tensor's elements in the order in which they lie in memory, as bytes, not copied."""
     if not tensor.numel():
         return memoryview(b"")

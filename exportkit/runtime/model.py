@@ -143,7 +143,7 @@ class Model:
         with self._changing:
             if self._runner is None:
                 raise ModelClosedError(f"the model {self.manifest.name} was closed")
-            weights = replaced_weights(self.manifest, self.target, self._weights, source)
+            weights = replaced_weights(self.manifest, [self.target], self._weights, source)
             # A second runner rather than the buffer for it in torch's: with that one, a failure between would leave a
             # mixture behind, and calls that have begun on a GPU might still read what the next swap writes.
             runner = self._construct(weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over another's memory that does not keep it alive."""
     nbytes = tensor.numel() * tensor.element_size()
     if not nbytes:
-        return tensor
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     memory = (ctypes.c_uint8 * nbytes).from_address(tensor.data_ptr())
     return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
@@ -62,13 +62,13 @@ def _in_file(file: torch.Tensor, reader: PackageReader, weight: Weight) -> torch
 
 
 def replaced_weights(
-    manifest: Manifest, target: Target, current: Weights, source: WeightsSource
+    manifest: Manifest, targets: Sequence[Target], current: Weights, source: WeightsSource
 ) -> dict[str, torch.Tensor]:
     """The weights of another fine-tune, in memory of their own, in the place of those that the model has.
 
     Args:
         manifest: Of the package.
-        target: The one whose code is to run with them.
+        targets: Those whose code is to run with them.
         current: The weights that the model has now; constants of the code stay.
         source: The other state, as a safetensors file or as tensors by name.
 
@@ -76,30 +76,30 @@ def replaced_weights(
         WeightsError: There is no such file, or it does not fit; nothing was changed.
     """
     given = read_state(source)
-    names = match_state(manifest.weights, {name: (dtype_name(t), t.shape) for name, t in given.items()})
+    names = match_state(manifest.weights, described(given))
     weights = dict(current)
-    outside = set(target.constants.values())
     for weight in manifest.weights:
         if not weight.state:
             continue
         first, *others = names[weight.name]
-        if differing := next((name for name in others if not same_content(given[first], given[name])), None):
+        if differing := next((name for name in others if not _same_content(given[first], given[name])), None):
             raise WeightsError(
                 f"{first} and {differing} differ; they are one tensor in the model",
                 hint="Export the model again with its weights untied, or give one of the two.",
             )
         if weight.record is None:
             continue
-        if weight.name not in outside and not same_content(given[first], current[weight.name]):
+        inside = [target.name for target in targets if weight.name not in target.constants.values()]
+        if inside and not _same_content(given[first], current[weight.name]):
             raise WeightsError(
-                f"{weight.name} differs from the package's, which is built into the code of target {target.name}",
+                f"{weight.name} differs from the package's, which is built into the code of target {inside[0]}",
                 hint="Export the model with these weights.",
             )
         weights[weight.name] = _laid_out(given[first], weight)
     return weights
 
 
-def read_state(source: WeightsSource) -> Mapping[str, torch.Tensor]:
+def read_state(source: WeightsSource) -> dict[str, torch.Tensor]:
     """A state by name; a file's tensors are mapped.
 
     Raises:
@@ -122,14 +122,14 @@ def read_state(source: WeightsSource) -> Mapping[str, torch.Tensor]:
         raise WeightsError(f"{source} is no safetensors file: {error}") from error
 
 
-def same_content(one: torch.Tensor, other: torch.Tensor) -> bool:
+def described(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, torch.Size]]:
+    """dtype, as the manifest has it, and shape of each tensor."""
+    return {name: (str(tensor.dtype).removeprefix("torch."), tensor.shape) for name, tensor in state.items()}
+
+
+def _same_content(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and shape have the same bytes."""
     return torch.equal(*(tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    """Such as "float32"."""
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _laid_out(tensor: torch.Tensor, weight: Weight) -> torch.Tensor:

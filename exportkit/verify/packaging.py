@@ -13,6 +13,7 @@ from exportkit.package.assemble import assemble
 from exportkit.package.atomic import check_writable
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest
+from exportkit.verify.fine_tune import with_weights
 from exportkit.verify.outcomes import Report
 from exportkit.verify.verify import VerifyOptions, verify
 
@@ -24,6 +25,7 @@ def build_package(
     op_libraries: Sequence[Path] = (),
     name: str | None = None,
     version: str | None = None,
+    weights: Path | None = None,
     verify_options: VerifyOptions | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[Manifest, Report | None]:
@@ -35,6 +37,7 @@ def build_package(
         op_libraries: Operator libraries to add. Our own are added where an operator of theirs is called.
         name: Of the package; the first artifact's if None.
         version: Of the model; the first artifact's if None.
+        weights: Another fine-tune's, in the place of the artifacts'. The package then has no cases.
         verify_options: How to verify it; None leaves that out.
         progress: Told what is about to be done.
 
@@ -42,7 +45,8 @@ def build_package(
         The manifest, and what the verification found, None where it was left out.
 
     Raises:
-        UsageError: The output's folder cannot be written to, or the artifacts do not go together.
+        UsageError: The output's folder cannot be written to, the artifacts do not go together, or the weights do not
+            fit them.
         PackageError: An artifact is bad, or an operator is provided by no library.
     """
     check_writable(output)
@@ -59,6 +63,9 @@ def build_package(
         unverified = Path(folder) / output.name
         progress("writing the package")
         manifest = assemble(artifacts, described, unverified, name=name, version=version)
+        if weights is not None:
+            progress(f"exchanging the weights for those of {weights.name}")
+            manifest = with_weights(unverified, weights, unverified)
         report = None if verify_options is None else verify(unverified, verify_options, progress=progress)
         if report is None or report.exit_code == 0:
             os.replace(unverified, output)
