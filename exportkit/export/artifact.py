@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from exportkit.export.program import Progress, Traced, trace, usable_device
 from exportkit.export.saved import trace_saved
 from exportkit.export.toolchain import check_cpu_isa, default_cpu_isa, usable_compiler
 from exportkit.package.archive import write_package
-from exportkit.package.atomic import check_writable
+from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import CASES_DIR
 from exportkit.package.manifest import FORMAT_VERSION, Case, Manifest, Operator, Program, Target
 from exportkit.spec import ExportSpec
@@ -79,10 +78,10 @@ def export_aoti(
         usable_compiler()  # minutes of tracing are not spent where nothing can be compiled
     say = progress or _silent
     traced = _trace(model, out, device, dtype, dynamic, static, cases, seed, name, version, say)
-    with tempfile.TemporaryDirectory(prefix="exportkit-compile-") as folder:
+    with temporary_folder(None, "exportkit-compile") as folder:
         compiled = compile_program(
             traced,
-            Path(folder),
+            folder,
             device=on,
             cpu_isa=isa,
             cuda_arch=cuda_arch,
