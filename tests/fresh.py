@@ -6,19 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
-def run_python(code: str, *args: object, cwd: Path, **environment: str) -> str:
+def run_python(code: str, *args: object, cwd: Path, prefix: Sequence[str] = (), **environment: str) -> str:
     """What the code printed; a failure, a crash included, fails the test with what was said.
 
-    The process starts outside of the source tree, and sees exportkit through PYTHONPATH only.
+    The process starts outside of the source tree, and sees exportkit through PYTHONPATH only. `prefix` is a command
+    that runs the one that follows it.
     """
     search = (str(ROOT), os.environ.get("PYTHONPATH"))
     result = subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
+        [*prefix, sys.executable, "-c", code, *map(str, args)],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search)), **environment},
         capture_output=True,
