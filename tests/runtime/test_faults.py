@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import subprocess
@@ -283,10 +284,10 @@ def test_a_packaging_that_is_killed_leaves_what_the_next_one_removes(tiny_packag
 @pytest.mark.parametrize("before", ["used before", "not used before"])
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_a_loaded_model_works_in_forks_and_in_the_parent_after_them(tiny_package, tmp_path, threads, before):
-    said = run_python(FORK, tiny_package, threads, before, cwd=tmp_path)
+    said = run_python(FORK, tiny_package, threads, before, cwd=tmp_path, OMP_WAIT_POLICY="PASSIVE")
     ways = ("same thread", "new thread", "loaded again", "eager torch", "fork of the fork")
     assert said == f"{dict.fromkeys(ways, True)}\nTrue True\n"
 
 
 def test_a_loaded_model_works_in_a_pool_of_forked_processes(tiny_package, tmp_path):
-    assert run_python(POOL, tiny_package, cwd=tmp_path) == "all the same\n"
+    assert run_python(POOL, tiny_package, cwd=tmp_path, OMP_WAIT_POLICY="PASSIVE") == "all the same\n"
