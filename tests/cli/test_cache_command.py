@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.runtime import tiny
 def entry(monkeypatch, tmp_path: Path) -> Path:
     """An unpacked target."""
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nobody else's leftovers are there
     code = tmp_path / "a.so"
     code.write_bytes(bytes(3000))
     with PackageReader(tiny.write(tmp_path / "a.pt2", {"a.so": code}, cases=())) as reader:
