@@ -24,7 +24,7 @@ BUG_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells have it
 
 # In the order of the work. Each is the attribute `command` of the module of this name.
-COMMANDS = ("export", "verify", "package", "inspect", "bench", "doctor", "demo")
+COMMANDS = ("export", "verify", "package", "inspect", "bench", "cache", "doctor", "demo")
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -75,6 +75,15 @@ def command(name: str, **settings: Any) -> Callable[[F], click.Command]:
             click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."),
         ]
         return made
+
+    return decorate
+
+
+def command_group(name: str, commands: Sequence[click.Command], **settings: Any) -> Callable[[F], click.Group]:
+    """A command that has commands of its own."""
+
+    def decorate(function: F) -> click.Group:
+        return click.group(name, commands=commands, context_settings=_SETTINGS, **settings)(function)
 
     return decorate
 

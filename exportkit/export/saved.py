@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from exportkit.export.shapes import DynamicSizes, example_numbers
 from exportkit.export.signature import describe_call
 from exportkit.libraries import registered_schemas
 from exportkit.package.archive import PackageReader
+from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest, Source
 from exportkit.spec import ExportSpec
 
@@ -49,7 +49,7 @@ def load_program(path: Path) -> ResolvedModel:
     if not path.is_file():
         raise ModelNotFoundError(f"there is no file {path}")
     try:
-        with PackageReader(path) as reader, tempfile.TemporaryDirectory(prefix="exportkit-program-") as folder:
+        with PackageReader(path) as reader, temporary_folder(None, "exportkit-program") as folder:
             manifest = reader.manifest
             if manifest.program is None:
                 raise ModelNotFoundError(
@@ -57,7 +57,7 @@ def load_program(path: Path) -> ResolvedModel:
                     hint="Export the model with --format program to compile it elsewhere.",
                 )
             reader.verify()
-            extracted = Path(folder, "program.pt2")
+            extracted = folder / "program.pt2"
             reader.extract(manifest.program.record, extracted)
             _register(path, manifest)
             program = _read(path, extracted)

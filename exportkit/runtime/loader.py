@@ -43,7 +43,8 @@ def load(
         runners: How many calls the compiled code can run at a time; they share the weights. torch's Python binding
             holds the GIL during a call (pytorch#197516), so Python's own threads take turns all the same.
         verify: `once` hashes what was not seen to hold before, or may have been changed since, by what the file system
-            says of it (`exportkit.runtime.cache` has the rules); `always` hashes the whole package again.
+            says of it: `exportkit.runtime.cache` has the rules. A package that other users may write to is hashed each
+            time. `always` hashes everything again.
 
     Returns:
         The model. Close it, or leave its `with` block, to free its memory and the file.

@@ -107,7 +107,9 @@ class Model:
             raise ModelRunError(
                 f"the compiled model failed on ({', '.join(_describe(tensor) for tensor in inputs)}): "
                 f"{str(error).partition(chr(10))[0]}",
-                hint="What an operator said of it is on stderr, where torch's C interface left it.",
+                hint="CUDA does not work in a fork of a process that used it: use the start method spawn."
+                if self.device.type == "cuda" and torch.cuda._is_in_bad_fork()
+                else "What an operator said of it is on stderr, where torch's C interface left it.",
             ) from error
         if len(outputs) != self._output_count:
             raise ManifestConsistencyError(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
-from exportkit.package.atomic import check_writable
+from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest
 from exportkit.verify.fine_tune import with_weights
@@ -59,8 +58,8 @@ def build_package(
         progress(f"looking into {library.name}")
         described.append((library, describe_library(library)))
     # In the output's own directory, so that the last step is a rename; hidden, and gone if anything fails.
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
-        unverified = Path(folder) / output.name
+    with temporary_folder(output.parent, f".{output.name[:200]}") as folder:
+        unverified = folder / output.name
         progress("writing the package")
         manifest = assemble(artifacts, described, unverified, name=name, version=version)
         if weights is not None:

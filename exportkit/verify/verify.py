@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
+from exportkit.package.atomic import temporary_folder
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Call, Manifest, Node
 from exportkit.package.sizes import label_of, plan_sizes, shape_at
@@ -92,7 +92,7 @@ def verify(
     options = options or VerifyOptions()
     progress(f"checking {artifact.name}")
     try:
-        with PackageReader(artifact) as reader, tempfile.TemporaryDirectory(prefix="exportkit-verify-") as folder:
+        with PackageReader(artifact) as reader, temporary_folder(None, "exportkit-verify") as folder:
             reader.verify()
             if options.against == "cases" and not reader.manifest.cases:
                 raise UsageError(
@@ -101,7 +101,7 @@ def verify(
             libraries = _needed_libraries(reader.manifest, options)
             if isinstance(libraries, MissingOperator):
                 return Report(str(artifact), None, None, None, None, (Check("package", "operators", {}, libraries),))
-            run = _Verification(artifact, reader, options, Path(folder), libraries, progress)
+            run = _Verification(artifact, reader, options, folder, libraries, progress)
             with run:
                 return run.report()
     except UsageError:
