@@ -24,7 +24,7 @@ BUG_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells have it
 
 # In the order of the work. Each is the attribute `command` of the module of this name.
-COMMANDS = ("export", "verify", "package", "inspect", "bench", "doctor", "demo")
+COMMANDS = ("export", "verify", "package", "sign", "inspect", "bench", "doctor", "demo")
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 

@@ -10,6 +10,7 @@ import click
 from exportkit.cli.frame import command as exportkit_command
 from exportkit.cli.options import EXISTING_FILE, device_option, op_library_option, output_option
 from exportkit.cli.output import print_json, print_table, progress, size_text
+from exportkit.cli.sign import ask_password
 from exportkit.errors import HostError
 
 
@@ -19,6 +20,7 @@ from exportkit.errors import HostError
 @op_library_option("A library of operators that the model calls. Repeatable. Our own are added where they are needed.")
 @click.option("--name", help="Of the package. Default: the first artifact's.")
 @click.option("--model-version", help="Of the model. Default: the first artifact's.")
+@click.option("--sign-key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="Sign it, as `exportkit sign` does.")
 @device_option("Where the package is verified.", default="auto")
 @click.option("--no-verify", is_flag=True, help="Do not run it, for instance because none of its targets runs here.")
 def command(
@@ -27,6 +29,7 @@ def command(
     op_libraries: tuple[Path, ...],
     name: str | None,
     model_version: str | None,
+    sign_key: Path | None,
     device: str,
     no_verify: bool,
     as_json: bool,
@@ -40,6 +43,11 @@ def command(
     exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
     exportkit package cpu.pt2 cuda.pt2 --op-library build/libmyops.so -o model.pt2
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
+    from exportkit.package.keys import read_private_key
+    from exportkit.package.signing import signature_path
+
+    private = read_private_key(sign_key, ask_password) if sign_key is not None else None
+    signature = signature_path(output, private) if private is not None else None
     with progress() as step:
         step("importing the packager")
         import msgspec
@@ -53,6 +61,7 @@ def command(
             op_libraries=op_libraries,
             name=name,
             version=model_version,
+            sign_key=private,
             verify_options=None if no_verify else VerifyOptions(against="cases", device=device),
             progress=step,
         )
@@ -65,6 +74,7 @@ def command(
         print_json(
             {
                 "file": {"path": str(output), "size": output.stat().st_size} if written else None,
+                "signature": str(signature) if written and signature is not None else None,
                 "verification": report_document(report) if report is not None else None,
                 "manifest": msgspec.to_builtins(manifest),
             }
@@ -74,6 +84,8 @@ def command(
         from exportkit.cli.verify import print_report
 
         click.echo(f"{output}  {size_text(output.stat().st_size)}" if written else f"{output} was not written")
+        if written and private is not None:
+            click.echo(f"{signature}: signed by key {private.public.id}")
         print_table([("target", target.name, target_text(target)) for target in manifest.targets])
         print_table([("library", Path(item.record).name, library_text(item)) for item in manifest.libraries])
         if report is not None:

@@ -47,9 +47,7 @@ class Model:
         cases: The recorded cases, read from the package when they are asked for.
     """
 
-    def __init__(
-        self, reader: PackageReader, target: package.Target, device: torch.device, runner: Runner
-    ) -> None:
+    def __init__(self, reader: PackageReader, target: package.Target, device: torch.device, runner: Runner) -> None:
         """Takes over the open package and the target's runners; `exportkit.load` is how to get here."""
         self.manifest = reader.manifest
         self.target = target

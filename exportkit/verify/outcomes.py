@@ -210,6 +210,20 @@ class NotRun:
 
 
 @dataclass(frozen=True)
+class Signed:
+    """The package is signed by keys that were asked for: the caller's, and one of each policy."""
+
+    key_ids: tuple[str, ...]
+    kind: ClassVar[str] = "signed"
+    exit_code: ClassVar[int] = 0
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        return f"signed by {' and '.join(dict.fromkeys(self.key_ids))}"
+
+
+@dataclass(frozen=True)
 class MissingOperator:
     """An operator of the graph is not there: no library of the package, or of this command, defines it."""
 
@@ -315,6 +329,7 @@ Verdict = (
     | Crashed
     | TimedOut
     | NotRun
+    | Signed
     | MissingOperator
     | LoadFailed
     | EagerUnavailable

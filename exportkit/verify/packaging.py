@@ -11,8 +11,10 @@ from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import check_writable
+from exportkit.package.keys import PrivateKey
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest
+from exportkit.package.signing import sign_package
 from exportkit.verify.outcomes import Report
 from exportkit.verify.verify import VerifyOptions, verify
 
@@ -24,6 +26,7 @@ def build_package(
     op_libraries: Sequence[Path] = (),
     name: str | None = None,
     version: str | None = None,
+    sign_key: PrivateKey | None = None,
     verify_options: VerifyOptions | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[Manifest, Report | None]:
@@ -35,6 +38,7 @@ def build_package(
         op_libraries: Operator libraries to add. Our own are added where an operator of theirs is called.
         name: Of the package; the first artifact's if None.
         version: Of the model; the first artifact's if None.
+        sign_key: Signs it. The signature appears beside `output`, under its name.
         verify_options: How to verify it; None leaves that out.
         progress: Told what is about to be done.
 
@@ -59,9 +63,13 @@ def build_package(
         unverified = Path(folder) / output.name
         progress("writing the package")
         manifest = assemble(artifacts, described, unverified, name=name, version=version)
+        # Signed first, so that it can be run where a policy asks for signatures; the signature goes with the package.
+        signature = None if sign_key is None else sign_package(unverified, sign_key)
         report = None if verify_options is None else verify(unverified, verify_options, progress=progress)
         if report is None or report.exit_code == 0:
             os.replace(unverified, output)
+            if signature is not None:
+                os.replace(signature, output.with_name(signature.name))
     return manifest, report
 
 
