@@ -160,7 +160,10 @@ def _public(key: object, source: str, name: str) -> PublicKey:
     if isinstance(key, EllipticCurvePublicKey) and key.curve.name in _CURVES:
         text = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         return PublicKey(hashlib.sha256(text).hexdigest(), source, False, key)
-    kind = type(key).__name__.removesuffix("PublicKey").removeprefix("_")
+    if isinstance(key, EllipticCurvePublicKey):
+        kind = key.curve.name
+    else:
+        kind = type(key).__name__.removesuffix("PublicKey").removeprefix("_")
     raise UsageError(f"{name} is of the kind {kind}; packages are signed with {_KINDS}", hint=f"Make one: {_MAKE}")
 
 

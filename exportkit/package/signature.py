@@ -24,7 +24,7 @@ from exportkit.package.small_files import read_small
 SIGNATURE_VERSION = 1
 SUFFIX = ".sig"
 
-_MAX_DEPTH = 4  # of brackets
+MAX_DEPTH = 4  # of brackets
 
 # 64 bytes have one spelling: the last letter before the padding holds two bits of them, and its other four are zero.
 Base64Signature = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]{85}[AQgw]==\Z")]
@@ -132,7 +132,7 @@ def decode_signatures(data: bytes, name: str) -> Signatures:
         SignatureError: It is no signature file of this version.
     """
     try:
-        value = strict_json.parse(data, max_depth=_MAX_DEPTH)
+        value = strict_json.parse(data, max_depth=MAX_DEPTH)
     except ValueError as error:
         raise SignatureError(f"the signature file {name} {error}") from error
     version = value.get("format_version") if isinstance(value, dict) else None

@@ -6,6 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+from exportkit.package.container import pread
+
 MAX_BYTES = 64 << 10
 
 
@@ -23,13 +25,15 @@ def read_small(path: Path, *, guarded: bool = False) -> bytes:
     """
     # Non-blocking, or a FIFO would wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("is not a plain file")
         if guarded:
             _check_guarded(path, status)
-        content = file.read(MAX_BYTES + 1)
+        content = pread(fd, 0, MAX_BYTES + 1)
+    finally:
+        os.close(fd)
     if len(content) > MAX_BYTES:
         raise ValueError(f"has more than {MAX_BYTES} bytes")
     return content
