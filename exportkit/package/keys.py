@@ -124,7 +124,7 @@ def read_private_key(path: Path, ask_password: Callable[[], str]) -> PrivateKey:
             key = load_pem_private_key(text, password=None)
         except TypeError:  # it is encrypted
             key = load_pem_private_key(text, password=ask_password().encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # a TypeError of an empty password
         raise UsageError(
             f"{name} cannot be used: {_first_line(error)}",
             hint=f"It must be PEM, its password right. Make one: {_MAKE}",

@@ -342,7 +342,7 @@ EXIT_CODES: Mapping[int, str] = {
     0: "done",
     1: "a check failed: an output's values differ",
     2: "usage: an argument means nothing, or MODEL cannot be found",
-    3: "the package is bad, tampered with or incomplete",
+    3: "the package is bad, tampered with, incomplete, or not signed as it must be",
     4: "this machine cannot do it: no compiler, no CUDA, another torch, no target for it",
     10: "verify: an output has the wrong dtype",
     11: "verify: an output has the wrong shape, or the result the wrong structure",
