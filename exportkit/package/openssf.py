@@ -8,7 +8,6 @@ one file, and everything else is refused: docs/adr/0011-signatures.md says why i
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 from typing import Annotated, Literal, TypeVar
@@ -182,5 +181,5 @@ def _decode(data: bytes, kind: type[Part], name: str) -> Part:
 def _base64(text: str, name: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # of binascii, or of a letter that is not ASCII
         raise SignatureError(f"{name} holds what is no base64: {error}") from error

@@ -14,7 +14,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from exportkit import package
 from exportkit.package import manifest, openssf, policy, signature, small_files
 from exportkit.package.archive import MAX_NAME_LENGTH, ROOT, STOCK_RECORDS, PackageReader, write_package
-from exportkit.package.consistency import AOTINDUCTOR_DIR, CASES_DIR, OPERATORS_DIR, check_consistency, is_complete
+from exportkit.package.consistency import (
+    AOTINDUCTOR_DIR,
+    CASES_DIR,
+    MAX_RANK,
+    OPERATORS_DIR,
+    check_consistency,
+    is_complete,
+)
 from exportkit.package.container import MAX_DIRECTORY_BYTES
 from exportkit.package.manifest import (
     FORMAT_VERSION,
@@ -109,6 +116,7 @@ def test_numbers_and_names_in_the_text_are_those_of_the_code() -> None:
         f"at most {MAX_NAME_LENGTH} characters",
         f"at most {MAX_MANIFEST_DEPTH} brackets deep",
         f"at most {MAX_DEPTH} deep",
+        f"One for each dimension, at most {MAX_RANK};",
         f"{ROOT}/ the archive's one root folder",
         f"at most {small_files.MAX_BYTES >> 10} KiB",
         f"nested at most {signature.MAX_DEPTH} brackets deep",

@@ -140,6 +140,7 @@ def set_at(*path: Any) -> Callable[[Document], object]:
         (set_at("dsseEnvelope", "signatures", []), "signatures"),
         (set_at("dsseEnvelope", "signatures", 0, "sig", base64.b64encode(bytes(70)).decode()), "does not hold"),
         (set_at("dsseEnvelope", "signatures", 0, "sig", "no base64!"), "no base64"),
+        (set_at("dsseEnvelope", "signatures", 0, "sig", "AAA\u00e9"), "no base64"),  # found by fuzzing
         (set_at("dsseEnvelope", "payload", base64.b64encode(b"{}").decode()), "does not hold"),
     ],
 )
