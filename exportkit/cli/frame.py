@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 import exportkit
-from exportkit.cli.output import print_json
+from exportkit.cli.output import print_json, printable
 from exportkit.errors import ExportkitError, HostError
 from exportkit.verify.outcomes import EXIT_CODES
 
@@ -124,5 +124,6 @@ def _bug(error: Exception, as_json: bool) -> int:
 def _show(kind: str, message: str, hint: str | None, exit_code: int, as_json: bool) -> int:
     if as_json:
         print_json({"error": {"kind": kind, "message": message, "hint": hint, "exit_code": exit_code}})
-    click.echo(f"error: {message}" + (f"\n  {hint}" if hint else ""), err=True)
+    lines = f"error: {message}" + (f"\n  {hint}" if hint else "")
+    click.echo("\n".join(map(printable, lines.splitlines())), err=True)
     return exit_code

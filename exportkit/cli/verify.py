@@ -19,7 +19,7 @@ from exportkit.cli.options import (
     tolerance_options,
     weights_option,
 )
-from exportkit.cli.output import print_json, print_table, progress
+from exportkit.cli.output import print_json, print_table, printable, progress
 from exportkit.verify import outcomes
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def print_report(report: Report) -> None:
     for check in report.checks:
         if check.failed:
             click.echo(f"\n{check.against}, {check.label}:")
-            click.echo("\n".join(f"  {line}" for line in check.verdict.message.splitlines()))
+            click.echo("\n".join(f"  {printable(line)}" for line in check.verdict.message.splitlines()))
     failed = sum(check.failed for check in report.checks)
     ran = sum(check.seconds is not None for check in report.checks)
     if failed:

@@ -8,10 +8,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from exportkit.cli import main
 from exportkit.package import policy
+from exportkit.package.manifest import ConstantNode, MappingNode
+from tests.adversarial import forge
+from tests.package import samples
 from tests.package.signers import package, signer
 from tests.runtime.conftest import tiny_files, tiny_package  # noqa: F401 (fixtures)
 
@@ -183,3 +187,10 @@ def test_inspect_takes_no_orders_from_what_a_package_says_of_itself(
     assert not set("\x1b\r\u202e") & set(out)
     assert not re.search(r"^ *signed by", out, re.MULTILINE)
     assert "1\\n  signed by" in out
+    key = "a\x1b[2K"
+    fixed = tuple(ConstantNode(value=i) for i in range(2))
+    call = msgspec.structs.replace(samples.manifest().call, result=MappingNode(keys=(key, key), items=fixed))
+    path.write_bytes(forge.package(forge.document(samples.manifest(call=call))))
+    code, _, err = run(capsys, "inspect", path)
+    assert code == 3
+    assert "a\\x1b[2K is there twice" in err
