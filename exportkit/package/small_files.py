@@ -43,15 +43,15 @@ def _check_guarded(path: Path, status: os.stat_result) -> None:
     if reason := _not_guarded(status):
         raise ValueError(reason)
     for folder in Path(os.path.realpath(path)).parents:
-        there = folder.stat()
-        sticky = there.st_mode & stat.S_ISVTX  # /tmp's bit: only its owner renames or removes what is in it
-        if (reason := _not_guarded(there)) and not sticky:
+        if reason := _not_guarded(folder.stat()):
             raise ValueError(f"is in {folder}, which {reason}")
 
 
 def _not_guarded(status: os.stat_result) -> str | None:
     if status.st_uid not in (0, os.geteuid()):
         return "belongs to another user"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    # /tmp's bit: only the owner of a folder, or of what is in it, renames or removes that.
+    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
         return "may be written to by other users"
     return None

@@ -215,7 +215,12 @@ def test_a_key_that_others_may_change_stops_everything(path: Path, system: Path,
 def test_a_policy_of_another_user_stops_everything(path: Path, system: Path, one: Signer) -> None:
     demand(system, one.public)
     os.chown(system, 12345, -1)
-    with pytest.raises(PolicyError, match="belongs to another user"):
+    with pytest.raises(PolicyError, match=r"policy\.json belongs to another user"):
+        trusted(path)
+    os.chown(system, 0, -1)
+    os.chown(system.parent, 12345, -1)
+    system.parent.chmod(0o1777)  # its owner renames what is in it all the same
+    with pytest.raises(PolicyError, match=r"etc, which belongs to another user"):
         trusted(path)
 
 
