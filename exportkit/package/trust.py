@@ -74,10 +74,10 @@ def refuse_foreign(path: Path) -> None:
         SignatureMissingError: It does.
         PolicyError: A policy cannot be read.
     """
-    for demand in policy_demands():
+    if demands := policy_demands():
         raise SignatureMissingError(
-            f"{path} was written by torch and has no signature, which {demand.by} asks for",
-            hint="`exportkit export --format program` makes a package of a program, which `exportkit sign` signs.",
+            f"{path} was written by torch and has no signature, which {demands[0].by} asks for",
+            hint="Where no policy forbids it, `exportkit export --format program` makes a package of it, to be signed.",
         )
 
 
