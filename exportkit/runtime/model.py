@@ -212,7 +212,7 @@ class Cases(Sequence[Case]):
         content = self._reader.read(case.record)
         try:
             tensors = load_safetensors(content)
-        except SafetensorError as error:
+        except (SafetensorError, KeyError) as error:  # a KeyError of a dtype that torch does not have
             raise CaseError(f"{case.record} is no safetensors file: {error}") from error
         inputs = _tensors_of(case, "input", call.inputs, tensors)
         outputs = _tensors_of(case, "output", call.outputs, tensors)
