@@ -38,6 +38,7 @@ def load(
     public_key: KeySources | None = None,
     signature: str | os.PathLike[str] | None = None,
     verify: Verify = "once",
+    isolate: bool = False,
 ) -> Model:
     """Loads a package: needs torch and the file, nothing of the model's or the operators' source.
 
@@ -52,6 +53,8 @@ def load(
         verify: `once` hashes what was not seen to hold before, or may have been changed since, by what the file system
             says of it: `exportkit.runtime.cache` has the rules. A package that other users may write to is hashed each
             time. `always` hashes everything again.
+        isolate: Loads and runs the package in a worker process: it may bring another build of operators that this
+            process has, and a crash of it is an error here. Each call copies its tensors, through shared memory.
 
     Returns:
         The model. Close it, or leave its `with` block, to free its memory and the file.
@@ -66,10 +69,15 @@ def load(
         ModelLoadError: torch's loader refused the compiled code.
         CacheError: There is no room to unpack it.
     """
+    arguments = dict(locals())  # all of them, so that the worker process misses none that is added
     if isinstance(runners, bool) or not isinstance(runners, int) or runners < 1:
         raise UsageError(f"runners must be a whole number from 1, got {runners!r}")
     if verify not in get_args(Verify):
         raise UsageError(f"verify must be 'once' or 'always', got {verify!r}")
+    if arguments.pop("isolate"):
+        from exportkit.runtime.isolated import load_isolated  # most processes never need it
+
+        return load_isolated(**arguments)
     again = verify == "always"
     reader = PackageReader(Path(path))
     try:
@@ -108,12 +116,13 @@ def _load_operators(reader: PackageReader, target: Target, *, again: bool) -> No
             )
     sizes = {record.name: record.size for record in reader.manifest.records}
     for library in libraries:
-        namespaces = {operator.name.partition("::")[0] for operator in library.defines}
+        schemas = {operator.name: operator.schema for operator in library.defines}
+        namespaces = {name.partition("::")[0] for name in schemas}
         if loaded_library(library.sha256, sizes[library.record], defines=namespaces) is None:
             contents = library_contents(reader, library)
             with unpack(reader, contents, again=again) as entry:
                 (name,) = contents.records
-                load_verified(entry.folder / name, library.sha256, defines=namespaces)
+                load_verified(entry.folder / name, library.sha256, defines=namespaces, schemas=schemas)
     _check_operators(reader.manifest, libraries)
 
 
