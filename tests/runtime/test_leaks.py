@@ -17,6 +17,9 @@ def measure():
     cached = sum(len(files) for _, _, files in os.walk(cache_directory()))
     return [resident, len(os.listdir("/proc/self/fd")), mapped, len(os.listdir(tempfile.gettempdir())), cached]
 measured = []
+exportkit.load(sys.argv[1]).close()
+while not list(cache_directory().glob("packages/*.json")):  # the package must be two seconds old
+    exportkit.load(sys.argv[1]).close()
 """
 CYCLES = """
 case = exportkit.load(sys.argv[1]).cases[0]
