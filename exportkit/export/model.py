@@ -19,7 +19,7 @@ from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.explain import users_code
 from exportkit.export.signature import bind_call, parameter_names, rebind
 from exportkit.libraries import built_in_libraries, load_library
-from exportkit.package.consistency import DTYPES
+from exportkit.package.dtypes import DTYPES
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest
 from exportkit.spec import ExportSpec

@@ -55,12 +55,12 @@ class Machine:
 
 # What each ability needs, by the names of findings. The first three are what any machine for exportkit should do.
 _NEEDS: dict[str, tuple[str, ...]] = {
-    "load and run a CPU package": ("platform", "torch", "temporary files"),
+    "load and run a CPU package": ("platform", "torch", "cache"),
     "export an ExportedProgram": ("torch",),
     "compile for the CPU": ("platform", "torch", "compiler", "temporary files"),
     "use the arr_coc operators on the CPU": ("platform", "torch", "arr_coc, CPU"),
-    "run the demo": ("platform", "torch", "compiler", "temporary files", "arr_coc, CPU", "photographs"),
-    "load and run a CUDA package": ("platform", "torch", "temporary files", "CUDA device"),
+    "run the demo": ("platform", "torch", "compiler", "temporary files", "cache", "arr_coc, CPU", "photographs"),
+    "load and run a CUDA package": ("platform", "torch", "cache", "CUDA device"),
     "compile for CUDA": ("platform", "torch", "compiler", "temporary files", "CUDA device"),
     "use the arr_coc operators on CUDA": ("platform", "torch", "arr_coc, CPU", "arr_coc, CUDA", "CUDA device"),
     "build CUDA operators": ("compiler", "nvcc"),
@@ -228,11 +228,11 @@ def _nvcc() -> Finding:
 
 
 def _temporary_files() -> Finding:
-    """The loader of torch unpacks a model's library there and opens it."""
+    """The compiler's, and libraries that it probes, among them."""
     folder = tempfile.gettempdir()
     status = os.statvfs(folder)
     if status.f_flag & os.ST_NOEXEC:
-        hint = "torch unpacks and opens libraries there: set TMPDIR to a directory that may hold code."
+        hint = "What was compiled is opened there: set TMPDIR to a directory that may hold code."
         return Finding("temporary files", False, f"{folder} is mounted noexec", hint)
     free = status.f_bavail * status.f_frsize
     if free < 1 << 30:
@@ -247,12 +247,17 @@ def _cache() -> Finding:
 
     folder = cache_directory()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not os.access(existing, os.W_OK | os.X_OK):
-        hint = "Every load unpacks the operator libraries anew; set EXPORTKIT_CACHE to a writable directory."
-        return Finding("cache", False, f"{folder} is not writable", hint)
     files = [path for path in folder.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files)
-    return Finding("cache", True, f"{folder}, {len(files)} files, {size / 1e6:.0f} MB")
+    detail = f"{folder}, {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        existing = Path(tempfile.gettempdir())
+        detail = (
+            f"{folder} is not writable: every process unpacks packages into {existing}; EXPORTKIT_CACHE names another"
+        )
+    if os.statvfs(existing).f_flag & os.ST_NOEXEC:
+        hint = "Packages' code is unpacked and opened there: set EXPORTKIT_CACHE to a directory that may hold code."
+        return Finding("cache", False, f"{existing} is mounted noexec", hint)
+    return Finding("cache", True, detail)
 
 
 def _library(device: str) -> Finding:

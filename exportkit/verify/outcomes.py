@@ -207,6 +207,20 @@ class NotRun:
 
 
 @dataclass(frozen=True)
+class Signed:
+    """The package is signed by keys that were asked for: the caller's, and one of each policy."""
+
+    key_ids: tuple[str, ...]
+    kind: ClassVar[str] = "signed"
+    exit_code: ClassVar[int] = 0
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        return f"signed by {' and '.join(dict.fromkeys(self.key_ids))}"
+
+
+@dataclass(frozen=True)
 class MissingOperator:
     """An operator of the graph is not there: no library of the package, or of this command, defines it."""
 
@@ -312,6 +326,7 @@ Verdict = (
     | Crashed
     | TimedOut
     | NotRun
+    | Signed
     | MissingOperator
     | LoadFailed
     | EagerUnavailable
@@ -324,7 +339,7 @@ EXIT_CODES: Mapping[int, str] = {
     0: "done",
     1: "a check failed: an output's values differ",
     2: "usage: an argument means nothing, or MODEL cannot be found",
-    3: "the package is bad, tampered with or incomplete",
+    3: "the package is bad, tampered with, incomplete, or not signed as it must be",
     4: "this machine cannot do it: no compiler, no CUDA, another torch, no target for it",
     10: "verify: an output has the wrong dtype",
     11: "verify: an output has the wrong shape, or the result the wrong structure",

@@ -384,7 +384,7 @@ def test_inductor_options_are_read_as_json_or_python_where_they_are_some() -> No
 
 def test_an_instruction_set_of_no_cpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="x86-64-v3 or x86-64-v4"):
-        export_aoti(resolve(f"{MODELS}:structured"), tmp_path / "x.pt2", cpu_isa="x86-64-v9")  # type: ignore[arg-type]
+        export_aoti(resolve(f"{MODELS}:structured"), tmp_path / "x.pt2", cpu_isas=["x86-64-v9"])  # type: ignore[arg-type]
 
 
 def test_operators_the_code_calls_are_read_from_aotinductors_own_list() -> None:

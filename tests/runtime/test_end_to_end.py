@@ -113,6 +113,6 @@ from exportkit.runtime.cache import cache_directory
 model = exportkit.load(sys.argv[1])
 case = model.cases[0]
 model(*case.args, **case.kwargs)
-print(cache_directory().exists())
+print((cache_directory() / "libraries").exists())
 """
     assert run_python(code, package, cwd=tmp_path) == "False\n"

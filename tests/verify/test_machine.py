@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -55,12 +56,24 @@ def test_a_machine_without_torch_is_told_so_and_nothing_breaks(monkeypatch):
     assert not any(findings[name].ok for name in ("torch", "compiler", "CUDA device", "arr_coc, CPU"))
 
 
-def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+def test_a_cache_that_cannot_be_written_is_named_and_so_is_what_takes_its_place(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
     finding = machine._cache()
-    assert not finding.ok
-    assert str(tmp_path) in finding.detail
+    assert finding.ok
+    assert f"{tmp_path / 'cache'} is not writable: every process unpacks packages into {tempfile.gettempdir()}" in (
+        finding.detail
+    )
+
+
+def test_a_cache_that_may_hold_no_code_is_no_cache(monkeypatch, tmp_path):
+    real = os.statvfs(tmp_path)
+    noexec = os.statvfs_result([*real[:8], real.f_flag | os.ST_NOEXEC, *real[9:]])
+    monkeypatch.setattr(os, "statvfs", lambda path: noexec)
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    finding = machine._cache()
+    assert (finding.ok, finding.detail) == (False, f"{tmp_path} is mounted noexec")
+    assert "EXPORTKIT_CACHE" in (finding.hint or "")
 
 
 def test_the_cache_is_described_by_what_is_in_it(monkeypatch, tmp_path):
