@@ -5,13 +5,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from typing import Protocol
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from exportkit.errors import ModelLoadError
 from exportkit.package.archive import PackageReader
+from exportkit.package.manifest import Target
+from exportkit.runtime.cache.entries import Entry, target_contents, unpack
+from exportkit.runtime.fork import survive_forks
+from exportkit.runtime.native import NativeRunner, use_native
 from exportkit.runtime.targets import Choice
+from exportkit.runtime.weights import Weights, borrowed, constants_of
 
 
 class Runner(Protocol):
@@ -21,23 +29,81 @@ class Runner(Protocol):
         """The flat outputs for flat inputs that the package allows."""
 
 
-def construct(reader: PackageReader, choice: Choice, runners: int) -> Runner:
-    """The runners of the one target that was chosen.
+def construct(reader: PackageReader, choice: Choice, runners: int, weights: Weights, *, again: bool) -> Runner:
+    """The runners of the one target that was chosen, over its library in the cache.
 
+    The C++ runtime's where it was built for this torch, since torch's own binding holds the GIL (pytorch#197516).
     Not through aoti_load_package, which builds every target's runner, compiles instruction set probes with g++ for
-    seconds (pytorch#191715), and hides why an operator is missing.
+    seconds (pytorch#191715), and hides why an operator is missing; nor through AOTIModelPackageLoader, which unpacks
+    the library into a temporary directory each time. A library that was mapped stays so, since the dynamic linker never
+    unloads one with symbols that are unique in the process, as some of libstdc++'s are: each load would leave a copy.
+
+    Args:
+        reader: The package.
+        choice: The target.
+        runners: How many calls can run at a time.
+        weights: What the code takes from outside, among others. Code for the CPU works on these very tensors.
+        again: Whether to hash unpacked files that count as verified.
     """
+    native = use_native()
     _promote_libstdcxx()
-    # The file that was checked, even if the path leads to another one by now.
-    path = f"/proc/self/fd/{reader.fileno()}"
+    survive_forks()
+    constants = constants_of(choice.target, weights)
+    entry = unpack(reader, target_contents(reader, choice.target), again=again)
+    library = model_library(reader, choice.target, entry)
     try:
-        return torch._C._aoti.AOTIModelPackageLoader(path, choice.target.name, False, runners, choice.device_index)
+        runner = (NativeRunner if native else ContainerRunner)(library, choice, runners, constants)
     except RuntimeError as error:
+        entry.close()
         raise ModelLoadError(
             f"torch {torch.__version__} cannot load target {choice.target.name} of {reader.path.name}: "
             f"{str(error).partition(chr(10))[0]}",
-            hint="It unpacks the code into a temporary directory (TMPDIR), which must have room and may not be noexec.",
+            hint="Where the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that may hold code.",
         ) from error
+    # In use as long as the runner is: CUDA kernels beside the library are opened when they are first called.
+    weakref.finalize(runner, entry.close)
+    return runner
+
+
+def model_library(reader: PackageReader, target: Target, entry: Entry) -> Path:
+    """The compiled model among a target's unpacked files: the last library by name, as torch's own loader has it."""
+    return entry.folder / max(name for name in target_contents(reader, target).records if name.endswith(".so"))
+
+
+class ContainerRunner:
+    """Compiled code that is run through torch's own binding, which holds the GIL."""
+
+    def __init__(self, library: Path, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> None:
+        """Loads a target's library; arguments and errors are NativeRunner's.
+
+        torch finds the calls of custom operators in a `.json` beside the library, and CUDA kernels in files there.
+        """
+        self._constants = constants
+        if choice.target.device == "cpu":
+            container: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), runners)
+        else:
+            folder = str(library.parent)
+            container = torch._C._aoti.AOTIModelContainerRunnerCuda(str(library), runners, choice.device, folder)
+        if constants:
+            _set_constants(container, constants, torch.device(choice.device))
+        self.run = container.run
+
+
+def _set_constants(container: Any, constants: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """As the C++ runtime does it (csrc/runtime/session.cpp has the reasons), but for what torch leaks: the handles."""
+    # AOTInductor has another name, made from it, within the code.
+    names = {constant: name for name, constant in container.get_constant_names_to_original_fqns().items()}
+    if names.keys() != constants.keys():
+        odd = ", ".join(sorted(names.keys() ^ constants.keys()))
+        raise RuntimeError(f"the code takes other constants than the manifest says: {odd}")
+    if device.type == "cpu":
+        # Borrowed, since the code never gives back its references: nothing that is large may hang on them.
+        tensors = {names[constant]: borrowed(tensor) for constant, tensor in constants.items()}
+        container.update_constant_buffer(tensors, False, True, True)
+        return
+    for constant, tensor in constants.items():
+        container.update_constant_buffer({names[constant]: tensor.to(device, copy=True)}, False, False)
+        torch.cuda.synchronize(device)
 
 
 @functools.lru_cache(maxsize=1)

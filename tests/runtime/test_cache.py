@@ -1,8 +1,9 @@
-"""Where libraries are unpacked to: once, whole, and only where nobody else can exchange them."""
+"""What packages are unpacked to: once, whole, and only where nobody else can exchange it."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import warnings
@@ -14,10 +15,13 @@ import pytest
 from exportkit.errors import DigestMismatchError
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Library
-from exportkit.runtime.cache import cache_directory, unpacked
+from exportkit.runtime.cache import cache_directory, trust
+from exportkit.runtime.cache.entries import RECORD as VERIFIED
+from exportkit.runtime.cache.entries import library_contents, target_contents, unpack
 from tests.runtime import tiny
 
 CONTENT = b"\x7fELF a library" * 1000
+CODE = b"\x7fELF compiled code"
 RECORD = "exportkit/ops/linux-x86_64/libtoy.so"
 
 
@@ -39,7 +43,7 @@ def library() -> Library:
 @pytest.fixture
 def package(library: Library, tmp_path: Path) -> Path:
     code = tmp_path / "model.so"
-    code.write_bytes(b"\x7fELF compiled code")
+    code.write_bytes(CODE)
     return tiny.write(
         tmp_path / "toy.pt2", {"a.wrapper.so": code}, extra={RECORD: CONTENT}, libraries=(library,), cases=()
     )
@@ -49,6 +53,25 @@ def package(library: Library, tmp_path: Path) -> Path:
 def reader(package: Path):
     with PackageReader(package) as reader:
         yield reader
+
+
+@pytest.fixture
+def hashed(monkeypatch) -> list[int]:
+    """Gets an item for each file of the cache that is hashed."""
+    seen: list[int] = []
+    stream_sha256 = trust.stream_sha256
+
+    def counting(file):
+        seen.append(file.fileno())
+        return stream_sha256(file)
+
+    monkeypatch.setattr(trust, "stream_sha256", counting)
+    return seen
+
+
+def unpacked(reader: PackageReader, library: Library, *, again: bool = False) -> Path:
+    with unpack(reader, library_contents(reader, library), again=again) as entry:
+        return entry.folder / "libtoy.so"
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch):
@@ -73,7 +96,7 @@ def test_a_library_is_unpacked_once_under_its_digest_for_its_user_alone(reader, 
     before = path.stat()
     assert unpacked(reader, library) == path
     assert path.stat().st_ino == before.st_ino
-    assert [entry.name for entry in path.parent.iterdir()] == ["libtoy.so"]
+    assert {entry.name for entry in path.parent.iterdir()} == {"libtoy.so", "~verified.json", "~lock"}
 
 
 @pytest.mark.parametrize("damage", [b"", CONTENT[:-1], b"\x7fELF something else"])
@@ -134,7 +157,7 @@ def test_a_record_that_does_not_hold_is_never_unpacked(package, library):
         warnings.simplefilter("error")
         with pytest.raises(DigestMismatchError, match="libtoy"):
             unpacked(reader, library)
-    assert list((cache_directory() / "libraries" / library.sha256).iterdir()) == []
+    assert [path.name for path in (cache_directory() / "libraries" / library.sha256).iterdir()] == ["~lock"]
 
 
 def test_a_cache_below_a_directory_where_others_rename_things_is_not_used(reader, library, monkeypatch, tmp_path):
@@ -180,3 +203,159 @@ def test_a_pipe_in_its_place_is_replaced(reader, library):
     path.unlink()
     os.mkfifo(path)
     assert unpacked(reader, library).read_bytes() == CONTENT
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_target_is_unpacked_under_the_digest_of_what_sha256sum_would_print(reader):
+    (target,) = reader.manifest.targets
+    line = f"{hashlib.sha256(CODE).hexdigest()}  a.wrapper.so\n"
+    for _ in range(2):
+        with unpack(reader, target_contents(reader, target), again=False) as entry:
+            assert entry.folder == cache_directory() / "targets" / hashlib.sha256(line.encode()).hexdigest()
+            assert (entry.folder / "a.wrapper.so").read_bytes() == CODE
+            assert stat.S_IMODE((entry.folder / "a.wrapper.so").stat().st_mode) == 0o600
+
+
+def test_targets_of_the_same_files_share_an_entry_and_others_do_not(tmp_path):
+    code, kernel = tmp_path / "code", tmp_path / "kernel"
+    code.write_bytes(CODE)
+    kernel.write_bytes(b"a kernel")
+    targets = (tiny.target(name="one"), tiny.target(name="two"))
+    alike = tiny.write(tmp_path / "alike.pt2", {"a.so": code, "sub/k.cubin": kernel}, targets=targets, cases=())
+    renamed = tiny.write(tmp_path / "renamed.pt2", {"b.so": code, "sub/k.cubin": kernel}, cases=())
+    folders = []
+    for package in (alike, renamed):
+        with PackageReader(package) as reader:
+            for target in reader.manifest.targets:
+                with unpack(reader, target_contents(reader, target), again=False) as entry:
+                    folders.append(entry.folder)
+                    assert (entry.folder / "sub" / "k.cubin").read_bytes() == b"a kernel"
+    assert folders[0] == folders[1] != folders[2]
+
+
+# --- what counts as verified ------------------------------------------------------------------------------------------
+
+
+def test_what_was_unpacked_is_not_read_again_unless_that_is_asked_for(reader, library, hashed):
+    unpacked(reader, library)
+    assert hashed == []
+    unpacked(reader, library)
+    assert hashed == []
+    unpacked(reader, library, again=True)
+    assert len(hashed) == 1
+
+
+def test_a_byte_that_was_changed_is_found_though_size_and_time_are_restored(reader, library):
+    path = unpacked(reader, library)
+    before = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(500)
+        file.write(b"\xff")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+    assert unpacked(reader, library).read_bytes() == CONTENT
+
+
+def test_another_file_in_its_place_is_found_though_its_time_is_the_same(reader, library, tmp_path):
+    path = unpacked(reader, library)
+    before = path.stat()
+    other = path.with_name("other")
+    other.write_bytes(CONTENT[:-1] + b"!")
+    other.chmod(0o600)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(path)
+    assert unpacked(reader, library).read_bytes() == CONTENT
+
+
+def rewritten(path: Path, change) -> None:
+    """The record beside an unpacked file, changed."""
+    record = path.with_name(VERIFIED)
+    document = json.loads(record.read_bytes())
+    change(document)
+    record.write_text(json.dumps(document))
+
+
+def not_older_than_the_file(document):
+    document["checked_ns"] = document["files"]["libtoy.so"]["state"]["ctime_ns"]
+
+
+def from_the_future(document):
+    document["checked_ns"] += 3600 * 10**9
+
+
+def of_another_content(document):
+    document["files"]["libtoy.so"]["sha256"] = "0" * 64
+
+
+def of_another_file(document):
+    document["files"] = {"other.so": document["files"]["libtoy.so"]}
+
+
+def with_another_key(document):
+    document["trusted"] = True
+
+
+@pytest.mark.parametrize(
+    "change", [not_older_than_the_file, from_the_future, of_another_content, of_another_file, with_another_key]
+)
+def test_a_record_that_does_not_prove_it_counts_for_nothing(reader, library, hashed, change):
+    path = unpacked(reader, library)
+    rewritten(path, change)
+    assert unpacked(reader, library) == path
+    assert len(hashed) == 1
+    unpacked(reader, library)
+    assert len(hashed) == 1, "there is a good record again"
+
+
+@pytest.mark.parametrize("field", ["device", "inode", "size", "mtime_ns", "ctime_ns"])
+def test_each_part_of_a_files_state_counts(reader, library, hashed, field):
+    def other(document):
+        document["files"]["libtoy.so"]["state"][field] -= 1
+
+    rewritten(unpacked(reader, library), other)
+    unpacked(reader, library)
+    assert len(hashed) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff", b'{"checked_ns": 1}', b'{"checked_ns": "1", "files": {}}']
+)
+def test_a_record_that_is_none_counts_for_nothing(reader, library, hashed, content):
+    unpacked(reader, library).with_name(VERIFIED).write_bytes(content)
+    unpacked(reader, library)
+    assert len(hashed) == 1
+
+
+def test_a_record_that_others_may_have_written_counts_for_nothing(reader, library, hashed, tmp_path):
+    record = unpacked(reader, library).with_name(VERIFIED)
+    record.chmod(0o666)
+    unpacked(reader, library)
+    assert len(hashed) == 1
+    record.rename(tmp_path / "record")
+    record.symlink_to(tmp_path / "record")
+    unpacked(reader, library)
+    assert len(hashed) == 2
+    record.unlink()
+    os.mkfifo(record)
+    unpacked(reader, library)
+    assert len(hashed) == 3
+
+
+def test_a_record_younger_than_all_files_is_waited_for(monkeypatch):
+    """The clock of file systems stands still for milliseconds; what changed in the same tick could be changed again."""
+    times = iter([5, 10, 11, 12])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", lambda fd: None)
+        patch.setattr(os, "fstat", lambda fd: os.stat_result([0] * 10, {"st_mtime_ns": next(times)}))
+        assert trust._time_after(10, -1) == 11
+
+
+def test_an_unusable_record_is_no_reason_to_fail(reader, library, hashed):
+    path = unpacked(reader, library)
+    path.with_name(VERIFIED).unlink()
+    path.with_name(VERIFIED).mkdir()  # in the place of the record, which then cannot be written
+    assert unpacked(reader, library) == path
+    assert len(hashed) == 1

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -29,6 +30,8 @@ from exportkit.runtime import loader
 from tests.fixtures.softpool_library import build
 from tests.fresh import run_python
 from tests.runtime import tiny
+
+pytestmark = pytest.mark.usefixtures("route")
 
 RECORD = f"exportkit/ops/{host_platform()}/libtoy.so"
 POOL = "softpool::pool(Tensor x, Tensor weights, float temperature=1.) -> Tensor"
@@ -85,6 +88,12 @@ def test_a_file_that_is_not_there_is_the_callers_mistake(tmp_path):
         exportkit.load(tmp_path / "nothing.pt2")
 
 
+@pytest.mark.parametrize("verify", ["twice", True, None, ""])
+def test_verify_is_once_or_always(tiny_package, verify):
+    with pytest.raises(UsageError, match="verify must be 'once' or 'always', got"):
+        exportkit.load(tiny_package, verify=verify)
+
+
 # --- the package ------------------------------------------------------------------------------------------------------
 
 
@@ -131,12 +140,23 @@ def test_the_target_that_runs_here_is_taken_from_several(tiny_files, tmp_path):
         assert model(*args, **kwargs)["rest"][1:] == [None, "done"]
 
 
+def test_models_of_one_package_share_its_code_and_nothing_else(tiny_package):
+    args, kwargs = tiny.example()
+    with exportkit.load(tiny_package) as first, exportkit.load(tiny_package) as second:
+        expected = first(*args, **kwargs)["regions"]
+        first.close()
+        for got, mean in zip(second(*args, **kwargs)["regions"], expected):
+            assert torch.equal(got, mean)
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".wrapper.so" in line}
+    assert len([path for path in mapped if os.environ["EXPORTKIT_CACHE"] in path]) == 1
+
+
 def test_code_that_torch_cannot_load_is_an_error_not_a_crash(tiny_files, tmp_path):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"\x7fELF" + bytes(5000))
     files = {name: broken if name.endswith(".so") else file for name, file in tiny_files.items()}
     package = tiny.write(tmp_path / "broken.pt2", files)
-    with pytest.raises(ModelLoadError, match=r"cannot load target cpu of broken\.pt2: (?s:.*)TMPDIR"):
+    with pytest.raises(ModelLoadError, match=r"cannot load target cpu of broken\.pt2: (?s:.*)EXPORTKIT_CACHE"):
         exportkit.load(package)
     assert str(package) not in open_files()
 
@@ -180,10 +200,10 @@ def test_a_library_for_another_torch_is_refused_before_it_is_opened(
 
 def test_a_library_that_the_linker_refuses_is_named(tiny_files, tmp_path):
     content = b"no ELF file" * 100
-    package = tiny.write(
-        tmp_path / "text.pt2", tiny_files, extra={RECORD: content}, libraries=(library(content, "toy::op() -> ()"),)
-    )
-    with pytest.raises(LibraryLoadError, match=r"the dynamic linker refused libtoy\.so: .*invalid ELF header"):
+    record = RECORD.replace("libtoy", "libtext")  # no other test's library has this name
+    text = msgspec.structs.replace(library(content, "toy::op() -> ()"), record=record)
+    package = tiny.write(tmp_path / "text.pt2", tiny_files, extra={record: content}, libraries=(text,))
+    with pytest.raises(LibraryLoadError, match=r"the dynamic linker refused libtext\.so: .*invalid ELF header"):
         exportkit.load(package)
 
 
@@ -300,9 +320,9 @@ def test_a_package_that_is_written_to_while_it_loads_is_refused(tiny_package, tm
     os.utime(path, ns=(0, 0))
     construct = loader.construct
 
-    def meanwhile(*args):
+    def meanwhile(*args, **kwargs):
         path.write_bytes(tiny_package.read_bytes())
-        return construct(*args)
+        return construct(*args, **kwargs)
 
     monkeypatch.setattr(loader, "construct", meanwhile)
     with pytest.raises(DigestMismatchError, match=r"tiny\.pt2 was written to while it was open"):

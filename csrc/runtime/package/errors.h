@@ -37,14 +37,18 @@ inline constexpr ErrorClass kMissingLibrary{"MissingLibraryError", 3};
 inline constexpr ErrorClass kSchemaChanged{"SchemaChangedError", 3};
 inline constexpr ErrorClass kLibraryConflict{"LibraryConflictError", 3};
 inline constexpr ErrorClass kLibraryLoad{"LibraryLoadError", 3};
+inline constexpr ErrorClass kSignatureMissing{"SignatureMissingError", 3};
+inline constexpr ErrorClass kSignature{"SignatureError", 3};
 inline constexpr ErrorClass kCase{"CaseError", 3};
 inline constexpr ErrorClass kNoTarget{"NoTargetError", 4};
 inline constexpr ErrorClass kTorchVersion{"TorchVersionError", 4};
 inline constexpr ErrorClass kModelLoad{"ModelLoadError", 4};
+inline constexpr ErrorClass kCache{"CacheError", 4};
+inline constexpr ErrorClass kPolicy{"PolicyError", 4};
 }  // namespace errors
 
 // Every error that is raised on purpose. what() is the message, and the hint on a line of its own.
-class Error : public std::runtime_error {
+class __attribute__((visibility("default"))) Error : public std::runtime_error {
  public:
   Error(ErrorClass kind, std::string message, std::string hint = {})
       : std::runtime_error(hint.empty() ? message : message + "\n  " + hint),
