@@ -13,8 +13,7 @@ import torch
 
 from exportkit.errors import ModelLoadError
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import Target
-from exportkit.runtime.cache.entries import Entry, target_contents, unpack
+from exportkit.runtime.cache.entries import target_contents, unpack
 from exportkit.runtime.fork import survive_forks
 from exportkit.runtime.targets import Choice
 
@@ -42,9 +41,11 @@ def construct(reader: PackageReader, choice: Choice, runners: int, *, again: boo
     """
     _promote_libstdcxx()
     survive_forks()
-    entry = unpack(reader, target_contents(reader, choice.target), again=again)
+    contents = target_contents(reader, choice.target)
+    entry = unpack(reader, contents, again=again)
+    library = entry.folder / max(name for name in contents.records if name.endswith(".so"))
     try:
-        runner = _container(model_library(reader, choice.target, entry), choice, runners)
+        runner = _container(library, choice, runners)
     except RuntimeError as error:
         entry.close()
         raise ModelLoadError(
@@ -55,11 +56,6 @@ def construct(reader: PackageReader, choice: Choice, runners: int, *, again: boo
     # In use as long as the runner is: CUDA kernels beside the library are opened when they are first called.
     weakref.finalize(runner, entry.close)
     return runner
-
-
-def model_library(reader: PackageReader, target: Target, entry: Entry) -> Path:
-    """The compiled model among a target's unpacked files: the last library by name, as torch's own loader has it."""
-    return entry.folder / max(name for name in target_contents(reader, target).records if name.endswith(".so"))
 
 
 def _container(library: Path, choice: Choice, runners: int) -> Runner:
