@@ -3,8 +3,8 @@
     python benchmarks/gil.py artifacts/arr_coc.pt2
 
 Once for each route that EXPORTKIT_RUNTIME chooses, in a process of its own. The other thread sleeps for 0.2 ms at a
-time and notes how late it is woken; "idle" is how late that is where nothing runs. "Checks and structure" is what a call
-takes beyond the runner's own on inputs that were prepared, for the smallest case.
+time and notes how late it is woken; "idle" is how late that is where nothing runs. "Checks and structure" is what a
+call takes beyond the runner's own on inputs that were prepared, for the smallest case.
 
 Prints a Markdown table. On a busy machine the numbers say little: look at `uptime` first.
 """
