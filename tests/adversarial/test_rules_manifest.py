@@ -51,6 +51,14 @@ def test_rule_7_another_version_is_named_even_where_every_key_is_another(refused
         (b'{"format_version": 1, "x": -Infinity}', "-Infinity"),
         (b'{"format_version": ' + b"9" * 10_000 + b"}", "not JSON"),
         (b"\xff\xfe{}", "UTF-8"),
+        (b'{"format_version": 1, "name": "\\ud800"}', "not of the shape"),
+        (b'{"format_version": 1, "\\udfff\\ud800": 1}', "surrogate"),
+        (b'{"format_version": 1, "name": "\xed\xa0\x80"}', "UTF-8"),  # a surrogate as bytes
+        (b'{"format_version": 1, "name": "\x00"}', "not JSON"),
+        (b'\xef\xbb\xbf{"format_version": 1}', "not JSON"),  # a byte order mark
+        (b'{"format_version": 1e0}', "format_version"),
+        (b'{"format_version": 1} {}', "not JSON"),
+        (b'{"format_version": 1,}', "not JSON"),
         ('{"format_version": 1}'.encode("utf-16"), "UTF-8"),
         (b"[" * 100_000, str(MAX_MANIFEST_DEPTH)),
         (b'{"format_version": 1, "x": ' + b"[" * 100 + b"]" * 100 + b"}", str(MAX_MANIFEST_DEPTH)),
@@ -145,6 +153,10 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("call.inputs.0.shape.0", {"dimension": "n", "scale": 1, "offset": 0}, "'n'"),
         ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 1, "offset": -2}, "1*batch-2"),
         ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 2**62, "offset": 0}, "*batch"),
+        ("call.inputs.0.shape", [2**62, 2**62], "at least, which no memory holds"),
+        ("call.inputs.0.shape", [{"dimension": "batch", "scale": 3, "offset": 0}, 2**61], f"{3 * 2**61} elements"),
+        ("call.outputs.0.shape", [2**31, 2**31, 2], f"{2**63} elements"),
+        ("call.inputs.0.shape", [1] * 65, "65 sizes"),
         ("call.outputs.0.tolerance.ranking_of", "rows", "ranking_of 'rows'"),
         ("call.outputs.0.tolerance.rows_of", "scores", "rows_of 'scores'"),
         # targets

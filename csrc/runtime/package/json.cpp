@@ -225,14 +225,9 @@ bool JsonReader::seek(std::string_view wanted) {
   return false;
 }
 
-std::string JsonReader::member(std::string_view key) const {
-  JsonReader ahead = *this;
-  if (!ahead.seek(key)) fail("an object without the key " + shown(key));
-  return ahead.string();
-}
-
 void JsonReader::whitespace() {
-  while (at_ < text_.size() && std::string_view(" \t\n\r").find(text_[at_]) != std::string_view::npos) ++at_;
+  const auto blank = [](char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; };
+  while (at_ < text_.size() && blank(text_[at_])) ++at_;
 }
 
 void JsonReader::expect(std::string_view word) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 
 namespace exportkit {
@@ -51,6 +52,15 @@ bool is_continue(char32_t c) { return c < 0x80 ? is_start(c) || (c >= '0' && c <
 
 bool is_utf8(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
+    constexpr uint64_t kBeyondAscii = 0x8080808080808080;
+    uint64_t eight;
+    if (at + sizeof eight <= text.size()) {
+      std::memcpy(&eight, text.data() + at, sizeof eight);
+      if (!(eight & kBeyondAscii)) {
+        at += sizeof eight;
+        continue;
+      }
+    }
     if (next_code_point(text, at) == kInvalid) return false;
   }
   return true;
