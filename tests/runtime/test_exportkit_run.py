@@ -26,6 +26,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.runtime.native import library_path
 from exportkit.verify.compare import compare_outputs
 from exportkit.verify.outcomes import Match, Mismatch
+from tests.artifacts import artifact
 from tests.runtime import exportkit_run, meeting, tiny
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "format-1-cpu.pt2"
@@ -99,6 +100,15 @@ def test_a_package_of_the_first_format_with_an_operator_library_runs():
     document = exportkit_run.load(GOLDEN)
     assert document["ok"] is True
     assert len(document["cases"]) == 4
+
+
+def test_weights_outside_of_the_code_are_mapped_and_the_target_is_the_one_that_python_takes():
+    package = artifact("weighted")
+    document = exportkit_run.load(package)
+    assert document["ok"] is True
+    with exportkit.load(package, device="cpu") as model:
+        assert model.manifest.weights
+        assert (document["target"], len(document["cases"])) == (model.target.name, len(model.cases))
 
 
 def test_a_library_is_unpacked_where_python_finds_it(meeting_package, monkeypatch, tmp_path):
