@@ -1,11 +1,14 @@
 # `make demo` and `make test` each do their own set-up: a venv at .venv, torch by constraints.txt, the build.
-# PYTHON chooses the interpreter (3.11 or newer); EXPORTKIT_CUDA=0|1|auto whether CUDA kernels are built (see setup.py).
+# PYTHON chooses the interpreter (3.11 or newer). EXPORTKIT_CUDA=0|1|auto: whether CUDA kernels are built, and
+# EXPORTKIT_CPP_RUNTIME=0|1|auto: whether the C++ runtime is (see setup.py).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := $(wildcard csrc/common/* csrc/ops/*/*) setup.py
-CXX_FILES := $(wildcard csrc/common/* csrc/ops/*/*)
+SOURCES := $(shell find csrc -type f) setup.py
+CXX_FILES := $(filter %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
+# What the C++ runtime is built with. Where they are missing and cannot be installed, the build says so and does without.
+APT_PACKAGES := cmake libssl-dev nlohmann-json3-dev
 
 .PHONY: help setup build demo test lint format docs bench clean
 
@@ -19,6 +22,8 @@ help:
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exportkit needs Python 3.11 or newer here, this is " + sys.version.split()[0] + ": set PYTHON=python3.x")'
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_PACKAGES) >/dev/null 2>&1; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_PACKAGES) || true; fi
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy "setuptools>=77" wheel ninja
 	$(BIN)/python setup.py -q build_ext --inplace
@@ -63,4 +68,4 @@ bench: build
 	$(BIN)/python benchmarks/load_time.py artifacts/arr_coc.pt2
 
 clean:
-	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis exportkit/lib/*.so *.egg-info
+	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis exportkit/lib/*.so exportkit/lib/torch* exportkit/lib/cmake exportkit/bin exportkit/include *.egg-info

@@ -1,11 +1,13 @@
-"""Builds the operator libraries: C++ into libarr_coc_cpu.so and, where nvcc is, CUDA into libarr_coc_cuda.so.
+"""Builds the operator libraries and, where CMake and what it asks for are, the C++ runtime (csrc/runtime).
 
-Neither is a Python module (there is no PyInit): they are loaded with torch.ops.load_library and use the LibTorch stable
-ABI only, so one wheel holds for every Python >= 3.10 and every torch >= 2.11, with or without CUDA. torch's own
+C++ operators go into libarr_coc_cpu.so and, where nvcc is, CUDA ones into libarr_coc_cuda.so. No library is a Python
+module (there is no PyInit): they are loaded with torch.ops.load_library. Operators use the LibTorch stable ABI only, so
+one wheel holds for every Python >= 3.10 and every torch >= 2.11, with or without CUDA; with any other torch than the
+one it was built with, the C++ runtime is left alone and torch's Python binding takes its place. torch's own
 BuildExtension is not used: it refuses CUDA sources where torch is a CPU build, and takes Python's link flags along.
 
-Environment: EXPORTKIT_CUDA=0|1|auto (default auto), DEBUG=1, TORCH_CUDA_ARCH_LIST (such as "8.0;9.0+PTX"), CUDA_HOME,
-CXX, MAX_JOBS.
+Environment: EXPORTKIT_CUDA=0|1|auto and EXPORTKIT_CPP_RUNTIME=0|1|auto (default auto: what can be built is), DEBUG=1,
+TORCH_CUDA_ARCH_LIST (such as "8.0;9.0+PTX"), CUDA_HOME, CXX, MAX_JOBS.
 """
 
 import os
@@ -48,11 +50,17 @@ NVCC_FLAGS += [f"-Xcompiler={','.join(COMMON)}", *DEFINES]
 STRIP = [] if DEBUG else ["-s"]
 
 
+def choice(variable):
+    """0, 1 or auto."""
+    value = os.environ.get(variable, "auto")
+    if value not in ("0", "1", "auto"):
+        sys.exit(f"{variable} must be 0, 1 or auto, got {value!r}")
+    return value
+
+
 def find_nvcc():
     """The CUDA compiler or None, and why."""
-    wanted = os.environ.get("EXPORTKIT_CUDA", "auto")
-    if wanted not in ("0", "1", "auto"):
-        sys.exit(f"EXPORTKIT_CUDA must be 0, 1 or auto, got {wanted!r}")
+    wanted = choice("EXPORTKIT_CUDA")
     if wanted == "0":
         return None, "EXPORTKIT_CUDA=0"
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
@@ -115,6 +123,37 @@ class BuildOperatorLibraries(build_ext):
             # A new file, not new content: another process may have the old one mapped.
             target.unlink(missing_ok=True)
             shutil.copy2(build / target.name, target)
+        self.build_runtime(target.parents[1], jobs)
+
+    def build_runtime(self, package, jobs):
+        """Builds csrc/runtime and installs it into the package's folder; says so where that cannot be."""
+        wanted = choice("EXPORTKIT_CPP_RUNTIME")
+        if wanted == "0":
+            return
+        build = ROOT / "build" / "runtime"
+        options = {
+            "CMAKE_BUILD_TYPE": "Debug" if DEBUG else "Release",
+            "CMAKE_INSTALL_PREFIX": package,
+            "CMAKE_MAKE_PROGRAM": shutil.which(ninja()),
+            "EXPORTKIT_TORCH": TORCH,
+            "EXPORTKIT_ABSOLUTE_RPATH": "ON" if self.inplace else "OFF",
+        }
+        configure = ["cmake", "-S", str(ROOT / "csrc" / "runtime"), "-B", str(build), "-G", "Ninja"]
+        configure += [f"-D{name}={value}" for name, value in options.items()]
+        # The cache of another torch or compiler would be kept.
+        (build / "CMakeCache.txt").unlink(missing_ok=True)
+        if shutil.which("cmake") is None:
+            missing = "there is no cmake on PATH; on Debian and Ubuntu: apt-get install cmake"
+        else:
+            done = subprocess.run(configure, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+            missing = done.stderr.strip() if done.returncode else None
+        if missing:
+            print(f"exportkit: the C++ runtime is not built:\n{missing}", file=sys.stderr)
+            if wanted == "1":
+                sys.exit("EXPORTKIT_CPP_RUNTIME=1, but the C++ runtime cannot be built here")
+            print("exportkit: goes on without it; packages are run through torch's Python binding", file=sys.stderr)
+            return
+        subprocess.run([ninja(), "-C", str(build), *jobs, "install"], check=True, stdout=sys.stderr)
 
     def ninja_file(self, build, nvcc, architectures):
         """The build of every library this machine can make."""

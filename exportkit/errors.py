@@ -151,6 +151,14 @@ class LibraryLoadError(PackageError):
     """The dynamic linker refused an operator library."""
 
 
+class SignatureMissingError(PackageError):
+    """The package is not signed by any key that was asked for."""
+
+
+class SignatureError(PackageError):
+    """A signature does not hold: it was changed, is of another package, or its file is no signature file."""
+
+
 class CaseError(PackageError):
     """A recorded case does not fit the manifest's inputs and outputs."""
 
@@ -178,6 +186,10 @@ class ModelLoadError(HostError):
 
 class CacheError(HostError):
     """Neither the cache nor a temporary directory can hold what a package unpacks."""
+
+
+class PolicyError(HostError):
+    """This machine's policy on signatures cannot be read, or others may change it: nothing is loaded."""
 
 
 class CompilerError(HostError):

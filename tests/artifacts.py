@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,12 @@ _SOFTPOOL = Recipe(
     softpool=True,
 )
 _TRITON = Recipe("tests/export/export_models.py:quantize", ["tests/export/export_models.py", "exportkit/ops"])
+_WEIGHTED = Recipe(
+    "tests/export/weights_models.py:weighted",
+    ["tests/export/weights_models.py"],
+    options={"cpu_isas": ["x86-64-v3", "x86-64-v4"]} if platform.machine() == "x86_64" else {},
+)
+_TABLE = replace(_WEIGHTED, model="tests/export/weights_models.py:table", options={"cases": 1})
 RECIPES: Mapping[str, Recipe] = {
     # Our operators, dimensions that are multiples, a dict of outputs.
     "patches": _PATCHES,
@@ -69,6 +76,13 @@ RECIPES: Mapping[str, Recipe] = {
     "triton-cpu": _TRITON,
     "triton-cuda": replace(_TRITON, options={"device": "cuda"}),
     "triton-program": replace(_TRITON, program=True),
+    # Every kind of weight, outside of the code of two targets; and inside.
+    "weighted": _WEIGHTED,
+    "weighted-embedded": replace(_WEIGHTED, options={"embed_weights": True}),
+    "weighted-cuda": replace(_WEIGHTED, options={"device": "cuda"}),
+    # Larger than all else: 128 MiB of weights.
+    "table": _TABLE,
+    "table-cuda": replace(_TABLE, options={"device": "cuda", "cases": 1}),
     "arr-coc": Recipe("arr-coc", ["exportkit/models", "exportkit/ops", "csrc"]),
 }
 

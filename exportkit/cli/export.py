@@ -45,7 +45,13 @@ from exportkit.cli.output import print_json, print_table, progress, size_text
 @click.option("--input", "inputs", multiple=True, metavar="NAME=DTYPE[SIZES]", help="An example input. Repeatable.")
 @click.option("--cases", type=click.IntRange(min=0), default=4, show_default=True, help="Recorded cases.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and cases.")
-@click.option("--cpu-isa", type=click.Choice(["x86-64-v3", "x86-64-v4"]), help="Default: x86-64-v3.")
+@click.option(
+    "--cpu-isa",
+    "cpu_isas",
+    type=click.Choice(["x86-64-v3", "x86-64-v4"]),
+    multiple=True,
+    help="What the CPU code may use. Repeatable: a target for each. Default: x86-64-v3.",
+)
 @click.option(
     "--cuda-arch",
     type=click.Choice(["native", "native+ptx"]),
@@ -60,6 +66,11 @@ from exportkit.cli.output import print_json, print_table, progress, size_text
     callback=assignments,
     help="An option of torch._inductor.config. Repeatable.",
 )
+@click.option(
+    "--embed-weights",
+    is_flag=True,
+    help="Leave the weights inside the compiled code, for torch's own loaders. They cannot be swapped there.",
+)
 @click.option("--name", help="Of the package. Default: the model's own.")
 @click.option("--model-version", default="0", show_default=True, help="Of the model.")
 def command(
@@ -71,9 +82,10 @@ def command(
     weights: Path | None,
     inputs: tuple[str, ...],
     seed: int,
-    cpu_isa: Any,
+    cpu_isas: tuple[Any, ...],
     cuda_arch: Any,
     inductor_config: dict[str, Any],
+    embed_weights: bool,
     model_version: str,
     as_json: bool,
     **options: Any,
@@ -89,8 +101,10 @@ def command(
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     if options["static"] and options["dynamic"]:
         raise click.UsageError("--static and --dynamic exclude each other.")
-    if output_format == "program" and (cpu_isa or inductor_config):
-        raise click.UsageError("--cpu-isa and --inductor-config are for --format aoti: a program is compiled later.")
+    if output_format == "program" and (cpu_isas or inductor_config or embed_weights):
+        raise click.UsageError(
+            "--cpu-isa, --inductor-config and --embed-weights are for --format aoti: a program is compiled later."
+        )
     with progress() as step:
         step(f"importing torch and {model}")
         from exportkit.export.artifact import export_aoti, export_program
@@ -104,7 +118,13 @@ def command(
             manifest = export_program(resolved, output, **common)
         else:
             manifest = export_aoti(
-                resolved, output, cpu_isa=cpu_isa, cuda_arch=cuda_arch, inductor_config=inductor_config, **common
+                resolved,
+                output,
+                cpu_isas=cpu_isas,
+                cuda_arch=cuda_arch,
+                inductor_config=inductor_config,
+                embed_weights=embed_weights,
+                **common,
             )
     if as_json:
         import msgspec

@@ -35,6 +35,21 @@ def weights_option(text: str) -> Callable[[F], F]:
     return click.option("--weights", type=EXISTING_FILE, metavar="FILE.safetensors", help=text)
 
 
+def public_key_options(function: F) -> F:
+    """--public-key, repeatable, and --signature."""
+    function = click.option(
+        "--signature", type=EXISTING_FILE, metavar="FILE", help="The signature, where it is not ARTIFACT.sig."
+    )(function)
+    return click.option(
+        "--public-key",
+        "public_keys",
+        type=EXISTING_FILE,
+        multiple=True,
+        metavar="KEY.pem",
+        help="Check first that this key signed ARTIFACT; of several, any will do. Repeatable.",
+    )(function)
+
+
 def device_option(text: str, default: str) -> Callable[[F], F]:
     """--device."""
     choices = "auto|cpu|cuda|cuda:N" if default == "auto" else "cpu|cuda|cuda:N"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.options import EXISTING_FILE, device_option, op_library_option, output_option
+from exportkit.cli.options import EXISTING_FILE, device_option, op_library_option, output_option, weights_option
 from exportkit.cli.output import print_json, print_table, progress, size_text
+from exportkit.cli.sign import ask_password
 from exportkit.errors import HostError
 
 
@@ -19,6 +21,8 @@ from exportkit.errors import HostError
 @op_library_option("A library of operators that the model calls. Repeatable. Our own are added where they are needed.")
 @click.option("--name", help="Of the package. Default: the first artifact's.")
 @click.option("--model-version", help="Of the model. Default: the first artifact's.")
+@weights_option("Another fine-tune's weights, in the place of the artifacts': all of the model's state_dict.")
+@click.option("--sign-key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="Sign it, as `exportkit sign` does.")
 @device_option("Where the package is verified.", default="auto")
 @click.option("--no-verify", is_flag=True, help="Do not run it, for instance because none of its targets runs here.")
 def command(
@@ -27,6 +31,8 @@ def command(
     op_libraries: tuple[Path, ...],
     name: str | None,
     model_version: str | None,
+    weights: Path | None,
+    sign_key: Path | None,
     device: str,
     no_verify: bool,
     as_json: bool,
@@ -36,10 +42,19 @@ def command(
     Several artifacts become the targets of one package: the loader picks the one that runs on its machine. The package
     replays its recorded cases in a fresh process before it gets its name; one that fails is not written.
 
+    With --weights nothing is compiled, and the package has no cases: their answers are of other weights. It is compared
+    with the eager model, where MODEL can still be imported; elsewhere --no-verify writes it.
+
     \b
     exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
     exportkit package cpu.pt2 cuda.pt2 --op-library build/libmyops.so -o model.pt2
+    exportkit package model.pt2 --weights tuned.safetensors --name tuned -o tuned.pt2
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
+    from exportkit.package.keys import read_private_key
+    from exportkit.package.signing import signature_path
+
+    private = read_private_key(sign_key, ask_password) if sign_key is not None else None
+    signature = signature_path(output, private) if private is not None else None
     with progress() as step:
         step("importing the packager")
         import msgspec
@@ -47,13 +62,17 @@ def command(
         from exportkit.verify.packaging import build_package
         from exportkit.verify.verify import VerifyOptions
 
+        # Recorded cases are of the weights before.
+        against: Literal["cases", "eager"] = "cases" if weights is None else "eager"
         manifest, report = build_package(
             artifacts,
             output,
             op_libraries=op_libraries,
             name=name,
             version=model_version,
-            verify_options=None if no_verify else VerifyOptions(against="cases", device=device),
+            weights=weights,
+            sign_key=private,
+            verify_options=None if no_verify else VerifyOptions(against=against, device=device, weights=weights),
             progress=step,
         )
     # The package was verified under a temporary name.
@@ -65,6 +84,7 @@ def command(
         print_json(
             {
                 "file": {"path": str(output), "size": output.stat().st_size} if written else None,
+                "signature": str(signature) if written and signature is not None else None,
                 "verification": report_document(report) if report is not None else None,
                 "manifest": msgspec.to_builtins(manifest),
             }
@@ -74,6 +94,8 @@ def command(
         from exportkit.cli.verify import print_report
 
         click.echo(f"{output}  {size_text(output.stat().st_size)}" if written else f"{output} was not written")
+        if written and private is not None:
+            click.echo(f"{signature}: signed by key {private.public.id}")
         print_table([("target", target.name, target_text(target)) for target in manifest.targets])
         print_table([("library", Path(item.record).name, library_text(item)) for item in manifest.libraries])
         if report is not None:

@@ -8,10 +8,12 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 from torch._inductor import config, exc
 from torch.utils._pytree import tree_structure
@@ -21,6 +23,7 @@ from exportkit.export.cases import eager_mode
 from exportkit.export.preflight import TORCH_NAMESPACES
 from exportkit.export.program import Progress, Traced
 from exportkit.export.toolchain import compiling_for, last_lines, torch_minor, usable_compiler
+from exportkit.export.weights import ProgramWeights
 from exportkit.libraries import host_platform
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.elf import oldest_torch, read_elf
@@ -32,6 +35,11 @@ _RESERVED = (
     *("aot_inductor.model_name_for_generated_files", "aot_inductor.package_constants_in_so"),
     *("aot_inductor.package_constants_on_disk_format", "aot_inductor.link_libtorch", "cpp.march", "cpp.simdlen"),
     "aot_inductor.cross_target_platform",
+)
+# These compute with the weights when the code is compiled, or decide whether that is done.
+_FOR_EMBEDDED_WEIGHTS = (
+    *("freezing", "always_keep_tensor_constants", "joint_graph_constant_folding"),
+    "aot_inductor.use_runtime_constant_folding",
 )
 
 
@@ -58,27 +66,31 @@ def compile_program(
     cpu_isa: str | None,
     cuda_arch: Literal["native", "native+ptx"],
     inductor_config: Mapping[str, Any],
+    weights: ProgramWeights | None,
     progress: Progress,
 ) -> Compiled:
     """Compiles a traced model for one device.
 
     Args:
         traced: On that device.
-        folder: An empty directory for the files.
+        folder: For the files; made if it is missing.
         device: cpu or cuda.
         cpu_isa: What CPU code may use, the host code of a CUDA target included.
         cuda_arch: Whether PTX goes along.
         inductor_config: Checked options (see `read_inductor_config`) that override ours.
+        weights: The program's, which stay outside of the code; None leaves them inside.
         progress: Told what is about to be done.
 
     Raises:
         CompilerError: No usable compiler, or it refused the generated code.
-        ExportError: AOTInductor refused the program.
+        ExportError: AOTInductor refused the program, or a weight cannot stay outside.
     """
+    folder.mkdir(exist_ok=True)
     compiler = inductor_config.get("cpp.cxx") or (usable_compiler(),)
     ptx = device.type == "cuda" and cuda_arch == "native+ptx" and _can_add_ptx(device, progress)
     progress(f"compiling for {_target_text(device, cpu_isa)} with {compiler[-1]}")
-    with compiling_for(cpu_isa) as options:
+    with compiling_for(cpu_isa) as options, weights.outside() if weights else nullcontext(dict[str, Any]()) as outside:
+        options |= outside
         options |= {
             "cpp.cxx": compiler,
             "cpp.dynamic_threads": True,  # else the number of threads is that of this machine
@@ -92,23 +104,30 @@ def compile_program(
             # ld and objcopy put the kernels into the library; without them they lie beside it, which loads as well.
             options["aot_inductor.embed_kernel_binary"] = bool(shutil.which("ld") and shutil.which("objcopy"))
             options["aot_inductor.emit_multi_arch_kernel"] = ptx
-        files = _compile(traced.program, {**options, **inductor_config})
+        files, constants = _compile(traced.program, {**options, **inductor_config})
     target = _target(device, cpu_isa, ptx, _library(files))
+    if weights:
+        target = msgspec.structs.replace(target, constants=weights.take(constants, device))
     records, operators = _records(files, target.name, traced)
     return Compiled(target, records, operators)
 
 
-def read_inductor_config(given: Mapping[str, Any]) -> dict[str, Any]:
+def read_inductor_config(given: Mapping[str, Any], *, embed_weights: bool = False) -> dict[str, Any]:
     """Options of torch._inductor.config with their values as Python has them; text is read as JSON where it is some.
 
     Raises:
-        UsageError: There is no such option, or it is one the format depends on.
+        UsageError: There is no such option, or it is one the format depends on, or weights that stay outside.
     """
     known = config.get_config_copy()
     options = {}
     for name, value in given.items():
         if name in _RESERVED:
             raise UsageError(f"--inductor-config {name}: exportkit sets this one; a package depends on it")
+        if name in _FOR_EMBEDDED_WEIGHTS and not embed_weights:
+            raise UsageError(
+                f"--inductor-config {name}: weights that can be swapped depend on this one",
+                hint="--embed-weights leaves them inside the compiled code, and the choice to you.",
+            )
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3)
             raise UsageError(
@@ -130,7 +149,10 @@ def _read_value(value: Any) -> Any:
         return None if value == "None" else value
 
 
-def _compile(program: torch.export.ExportedProgram, options: dict[str, Any]) -> list[Path]:
+def _compile(
+    program: torch.export.ExportedProgram, options: dict[str, Any]
+) -> tuple[list[Path], Mapping[str, torch.Tensor]]:
+    """The files, and the constants that are not in them."""
     args, kwargs = program.example_inputs
     try:
         with eager_mode(), warnings.catch_warnings():
@@ -150,8 +172,14 @@ def _compile(program: torch.export.ExportedProgram, options: dict[str, Any]) -> 
             f"AOTInductor could not compile the program: {type(cause).__name__}: {str(cause).strip()[:4000]}",
             hint="It traces, so `--format program` works; --inductor-config may avoid the part that fails.",
         ) from error
-    # With aot_inductor.package it returns paths; weights would be among them only if they were kept out of the code.
-    return [Path(str(file)) for file in files]  # type: ignore[union-attr]
+    paths: list[Path] = []
+    constants: dict[str, torch.Tensor] = {}
+    for file in files:  # type: ignore[union-attr]  # with aot_inductor.package it is a list
+        if isinstance(file, dict):  # weights that stay outside: name to tensor and what is known of its storage
+            constants |= {name: tensor for name, (tensor, _) in file.items()}
+        else:
+            paths.append(Path(str(file)))
+    return paths, constants
 
 
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -15,11 +15,12 @@ from exportkit.export.aot_inductor import compile_program, read_inductor_config
 from exportkit.export.model import ResolvedModel
 from exportkit.export.program import Progress, Traced, trace, usable_device
 from exportkit.export.saved import trace_saved
-from exportkit.export.toolchain import check_cpu_isa, default_cpu_isa, usable_compiler
-from exportkit.package.archive import write_package
+from exportkit.export.toolchain import CpuIsa, check_cpu_isa, default_cpu_isa, usable_compiler
+from exportkit.export.weights import ProgramWeights
+from exportkit.package.archive import Content, write_package
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import CASES_DIR
-from exportkit.package.manifest import FORMAT_VERSION, Case, Manifest, Operator, Program, Target
+from exportkit.package.manifest import FORMAT_VERSION, Case, Manifest, Operator, Program, Target, Weight
 from exportkit.spec import ExportSpec
 
 PROGRAM_RECORD = "exportkit/program.pt2"
@@ -37,14 +38,17 @@ def export_aoti(
     static: bool = False,
     cases: int = 4,
     seed: int = 0,
-    cpu_isa: Literal["x86-64-v3", "x86-64-v4"] | None = None,
+    cpu_isas: Sequence[CpuIsa] = (),
     cuda_arch: Literal["native", "native+ptx"] = "native+ptx",
     inductor_config: Mapping[str, Any] | None = None,
+    embed_weights: bool = False,
     name: str | None = None,
     version: str = "0",
     progress: Progress | None = None,
 ) -> Manifest:
     """Traces a model, compiles it with AOTInductor for one device, records cases, and writes the artifact.
+
+    The weights lie beside the compiled code, where targets share them and a loader may replace them.
 
     Args:
         model: What `resolve` returned, or a spec.
@@ -56,9 +60,11 @@ def export_aoti(
         static: Every size is that of the example inputs, whatever the spec says.
         cases: How many cases to record.
         seed: Of the drawn cases.
-        cpu_isa: What the CPU code may use; x86-64-v3 if None on x86-64, the architecture's baseline elsewhere.
+        cpu_isas: What the CPU code may use, a target for each; x86-64-v3 if none is given on x86-64, the
+            architecture's baseline elsewhere.
         cuda_arch: `native` has machine code for this GPU alone, `native+ptx` runs on newer ones too.
         inductor_config: Options of torch._inductor.config that override ours.
+        embed_weights: Leaves the weights inside the code: for torch's own loaders, which do not look elsewhere.
         name: Of the package.
         version: Of the model.
         progress: Told what is about to be done.
@@ -70,27 +76,46 @@ def export_aoti(
         HostError: This machine has no such device.
         CompilerError: No usable C++ compiler.
     """
-    isa = cpu_isa or default_cpu_isa()
-    check_cpu_isa(isa)
-    options = read_inductor_config(inductor_config or {})
+    isas = tuple(dict.fromkeys(cpu_isas)) or (default_cpu_isa(),)
+    for isa in isas:
+        check_cpu_isa(isa)
+    options = read_inductor_config(inductor_config or {}, embed_weights=embed_weights)
     on = usable_device(device)
+    if on.type != "cpu" and len(isas) > 1:
+        raise UsageError(f"{' and '.join(map(str, isas))} for {on.type}", hint="Give one CPU instruction set there.")
     if "cpp.cxx" not in options:
         usable_compiler()  # minutes of tracing are not spent where nothing can be compiled
     say = progress or _silent
     traced = _trace(model, out, device, dtype, dynamic, static, cases, seed, name, version, say)
+    weights = None if embed_weights else ProgramWeights(traced.program)
     with temporary_folder(None, "exportkit-compile") as folder:
-        compiled = compile_program(
-            traced,
-            folder,
-            device=on,
-            cpu_isa=isa,
-            cuda_arch=cuda_arch,
-            inductor_config=options,
-            progress=say,
-        )
+        compiled = [
+            compile_program(
+                traced,
+                folder / str(number),
+                device=on,
+                cpu_isa=isa,
+                cuda_arch=cuda_arch,
+                inductor_config=options,
+                weights=weights,
+                progress=say,
+            )
+            for number, isa in enumerate(isas)
+        ]
         say(f"writing {out}")
+        records: dict[str, Content] = dict(weights.records) if weights else {}
+        operators: dict[str, Operator] = {}
+        for each in compiled:
+            records |= each.records
+            operators |= {operator.name: operator for operator in each.operators}
         return _write(
-            out, traced, compiled.records, version=version, targets=(compiled.target,), operators=compiled.operators
+            out,
+            traced,
+            records,
+            version=version,
+            targets=tuple(each.target for each in compiled),
+            weights=weights.weights if weights else (),
+            operators=tuple(operators[name] for name in sorted(operators)),
         )
 
 
@@ -176,11 +201,12 @@ def _trace(
 def _write(
     out: Path,
     traced: Traced,
-    records: Mapping[str, bytes | Path],
+    records: Mapping[str, Content],
     *,
     version: str,
     operators: tuple[Operator, ...],
     targets: tuple[Target, ...] = (),
+    weights: tuple[Weight, ...] = (),
     program: Program | None = None,
 ) -> Manifest:
     cases = {f"{CASES_DIR}/{number}.safetensors": case for number, case in enumerate(traced.cases)}
@@ -190,6 +216,7 @@ def _write(
         version=version,
         call=traced.call,
         targets=targets,
+        weights=weights,
         program=program,
         operators=operators,
         libraries=(),

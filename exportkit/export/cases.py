@@ -17,7 +17,7 @@ from exportkit.errors import ExportError, UsageError
 from exportkit.export.explain import users_code
 from exportkit.export.shapes import evaluate
 from exportkit.export.signature import BoundCall, describe_call
-from exportkit.package.consistency import DTYPES
+from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Call, TensorInput
 from exportkit.package.sizes import input_bytes, label_of, plan_sizes
 from exportkit.spec import ExportSpec
@@ -128,10 +128,14 @@ def eager_mode(*, tf32: bool = False) -> Iterator[None]:
 
 def state_sha256(model: torch.nn.Module) -> str:
     """Digest over a model's parameters and buffers: names, dtypes, shapes and bytes, wherever they are."""
+    state = model.state_dict(keep_vars=True)
+    return digest_of_state({name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)})
+
+
+def digest_of_state(state: Mapping[str, torch.Tensor]) -> str:
+    """`state_sha256` of a model that has this state."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        if not isinstance(tensor, torch.Tensor):
-            continue
+    for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         data = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(data.view(torch.uint8).numpy().data if data.numel() else b"")

@@ -39,6 +39,7 @@ from exportkit.package.atomic import written_whole
 from exportkit.package.consistency import check_consistency
 from exportkit.package.container import Entry, Header, check_layout, directory, local_header, pread, read_directory
 from exportkit.package.manifest import (
+    FORMAT_VERSION,
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
     Manifest,
@@ -75,7 +76,7 @@ class StoredRecord(NamedTuple):
     name: str
 
 
-Content = bytes | Path | StoredRecord
+Content = bytes | memoryview | Path | StoredRecord
 
 
 def write_package(path: Path, manifest: Manifest, records: Mapping[str, Content]) -> Manifest:
@@ -83,7 +84,7 @@ def write_package(path: Path, manifest: Manifest, records: Mapping[str, Content]
 
     Args:
         path: The `.pt2` to write; replaced if it is there.
-        manifest: What it says of itself. Its `records` are ignored and filled in.
+        manifest: What it says of itself. Its `records` and `format_version` are ignored and filled in.
         records: Name in the archive (no root) to content, to the file that holds it, or to another package's record.
             Those that torch adds to every archive may be among them, and are written as this format has them.
 
@@ -102,9 +103,8 @@ def write_package(path: Path, manifest: Manifest, records: Mapping[str, Content]
         raise DuplicateRecordError(f"{MANIFEST_NAME} is written from the manifest; it cannot be a record as well")
     _check_names([f"{ROOT}/{name}" for name in contents])
     measured = {name: _measure(content) for name, content in sorted(contents.items())}
-    manifest = msgspec.structs.replace(
-        manifest, records=tuple(Record(name=name, size=size, sha256=sha) for name, (size, sha, _) in measured.items())
-    )
+    listed = tuple(Record(name=name, size=size, sha256=sha) for name, (size, sha, _) in measured.items())
+    manifest = msgspec.structs.replace(manifest, format_version=FORMAT_VERSION, records=listed)
     check_consistency(manifest)
     encoded = encode_manifest(manifest)
     _check_manifest_size(len(encoded))
@@ -389,8 +389,8 @@ def _open(path: Path) -> int:
     return fd
 
 
-def _content_blocks(content: Content) -> Iterator[bytes]:
-    if isinstance(content, bytes):
+def _content_blocks(content: Content) -> Iterator[bytes | memoryview]:
+    if isinstance(content, (bytes, memoryview)):
         yield content
     elif isinstance(content, StoredRecord):
         yield from content.reader.blocks(content.name)

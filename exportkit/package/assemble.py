@@ -12,7 +12,7 @@ import msgspec
 from exportkit.errors import MergeError, MissingLibraryError, SchemaChangedError, UsageError
 from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
 from exportkit.package.consistency import libraries_for
-from exportkit.package.manifest import Call, Library, Manifest, Name, Operator, Target
+from exportkit.package.manifest import Call, Library, Manifest, Name, Operator, Target, Weight
 
 
 def assemble(
@@ -140,11 +140,29 @@ def _merge_manifests(parts: Sequence[PackageReader], name: str | None, version: 
         name=manifests[0].name if name is None else _checked_name(name),
         version=manifests[0].version if version is None else version,
         targets=tuple(targets.values()),
+        weights=_merge_weights(parts),
         program=next((manifest.program for manifest in manifests if manifest.program), None),
         operators=tuple(operators[key] for key in sorted(operators)),
         libraries=tuple(libraries[key] for key in sorted(libraries)),
         cases=next((manifest.cases for manifest in manifests if manifest.cases), ()),
     )
+
+
+def _merge_weights(parts: Sequence[PackageReader]) -> tuple[Weight, ...]:
+    """Every part's weights, each once. A part whose code has its weights inside brings none."""
+    found: dict[str, tuple[Weight, PackageReader]] = {}
+    for part in parts:
+        for weight in part.manifest.weights:
+            other, brought_by = found.setdefault(weight.name, (weight, part))
+            if other.record is None:  # no code of the parts before reads it
+                found[weight.name] = other, brought_by = msgspec.structs.replace(other, record=weight.record), part
+            if other != msgspec.structs.replace(weight, record=weight.record or other.record):
+                raise MergeError(
+                    f"{brought_by.path.name} and {part.path.name} have different weights of the name {weight.name}: "
+                    f"{_json(other)} and {_json(weight)}",
+                    hint="The targets of one package share their weights; export them from the same model.",
+                )
+    return tuple(weight for weight, _ in found.values())
 
 
 def _checked_name(name: str) -> str:
@@ -222,4 +240,4 @@ def _check_kernels(manifest: Manifest, target: Target, code: Mapping[str, bytes]
 def _bytes(content: Content) -> bytes:
     if isinstance(content, StoredRecord):
         return content.reader.read(content.name)
-    return content if isinstance(content, bytes) else content.read_bytes()
+    return content.read_bytes() if isinstance(content, Path) else bytes(content)

@@ -7,8 +7,9 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from exportkit.errors import ManifestConsistencyError, UsageError
+from exportkit.errors import ManifestConsistencyError
 from exportkit.package import structure
+from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import (
     Call,
     Case,
@@ -27,19 +28,15 @@ from exportkit.package.manifest import (
     TensorNode,
     TensorOutput,
 )
+from exportkit.package.weights import check_weights
 
 AOTINDUCTOR_DIR = "data/aotinductor"
 OPERATORS_DIR = "exportkit/ops"
 CASES_DIR = "exportkit/cases"
 
-FLOATING_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
-DTYPES = FLOATING_DTYPES | {
-    *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
-    *("complex32", "complex64", "complex128"),
-    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
-}
+MAX_RANK = 64  # sizes of a tensor; torch's own iteration takes no more
 
-_VERSION = re.compile(r"\d+\.\d+(\.[0-9A-Za-z.+]+)?")
+_VERSION = re.compile(r"\d+\.\d+(\.[0-9A-Za-z.+]+)?", re.ASCII)
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
 _MAX_SIZE = 2**62
 
@@ -53,6 +50,7 @@ def check_consistency(manifest: Manifest) -> None:
     _check_call(manifest.call)
     _check_records(manifest)
     _check_targets(manifest)
+    check_weights(manifest)
     _check_operators(manifest.operators, "operators")
     _check_libraries(manifest)
     _check_cases(manifest.cases, manifest.call)
@@ -106,15 +104,13 @@ def _check_structure(
         raise ManifestConsistencyError(
             f"the structure of the {what} has the tensors {found}; it must have 0 to {len(tensors) - 1} once, in order"
         )
-    try:
-        names = [name for prefix, node in nodes for name in structure.names(node, prefix)]
-    except UsageError as error:
-        raise ManifestConsistencyError(f"{what}: {error.message}") from error
+    names = (name for prefix, node in nodes for name in structure.leaf_names(node, prefix))
     for name, tensor in zip(names, tensors):
         if tensor.name != name:
             raise ManifestConsistencyError(f"{what}: the tensor named {tensor.name!r} has its place at {name!r}")
         if tensor.dtype not in DTYPES:
             raise ManifestConsistencyError(f"{what}: {name} has the unknown dtype {tensor.dtype!r}")
+    _refuse_repeated((tensor.name for tensor in tensors), f"tensor among the {what}:")
 
 
 def _indices(node: Node, what: str, depth: int = 0) -> Iterator[int]:
@@ -130,6 +126,8 @@ def _indices(node: Node, what: str, depth: int = 0) -> Iterator[int]:
         _refuse_repeated(keys, f"key of the {what}")
         if len(keys) != len(node.items):
             raise ManifestConsistencyError(f"{what}: {len(keys)} keys for {len(node.items)} items: {', '.join(keys)}")
+        if isinstance(node, NamedTupleNode):
+            structure.check_named_tuple(node.class_name, node.fields)
     for item in node.items:
         yield from _indices(item, what, depth + 1)
 
@@ -144,6 +142,10 @@ def _check_dimensions(call: Call) -> None:
             )
     tensors: tuple[TensorInput | TensorOutput, ...] = (*call.inputs, *call.outputs)
     for tensor in tensors:
+        if len(tensor.shape) > MAX_RANK:
+            raise ManifestConsistencyError(
+                f"{tensor.name} has {len(tensor.shape)} sizes; at most {MAX_RANK} are allowed"
+            )
         for size in tensor.shape:
             if not isinstance(size, Size):
                 continue
@@ -156,9 +158,18 @@ def _check_dimensions(call: Call) -> None:
                 raise ManifestConsistencyError(
                     f"{tensor.name} has a size of {size.scale}*{size.dimension}{size.offset:+}: {ends[0]} to {ends[1]}"
                 )
+        if (least := math.prod(_least(size, dimensions) for size in tensor.shape)) > _MAX_SIZE:
+            raise ManifestConsistencyError(f"{tensor.name} has {least} elements at least, which no memory holds")
     used = {size.dimension for tensor in call.inputs for size in tensor.shape if isinstance(size, Size)}
     if unused := sorted(dimensions.keys() - used):
         raise ManifestConsistencyError(f"dimension {unused[0]} is no input's: nothing gives it a value")
+
+
+def _least(size: int | Size | None, dimensions: dict[str, Dimension]) -> int:
+    """The least value of a size; of one that is not known, 0."""
+    if isinstance(size, Size):
+        return size.scale * dimensions[size.dimension].min + size.offset
+    return size or 0
 
 
 def _ends(dimension: Dimension) -> tuple[int, int]:
@@ -188,6 +199,7 @@ def _check_records(manifest: Manifest) -> None:
     references += [(f"case {case.record}", case.record, f"{CASES_DIR}/") for case in manifest.cases]
     if manifest.program:
         references.append(("the program", manifest.program.record, ""))
+        _check_version(manifest.program.built_with_torch, "the program's built_with_torch")
     present = set(names)
     for what, record, folder in references:
         if record not in present:
@@ -223,6 +235,8 @@ def _check_targets(manifest: Manifest) -> None:
 def _check_target(target: Target) -> None:
     for key in ("needs_torch", "built_with_torch"):
         _check_version(getattr(target, key), f"target {target.name}: {key}")
+    if target.built_with_cuda is not None:
+        _check_version(target.built_with_cuda, f"target {target.name}: built_with_cuda")
     if (target.device == "cuda") != (target.cuda_architecture is not None):
         raise ManifestConsistencyError(
             f"target {target.name} for {target.device} has cuda_architecture {target.cuda_architecture!r}"

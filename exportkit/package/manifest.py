@@ -5,17 +5,15 @@ Never imports torch: `inspect` and the loader's checks come before it.
 
 from __future__ import annotations
 
-import json
-import re
-from collections import Counter
 from typing import Annotated, Any, Literal, Union
 
 import msgspec
 from msgspec import Meta, Struct
 
 from exportkit.errors import FormatVersionError, ManifestSyntaxError
+from exportkit.package import strict_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # what is written; 1 is read as well
 MAX_MANIFEST_BYTES = 16 << 20
 MAX_MANIFEST_DEPTH = 80  # of brackets: twice a call's 32 containers, which have two each, and what is around them
 MANIFEST_NAME = "exportkit/manifest.json"
@@ -25,6 +23,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}\Z")]
 Symbol = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what other languages can hold
 
 
 class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False, kw_only=True):
@@ -49,8 +48,8 @@ class Size(Strict, frozen=True):
     """scale * dimension + offset."""
 
     dimension: Symbol
-    scale: Annotated[int, Meta(ge=1)] = 1
-    offset: int = 0
+    scale: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
+    offset: Integer = 0
 
 
 # --- the call ---------------------------------------------------------------------------------------------------------
@@ -91,7 +90,7 @@ class TensorNode(Strict, frozen=True, tag="tensor"):
 class ConstantNode(Strict, frozen=True, tag="constant"):
     """A value that was fixed at export."""
 
-    value: bool | int | float | str | None
+    value: bool | Integer | float | str | None
 
 
 class SequenceNode(Strict, frozen=True, tag="sequence"):
@@ -145,6 +144,7 @@ class Target(Strict, frozen=True):
     """One compiled model, under data/aotinductor/<name>/. `needs_torch` is the oldest torch its code loads in.
 
     `platform` is such as "linux-x86_64" (libraries.host_platform), `cpu_isa` "x86-64-v3", `cuda_architecture` "sm_90".
+    `constants` are the tensors that the code takes from outside: AOTInductor's name for each, and the weight's name.
     """
 
     name: Name
@@ -156,6 +156,23 @@ class Target(Strict, frozen=True):
     needs_torch: str
     built_with_torch: str
     built_with_cuda: str | None
+    constants: dict[str, str] = {}
+
+
+class Weight(Strict, frozen=True):
+    """A tensor of the model's state, or a constant that the targets' code reads (`state` is false).
+
+    `aliases` are further names of the same tensor (tied weights). The elements lie in `record` without gaps, `strides`
+    apart, as the compiled code expects them; there is no record where no code reads the tensor.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    state: bool
+    dtype: str
+    shape: tuple[Count, ...]
+    strides: tuple[Count, ...]
+    record: str | None
 
 
 class Program(Strict, frozen=True):
@@ -217,9 +234,9 @@ class Source(Strict, frozen=True):
     """
 
     model: str | None
-    model_kwargs: dict[str, bool | int | float | str | None]
+    model_kwargs: dict[str, bool | Integer | float | str | None]
     dtype: str | None
-    seed: int
+    seed: Integer
     state_sha256: Sha256
 
 
@@ -233,7 +250,7 @@ class Provenance(Strict, frozen=True):
     tf32: bool
 
 
-class Manifest(Strict, frozen=True):
+class Manifest(Strict, frozen=True, kw_only=True):
     """All of it."""
 
     format_version: int
@@ -241,6 +258,7 @@ class Manifest(Strict, frozen=True):
     version: str
     call: Call
     targets: tuple[Target, ...]
+    weights: tuple[Weight, ...] = ()
     program: Program | None
     operators: tuple[Operator, ...]
     libraries: tuple[Library, ...]
@@ -262,51 +280,30 @@ def decode_manifest(data: bytes) -> Manifest:
         FormatVersionError: It is a manifest of another version of the format.
         ManifestSyntaxError: It is not JSON of this shape, or has a key twice.
     """
-    _check_depth(data)
     try:
         # msgspec takes the last of two equal keys without a word, so the standard library looks at the keys first.
-        value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except ValueError as error:  # of JSON, of UTF-8, or of an integer with thousands of digits
-        raise ManifestSyntaxError(f"the manifest is not JSON in UTF-8: {error}") from error
+        value = strict_json.parse(data, max_depth=MAX_MANIFEST_DEPTH)
+    except ValueError as error:
+        raise ManifestSyntaxError(f"the manifest {error}") from error
     _check_version(value)
     try:
-        return msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=Manifest)
     except msgspec.DecodeError as error:
         raise ManifestSyntaxError(
             f"the manifest is not of the shape FORMAT.md gives: {error}",
             hint="A key or value that this exportkit does not know is refused, since it could not be honoured.",
         ) from error
-
-
-def _check_depth(data: bytes) -> None:
-    """Looks at the brackets outside of strings, so that no parser recurses further than the format needs."""
-    depth = 0
-    unescaped = re.sub(rb"\\.", b"", data, flags=re.DOTALL)
-    for token in re.finditer(rb'"[^"]*"?|[\[{]|[\]}]', unescaped):
-        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token.group(), 0)
-        if depth > MAX_MANIFEST_DEPTH:
-            raise ManifestSyntaxError(f"the manifest is nested deeper than {MAX_MANIFEST_DEPTH} brackets")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        repeated = next(key for key, count in counts.items() if count > 1)
-        raise ManifestSyntaxError(f"the manifest has the key {repeated!r} twice in one object")
-    return found
-
-
-def _no_constant(word: str) -> None:
-    raise ManifestSyntaxError(f"the manifest holds {word}, which is not JSON")
+    if manifest.format_version == 1 and (manifest.weights or any(target.constants for target in manifest.targets)):
+        raise ManifestSyntaxError("the manifest has weights outside the code, which format version 1 does not know")
+    return manifest
 
 
 def _check_version(value: Any) -> None:
     """Before anything else, since another version may have other keys."""
     if not isinstance(value, dict) or type(value.get("format_version")) is not int:
         raise ManifestSyntaxError("the manifest is no object with an integer `format_version`")
-    if value["format_version"] != FORMAT_VERSION:
+    if not 1 <= value["format_version"] <= FORMAT_VERSION:
         raise FormatVersionError(
-            f"the package has format version {value['format_version']}; this exportkit reads version {FORMAT_VERSION}",
+            f"the package has format version {value['format_version']}; this exportkit reads 1 to {FORMAT_VERSION}",
             hint="Install an exportkit that reads it, or export the model again with this one.",
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Call, Dimension, TensorInput
 
 
@@ -71,19 +71,13 @@ def input_bytes(call: Call, sizes: Mapping[str, int]) -> int:
     """Bytes of all inputs of a call of these sizes."""
     total = 0
     for tensor in call.inputs:
-        total += math.prod(shape_at(tensor, sizes)) * _item_bytes(tensor.dtype)
+        total += math.prod(shape_at(tensor, sizes)) * ITEM_BYTES[tensor.dtype]
     return total
 
 
 def shape_at(tensor: TensorInput, sizes: Mapping[str, int]) -> list[int]:
     """An input's shape where the dimensions have these sizes."""
     return [s if isinstance(s, int) else s.scale * sizes[s.dimension] + s.offset for s in tensor.shape]
-
-
-def _item_bytes(dtype: str) -> int:
-    """`float32` is 4, `float8_e4m3fn` 1, `bool` 1: the first number of a name is its bits."""
-    bits = re.search(r"\d+", dtype)
-    return max(int(bits[0]) // 8, 1) if bits else 1
 
 
 def _largest(call: Call, least: Mapping[str, int], dimension: Dimension, max_bytes: int) -> int:

@@ -8,6 +8,7 @@ model's source. Everything else would have to be pickled, and is refused.
 from __future__ import annotations
 
 import functools
+import itertools
 import keyword
 import math
 from collections import Counter, namedtuple
@@ -84,7 +85,7 @@ def unflatten(node: Node, leaves: Sequence[Leaf]) -> Any:
     Raises:
         ManifestConsistencyError: An index is beyond the leaves, or a named tuple's names are no Python names.
     """
-    if (index := max((leaf.index for _, leaf in _leaf_nodes(node, "")), default=-1)) >= len(leaves):
+    if (index := max((leaf.index for _, leaf in _leaf_nodes(node, [])), default=-1)) >= len(leaves):
         raise ManifestConsistencyError(f"the structure uses tensor {index}, but there are {len(leaves)}")
     return builder(node)(leaves)
 
@@ -138,7 +139,7 @@ def names(node: Node, prefix: str = "") -> list[str]:
     Raises:
         UsageError: Two leaves come to have one name, as those of `{"a.b": x, "a": {"b": y}}` do.
     """
-    found = [name or "0" for name, _ in _leaf_nodes(node, prefix)]
+    found = list(leaf_names(node, prefix))
     if repeated := sorted(name for name, count in Counter(found).items() if count > 1):
         raise UsageError(
             f"two tensors would have the name {repeated[0]!r}",
@@ -147,9 +148,25 @@ def names(node: Node, prefix: str = "") -> list[str]:
     return found
 
 
+def leaf_names(node: Node, prefix: str) -> Iterator[str]:
+    """What `names` lists, one by one: long keys around many leaves make names that no memory holds together."""
+    for path, _ in _leaf_nodes(node, [prefix]):
+        yield ".".join(itertools.dropwhile(_is_empty, path)) or "0"
+
+
 @functools.lru_cache(maxsize=256)
 def named_tuple_class(class_name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
     """The named tuple of this name and these fields, the same class every time.
+
+    Raises:
+        ManifestConsistencyError: As `check_named_tuple` does.
+    """
+    check_named_tuple(class_name, fields)
+    return namedtuple(class_name, fields)
+
+
+def check_named_tuple(class_name: str, fields: tuple[str, ...]) -> None:
+    """Finds out whether a named tuple can have these names.
 
     Raises:
         ManifestConsistencyError: The names are no Python names, or two are the same.
@@ -161,20 +178,25 @@ def named_tuple_class(class_name: str, fields: tuple[str, ...]) -> type[tuple[An
         raise ManifestConsistencyError(f"a named tuple's field cannot start with an underscore: {hidden[0]!r}")
     if len(set(fields)) < len(fields):
         raise ManifestConsistencyError(f"the named tuple {class_name} has a field twice: {', '.join(fields)}")
-    return namedtuple(class_name, fields)
 
 
-def _leaf_nodes(node: Node, path: str) -> Iterator[tuple[str, TensorNode]]:
-    """Every leaf of a structure with its name."""
+def _leaf_nodes(node: Node, path: list[str]) -> Iterator[tuple[list[str], TensorNode]]:
+    """Every leaf of a structure with the steps that lead to it, in a list that changes afterwards."""
     if isinstance(node, TensorNode):
         yield path, node
     elif isinstance(node, ConstantNode):
         return
     elif isinstance(node, (SequenceNode, MappingNode, NamedTupleNode)):
         for step, item in zip(_steps(node), node.items):
-            yield from _leaf_nodes(item, f"{path}.{step}" if path else step)
+            path.append(step)
+            yield from _leaf_nodes(item, path)
+            path.pop()
     else:
         assert_never(node)
+
+
+def _is_empty(step: str) -> bool:
+    return not step
 
 
 def _steps(node: SequenceNode | MappingNode | NamedTupleNode) -> Sequence[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, overload
@@ -10,12 +11,13 @@ from typing import Any, overload
 import torch
 from typing_extensions import Self
 
-from exportkit.errors import CaseError, ManifestConsistencyError, ModelClosedError, ModelRunError
+from exportkit.errors import CaseError, ManifestConsistencyError, ModelClosedError, ModelRunError, WeightsError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
 from exportkit.package.structure import builder
 from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.runtime.runner import Runner
+from exportkit.runtime.weights import Weights, WeightsSource, replaced_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +49,34 @@ class Model:
         cases: The recorded cases, read from the package when they are asked for.
     """
 
-    def __init__(self, reader: PackageReader, target: package.Target, device: torch.device, runner: Runner) -> None:
-        """Takes over the open package and the target's runners; `exportkit.load` is how to get here."""
+    def __init__(
+        self,
+        reader: PackageReader,
+        target: package.Target,
+        device: torch.device,
+        runner: Runner,
+        weights: Weights | None = None,
+        construct: Callable[[Weights], Runner] | None = None,
+    ) -> None:
+        """Takes over the open package and the target's runners; `exportkit.load` is how to get here.
+
+        Args:
+            reader: The package.
+            target: The target that was chosen.
+            device: Where it runs.
+            runner: Its runners.
+            weights: What they run with, where that is outside of the compiled code.
+            construct: Makes runners with other weights; None where they cannot be swapped.
+        """
         self.manifest = reader.manifest
         self.target = target
         self.device = device
         self.cases = Cases(reader, device)
         self._reader = reader
         self._runner: Runner | None = runner
+        self._weights = weights or {}
+        self._construct = construct
+        self._changing = threading.Lock()  # what runs: one swap at a time, and none after close()
         self._inputs = InputPlan(self.manifest.call, device)
         self._build_result = builder(self.manifest.call.result)
         self._output_count = len(self.manifest.call.outputs)
@@ -95,10 +117,46 @@ class Model:
             )
         return self._build_result(outputs)
 
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The names of the weights that `swap_weights` replaces; none where they are inside the compiled code."""
+        return tuple(weight.name for weight in self.manifest.weights if weight.state)
+
+    def swap_weights(self, source: WeightsSource) -> None:
+        """Puts another fine-tune's weights in the place of the model's, while calls go on.
+
+        Each call runs with the old weights or with the new ones, never with some of both: those that have begun finish
+        on the old ones. A swap that fails leaves the old ones in place. Needs memory for both while it lasts.
+
+        Args:
+            source: A safetensors file, or tensors by name: all of the model's state_dict, of its dtypes and shapes. A
+                tied weight may be there under any of its names. They are copied.
+
+        Raises:
+            WeightsError: The weights do not fit the model, or the model's are inside the compiled code.
+            ModelLoadError: torch's loader refused what it took before.
+            ModelClosedError: The model was closed.
+        """
+        if not self.weights or self._construct is None:
+            raise WeightsError(
+                f"the weights of {self.manifest.name} are inside the compiled code",
+                hint="Export it without --embed-weights, with an exportkit that writes format 2 or newer.",
+            )
+        with self._changing:
+            if self._runner is None:
+                raise ModelClosedError(f"the model {self.manifest.name} was closed")
+            weights = replaced_weights(self.manifest, [self.target], self._weights, source)
+            # A second runner rather than the buffer for it in torch's: with that one, a failure between would leave a
+            # mixture behind, and calls that have begun on a GPU might still read what the next swap writes.
+            runner = self._construct(weights)
+            self._reader.check_unchanged()
+            self._runner, self._weights = runner, weights
+
     def close(self) -> None:
         """Lets go of the compiled code and the file. Calls that have begun in other threads finish first."""
-        self._runner = None
-        self._reader.close()
+        with self._changing:
+            self._runner, self._weights = None, {}
+            self._reader.close()
 
     def __enter__(self) -> Self:
         return self
@@ -154,7 +212,7 @@ class Cases(Sequence[Case]):
         content = self._reader.read(case.record)
         try:
             tensors = load_safetensors(content)
-        except SafetensorError as error:
+        except (SafetensorError, KeyError) as error:  # a KeyError of a dtype that torch does not have
             raise CaseError(f"{case.record} is no safetensors file: {error}") from error
         inputs = _tensors_of(case, "input", call.inputs, tensors)
         outputs = _tensors_of(case, "output", call.outputs, tensors)

@@ -6,8 +6,9 @@ import contextlib
 import ctypes
 import functools
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -15,7 +16,9 @@ from exportkit.errors import ModelLoadError
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.cache.entries import target_contents, unpack
 from exportkit.runtime.fork import survive_forks
+from exportkit.runtime.native import NativeRunner, use_native
 from exportkit.runtime.targets import Choice
+from exportkit.runtime.weights import Weights, borrowed, constants_of
 
 
 class Runner(Protocol):
@@ -25,9 +28,10 @@ class Runner(Protocol):
         """The flat outputs for flat inputs that the package allows."""
 
 
-def construct(reader: PackageReader, choice: Choice, runners: int, *, again: bool) -> Runner:
+def construct(reader: PackageReader, choice: Choice, runners: int, weights: Weights, *, again: bool) -> Runner:
     """The runners of the one target that was chosen, over its library in the cache.
 
+    The C++ runtime's where it was built for this torch, since torch's own binding holds the GIL (pytorch#197516).
     Not through aoti_load_package, which builds every target's runner, compiles instruction set probes with g++ for
     seconds (pytorch#191715), and hides why an operator is missing; nor through AOTIModelPackageLoader, which unpacks
     the library into a temporary directory each time. A library that was mapped stays so, since the dynamic linker never
@@ -37,15 +41,19 @@ def construct(reader: PackageReader, choice: Choice, runners: int, *, again: boo
         reader: The package.
         choice: The target.
         runners: How many calls can run at a time.
+        weights: What the code takes from outside, among others. Code for the CPU works on these very tensors.
         again: Whether to hash unpacked files that count as verified.
     """
+    native = use_native()
     _promote_libstdcxx()
     survive_forks()
+    constants = constants_of(choice.target, weights)
     contents = target_contents(reader, choice.target)
     entry = unpack(reader, contents, again=again)
+    # The model among a target's libraries: the last by name, as torch's own loader has it.
     library = entry.folder / max(name for name in contents.records if name.endswith(".so"))
     try:
-        runner = _container(library, choice, runners)
+        runner = (NativeRunner if native else ContainerRunner)(library, choice, runners, constants)
     except RuntimeError as error:
         entry.close()
         raise ModelLoadError(
@@ -58,11 +66,40 @@ def construct(reader: PackageReader, choice: Choice, runners: int, *, again: boo
     return runner
 
 
-def _container(library: Path, choice: Choice, runners: int) -> Runner:
-    """Makes the runners. torch finds the calls of custom operators in a `.json` beside the library."""
-    if choice.target.device == "cpu":
-        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), runners)
-    return torch._C._aoti.AOTIModelContainerRunnerCuda(str(library), runners, choice.device, str(library.parent))
+class ContainerRunner:
+    """Compiled code that is run through torch's own binding, which holds the GIL."""
+
+    def __init__(self, library: Path, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> None:
+        """Loads a target's library; arguments and errors are NativeRunner's.
+
+        torch finds the calls of custom operators in a `.json` beside the library, and CUDA kernels in files there.
+        """
+        self._constants = constants
+        if choice.target.device == "cpu":
+            container: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), runners)
+        else:
+            folder = str(library.parent)
+            container = torch._C._aoti.AOTIModelContainerRunnerCuda(str(library), runners, choice.device, folder)
+        if constants:
+            _set_constants(container, constants, torch.device(choice.device))
+        self.run = container.run
+
+
+def _set_constants(container: Any, constants: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """As the C++ runtime does it (csrc/runtime/session.cpp has the reasons), but for what torch leaks: the handles."""
+    # AOTInductor has another name, made from it, within the code.
+    names = {constant: name for name, constant in container.get_constant_names_to_original_fqns().items()}
+    if names.keys() != constants.keys():
+        odd = ", ".join(sorted(names.keys() ^ constants.keys()))
+        raise RuntimeError(f"the code takes other constants than the manifest says: {odd}")
+    if device.type == "cpu":
+        # Borrowed, since the code never gives back its references: nothing that is large may hang on them.
+        tensors = {names[constant]: borrowed(tensor) for constant, tensor in constants.items()}
+        container.update_constant_buffer(tensors, False, True, True)
+        return
+    for constant, tensor in constants.items():
+        container.update_constant_buffer({names[constant]: tensor.to(device, copy=True)}, False, False)
+        torch.cuda.synchronize(device)
 
 
 @functools.lru_cache(maxsize=1)

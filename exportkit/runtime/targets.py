@@ -25,6 +25,12 @@ _ISA_FLAGS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
 }
 _ISA_LEVELS = tuple(_ISA_FLAGS)
+# What torch.cpu.get_capabilities calls those that it knows; it asks the CPU itself.
+_CAPABILITIES = {
+    **{flag: flag for flag in ("avx", "avx2", "bmi2", "f16c")},
+    **{"abm": "lzcnt", "bmi1": "bmi", "fma": "fma3"},
+    **{flag: flag.replace("avx512", "avx512_") for flag in _ISA_FLAGS["x86-64-v4"]},
+}
 
 
 class Host(NamedTuple):
@@ -69,12 +75,18 @@ def host(*, with_cuda: bool) -> Host:
 
 @lru_cache(maxsize=1)
 def host_cpu_isa() -> str:
-    """The highest x86-64 level this CPU has, such as "x86-64-v3"; the machine's name on other machines."""
+    """The highest x86-64 level this CPU has, such as "x86-64-v3"; the machine's name on other machines.
+
+    The kernel's list has what the kernel allows, but is that of the real CPU under an emulator; so both are asked.
+    """
+    import torch
+
     if platform.machine() != "x86_64":
         return platform.machine()
     with open("/proc/cpuinfo") as file:
         flags = next((line.partition(":")[2].split() for line in file if line.startswith("flags")), [])
-    return isa_level(flags)
+    capabilities = torch.cpu.get_capabilities()
+    return isa_level([flag for flag in flags if capabilities.get(_CAPABILITIES.get(flag, ""), True)])
 
 
 def isa_level(flags: Sequence[str]) -> str:

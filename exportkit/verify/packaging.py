@@ -10,8 +10,11 @@ from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import check_writable, temporary_folder
+from exportkit.package.keys import PrivateKey
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest
+from exportkit.package.signing import sign_package
+from exportkit.verify.fine_tune import with_weights
 from exportkit.verify.outcomes import Report
 from exportkit.verify.verify import VerifyOptions, verify
 
@@ -23,6 +26,8 @@ def build_package(
     op_libraries: Sequence[Path] = (),
     name: str | None = None,
     version: str | None = None,
+    weights: Path | None = None,
+    sign_key: PrivateKey | None = None,
     verify_options: VerifyOptions | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[Manifest, Report | None]:
@@ -34,6 +39,8 @@ def build_package(
         op_libraries: Operator libraries to add. Our own are added where an operator of theirs is called.
         name: Of the package; the first artifact's if None.
         version: Of the model; the first artifact's if None.
+        weights: Another fine-tune's, in the place of the artifacts'. The package then has no cases.
+        sign_key: Signs it. The signature appears beside `output`, under its name.
         verify_options: How to verify it; None leaves that out.
         progress: Told what is about to be done.
 
@@ -41,7 +48,8 @@ def build_package(
         The manifest, and what the verification found, None where it was left out.
 
     Raises:
-        UsageError: The output's folder cannot be written to, or the artifacts do not go together.
+        UsageError: The output's folder cannot be written to, the artifacts do not go together, or the weights do not
+            fit them.
         PackageError: An artifact is bad, or an operator is provided by no library.
     """
     check_writable(output)
@@ -58,9 +66,16 @@ def build_package(
         unverified = folder / output.name
         progress("writing the package")
         manifest = assemble(artifacts, described, unverified, name=name, version=version)
+        if weights is not None:
+            progress(f"exchanging the weights for those of {weights.name}")
+            manifest = with_weights(unverified, weights, unverified)
+        # Signed first, so that it can be run where a policy asks for signatures; the signature goes with the package.
+        signature = None if sign_key is None else sign_package(unverified, sign_key)
         report = None if verify_options is None else verify(unverified, verify_options, progress=progress)
         if report is None or report.exit_code == 0:
             os.replace(unverified, output)
+            if signature is not None:
+                os.replace(signature, output.with_name(signature.name))
     return manifest, report
 
 

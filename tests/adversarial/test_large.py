@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import struct
 import time
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,8 +15,10 @@ import pytest
 from exportkit.errors import ManifestSyntaxError
 from exportkit.package import manifest as m
 from exportkit.package.consistency import check_consistency
-from exportkit.package.manifest import decode_manifest
-from tests.adversarial.forge import listing, records
+from exportkit.package.container import _CENTRAL, MAX_DIRECTORY_BYTES, directory
+from exportkit.package.manifest import MAX_MANIFEST_BYTES, decode_manifest
+from tests.adversarial.forge import listing, package, records
+from tests.fresh import run_python
 from tests.package import samples
 
 SECONDS = 10.0  # on a slow, busy machine; what is quadratic takes minutes
@@ -59,3 +65,76 @@ def test_many_cases() -> None:
     names = [f"exportkit/cases/many-{i}.safetensors" for i in range(MANY)]
     manifest = with_records(*names, cases=tuple(m.Case(record=name, sizes={"batch": 2}) for name in names))
     timed(lambda: check_consistency(manifest))
+
+
+# --- what it takes to refuse ------------------------------------------------------------------------------------------
+
+JUST_UNDER = MAX_MANIFEST_BYTES - 64
+HOSTILE_JSON: dict[str, bytes] = {
+    "lists": b'{"format_version":1,"x":[' + b"[]," * (JUST_UNDER // 3) + b"[]]}",
+    "objects": b'{"format_version":1,"x":[' + b"{}," * (JUST_UNDER // 3) + b"{}]}",
+    "floats": b'{"format_version":1,"x":[' + b"0.5," * (JUST_UNDER // 4) + b"0]}",
+    "numbers": b'{"format_version":1,"x":[' + (b"9" * 4000 + b",") * (JUST_UNDER // 4001) + b"0]}",
+    "keys": b'{"format_version":1' + b"".join(b',"%d":0' % i for i in range(1_000_000)) + b"}",
+    "escapes": b'{"format_version":1,"x":"' + b'\\"' * (JUST_UNDER // 2) + b'"}',
+    "escaped letters": b'{"format_version":1,"x":"' + b"\\u0041" * (JUST_UNDER // 6) + b'"}',
+    "quotes": b'"' * JUST_UNDER,
+    "brackets": b"[" * JUST_UNDER,
+    "spaces": b" " * JUST_UNDER,
+}
+
+
+def many_entries() -> bytes:
+    """As large a directory as is read, with as many entries as there can be."""
+    entry = _CENTRAL.pack(0x02014B50, 45, 45, 0, 0, 0, 0x21, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    central = entry * (MAX_DIRECTORY_BYTES // len(entry))
+    end = bytearray(directory([]))
+    struct.pack_into("<QQQQ", end, 24, 2**62, 2**62, len(central), 0)
+    return central + end
+
+
+def compressed() -> bytes:
+    """A gigabyte of zeros, as a record of another zip tool."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("package/exportkit/manifest.json", b"{}")
+        with made.open("package/bomb", "w", force_zip64=True) as bomb:
+            for _ in range(1024):
+                bomb.write(bytes(1 << 20))
+    return file.getvalue()
+
+
+REFUSE_ALL = """
+import pathlib, resource, sys
+from exportkit.errors import PackageError
+from exportkit.package.archive import PackageReader
+resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
+for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    try:
+        with PackageReader(path) as reader: reader.verify()
+    except PackageError as error: print(path.name, type(error).__name__)
+print(int(resource.getrusage(resource.RUSAGE_SELF).ru_utime))
+"""
+
+
+def test_hostile_packages_are_refused_in_half_a_gigabyte_and_seconds_each(tmp_path: Path) -> None:
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    expected = {}
+    for name, content in HOSTILE_JSON.items():
+        (folder / name).write_bytes(package(content))
+        expected[name] = "ManifestSyntaxError"
+    for name, content, error in (
+        ("directory", many_entries(), "NotAnArchiveError"),
+        ("compressed", compressed(), "ArchiveLayoutError"),
+        ("truncated", package()[:-1], "NotAnArchiveError"),
+    ):
+        (folder / name).write_bytes(content)
+        expected[name] = error
+    with open(folder / "sparse", "wb") as file:  # a terabyte that takes no room
+        file.write(package())
+        file.truncate(1 << 40)
+    expected["sparse"] = "NotAnArchiveError"
+    *said, seconds = run_python(REFUSE_ALL, folder, cwd=tmp_path).splitlines()
+    assert dict(line.rsplit(" ", 1) for line in said) == expected
+    assert int(seconds) < SECONDS * len(expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from exportkit.errors import (
     ManifestConsistencyError,
     ManifestSyntaxError,
 )
+from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import MAX_MANIFEST_DEPTH
 from tests.adversarial.forge import Refused, at, changed, document, package, records
 from tests.package import samples
@@ -19,9 +21,9 @@ from tests.package import samples
 # --- rule 7 -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [0, 2, -1, 10**40])
+@pytest.mark.parametrize("version", [0, 3, -1, 10**40])
 def test_rule_7_another_version_is_named(refused: Refused, version: int) -> None:
-    data = msgspec.json.encode(document()).replace(b'"format_version":1', b'"format_version":%d' % version)
+    data = msgspec.json.encode(document()).replace(b'"format_version":2', b'"format_version":%d' % version)
     error = refused(package(data), FormatVersionError, str(version))
     assert "exportkit" in (error.hint or "")
 
@@ -49,6 +51,14 @@ def test_rule_7_another_version_is_named_even_where_every_key_is_another(refused
         (b'{"format_version": 1, "x": -Infinity}', "-Infinity"),
         (b'{"format_version": ' + b"9" * 10_000 + b"}", "not JSON"),
         (b"\xff\xfe{}", "UTF-8"),
+        (b'{"format_version": 1, "name": "\\ud800"}', "not of the shape"),
+        (b'{"format_version": 1, "\\udfff\\ud800": 1}', "surrogate"),
+        (b'{"format_version": 1, "name": "\xed\xa0\x80"}', "UTF-8"),  # a surrogate as bytes
+        (b'{"format_version": 1, "name": "\x00"}', "not JSON"),
+        (b'\xef\xbb\xbf{"format_version": 1}', "not JSON"),  # a byte order mark
+        (b'{"format_version": 1e0}', "format_version"),
+        (b'{"format_version": 1} {}', "not JSON"),
+        (b'{"format_version": 1,}', "not JSON"),
         ('{"format_version": 1}'.encode("utf-16"), "UTF-8"),
         (b"[" * 100_000, str(MAX_MANIFEST_DEPTH)),
         (b'{"format_version": 1, "x": ' + b"[" * 100 + b"]" * 100 + b"}", str(MAX_MANIFEST_DEPTH)),
@@ -107,6 +117,10 @@ DIMENSION = {"name": "batch", "min": 1, "max": 64}
 ANOTHER = {"name": "n", "min": 1, "max": 2}
 
 
+def named_tuple(class_name: str, field: str) -> dict[str, Any]:
+    return {"type": "namedtuple", "class_name": class_name, "fields": [field], "items": [TENSOR]}
+
+
 def entry(path: str, **changes: Any) -> dict[str, Any]:
     """A part of the sample's manifest with some of its keys changed."""
     return {**at(document(), path), **changes}
@@ -125,6 +139,10 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("call.result", {"type": "mapping", "keys": ["a", "b"], "items": [TENSOR]}, "a, b"),
         ("call.result", {"type": "mapping", "keys": [], "items": [TENSOR]}, "0 keys for 1 items"),
         ("call.result", {"type": "namedtuple", "class_name": "P", "fields": ["x"], "items": []}, "1 keys for 0 items"),
+        ("call.result", named_tuple("2.11", "x"), "'2.11' cannot name a named tuple"),
+        ("call.result", named_tuple("class", "x"), "'class' cannot name a named tuple"),
+        ("call.result", named_tuple("P", "a b"), "'a b' cannot name a named tuple"),
+        ("call.result", named_tuple("P", "_x"), "underscore: '_x'"),
         ("call.inputs.0.name", "picture", "'picture'"),
         ("call.inputs.0.dtype", "float31", "'float31'"),
         ("call.outputs.0.name", "score", "'score'"),
@@ -135,6 +153,10 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("call.inputs.0.shape.0", {"dimension": "n", "scale": 1, "offset": 0}, "'n'"),
         ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 1, "offset": -2}, "1*batch-2"),
         ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 2**62, "offset": 0}, "*batch"),
+        ("call.inputs.0.shape", [2**62, 2**62], "at least, which no memory holds"),
+        ("call.inputs.0.shape", [{"dimension": "batch", "scale": 3, "offset": 0}, 2**61], f"{3 * 2**61} elements"),
+        ("call.outputs.0.shape", [2**31, 2**31, 2], f"{2**63} elements"),
+        ("call.inputs.0.shape", [1] * 65, "65 sizes"),
         ("call.outputs.0.tolerance.ranking_of", "rows", "ranking_of 'rows'"),
         ("call.outputs.0.tolerance.rows_of", "scores", "rows_of 'scores'"),
         # targets
@@ -147,6 +169,25 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("targets.0.cuda_architecture", "9.0", "cuda_architecture '9.0'"),
         ("targets.0.cuda_ptx", True, "cuda_ptx"),
         ("program", {"record": "models/m.json", "device": "cpu", "built_with_torch": "2.13"}, "'models/m.json'"),
+        # weights
+        ("weights", [entry("weights.0")] * 2, "weight head.weight is there twice"),
+        ("weights.0.aliases", ["head.weight"], "weight head.weight is there twice"),
+        ("weights", [entry("weights.0"), entry("weights.0", name="w")], "weight tied.weight is there twice"),
+        ("weights.0.dtype", "float31", "'float31'"),
+        ("weights.0.dtype", "float64", "48 bytes; its record"),
+        ("weights.0.shape", [2], "2 strides for 1 dimensions"),
+        ("weights.0.shape", [4, 3], "48 bytes; its record"),
+        ("weights.0.shape", [2**62, 3], "its record"),
+        ("weights.0.shape", [0, 3], "0 bytes; its record"),
+        ("weights.0.strides", [3, 2], "[3, 2], which leave gaps or overlap"),
+        ("weights.0.strides", [0, 1], "[0, 1], which leave gaps or overlap"),
+        ("weights.0.strides", [1, 1], "[1, 1], which leave gaps or overlap"),
+        ("weights.0.strides", [2**62, 1], "which leave gaps or overlap"),
+        ("weights.0.record", "data/weights/none", "'data/weights/none'"),
+        ("weights.0.record", samples.CASE, "not under data/weights/"),
+        ("weights.0.record", None, "head.weight, which has no record"),
+        ("targets.0.constants", {"w": "other"}, "takes w from 'other'"),
+        ("targets.0.constants", {"w": "tied.weight"}, "takes w from 'tied.weight'"),
         # operators and libraries
         ("operators", [TOY, TOY], "toy::twice is there twice"),
         ("operators.0.name", "twice", "'twice'"),
@@ -172,6 +213,28 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
 )
 def test_rule_9_a_manifest_that_contradicts_itself(refused: Refused, path: str, value: object, named: str) -> None:
     refused(package(changed(path, value)), ManifestConsistencyError, named)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"), [([2, 3], [1, 2]), ([1, 6], [77, 1]), ([6], [1]), ([3, 1, 2], [1, 0, 3])]
+)
+def test_rule_9_strides_that_address_every_element_once_are_taken(
+    file: Path, shape: list[int], strides: list[int]
+) -> None:
+    file.write_bytes(package(changed("weights.0.strides", strides, changed("weights.0.shape", shape))))
+    with PackageReader(file) as reader:
+        assert reader.manifest.weights[0].strides == tuple(strides)
+
+
+@pytest.mark.parametrize("kept", ["weights", "targets.0.constants"])
+def test_rule_8_format_version_1_has_no_weights(refused: Refused, file: Path, kept: str) -> None:
+    without = changed("weights", [], changed("targets.0.constants", {}, document()))
+    file.write_bytes(package(changed("format_version", 1, without)))
+    with PackageReader(file) as reader:
+        assert (reader.manifest.format_version, reader.manifest.weights) == (1, ())
+    refused(
+        package(changed(kept, at(document(), kept), changed("format_version", 1, without))), ManifestSyntaxError, "1"
+    )
 
 
 def test_rule_9_a_tolerance_that_json_parsers_read_as_infinite(refused: Refused) -> None:

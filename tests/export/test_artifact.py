@@ -326,9 +326,9 @@ def test_a_machine_without_cuda_says_how_the_program_gets_to_one_that_has_it(tmp
 
 @pytest.fixture
 def fresh_probe():
-    toolchain._objection.cache_clear()
+    toolchain.objection.cache_clear()
     yield
-    toolchain._objection.cache_clear()
+    toolchain.objection.cache_clear()
 
 
 def _program(path: Path, text: str) -> str:
@@ -355,8 +355,8 @@ def test_a_compiler_that_links_libstdcxx_statically_is_passed_over(
     broken = _program(tmp_path / "broken-g++", "echo 'fatal error: no such header' >&2; exit 1")
     monkeypatch.setenv("CXX", static)
     assert toolchain.usable_compiler() != static
-    assert "statically" in (toolchain._objection(static) or "")
-    assert "no such header" in (toolchain._objection(broken) or "")
+    assert "statically" in (toolchain.objection(static) or "")
+    assert "no such header" in (toolchain.objection(broken) or "")
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_inductor_options_are_read_as_json_or_python_where_they_are_some() -> No
 
 def test_an_instruction_set_of_no_cpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="x86-64-v3 or x86-64-v4"):
-        export_aoti(resolve(f"{MODELS}:structured"), tmp_path / "x.pt2", cpu_isa="x86-64-v9")  # type: ignore[arg-type]
+        export_aoti(resolve(f"{MODELS}:structured"), tmp_path / "x.pt2", cpu_isas=["x86-64-v9"])  # type: ignore[arg-type]
 
 
 def test_operators_the_code_calls_are_read_from_aotinductors_own_list() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +15,14 @@ CODE = "data/aotinductor/cpu_v3/model.wrapper.so"
 LIBRARY = "exportkit/ops/linux-x86_64/libtoy_cpu.so"
 CASE = "exportkit/cases/0.safetensors"
 
+_ELEMENTS = struct.pack("<6f", *range(6))
+WEIGHT = f"data/weights/{hashlib.sha256(_ELEMENTS).hexdigest()}"
+
 RECORDS: Mapping[str, bytes] = {
     CODE: b"\x7fELF compiled code",
     "data/aotinductor/cpu_v3/model.wrapper.cpp": b"",
     LIBRARY: b"\x7fELF operator library",
+    WEIGHT: _ELEMENTS,
     CASE: b"safetensors" * 20,
 }
 SCHEMA = "toy::twice(Tensor x) -> Tensor"
@@ -52,11 +57,12 @@ def manifest(**changes: Any) -> m.Manifest:
         needs=("GLIBC_2.34",),
     )
     whole = m.Manifest(
-        format_version=1,
+        format_version=m.FORMAT_VERSION,
         name="toy",
         version="1",
         call=call,
         targets=(target(),),
+        weights=(weight(),),
         program=None,
         operators=(operator,),
         libraries=(library,),
@@ -80,5 +86,20 @@ def target(**changes: Any) -> m.Target:
         needs_torch="2.11",
         built_with_torch="2.13.0",
         built_with_cuda=None,
+        constants={"head.weight": "head.weight"},
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def weight(**changes: Any) -> m.Weight:
+    """A tied weight, with some of its keys changed."""
+    plain = m.Weight(
+        name="head.weight",
+        aliases=("tied.weight",),
+        state=True,
+        dtype="float32",
+        shape=(2, 3),
+        strides=(3, 1),
+        record=WEIGHT,
     )
     return msgspec.structs.replace(plain, **changes)

@@ -23,6 +23,7 @@ def artifact(path: Path, *, target: Target | None = None, case: bytes | None = N
     """What `export` writes: no libraries."""
     target = samples.target() if target is None else target
     records = {f"data/aotinductor/{target.name}/model.wrapper.so": target.name.encode()}
+    records[samples.WEIGHT] = samples.RECORDS[samples.WEIGHT]
     records[samples.CASE] = samples.RECORDS[samples.CASE] if case is None else case
     write_package(path, samples.manifest(libraries=(), targets=(target,), **changes), records)
     return path
@@ -172,7 +173,7 @@ def test_artifacts_of_two_models_are_refused_with_what_differs(
 
 def test_two_builds_of_one_target_are_refused(tmp_path: Path) -> None:
     sources = [artifact(tmp_path / "a.pt2"), tmp_path / "b.pt2"]
-    write_package(sources[1], samples.manifest(libraries=()), {samples.CODE: b"rebuilt", samples.CASE: b""})
+    write_package(sources[1], samples.manifest(libraries=()), {**samples.RECORDS, samples.CODE: b"rebuilt"})
     with pytest.raises(
         MergeError, match=r"a\.pt2 and b\.pt2 have different records of the name data/aotinductor/cpu_v3"
     ):
@@ -182,3 +183,38 @@ def test_two_builds_of_one_target_are_refused(tmp_path: Path) -> None:
 def test_no_artifact_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no artifact was given"):
         assemble([], [], tmp_path / "toy.pt2")
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_targets_share_their_weights_and_a_record_that_only_one_needs_is_kept(tmp_path: Path) -> None:
+    unread = samples.weight(name="bias", aliases=(), shape=(6,), strides=(1,), record=None)
+    read = msgspec.structs.replace(unread, record=samples.WEIGHT)
+    cuda = msgspec.structs.replace(CUDA, constants={"head.weight": "head.weight", "bias": "bias"})
+    sources = [
+        artifact(tmp_path / "cpu.pt2", weights=(samples.weight(), unread)),
+        artifact(
+            tmp_path / "cuda.pt2",
+            target=cuda,
+            weights=(samples.weight(), read),
+        ),
+    ]
+    for order in (sources, sources[::-1]):
+        manifest = assemble(order, [library(tmp_path), kernels_only(tmp_path)], tmp_path / "toy.pt2")
+        assert manifest.weights == (samples.weight(), read)
+        assert [record.name for record in manifest.records].count(samples.WEIGHT) == 1
+
+
+def test_an_artifact_with_its_weights_inside_the_code_goes_with_one_that_has_them_outside(tmp_path: Path) -> None:
+    inside = artifact(tmp_path / "cuda.pt2", target=msgspec.structs.replace(CUDA, constants={}), weights=())
+    outside = artifact(tmp_path / "cpu.pt2")
+    manifest = assemble([inside, outside], [library(tmp_path), kernels_only(tmp_path)], tmp_path / "toy.pt2")
+    assert manifest.weights == (samples.weight(),)
+
+
+@pytest.mark.parametrize("change", [{"strides": (1, 2)}, {"aliases": ()}, {"state": False}])
+def test_weights_of_one_name_that_differ_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    other = artifact(tmp_path / "cuda.pt2", target=CUDA, weights=(samples.weight(**change),))
+    with pytest.raises(MergeError, match=r"cpu\.pt2 and cuda\.pt2 have different weights of the name head\.weight"):
+        assemble([artifact(tmp_path / "cpu.pt2"), other], [library(tmp_path)], tmp_path / "toy.pt2")

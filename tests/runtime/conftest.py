@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from exportkit.package.assemble import assemble
+from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Case
-from tests.runtime import tiny
+from tests.artifacts import artifact
+from tests.fixtures import softpool_library
+from tests.runtime import exportkit_run, meeting, tiny
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +36,51 @@ def tiny_package(tiny_files: dict[str, Path], tmp_path_factory: pytest.TempPathF
         cases.append(Case(record=name, sizes={"batch": batch, "gh": gh}))
     path = tmp_path_factory.mktemp("tiny") / "tiny.pt2"
     return tiny.write(path, tiny_files, extra=records, cases=tuple(cases))
+
+
+@pytest.fixture(scope="session")
+def meeting_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package whose operator waits for other calls of it."""
+    torch.manual_seed(0)
+    inputs = (torch.rand(4, 8), torch.rand(4, 8, 2))
+    return meeting.write(tmp_path_factory.mktemp("meeting") / "meeting.pt2", [(inputs, meeting.answer(*inputs))])
+
+
+@pytest.fixture(scope="module", params=["cpp", "python"])
+def route(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The C++ runtime and torch's own binding, in turn: EXPORTKIT_RUNTIME says which one runs compiled code."""
+    if request.param == "cpp":
+        exportkit_run.require_built()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXPORTKIT_RUNTIME", request.param)
+        yield request.param
+
+
+@pytest.fixture(scope="session")
+def softpool_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package with somebody else's operators."""
+    return _softpool(softpool_library.build(), tmp_path_factory.mktemp("softpool"))
+
+
+@pytest.fixture(scope="session")
+def misbehaving_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with another build of the library: its operators crash, stall or raise when they are told to."""
+    return _softpool(softpool_library.misbehaving(), tmp_path_factory.mktemp("misbehaving"))
+
+
+def _softpool(library: Path, folder: Path) -> Path:
+    package = folder / "softpool.pt2"
+    assemble([artifact("softpool")], [(library, describe_library(library))], package)
+    return package
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go, and nothing else does."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
 
 
 @pytest.fixture(autouse=True)

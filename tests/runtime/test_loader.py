@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -29,6 +30,8 @@ from exportkit.runtime import loader
 from tests.fixtures.softpool_library import build
 from tests.fresh import run_python
 from tests.runtime import tiny
+
+pytestmark = pytest.mark.usefixtures("route")
 
 RECORD = f"exportkit/ops/{host_platform()}/libtoy.so"
 POOL = "softpool::pool(Tensor x, Tensor weights, float temperature=1.) -> Tensor"
@@ -197,10 +200,10 @@ def test_a_library_for_another_torch_is_refused_before_it_is_opened(
 
 def test_a_library_that_the_linker_refuses_is_named(tiny_files, tmp_path):
     content = b"no ELF file" * 100
-    package = tiny.write(
-        tmp_path / "text.pt2", tiny_files, extra={RECORD: content}, libraries=(library(content, "toy::op() -> ()"),)
-    )
-    with pytest.raises(LibraryLoadError, match=r"the dynamic linker refused libtoy\.so: .*invalid ELF header"):
+    record = RECORD.replace("libtoy", "libtext")  # no other test's library has this name
+    text = msgspec.structs.replace(library(content, "toy::op() -> ()"), record=record)
+    package = tiny.write(tmp_path / "text.pt2", tiny_files, extra={record: content}, libraries=(text,))
+    with pytest.raises(LibraryLoadError, match=r"the dynamic linker refused libtext\.so: .*invalid ELF header"):
         exportkit.load(package)
 
 

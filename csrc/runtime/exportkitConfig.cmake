@@ -1,0 +1,25 @@
+# find_package(exportkit) gives the target exportkit::runtime. CMAKE_PREFIX_PATH must have the folder of the installed
+# Python package: $(python -c "import exportkit; print(exportkit.__path__[0])"). EXPORTKIT_TORCH is that of torch, by
+# default the one beside it, or else the one that Python3 has.
+get_filename_component(_exportkit_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+if(NOT EXPORTKIT_TORCH AND EXISTS "${_exportkit_prefix}/../torch/lib/libtorch.so")
+  get_filename_component(EXPORTKIT_TORCH "${_exportkit_prefix}/../torch" ABSOLUTE)
+endif()
+include("${CMAKE_CURRENT_LIST_DIR}/torch.cmake")
+
+set(_exportkit_library "${_exportkit_prefix}/lib/torch${EXPORTKIT_TORCH_VERSION}/libexportkit_runtime.so")
+if(NOT EXISTS "${_exportkit_library}")
+  set(exportkit_FOUND FALSE)
+  set(exportkit_NOT_FOUND_MESSAGE
+      "The C++ runtime was not built for torch ${EXPORTKIT_TORCH_VERSION} (there is no ${_exportkit_library}): run "
+      "`make build` where that torch is installed.")
+  return()
+endif()
+if(NOT TARGET exportkit::runtime)
+  add_library(exportkit::runtime SHARED IMPORTED)
+  set_target_properties(exportkit::runtime PROPERTIES
+    IMPORTED_LOCATION "${_exportkit_library}"
+    INTERFACE_INCLUDE_DIRECTORIES "${_exportkit_prefix}/include"
+    INTERFACE_COMPILE_FEATURES cxx_std_20  # torch's headers need it
+    INTERFACE_LINK_LIBRARIES exportkit_torch)
+endif()

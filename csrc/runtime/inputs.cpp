@@ -1,0 +1,165 @@
+#include "runtime/inputs.h"
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+
+#include "runtime/package/errors.h"
+
+namespace exportkit {
+namespace {
+
+// torch's kernels for CUDA may read 16 bytes at a time from where an input starts; one that starts elsewhere is copied.
+constexpr uintptr_t kCudaAlignment = 16;
+
+constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
+    {"bool", at::ScalarType::Bool},
+    {"uint8", at::ScalarType::Byte},
+    {"uint16", at::ScalarType::UInt16},
+    {"uint32", at::ScalarType::UInt32},
+    {"uint64", at::ScalarType::UInt64},
+    {"int8", at::ScalarType::Char},
+    {"int16", at::ScalarType::Short},
+    {"int32", at::ScalarType::Int},
+    {"int64", at::ScalarType::Long},
+    {"float16", at::ScalarType::Half},
+    {"bfloat16", at::ScalarType::BFloat16},
+    {"float32", at::ScalarType::Float},
+    {"float64", at::ScalarType::Double},
+    {"complex32", at::ScalarType::ComplexHalf},
+    {"complex64", at::ScalarType::ComplexFloat},
+    {"complex128", at::ScalarType::ComplexDouble},
+    {"float8_e4m3fn", at::ScalarType::Float8_e4m3fn},
+    {"float8_e5m2", at::ScalarType::Float8_e5m2},
+    {"float8_e4m3fnuz", at::ScalarType::Float8_e4m3fnuz},
+    {"float8_e5m2fnuz", at::ScalarType::Float8_e5m2fnuz},
+};
+
+// The number of each dimension, and the input that gave it.
+using Bound = std::map<std::string, std::pair<int64_t, std::string>>;
+
+[[noreturn]] void refuse(const std::string& name, const std::string& what, const std::string& hint = {}) {
+  throw Error(errors::kInput, "`" + name + "` " + what, hint);
+}
+
+void check_kind(const at::Tensor& value, const std::string& name, at::ScalarType dtype, c10::Device device) {
+  if (!value.defined()) refuse(name, "must be a tensor, got an undefined one");
+  if (value.layout() != at::kStrided || !value.has_storage()) {
+    refuse(name, "must be a dense tensor with data of its own, got layout " + c10::str(value.layout()));
+  }
+  if (value.scalar_type() != dtype) {
+    refuse(name, "must be " + dtype_name(dtype) + ", got " + dtype_name(value.scalar_type()), "`.to()` converts it.");
+  }
+  if (value.device() != device) {
+    refuse(name, "must be on " + device.str() + ", where the model is; got one on " + value.device().str(),
+           "`.to()` moves it, or open the package with another device.");
+  }
+  if (value.numel() > 0 && value.const_data_ptr() == nullptr) {
+    refuse(name, "has no data: its storage was freed, or it only stands in for a tensor");
+  }
+}
+
+at::Tensor plain(const at::Tensor& value) {
+  // Views that flip a sign when they are read, which compiled code would not do.
+  at::Tensor tensor = value.is_neg() || value.is_conj() ? value.resolve_neg().resolve_conj() : value;
+  if (!tensor.is_contiguous()) return tensor.contiguous();
+  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  return tensor.is_cuda() && address % kCudaAlignment != 0 ? tensor.clone() : tensor;
+}
+
+const Dimension& dimension_of(const Call& call, const std::string& name) {
+  return *std::find_if(call.dimensions.begin(), call.dimensions.end(),
+                       [&](const Dimension& dimension) { return dimension.name == name; });
+}
+
+// Checks a size that varies against its range, and against the inputs before that share its dimension.
+void bind_size(const Call& call, const at::Tensor& value, const std::string& name, size_t axis, const Size& size,
+               Bound& bound) {
+  const Dimension& dimension = dimension_of(call, size.dimension);
+  const int64_t scaled = value.size(static_cast<int64_t>(axis)) - size.offset;
+  const int64_t number = scaled / size.scale;
+  if (scaled % size.scale != 0 || number < dimension.min || number > dimension.max) {
+    const auto end = [&](int64_t n) { return std::to_string(size.scale * n + size.offset); };
+    refuse(name,
+           "must have a size from " + end(dimension.min) + " to " + end(dimension.max) +
+               (size.scale > 1 ? ", in steps of " + std::to_string(size.scale) : "") + " in dimension " +
+               std::to_string(axis) + " (" + expression(size) + "), got shape " + shape_text(value.sizes()),
+           "Export with another range (--dynamic) where the model should take it.");
+  }
+  const auto& [known, source] = bound.try_emplace(size.dimension, number, name).first->second;
+  if (known != number) {
+    refuse(name, "has " + size.dimension + " = " + std::to_string(number) + " by dimension " + std::to_string(axis) +
+                     " of shape " + shape_text(value.sizes()) + ", but `" + source + "` has " + size.dimension + " = " +
+                     std::to_string(known) + ": they must agree");
+  }
+}
+
+void check_shape(const Call& call, const at::Tensor& value, const TensorInput& expected, Bound& bound) {
+  if (static_cast<size_t>(value.dim()) != expected.shape.size()) {
+    refuse(expected.name, "must have " + std::to_string(expected.shape.size()) + " dimensions, got shape " +
+                              shape_text(value.sizes()));
+  }
+  for (size_t axis = 0; axis < expected.shape.size(); ++axis) {
+    if (const auto* size = std::get_if<Size>(&expected.shape[axis])) {
+      bind_size(call, value, expected.name, axis, *size, bound);
+    } else if (const int64_t fixed = std::get<int64_t>(expected.shape[axis]);
+               value.size(static_cast<int64_t>(axis)) != fixed) {
+      refuse(expected.name, "must have size " + std::to_string(fixed) + " in dimension " + std::to_string(axis) +
+                                ", got shape " + shape_text(value.sizes()));
+    }
+  }
+}
+
+}  // namespace
+
+InputPlan::InputPlan(const Call& call, c10::Device device) : call_(call), device_(device) {
+  for (const TensorInput& input : call.inputs) dtypes_.push_back(dtype_of(input.dtype));
+}
+
+std::vector<at::Tensor> InputPlan::prepare(const std::vector<at::Tensor>& inputs) const {
+  if (inputs.size() != call_.inputs.size()) {
+    std::string names;
+    for (const TensorInput& input : call_.inputs) names += (names.empty() ? "" : ", ") + input.name;
+    throw Error(errors::kInput, std::to_string(inputs.size()) + " tensors were given; the package takes " +
+                                    std::to_string(call_.inputs.size()) + ": (" + names + ")");
+  }
+  std::vector<at::Tensor> prepared;
+  prepared.reserve(inputs.size());
+  Bound bound;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_kind(inputs[i], call_.inputs[i].name, dtypes_[i], device_);
+    check_shape(call_, inputs[i], call_.inputs[i], bound);
+    prepared.push_back(plain(inputs[i]));
+  }
+  return prepared;
+}
+
+at::ScalarType dtype_of(const std::string& name) {
+  for (const auto& [known, dtype] : kDtypes) {
+    if (name == known) return dtype;
+  }
+  throw Error(errors::kInput, "the dtype " + name + " is not known here");
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  for (const auto& [name, known] : kDtypes) {
+    if (dtype == known) return name;
+  }
+  return c10::toString(dtype);
+}
+
+std::string shape_text(at::IntArrayRef shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+std::string describe(const at::Tensor& tensor) { return dtype_name(tensor.scalar_type()) + shape_text(tensor.sizes()); }
+
+std::string expression(const Size& size) {
+  const std::string scaled = size.scale != 1 ? std::to_string(size.scale) + "*" + size.dimension : size.dimension;
+  if (size.offset == 0) return scaled;
+  return scaled + (size.offset > 0 ? " + " : " - ") + std::to_string(std::abs(size.offset));
+}
+
+}  // namespace exportkit

@@ -1,0 +1,115 @@
+#include "runtime/package/text.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+
+namespace exportkit {
+
+namespace {
+
+struct Range {
+  char32_t first, last;
+};
+
+// kStart and kContinue: what a name may start with and go on with, beyond ASCII.
+#include "runtime/package/identifier_ranges.inc"
+
+constexpr char32_t kInvalid = 0xFFFFFFFF;
+
+// The code point at `at`, which moves behind it; kInvalid for what is no UTF-8.
+char32_t next_code_point(std::string_view text, size_t& at) {
+  const auto byte = [&](size_t index) { return static_cast<uint8_t>(text[index]); };
+  const uint8_t lead = byte(at++);
+  if (lead < 0x80) return lead;
+  if (lead < 0xC2 || lead > 0xF4) return kInvalid;
+  const int more = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
+  char32_t code_point = lead & (0x3F >> more);
+  for (int i = 0; i < more; ++i) {
+    if (at >= text.size() || (byte(at) & 0xC0) != 0x80) return kInvalid;
+    code_point = code_point << 6 | (byte(at++) & 0x3F);
+  }
+  constexpr char32_t kLeast[] = {0x80, 0x800, 0x10000};
+  const bool surrogate = code_point >= 0xD800 && code_point < 0xE000;
+  return code_point < kLeast[more - 1] || code_point > 0x10FFFF || surrogate ? kInvalid : code_point;
+}
+
+template <size_t N>
+bool contains(const Range (&ranges)[N], char32_t code_point) {
+  const auto* after = std::upper_bound(std::begin(ranges), std::end(ranges), code_point,
+                                       [](char32_t value, const Range& range) { return value < range.first; });
+  return after != std::begin(ranges) && code_point <= (after - 1)->last;
+}
+
+bool is_start(char32_t c) {
+  return c < 0x80 ? (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' : contains(kStart, c);
+}
+
+bool is_continue(char32_t c) { return c < 0x80 ? is_start(c) || (c >= '0' && c <= '9') : contains(kContinue, c); }
+
+}  // namespace
+
+bool is_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    constexpr uint64_t kBeyondAscii = 0x8080808080808080;
+    uint64_t eight;
+    if (at + sizeof eight <= text.size()) {
+      std::memcpy(&eight, text.data() + at, sizeof eight);
+      if (!(eight & kBeyondAscii)) {
+        at += sizeof eight;
+        continue;
+      }
+    }
+    if (next_code_point(text, at) == kInvalid) return false;
+  }
+  return true;
+}
+
+void append_utf8(std::string& text, char32_t c) {
+  if (c < 0x80) {
+    text += static_cast<char>(c);
+    return;
+  }
+  const int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+  text += static_cast<char>((0xFF << (7 - more) & 0xFF) | c >> (6 * more));
+  for (int i = more - 1; i >= 0; --i) text += static_cast<char>(0x80 | (c >> (6 * i) & 0x3F));
+}
+
+bool is_identifier(std::string_view text) {
+  if (text.empty()) return false;
+  for (size_t at = 0; at < text.size();) {
+    const bool first = at == 0;
+    const char32_t code_point = next_code_point(text, at);
+    if (first ? !is_start(code_point) : !is_continue(code_point)) return false;
+  }
+  return true;
+}
+
+bool is_keyword(std::string_view word) {
+  static constexpr std::string_view kKeywords[] = {
+      "False", "None",     "True",  "and",    "as",   "assert", "async",  "await",    "break",
+      "class", "continue", "def",   "del",    "elif", "else",   "except", "finally",  "for",
+      "from",  "global",   "if",    "import", "in",   "is",     "lambda", "nonlocal", "not",
+      "or",    "pass",     "raise", "return", "try",  "while",  "with",   "yield"};
+  return std::find(std::begin(kKeywords), std::end(kKeywords), word) != std::end(kKeywords);
+}
+
+std::string shown(std::string_view text) {
+  constexpr size_t kShown = 100;
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string out = "'";
+  for (const char c : text.substr(0, kShown)) {
+    const auto byte = static_cast<uint8_t>(c);
+    if (byte >= 0x20 && byte < 0x7F && c != '\\' && c != '\'') {
+      out += c;
+    } else {
+      out += "\\x";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
+    }
+  }
+  return out + (text.size() > kShown ? "...'" : "'");
+}
+
+}  // namespace exportkit

@@ -1,0 +1,16 @@
+// Times calls of a model from several threads.
+#pragma once
+
+#include "exportkit/runtime.h"
+
+namespace exportkit::run {
+
+struct Timing {
+  size_t calls;
+  double median_ms, p99_ms, calls_per_second;
+};
+
+// The time of a call ends when its outputs are there, on CUDA too. What a call throws, this throws.
+Timing bench(const Model& model, const std::vector<at::Tensor>& inputs, double seconds, int64_t threads);
+
+}  // namespace exportkit::run

@@ -1,0 +1,200 @@
+// exportkit-run: checks a package, loads it without Python, replays its recorded cases, runs inputs, times calls. It
+// uses the public header alone.
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "runtime/run/bench.h"
+#include "runtime/run/options.h"
+
+namespace exportkit::run {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kCheckFailed = 1, kBug = 70;  // EX_SOFTWARE of sysexits.h
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// JSON has no infinity.
+Json number(const std::optional<double>& value) {
+  if (!value) return nullptr;
+  return std::isfinite(*value) ? Json(*value) : Json(std::to_string(*value));
+}
+
+std::string shown(const std::optional<double>& value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value.value_or(0));
+  return value ? text : "-";
+}
+
+std::string shown(const std::map<std::string, int64_t>& sizes) {
+  std::string text;
+  for (const auto& [dimension, size] : sizes)
+    text += (text.empty() ? "" : ", ") + dimension + "=" + std::to_string(size);
+  return text;
+}
+
+std::string shown(const TensorInfo& tensor) {
+  std::string text = tensor.name + ": " + tensor.dtype + "[";
+  for (const SizeRange& size : tensor.shape) text += (&size == &tensor.shape.front() ? "" : ", ") + size.text;
+  return text + "]";
+}
+
+std::string shown(const std::vector<TensorInfo>& tensors) {
+  std::string text;
+  for (const TensorInfo& tensor : tensors) text += (text.empty() ? "" : ", ") + shown(tensor);
+  return text;
+}
+
+Json to_json(const OutputReport& output) {
+  return {{"name", output.name},
+          {"compared", output.compared},
+          {"mismatched", output.mismatched},
+          {"max_abs", number(output.max_abs)},
+          {"max_rel", number(output.max_rel)},
+          {"rtol", output.rtol},
+          {"atol", output.atol},
+          {"note", output.note.empty() ? Json() : Json(output.note)}};
+}
+
+void print(const OutputReport& output) {
+  std::cout << "    " << (output.mismatched == 0 ? "ok  " : "BAD ") << output.name << ": " << output.mismatched
+            << " of " << output.compared << " elements differ (rtol " << shown(output.rtol) << ", atol "
+            << shown(output.atol) << "; greatest difference " << shown(output.max_abs) << ", relative "
+            << shown(output.max_rel) << ")" << (output.note.empty() ? "" : "; " + output.note) << "\n";
+}
+
+// Everything that was found out: printed as it comes, or kept for one JSON document.
+class Run {
+ public:
+  explicit Run(const Options& options) : options_(options) {}
+
+  int operator()() {
+    const auto start = Clock::now();
+    const Model model = Model::open(options_.package, options_.open);
+    describe(model, seconds_since(start));
+    std::vector<at::Tensor> inputs;
+    if (!options_.input.empty()) {
+      inputs = run_file(model);
+    } else {
+      replay(model);
+    }
+    if (ok_ && options_.bench_seconds > 0) time(model, std::move(inputs));
+    document_["ok"] = ok_;
+    if (options_.json) std::cout << document_.dump() << "\n";
+    return ok_ ? 0 : kCheckFailed;
+  }
+
+ private:
+  void describe(const Model& model, double seconds) {
+    document_ = {{"ok", false},
+                 {"package", {{"name", model.name()}, {"version", model.version()}}},
+                 {"target", model.target()},
+                 {"device", model.device().str()},
+                 {"torch", torch_version()},
+                 {"seconds", seconds}};
+    if (options_.json) return;
+    std::cout << model.name() << " " << model.version() << ", target " << model.target() << " on " << model.device()
+              << ", torch " << torch_version() << ": loaded in " << static_cast<int>(seconds * 1e3) << " ms\n"
+              << "  takes " << shown(model.inputs()) << "\n  gives " << shown(model.outputs()) << "\n";
+  }
+
+  void replay(const Model& model) {
+    document_["cases"] = Json::array();
+    if (model.case_count() == 0 && !options_.json) std::cout << "  no case was recorded: nothing to compare\n";
+    for (size_t i = 0; i < model.case_count(); ++i) {
+      const auto start = Clock::now();
+      const CaseReport report = model.replay(i);
+      ok_ &= report.ok();
+      Json outputs = Json::array();
+      for (const OutputReport& output : report.outputs) outputs.push_back(to_json(output));
+      document_["cases"].push_back({{"ok", report.ok()},
+                                    {"sizes", report.sizes},
+                                    {"seconds", seconds_since(start)},
+                                    {"problem", report.problem.empty() ? Json() : Json(report.problem)},
+                                    {"outputs", outputs}});
+      if (options_.json) continue;
+      std::cout << "  case " << i << " (" << shown(report.sizes) << "): " << (report.ok() ? "ok" : "DIFFERS")
+                << (report.problem.empty() ? "" : ", " + report.problem) << "\n";
+      for (const OutputReport& output : report.outputs) print(output);
+    }
+  }
+
+  std::vector<at::Tensor> run_file(const Model& model) {
+    std::map<std::string, at::Tensor> given = read_safetensors(options_.input);
+    std::vector<at::Tensor> inputs;
+    for (const TensorInfo& input : model.inputs()) {
+      auto node = given.extract(input.name);
+      if (node.empty()) throw Error(errors::kInput, options_.input + " has no `" + input.name + "`");
+      inputs.push_back(node.mapped().to(model.device()));
+    }
+    if (!given.empty()) {
+      throw Error(errors::kInput, options_.input + " has `" + given.begin()->first +
+                                      "`, which is no input: the package takes " + shown(model.inputs()));
+    }
+    const std::vector<at::Tensor> outputs = model.run(inputs);
+    std::map<std::string, at::Tensor> named;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const std::string& name = model.outputs().at(i).name;
+      named.emplace(name, outputs[i]);
+      document_["outputs"][name] = outputs[i].sizes().vec();
+      if (!options_.json) std::cout << "  " << name << ": " << outputs[i].sizes() << "\n";
+    }
+    if (!options_.output.empty()) write_safetensors(options_.output, named);
+    return inputs;
+  }
+
+  void time(const Model& model, std::vector<at::Tensor> inputs) {
+    if (inputs.empty() && model.case_count() == 0) {
+      throw Error(errors::kUsage, "no case was recorded, so there is nothing to time", "Give inputs with --input.");
+    }
+    if (inputs.empty()) inputs = model.recorded_case(0).inputs;
+    const Timing timing = bench(model, inputs, options_.bench_seconds, options_.threads);
+    document_["bench"] = {{"threads", options_.threads}, {"runners", options_.open.runners},
+                          {"calls", timing.calls},       {"median_ms", timing.median_ms},
+                          {"p99_ms", timing.p99_ms},     {"calls_per_second", timing.calls_per_second}};
+    if (options_.json) return;
+    std::printf("  %zu calls from %lld thread(s): median %.3f ms, p99 %.3f ms, %.1f calls/s\n", timing.calls,
+                static_cast<long long>(options_.threads), timing.median_ms, timing.p99_ms, timing.calls_per_second);
+  }
+
+  const Options& options_;
+  Json document_;
+  bool ok_ = true;
+};
+
+int fail(bool json, const char* kind, const std::string& message, const std::string& hint, int exit_code) {
+  if (json) {
+    const Json error = {
+        {"kind", kind}, {"message", message}, {"hint", hint.empty() ? Json() : Json(hint)}, {"exit_code", exit_code}};
+    // A name that is not UTF-8 may be part of a message.
+    std::cout << Json{{"error", error}}.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+  }
+  std::cerr << "error: " << message << (hint.empty() ? "" : "\n  " + hint) << "\n";
+  return exit_code;
+}
+
+int main(int argc, char** argv) {
+  const bool json = std::find(argv, argv + argc, std::string("--json")) != argv + argc;
+  try {
+    const Options options = parse(argc, argv);
+    if (options.help) {
+      std::cout << kHelp;
+      return 0;
+    }
+    return Run(options)();
+  } catch (const Error& error) {
+    return fail(json, error.name(), error.message(), error.hint(), error.exit_code());
+  } catch (const std::exception& error) {
+    return fail(json, "InternalError", error.what(), "This is a bug of exportkit. Please report it.", kBug);
+  }
+}
+
+}  // namespace
+}  // namespace exportkit::run
+
+int main(int argc, char** argv) { return exportkit::run::main(argc, argv); }

@@ -1,0 +1,117 @@
+#include "runtime/run/options.h"
+
+#include <getopt.h>
+
+#include <cmath>
+#include <cstdlib>
+
+namespace exportkit::run {
+
+const char* const kHelp = R"(Usage: exportkit-run PACKAGE [OPTIONS]
+
+Checks a package, loads it without Python, and replays its recorded cases.
+
+Options:
+  --device DEVICE      auto, cpu, cuda or cuda:<index>  [auto]
+  --public-key PEM     A key, of which one must have signed the package. Repeatable.
+  --signature FILE     The signature file  [PACKAGE.sig]
+  --input FILE         A safetensors file of inputs, by name: runs them instead of the recorded cases.
+  --output FILE        Where their outputs go, by name.
+  --bench SECONDS      Times calls, with these inputs or those of the first case.
+  --threads N          That many threads call at a time  [1]
+  --runners N          That many calls run at a time; they share the weights  [--threads]
+  --json               One JSON document on stdout, nothing else.
+  -h, --help           This.
+
+Exit codes: 0 done; 1 a check failed; 2 usage; 3 the package is bad, tampered with or not trusted; 4 this machine cannot
+do it.
+)";
+
+namespace {
+
+[[noreturn]] void usage(const std::string& message) {
+  throw Error(errors::kUsage, message, "See `exportkit-run --help`.");
+}
+
+int64_t whole_number(const std::string& option, const char* text) {
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  if (*text == '\0' || *end != '\0' || value < 1 || value > 1024) {
+    usage(option + " must be a whole number from 1 to 1024, got '" + text + "'");
+  }
+  return value;
+}
+
+double seconds(const char* text) {
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  if (*text == '\0' || *end != '\0' || !std::isfinite(value) || value <= 0) {
+    usage(std::string("--bench must be a number of seconds above 0, got '") + text + "'");
+  }
+  return value;
+}
+
+}  // namespace
+
+Options parse(int argc, char** argv) {
+  enum Name { kDevice = 1, kPublicKey, kSignature, kInput, kOutput, kBench, kThreads, kRunners, kJson };
+  const option known[] = {{"device", required_argument, nullptr, kDevice},
+                          {"public-key", required_argument, nullptr, kPublicKey},
+                          {"signature", required_argument, nullptr, kSignature},
+                          {"input", required_argument, nullptr, kInput},
+                          {"output", required_argument, nullptr, kOutput},
+                          {"bench", required_argument, nullptr, kBench},
+                          {"threads", required_argument, nullptr, kThreads},
+                          {"runners", required_argument, nullptr, kRunners},
+                          {"json", no_argument, nullptr, kJson},
+                          {"help", no_argument, nullptr, 'h'},
+                          {nullptr, 0, nullptr, 0}};
+  Options options;
+  bool runners_given = false;
+  opterr = 0;
+  for (int name = 0; (name = getopt_long(argc, argv, "h", known, nullptr)) != -1;) {
+    switch (name) {
+      case kDevice:
+        options.open.device = optarg;
+        break;
+      case kPublicKey:
+        options.open.public_keys.emplace_back(optarg);
+        break;
+      case kSignature:
+        options.open.signature = optarg;
+        break;
+      case kInput:
+        options.input = optarg;
+        break;
+      case kOutput:
+        options.output = optarg;
+        break;
+      case kBench:
+        options.bench_seconds = seconds(optarg);
+        break;
+      case kThreads:
+        options.threads = whole_number("--threads", optarg);
+        break;
+      case kRunners:
+        options.open.runners = whole_number("--runners", optarg), runners_given = true;
+        break;
+      case kJson:
+        options.json = true;
+        break;
+      case 'h':
+        options.help = true;
+        return options;
+      default:
+        usage(std::string(argv[optind - 1]) + " is no option, or lacks its value");
+    }
+  }
+  if (argc - optind != 1) usage("give one PACKAGE, got " + std::to_string(argc - optind));
+  options.package = argv[optind];
+  if (!runners_given) options.open.runners = options.threads;
+  if (!options.output.empty() && options.input.empty())
+    usage("--output needs --input: nothing else makes outputs to keep");
+  if (options.threads > 1 && options.bench_seconds == 0) usage("--threads needs --bench");
+  return options;
+}
+
+}  // namespace exportkit::run

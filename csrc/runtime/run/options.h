@@ -1,0 +1,25 @@
+// The command line of exportkit-run.
+#pragma once
+
+#include <string>
+
+#include "exportkit/runtime.h"
+
+namespace exportkit::run {
+
+struct Options {
+  std::string package;
+  OpenOptions open;
+  std::string input, output;  // safetensors files
+  double bench_seconds = 0;   // 0: no bench
+  int64_t threads = 1;
+  bool json = false;
+  bool help = false;
+};
+
+// UsageError.
+Options parse(int argc, char** argv);
+
+extern const char* const kHelp;
+
+}  // namespace exportkit::run

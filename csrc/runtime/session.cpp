@@ -1,0 +1,103 @@
+#include "runtime/session.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
+
+#include "runtime/cuda_driver.h"
+
+namespace exportkit {
+namespace {
+
+// Makes the process's libstdc++ visible to all libraries. torch's loader crashes in std::regex where a model's library
+// brings parts of its own libstdc++ along (linked statically by the compiler it was built with), unless the real one is
+// found first.
+void promote_libstdcxx() {
+  static void* const promoted = dlopen("libstdc++.so.6", RTLD_NOW | RTLD_GLOBAL);
+  (void)promoted;  // none: then torch itself was built with another one
+}
+
+}  // namespace
+
+Session::Session(const std::filesystem::path& library, c10::Device device, int64_t runners, Constants constants)
+    : device_(device), constants_(std::move(constants)) {
+  promote_libstdcxx();
+  // The parts of torch that can run a device's code register themselves: one build of this library serves torch with
+  // and without CUDA.
+  const auto& known = torch::inductor::getAOTIModelRunnerRegistry();
+  const std::string kind = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+  const auto create = known.find(kind);
+  TORCH_CHECK(create != known.end(), "this build of torch cannot run code for ", kind);
+  const std::string kernels = device.is_cpu() ? "" : library.parent_path().string();
+  runner_ =
+      create->second(library.string(), static_cast<size_t>(runners), device.str(), kernels, /*single_threaded=*/false);
+  if (!constants_.empty()) set_constants();
+}
+
+Session::~Session() {
+  runner_.reset();
+  // The compiled code never gives back the references it took (MaybeOwningAtenTensorHandle in torch 2.11 and 2.13).
+  for (const at::Tensor& alias : aliases_) {
+    if (alias.use_count() > 1) c10::raw::intrusive_ptr::decref(alias.unsafeGetTensorImpl());
+  }
+}
+
+void Session::set_constants() {
+  std::map<std::string, std::string> names;  // AOTInductor has another, made from it, within the code
+  for (const auto& [name, constant] : runner_->getConstantNamesToOriginalFQNs()) {
+    names.emplace(constant, name);
+    TORCH_CHECK(constants_.count(constant), "the manifest does not say which weight the code takes for ", constant);
+  }
+  for (const auto& [constant, tensor] : constants_) {
+    TORCH_CHECK(names.count(constant), "the code has no constant ", constant, ", which the manifest has");
+  }
+  if (!device_.is_cpu()) return copy_constants(names);
+  std::unordered_map<std::string, at::Tensor> borrowed;
+  for (const auto& [constant, tensor] : constants_) {
+    aliases_.push_back(at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options()));
+    borrowed.emplace(names.at(constant), aliases_.back());
+  }
+  runner_->update_constant_buffer(borrowed, /*use_inactive=*/false, /*validate_full_updates=*/true,
+                                  /*user_managed=*/true);
+}
+
+// Into memory of the compiled code's own, a part at a time: the device holds no second copy of all of them.
+void Session::copy_constants(const std::map<std::string, std::string>& names) {
+  constexpr size_t part_bytes = size_t{64} << 20;
+  const c10::DeviceGuard guard(device_);
+  const c10::impl::VirtualGuardImpl device(device_.type());
+  std::unordered_map<std::string, at::Tensor> part;
+  size_t bytes = 0;
+  const auto copy_part = [&] {
+    runner_->update_constant_buffer(part, /*use_inactive=*/false, /*validate_full_updates=*/false);
+    device.synchronizeDevice(device_.index());  // it copies on a stream that calls do not wait for
+    part.clear();
+    bytes = 0;
+  };
+  for (const auto& [constant, tensor] : constants_) {
+    // It copies the whole storage, so that each has to have one of its own.
+    part.emplace(names.at(constant), tensor.to(tensor.options().device(device_), /*non_blocking=*/false, /*copy=*/true,
+                                               at::MemoryFormat::Preserve));
+    bytes += tensor.nbytes();
+    if (bytes >= part_bytes) copy_part();
+  }
+  copy_part();
+  constants_.clear();
+}
+
+std::vector<at::Tensor> Session::run(const std::vector<at::Tensor>& inputs) const {
+  // The compiled code keeps no graph. Below autograd, its operators' own autograd kernels, which may be Python's and
+  // would wait for the GIL, are not asked.
+  const c10::AutoGradMode no_grad(false);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  // torch takes the current device's stream for the current stream, whichever device the model is on.
+  const c10::DeviceGuard guard(device_);
+  if (device_.is_cuda()) ensure_cuda_context(device_.index());
+  return runner_->run(inputs);
+}
+
+}  // namespace exportkit

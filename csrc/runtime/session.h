@@ -1,0 +1,45 @@
+// The compiled code of one target with its weights, for any number of threads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace torch::inductor {
+class AOTIModelContainerRunner;
+}
+
+namespace exportkit {
+
+// Tensors by AOTInductor's names for them (the original FQNs); a target's `constants` in the manifest.
+using Constants = std::map<std::string, at::Tensor>;
+
+class Session {
+ public:
+  // Loads a target's library, which must have been checked: this executes it. torch finds the calls of custom operators
+  // in a .json beside it, and CUDA kernels in files beside it. `constants` are all the tensors that the code takes from
+  // outside, on the CPU and of the strides in the manifest; none where its weights are inside. Code for the CPU works
+  // on these very tensors, which may be mapped from a file. Throws what torch's loader throws.
+  Session(const std::filesystem::path& library, c10::Device device, int64_t runners, Constants constants = {});
+  ~Session();
+
+  // The flat outputs for flat inputs that the package allows, on the current stream of the model's device. As many
+  // calls as there are runners go on at a time; the others wait.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
+
+ private:
+  void set_constants();
+  void copy_constants(const std::map<std::string, std::string>& names);
+
+  c10::Device device_;
+  Constants constants_;
+  std::vector<at::Tensor> aliases_;  // what the compiled code has of them: tensors that own nothing
+  std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
+};
+
+}  // namespace exportkit

@@ -1,0 +1,45 @@
+// Which of a package's targets runs here, and why the others do not: the twin of exportkit/runtime/targets.py.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/package/manifest.h"
+
+namespace exportkit {
+
+// What a target is held against.
+struct Host {
+  std::string platform;             // such as "linux-x86_64"
+  std::string cpu_isa;              // the highest level, such as "x86-64-v3"; elsewhere the machine's name
+  std::string torch;                // such as "2.13.0"
+  std::optional<std::string> cuda;  // what torch was built with; none for a CPU build
+  std::vector<std::pair<int, int>> capabilities;  // of each CUDA device
+  int current_cuda = 0;                           // the device that `cuda` and `auto` mean
+};
+
+// A target and where it runs: the index of the CUDA device, -1 for the CPU.
+struct Choice {
+  const Target* target;
+  int device_index;
+};
+
+// Such as "linux-x86_64".
+std::string host_platform();
+
+// The highest x86-64 level this CPU has; the machine's name on other machines.
+std::string host_cpu_isa();
+
+// `auto`, `cpu`, `cuda` or `cuda:1`, taken apart: UsageError.
+std::pair<std::string, std::optional<int>> parse_device(const std::string& device);
+
+// The best of the targets that run on `host`: CUDA before CPU, newer instructions before older ones. UsageError;
+// NoTargetError, with the reason for each.
+Choice pick(const std::vector<Target>& targets, const std::string& device, const Host& host);
+
+// Why an operator library does not work with this torch, or nothing if it does.
+std::optional<std::string> library_rejection(const Library& library, const std::string& torch);
+
+}  // namespace exportkit

@@ -1,0 +1,178 @@
+"""Weights that stay outside of the compiled code: what the code takes, and what a package keeps for it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import msgspec
+import torch
+from torch._inductor import config
+from torch._inductor.graph import GraphLowering
+from torch.export.graph_signature import InputKind
+
+from exportkit.errors import ExportError
+from exportkit.package.dtypes import DTYPES
+from exportkit.package.manifest import Weight
+from exportkit.package.weights import WEIGHTS_DIR, is_dense
+
+_EMBED = "--embed-weights leaves the weights inside the compiled code."
+
+
+class ProgramWeights:
+    """The state of a program, and which of it, and of the compilers' own constants, the targets' code takes.
+
+    Attributes:
+        records: Name in the archive to the elements of a weight, which are the program's own memory where that is on
+            the CPU.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        """Takes the state of a program, in which a tensor with gaps between its elements is replaced by one without.
+
+        Raises:
+            ExportError: A package cannot hold it.
+        """
+        self.records: dict[str, memoryview] = {}
+        self._weights: dict[str, Weight] = {}
+        self._names: dict[str, str] = {}  # every name in the state, aliases included, to the weight's
+        _close_gaps(program.state_dict)
+        _close_gaps(program.constants)
+        for first, *aliases in _tied(program.state_dict):
+            self._weights[first] = _describe(first, program.state_dict[first], aliases=tuple(aliases))
+            self._names |= dict.fromkeys((first, *aliases), first)
+        # What the program reads and the code does not was computed with when it was compiled. It is kept, so that a
+        # loader can tell whether another one is the same.
+        for name in _read(program):
+            self._keep(self._names[name], program.state_dict[name])
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """For the manifest."""
+        return tuple(self._weights.values())
+
+    @contextmanager
+    def outside(self) -> Iterator[dict[str, Any]]:
+        """Inductor options that keep the state outside of the code, and leave none of it in there as numbers.
+
+        Inductor writes tensors of up to eight elements into the code, and computes with those of one at compile time:
+        another fine-tune would silently get the first one's.
+        """
+        lower = GraphLowering.get_attr
+
+        def get_attr(graph: GraphLowering, target: str, *rest: Any) -> Any:
+            with ExitStack() as stack:
+                if target in self._names:
+                    stack.enter_context(config.patch(always_keep_tensor_constants=True))
+                return lower(graph, target, *rest)
+
+        options: dict[str, Any] = {
+            "aot_inductor.package_constants_in_so": False,
+            "aot_inductor.package_constants_on_disk_format": "pickle_weights",  # hands the tensors back, not pickled
+        }
+        if any(weight.shape.count(1) == len(weight.shape) for weight in self._weights.values()):
+            options["joint_graph_constant_folding"] = False
+        with mock.patch.object(GraphLowering, "get_attr", get_attr):
+            yield options
+
+    def take(self, constants: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, str]:
+        """Keeps what a target's code takes from outside.
+
+        Args:
+            constants: AOTInductor's, by the names it has for them.
+            device: What the code was compiled for.
+
+        Returns:
+            The name of the weight for each.
+
+        Raises:
+            ExportError: A package cannot hold one of them, or a loader cannot set it.
+        """
+        found = {}
+        for constant, tensor in sorted(constants.items()):
+            if tensor.device.type != device.type:
+                raise ExportError(
+                    f"the code for {device.type} takes the tensor {constant} on {tensor.device.type}, which torch 2.11 "
+                    "cannot set from outside",
+                    hint=f"Make it a buffer, which moves with the model. {_EMBED}",
+                )
+            described = _describe(constant, tensor)
+            if constant in self._names:
+                name = self._names[constant]
+                known = self._weights[name]
+                if (known.dtype, known.shape, known.strides) != (described.dtype, described.shape, described.strides):
+                    raise ExportError(f"the compiler changed the layout of the weight {constant}", hint=_EMBED)
+            else:
+                name = f"{constant}@{hashlib.sha256(elements(tensor)).hexdigest()[:16]}"
+                self._weights.setdefault(name, msgspec.structs.replace(described, name=name, state=False))
+            self._keep(name, tensor)
+            found[constant] = name
+        return found
+
+    def _keep(self, name: str, tensor: torch.Tensor) -> None:
+        if self._weights[name].record is None:
+            content = elements(tensor)
+            record = f"{WEIGHTS_DIR}/{hashlib.sha256(content).hexdigest()}"
+            self.records.setdefault(record, content)
+            self._weights[name] = msgspec.structs.replace(self._weights[name], record=record)
+
+
+def _describe(name: str, tensor: torch.Tensor, *, aliases: tuple[str, ...] = ()) -> Weight:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided or dtype not in DTYPES:
+        raise ExportError(f"{name} is {dtype} of the layout {tensor.layout}, which a package cannot hold", hint=_EMBED)
+    if not is_dense(tensor.shape, tensor.stride()):
+        raise ExportError(f"the compiler made {name} a tensor with gaps between its elements", hint=_EMBED)
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    return Weight(name=name, aliases=aliases, state=True, dtype=dtype, shape=shape, strides=strides, record=None)
+
+
+def _close_gaps(tensors: dict[str, Any]) -> None:
+    """Replaces what a package cannot hold as it lies in memory; tied tensors stay tied."""
+    replaced: dict[Any, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            continue
+        if is_dense(tensor.shape, tensor.stride()) and not tensor.is_conj() and not tensor.is_neg():
+            continue
+        plain = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        if isinstance(tensor, torch.nn.Parameter):
+            plain = torch.nn.Parameter(plain, requires_grad=tensor.requires_grad)
+        tensors[name] = replaced.setdefault(_identity(name, tensor), plain)
+
+
+def _tied(state: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """The names of the state, those that mean one tensor together, as Inductor sees it."""
+    groups: dict[Any, list[str]] = {}
+    for name, tensor in state.items():
+        groups.setdefault(_identity(name, tensor), []).append(name)
+    return list(groups.values())
+
+
+def _identity(name: str, tensor: torch.Tensor) -> Any:
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return name
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _read(program: torch.export.ExportedProgram) -> list[str]:
+    """The names of the state that the program does something with."""
+    used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    return [
+        spec.target
+        for spec in program.graph_signature.input_specs
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)
+        and getattr(spec.arg, "name", None) in used
+        and spec.target in program.state_dict
+    ]
+
+
+def elements(tensor: torch.Tensor) -> memoryview:
+    """A dense tensor's elements in the order in which they lie in memory, as bytes, not copied."""
+    if not tensor.numel():
+        return memoryview(b"")
+    flat = tensor.detach().cpu().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data

@@ -1,0 +1,15 @@
+"""The dtypes a package can hold, by torch's names, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Bytes of one element.
+ITEM_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32", "complex32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+DTYPES = frozenset(ITEM_BYTES)

@@ -1,0 +1,70 @@
+"""A package of another fine-tune: the same compiled targets, other weights."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import torch
+
+from exportkit.errors import WeightsError
+from exportkit.export.cases import digest_of_state
+from exportkit.export.weights import elements
+from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
+from exportkit.package.manifest import Manifest
+from exportkit.package.weights import WEIGHTS_DIR, match_state
+from exportkit.runtime.weights import described, mapped_weights, read_state, replaced_weights
+
+
+def with_weights(package: Path, weights: Path, out: Path) -> Manifest:
+    """Writes a package with other weights; nothing is compiled.
+
+    It has no cases, since the recorded answers are those of the weights before, nor the program, which holds them.
+
+    Args:
+        package: An artifact, or a package.
+        weights: A safetensors file with all of the model's state.
+        out: The package to write, which may be the same file.
+
+    Returns:
+        The manifest as written.
+
+    Raises:
+        WeightsError: The weights do not fit the model, or the package's are inside the compiled code.
+        PackageError: The package breaks a rule of the format.
+    """
+    with PackageReader(package) as reader:
+        manifest = reader.manifest
+        if not any(weight.state for weight in manifest.weights):
+            raise WeightsError(
+                f"the weights of {package.name} are inside the compiled code",
+                hint="Export the model with these weights, and without --embed-weights.",
+            )
+        state = read_state(weights)
+        replaced = replaced_weights(manifest, manifest.targets, mapped_weights(reader), state)
+        old = {weight.record for weight in manifest.weights} | {case.record for case in manifest.cases}
+        old |= {manifest.program.record} if manifest.program else set()
+        records: dict[str, Content] = {
+            name: StoredRecord(reader, name) for name in reader.names if name not in old and name not in STOCK_RECORDS
+        }
+        listed = []
+        for weight in manifest.weights:
+            if weight.record is not None:
+                content = elements(replaced[weight.name])
+                weight = msgspec.structs.replace(weight, record=f"{WEIGHTS_DIR}/{hashlib.sha256(content).hexdigest()}")
+                records[str(weight.record)] = content
+            listed.append(weight)
+        source = msgspec.structs.replace(manifest.source, state_sha256=_state_sha256(manifest, state))
+        changed = msgspec.structs.replace(manifest, weights=tuple(listed), cases=(), program=None, source=source)
+        return write_package(out, changed, records)
+
+
+def _state_sha256(manifest: Manifest, state: dict[str, torch.Tensor]) -> str:
+    """That of a model with this state, which has tied weights under all their names."""
+    given = match_state(manifest.weights, described(state))
+    whole: dict[str, torch.Tensor] = {}
+    for weight in manifest.weights:
+        if weight.state:
+            whole |= dict.fromkeys((weight.name, *weight.aliases), state[given[weight.name][0]])
+    return digest_of_state(whole)

@@ -1,0 +1,39 @@
+"""examples/cpp: a program of one's own over the C++ runtime, built as its CMakeLists.txt says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exportkit.runtime.native import library_path
+from tests.runtime import exportkit_run
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "cpp"
+
+
+def test_the_example_is_built_and_runs_a_package(tiny_package, tmp_path):
+    exportkit_run.require_built()
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    prefix = library_path().parents[2]
+    configure = ["cmake", "-S", EXAMPLE, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}"]
+    for command in ([*configure, f"-DPython3_EXECUTABLE={sys.executable}"], ["cmake", "--build", tmp_path]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    environment = {"EXPORTKIT_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [tmp_path / "predict", tiny_package], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tiny 1 on cpu\ntakes:\n  image float32 batch 3 16*gh 8\n")
+    assert "case 0: ok\ncase 1: ok\ngot [1, 3]\n" in done.stdout
+
+    damaged = tmp_path / "damaged.pt2"
+    damaged.write_bytes(tiny_package.read_bytes()[:-1])
+    done = subprocess.run([tmp_path / "predict", damaged], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("NotAnArchiveError: ")

@@ -1,0 +1,402 @@
+"""exportkit-run: the whole of it in C++, and its verdicts beside Python's."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import exportkit
+from exportkit.errors import (
+    InputError,
+    LibraryLoadError,
+    NoTargetError,
+    SignatureError,
+    SignatureMissingError,
+    UsageError,
+)
+from exportkit.package.archive import PackageReader
+from exportkit.runtime.native import library_path
+from exportkit.verify.compare import compare_outputs
+from exportkit.verify.outcomes import Match, Mismatch
+from tests.runtime import exportkit_run, meeting, tiny
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "format-1-cpu.pt2"
+
+
+# --- what it is -------------------------------------------------------------------------------------------------------
+
+
+def test_neither_it_nor_the_library_has_python_in_it():
+    exportkit_run.require_built()
+    for file in (exportkit_run.PROGRAM, library_path()):
+        needed = subprocess.run(["ldd", file], capture_output=True, text=True, check=True, env={}).stdout
+        assert "libtorch_cpu" in needed
+        assert "python" not in needed.replace("site-packages", "").replace("/lib/python3", "")
+        assert "not found" not in needed
+
+
+def test_help_goes_to_stdout_and_names_every_exit_code():
+    answer = exportkit_run.run("--help", json_output=False)
+    assert answer.code == 0
+    assert answer.document["text"].startswith("Usage: exportkit-run PACKAGE [OPTIONS]")
+    assert "0 done; 1 a check failed; 2 usage; 3 the package is bad" in answer.document["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one PACKAGE, got 0"),
+        (["a.pt2", "b.pt2"], "give one PACKAGE, got 2"),
+        (["a.pt2", "--surprise"], "--surprise is no option"),
+        (["a.pt2", "--bench"], "--bench is no option, or lacks its value"),
+        (["a.pt2", "--bench", "0"], "--bench must be a number of seconds above 0, got '0'"),
+        (["a.pt2", "--threads", "2"], "--threads needs --bench"),
+        (["a.pt2", "--runners", "none"], "--runners must be a whole number from 1 to 1024, got 'none'"),
+        (["a.pt2", "--output", "y"], "--output needs --input"),
+        (["nowhere.pt2"], "cannot open nowhere.pt2"),
+    ],
+)
+def test_usage_is_refused_with_2(arguments, message):
+    answer = exportkit_run.run(*arguments)
+    assert answer.code == 2
+    assert answer.document["error"]["kind"] == "UsageError"
+    assert message in answer.document["error"]["message"]
+    assert answer.said.startswith("error: ")
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def test_it_replays_the_recorded_cases(tiny_package):
+    document = exportkit_run.load(tiny_package)
+    assert document["ok"] is True
+    assert document["package"] == {"name": "tiny", "version": "1"}
+    assert (document["target"], document["device"]) == ("cpu", "cpu")
+    assert torch.__version__.startswith(document["torch"])
+    assert [case["sizes"] for case in document["cases"]] == [{"batch": 1, "gh": 1}, {"batch": 4, "gh": 6}]
+    assert [output["name"] for output in document["cases"][0]["outputs"]] == [
+        "regions.mean", "regions.doubled", "rest.0",
+    ]  # fmt: skip
+
+
+def test_it_says_the_same_to_people(tiny_package):
+    answer = exportkit_run.run(tiny_package, json_output=False)
+    assert answer.code == 0
+    text = answer.document["text"]
+    assert "takes image: float32[batch, 3, 16*gh, 8], query.features: float32[batch, 5], offset: float32[5]" in text
+    assert "case 1 (batch=4, gh=6): ok" in text
+
+
+def test_a_package_of_the_first_format_with_an_operator_library_runs():
+    document = exportkit_run.load(GOLDEN)
+    assert document["ok"] is True
+    assert len(document["cases"]) == 4
+
+
+def test_a_library_is_unpacked_where_python_finds_it(meeting_package, monkeypatch, tmp_path):
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "shared"))
+    assert exportkit_run.load(meeting_package)["ok"] is True
+    unpacked = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.so")}
+    with exportkit.load(meeting_package):
+        pass
+    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.so")} == unpacked
+    assert len(unpacked) == 2
+
+
+def recorded_wrongly() -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Calls of the meeting model with every kind of answer beside the right one."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(4, 8, generator=generator).clamp(max=0.9)
+    x[:, 5], x[:, 6] = 0.95, 0.95005  # within the tolerance of each other
+    rows = torch.rand(4, 8, 2, generator=generator)
+
+    def changed(output: int, change: Callable[[torch.Tensor], None]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        outputs = [tensor.clone() for tensor in meeting.answer(x, rows)]
+        change(outputs[output])
+        return [x, rows], outputs
+
+    def put(value: float, *at: int) -> Callable[[torch.Tensor], None]:
+        return lambda tensor: tensor.__setitem__(at, value)
+
+    def add(value: float, *at: int) -> Callable[[torch.Tensor], None]:
+        return lambda tensor: tensor.__setitem__(at, tensor[at] + value)
+
+    def swap(tensor: torch.Tensor) -> None:
+        tensor[1, 0], tensor[1, 1] = int(tensor[1, 1]), int(tensor[1, 0])
+
+    def swap_far(tensor: torch.Tensor) -> None:
+        tensor[1, 0], tensor[1, 2] = int(tensor[1, 2]), int(tensor[1, 0])
+
+    return [
+        changed(0, lambda tensor: None),
+        *(changed(0, put(value, 2, 3)) for value in (float("nan"), float("inf"), float("-inf"))),
+        *(changed(0, add(value, 1, 1)) for value in (9e-5, -9e-5, 2e-3, 1.0)),
+        changed(1, put(float("nan"), 0, 0)),
+        changed(2, swap),
+        changed(2, swap_far),
+        changed(2, put(7, 0, 2)),
+        changed(3, add(1.0, 0, 0, 0)),
+    ]
+
+
+def test_it_judges_as_python_does(tmp_path):
+    cases = recorded_wrongly()
+    package = meeting.write(tmp_path / "wrong.pt2", cases)
+    answer = exportkit_run.run(package)
+    assert answer.code == 1
+    with exportkit.load(package) as model:
+        outputs = model.manifest.call.outputs
+        for (inputs, recorded), judged in zip(cases, answer.document["cases"], strict=True):
+            expected = compare_outputs(outputs, recorded, list(model(*inputs).values()))
+            assert isinstance(expected, (Match, Mismatch))
+            assert judged["ok"] is isinstance(expected, Match)
+            for one, other in zip(judged["outputs"], expected.outputs, strict=True):
+                assert (one["name"], one["compared"], one["mismatched"]) == (
+                    other.name,
+                    other.compared,
+                    other.mismatched,
+                )
+                if other.max_abs is None:
+                    assert one["max_abs"] is None
+                else:
+                    assert float(one["max_abs"]) == pytest.approx(other.max_abs, rel=1e-6)
+                    assert float(one["max_rel"]) == pytest.approx(other.max_rel, rel=1e-6)
+    assert [case["ok"] for case in answer.document["cases"]].count(True) >= 3
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def test_inputs_come_from_a_file_and_outputs_go_to_one(tiny_package, tmp_path):
+    args, kwargs = tiny.example(2, 3)
+    inputs = {"image": args[0], "query.features": args[1]["features"], "offset": kwargs["offset"]}
+    save_file(inputs, tmp_path / "x.safetensors")
+    document = exportkit_run.load(
+        tiny_package, "--input", tmp_path / "x.safetensors", "--output", tmp_path / "y.safetensors"
+    )
+    assert document["outputs"] == {"regions.mean": [2, 3], "regions.doubled": [2, 3, 48, 8], "rest.0": [2, 5]}
+    with exportkit.load(tiny_package) as model:
+        expected = model(*args, **kwargs)
+    written = load_file(tmp_path / "y.safetensors")
+    assert torch.equal(written["regions.doubled"], expected["regions"].doubled)
+    assert torch.equal(written["rest.0"], expected["rest"][0])
+
+
+IMAGE, FEATURES, OFFSET = (2, 3, 16, 8), (2, 5), (5,)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype"),
+    [
+        ((IMAGE, FEATURES, OFFSET), torch.float64),
+        (((5, 3, 16, 8), (5, 5), OFFSET), torch.float32),
+        (((0, 3, 16, 8), (0, 5), OFFSET), torch.float32),
+        (((2, 3, 24, 8), FEATURES, OFFSET), torch.float32),
+        (((2, 3, 16 * 7, 8), FEATURES, OFFSET), torch.float32),
+        ((IMAGE, (3, 5), OFFSET), torch.float32),
+        ((IMAGE, FEATURES, (6,)), torch.float32),
+        (((2, 3, 16, 8, 1), FEATURES, OFFSET), torch.float32),
+        (((), FEATURES, OFFSET), torch.float32),
+    ],
+)
+def test_inputs_that_python_refuses_are_refused_in_the_same_words(tiny_package, tmp_path, shapes, dtype):
+    image, features, offset = (torch.zeros(shape, dtype=dtype) for shape in shapes)
+    save_file({"image": image, "query.features": features, "offset": offset}, tmp_path / "x.safetensors")
+    with exportkit.load(tiny_package) as model, pytest.raises(InputError) as python:
+        model(image, {"features": features, "mode": "scaled"}, offset=offset)
+    with pytest.raises(InputError) as cpp:
+        exportkit_run.load(tiny_package, "--input", tmp_path / "x.safetensors")
+    assert cpp.value.message == python.value.message
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("image", "offset"), "has no `query.features`"),
+        (("image", "query.features", "offset", "more"), "has `more`, which is no input"),
+    ],
+)
+def test_a_file_of_other_inputs_is_refused(tiny_package, tmp_path, names, message):
+    save_file({name: torch.zeros(1) for name in names}, tmp_path / "x.safetensors")
+    with pytest.raises(InputError, match=message):
+        exportkit_run.load(tiny_package, "--input", tmp_path / "x.safetensors")
+
+
+def test_a_file_that_is_no_safetensors_is_refused(tiny_package, tmp_path):
+    (tmp_path / "x").write_bytes(b"\xff" * 100)
+    with pytest.raises(InputError, match="is no safetensors file"):
+        exportkit_run.load(tiny_package, "--input", tmp_path / "x")
+    with pytest.raises(UsageError, match="cannot read"):
+        exportkit_run.load(tiny_package, "--input", tmp_path / "nothing")
+
+
+def test_it_times_calls_from_several_threads(tiny_package):
+    bench = exportkit_run.load(tiny_package, "--bench", "0.05", "--threads", "3")["bench"]
+    assert (bench["threads"], bench["runners"]) == (3, 3)
+    assert bench["calls"] >= 3
+    assert 0 < bench["median_ms"] <= bench["p99_ms"]
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_linker_refuses_is_named(tiny_files, tmp_path):
+    content = b"no ELF file" * 100
+    record = meeting.RECORD
+    library = tiny_library(content)
+    package = tiny.write(tmp_path / "text.pt2", tiny_files, extra={record: content}, libraries=(library,))
+    with pytest.raises(LibraryLoadError, match=r"the dynamic linker refused libmeeting\.so: .*invalid ELF header"):
+        exportkit_run.load(package)
+
+
+def tiny_library(content: bytes) -> object:
+    from exportkit.package.manifest import Library, Operator
+
+    return Library(
+        record=meeting.RECORD,
+        sha256=hashlib.sha256(content).hexdigest(),
+        platform=meeting.host_platform(),
+        device="cpu",
+        kernels=("cpu",),
+        defines=(Operator(name="toy::op", schema="toy::op() -> ()"),),
+        needs_torch="2.11",
+        torch_bound=None,
+        needs=(),
+    )
+
+
+def test_a_package_for_other_machines_says_why_for_each_target_as_python_does(tiny_files, tmp_path):
+    targets = (
+        tiny.target(name="arm", platform="linux-aarch64"),
+        tiny.target(name="future", needs_torch="9.9"),
+        tiny.target(name="wide", cpu_isa="x86-64-v9"),
+        tiny.target(name="gpu", device="cuda", cuda_architecture="sm_90", built_with_cuda="13.0"),
+    )
+    package = tiny.write(tmp_path / "elsewhere.pt2", tiny_files, targets=targets)
+    with pytest.raises(NoTargetError) as python:
+        exportkit.load(package, device="cpu")
+    with pytest.raises(NoTargetError) as cpp:
+        exportkit_run.load(package, "--device", "cpu")
+    assert cpp.value.message == python.value.message.replace(torch.__version__, torch.__version__.partition("+")[0])
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The private and public half of a key, as openssl writes them."""
+    private, public = (tmp_path_factory.mktemp("keys") / name for name in ("private.pem", "public.pem"))
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
+    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+    return private, public
+
+
+def signature_of(package: Path, private: Path, tmp_path: Path) -> dict[str, object]:
+    """Made with openssl from what FORMAT.md says, without a line of the code under test."""
+    with PackageReader(package) as reader:
+        manifest_sha256 = reader.manifest_sha256
+    file_sha256 = hashlib.sha256(package.read_bytes()).hexdigest()
+    statement = tmp_path / "statement"
+    statement.write_text(
+        f"exportkit package signature 1\nmanifest-sha256 {manifest_sha256}\nfile-sha256 {file_sha256}\n"
+    )
+    command = ["openssl", "pkeyutl", "-sign", "-rawin", "-inkey", str(private), "-in", str(statement)]
+    signed = subprocess.run(command, capture_output=True, check=True).stdout
+    der = subprocess.run(
+        ["openssl", "pkey", "-in", private, "-pubout", "-outform", "DER"], capture_output=True, check=True
+    ).stdout
+    signature = {
+        "key_id": hashlib.sha256(der[-32:]).hexdigest(),
+        "algorithm": "ed25519",
+        "signature": base64.b64encode(signed).decode(),
+    }
+    return {
+        "format_version": 1,
+        "manifest_sha256": manifest_sha256,
+        "file_sha256": file_sha256,
+        "signatures": [signature],
+    }
+
+
+@pytest.fixture
+def signed(tiny_package: Path, tmp_path: Path, keys: tuple[Path, Path]) -> tuple[Path, dict[str, object]]:
+    package = tmp_path / "signed.pt2"
+    package.write_bytes(tiny_package.read_bytes())
+    signature = signature_of(package, keys[0], tmp_path)
+    package.with_name("signed.pt2.sig").write_text(json.dumps(signature))
+    return package, signature
+
+
+def test_a_signature_by_the_key_that_was_asked_for_is_taken(signed, keys, tmp_path):
+    package, _ = signed
+    assert exportkit_run.load(package, "--public-key", keys[1])["ok"] is True
+    assert exportkit_run.load(package, "--public-key", keys[1].read_text())["ok"] is True
+    link = tmp_path / "link.pt2"
+    link.symlink_to(package)
+    assert exportkit_run.load(link, "--public-key", keys[1])["ok"] is True
+    moved = package.with_name("signed.pt2.sig").rename(tmp_path / "elsewhere")
+    assert exportkit_run.load(package, "--public-key", keys[1], "--signature", moved)["ok"] is True
+    with pytest.raises(SignatureMissingError, match=r"there is no .*signed\.pt2\.sig"):
+        exportkit_run.load(package, "--public-key", keys[1])
+
+
+def test_a_signature_by_another_key_is_none(signed, tmp_path):
+    private, public = tmp_path / "other.pem", tmp_path / "other.pub"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
+    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+    with pytest.raises(SignatureMissingError, match="has signatures by other keys"):
+        exportkit_run.load(signed[0], "--public-key", public)
+    with pytest.raises(UsageError, match="is a private one"):
+        exportkit_run.load(signed[0], "--public-key", private)
+
+
+def with_other_bits(signature: dict[str, str]) -> dict[str, str]:
+    text = signature["signature"]
+    return signature | {"signature": ("B" if text[0] == "A" else "A") + text[1:]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s | {"manifest_sha256": "0" * 64}, "is the signature of another package"),
+        (lambda s: s | {"file_sha256": "0" * 64}, "does not hold"),
+        (lambda s: s | {"signatures": [with_other_bits(s["signatures"][0])]}, "does not hold"),
+        (lambda s: s | {"signatures": s["signatures"] * 2}, "two signatures by key"),
+        (lambda s: s | {"signatures": []}, "no signature"),
+        (lambda s: s | {"surprise": 1}, "unknown key"),
+        (lambda s: s | {"format_version": 2}, "has format version 2"),
+        (lambda s: s | {"signatures": [s["signatures"][0] | {"algorithm": "rsa"}]}, "other than ed25519"),
+        (lambda s: s | {"signatures": [s["signatures"][0] | {"signature": "AA=="}]}, "64 bytes"),
+        (lambda s: {k: v for k, v in s.items() if k != "file_sha256"}, "without a key"),
+    ],
+)  # fmt: skip
+def test_a_signature_that_does_not_hold_is_refused_before_anything_runs(signed, keys, tmp_path, change, message):
+    package, signature = signed
+    package.with_name("signed.pt2.sig").write_text(json.dumps(change(signature)))
+    with pytest.raises(SignatureError, match=message):
+        exportkit_run.load(package, "--public-key", keys[1])
+    assert not (tmp_path / "exportkit-cache").exists()
+
+
+def test_a_policy_asks_whatever_the_caller_says(signed, tiny_package, keys, tmp_path, monkeypatch):
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": [str(keys[1])]}))
+    policy.chmod(0o600)
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
+    assert exportkit_run.load(signed[0])["ok"] is True
+    with pytest.raises(SignatureMissingError, match=r"as the policy .*policy\.json asks for"):
+        exportkit_run.load(tiny_package)
+    policy.chmod(0o666)
+    answer = exportkit_run.run(signed[0])
+    assert (answer.code, answer.document["error"]["kind"]) == (4, "PolicyError")
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "gone.json"))
+    assert exportkit_run.run(signed[0]).document["error"]["kind"] == "PolicyError"

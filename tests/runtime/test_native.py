@@ -1,0 +1,234 @@
+"""The C++ runtime behind exportkit.load: which route is taken, and what the GIL's absence is good for."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import exportkit
+from exportkit.errors import HostError, ModelClosedError, ModelRunError, UsageError
+from exportkit.package.structure import flatten
+from exportkit.runtime import native
+from exportkit.runtime.native import NativeRunner
+from exportkit.runtime.runner import ContainerRunner
+from tests.artifacts import artifact
+from tests.runtime import exportkit_run, tiny
+
+
+def runner_of(model: exportkit.Model) -> object:
+    return model._runner
+
+
+def leaves(value: object) -> list[torch.Tensor]:
+    return flatten(value, lambda v: isinstance(v, torch.Tensor))[1]
+
+
+def joined(thread: threading.Thread) -> None:
+    thread.join(timeout=120)
+    assert not thread.is_alive()
+
+
+def same(one: object, other: object) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
+
+
+def guests(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs of the meeting model that wait for this many calls."""
+    x = torch.rand(2, 8)
+    x[0, 0] = count
+    return x, torch.rand(2, 8, 2)
+
+
+# --- which route ------------------------------------------------------------------------------------------------------
+
+
+def test_the_variable_chooses_the_route(tiny_package, monkeypatch):
+    exportkit_run.require_built()
+    for value, kind in (("", NativeRunner), ("auto", NativeRunner), ("cpp", NativeRunner), ("python", ContainerRunner)):
+        monkeypatch.setenv("EXPORTKIT_RUNTIME", value)
+        with exportkit.load(tiny_package) as model:
+            assert type(runner_of(model)) is kind
+
+
+def test_another_value_of_the_variable_is_refused(tiny_package, monkeypatch):
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "rust")
+    with pytest.raises(UsageError, match="EXPORTKIT_RUNTIME must be auto, cpp or python, got 'rust'"):
+        exportkit.load(tiny_package)
+
+
+@pytest.mark.parametrize("content", [None, b"no ELF file" * 100])
+def test_where_it_is_missing_or_does_not_load_python_takes_its_place(tiny_package, tmp_path, monkeypatch, content):
+    library = tmp_path / "libexportkit_runtime.so"
+    if content:
+        library.write_bytes(content)
+    monkeypatch.setattr(native, "library_path", lambda: library)
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "auto")
+    with exportkit.load(tiny_package) as model:
+        assert type(runner_of(model)) is ContainerRunner
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
+    with pytest.raises(
+        HostError, match=r"EXPORTKIT_RUNTIME is cpp, and .*(there is no|invalid ELF).*(?s:.*)make build"
+    ):
+        exportkit.load(tiny_package)
+
+
+def test_a_library_of_another_torch_is_not_looked_at(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "9.9.1+cpu")
+    assert native.library_path().parent.name == "torch9.9"
+
+
+def test_both_routes_give_the_same_bits(tiny_package, monkeypatch):
+    exportkit_run.require_built()
+    args, kwargs = tiny.example()
+    answers = []
+    for route in ("cpp", "python"):
+        monkeypatch.setenv("EXPORTKIT_RUNTIME", route)
+        with exportkit.load(tiny_package) as model:
+            answers.append(model(*args, **kwargs))
+    assert same(*answers)
+
+
+# --- without the GIL --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def meeting_model(meeting_package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[exportkit.Model]:
+    exportkit_run.require_built()
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
+    with exportkit.load(meeting_package, runners=2) as model:
+        yield model
+
+
+def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    """Starts a call whose result, or error, is put into the list."""
+    results: list[object] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, results
+
+
+def test_python_goes_on_while_a_model_runs(meeting_model):
+    inputs = guests(2)
+    thread, results = in_thread(lambda: meeting_model(*inputs))
+    # The model waits in its operator for this call, which needs the GIL to begin.
+    torch.ops.meeting.meet(inputs[0])
+    joined(thread)
+    assert torch.equal(results[0]["doubled"], inputs[0] * 2)
+
+
+def test_as_many_calls_run_at_a_time_as_there_are_runners(meeting_model):
+    inputs = guests(2)
+    pair = [in_thread(lambda: meeting_model(*inputs)) for _ in range(2)]
+    for thread, results in pair:
+        joined(thread)
+        assert torch.equal(results[0]["doubled"], inputs[0] * 2)
+
+
+def test_a_failure_in_an_operator_is_an_error_and_the_model_goes_on(meeting_model):
+    with pytest.raises(ModelRunError, match=r"the compiled model failed on \(float32\[2, 8\], float32\[2, 8, 2\]\)"):
+        meeting_model(*guests(-1))
+    inputs = guests(0)
+    assert torch.equal(meeting_model(*inputs)["doubled"], inputs[0] * 2)
+
+
+def test_a_call_that_has_begun_finishes_on_a_model_that_is_closed(meeting_model):
+    inputs = guests(2)
+    thread, results = in_thread(lambda: meeting_model(*inputs))
+    while torch.ops.meeting.waiting() == 0 and thread.is_alive():
+        time.sleep(0.001)
+    meeting_model.close()
+    with pytest.raises(ModelClosedError):
+        meeting_model(*inputs)
+    torch.ops.meeting.meet(inputs[0])
+    joined(thread)
+    assert torch.equal(results[0]["doubled"], inputs[0] * 2)
+
+
+def test_a_handle_of_a_closed_model_is_refused(tiny_package, monkeypatch):
+    exportkit_run.require_built()
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
+    with exportkit.load(tiny_package) as model:
+        runner = runner_of(model)
+        assert isinstance(runner, NativeRunner)
+        handle = runner._handle
+        del runner
+    gc.collect()
+    for number in (handle, 0, -1, 2**62):
+        with pytest.raises(RuntimeError, match=f"handle {number} is of no open model"):
+            torch.ops.exportkit.run(number, [])
+        torch.ops.exportkit.close(number)
+
+
+@pytest.mark.parametrize("runners", [1, 4])
+def test_many_threads_with_mixed_shapes_get_the_answers_of_one(tiny_package, monkeypatch, runners):
+    exportkit_run.require_built()
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
+    calls = [tiny.example(batch, gh) for batch in range(1, 5) for gh in range(1, 7)]
+    with exportkit.load(tiny_package, runners=runners) as model:
+        serial = [model(*args, **kwargs) for args, kwargs in calls]
+
+        def soak(start: int) -> bool:
+            turns = [(start + i) % len(calls) for i in range(100)]
+            return all(same(model(*calls[i][0], **calls[i][1]), serial[i]) for i in turns)
+
+        with ThreadPoolExecutor(16) as pool:
+            assert all(pool.map(soak, range(16)))
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_whatever_autograd_does_outputs_carry_no_gradients(tiny_package, monkeypatch, mode):
+    exportkit_run.require_built()
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
+    (image, query), kwargs = tiny.example()
+    with exportkit.load(tiny_package) as model:
+        expected = model(image, query, **kwargs)
+        with mode():
+            outputs = model(image.clone().requires_grad_(), query, **kwargs)
+            assert torch.is_grad_enabled() == (mode is torch.enable_grad)
+        assert same(outputs, expected)
+        assert not any(leaf.requires_grad for leaf in leaves(outputs))
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("route", ["cpp", "python"])
+def test_a_call_runs_on_the_callers_current_stream(route, monkeypatch):
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", route)
+    with exportkit.load(artifact("triton-cuda"), device="cuda") as model:
+        case = model.cases[0]
+        expected = model(*case.args, **case.kwargs)
+        torch.cuda.synchronize()
+        late = [torch.zeros_like(tensor) for tensor in case.args]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(500_000_000)  # cycles: on any other stream, the model would see zeros
+            for tensor, value in zip(late, case.args):
+                tensor.copy_(value)
+            outputs = model(*late, **case.kwargs)
+        stream.synchronize()
+        assert same(outputs, expected)
+
+
+@pytest.mark.cuda
+def test_exportkit_run_replays_on_cuda():
+    document = exportkit_run.load(artifact("triton-cuda"), "--device", "cuda", "--bench", "0.2", "--threads", "2")
+    assert document["ok"] is True
+    assert document["device"] == "cuda:0"
+    assert document["bench"]["calls"] > 0

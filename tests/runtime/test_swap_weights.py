@@ -1,0 +1,317 @@
+"""`swap_weights`: all of the new weights or all of the old ones, whatever happens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import exportkit
+from exportkit.errors import DigestMismatchError, ModelClosedError, ModelLoadError, WeightsError
+from tests.artifacts import artifact
+from tests.export.weights_models import Weighted
+from tests.fresh import run_python
+
+State = dict[str, torch.Tensor]
+X = torch.linspace(-1, 1, 48).reshape(3, 16)
+
+
+def state(seed: int) -> State:
+    """That of another fine-tune."""
+    return {name: tensor.detach().clone() for name, tensor in Weighted(seed).state_dict().items()}
+
+
+def eager(seed: int, x: torch.Tensor = X) -> torch.Tensor:
+    with torch.no_grad():
+        return Weighted(seed).eval()(x)
+
+
+def save(path: Path, tensors: State) -> Path:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return path
+
+
+@pytest.fixture
+def model(route: str) -> Iterator[exportkit.Model]:
+    with exportkit.load(artifact("weighted"), device="cpu", runners=4) as loaded:
+        yield loaded
+
+
+def test_every_weight_of_every_kind_takes_effect(model: exportkit.Model) -> None:
+    torch.testing.assert_close(model(X), eager(0))
+    for seed in (1, 2, 0):
+        model.swap_weights(state(seed))
+        torch.testing.assert_close(model(X), eager(seed))
+
+
+@pytest.mark.parametrize("name", sorted(Weighted().state_dict().keys() - {"tied"}))
+def test_each_weight_alone_takes_effect(model: exportkit.Model, name: str) -> None:
+    new = state(0)
+    new[name] = state(1)[name]
+    new["tied"] = new["mix"]
+    changed = Weighted(0).eval()
+    changed.load_state_dict(new)
+    model.swap_weights(new)
+    with torch.no_grad():
+        torch.testing.assert_close(model(X), changed(X))
+
+
+def test_a_file_and_tensors_by_name_give_one_answer(model: exportkit.Model, tmp_path: Path) -> None:
+    model.swap_weights(state(1))
+    answer = model(X)
+    model.swap_weights(state(0))
+    model.swap_weights(save(tmp_path / "new.safetensors", state(1)))
+    assert torch.equal(model(X), answer)
+    assert not torch.equal(eager(0), eager(1))
+
+
+@pytest.mark.parametrize("dropped", ["mix", "tied"])
+def test_a_tied_weight_may_have_any_of_its_names(model: exportkit.Model, dropped: str) -> None:
+    new = state(1)
+    del new[dropped]
+    model.swap_weights(new)
+    torch.testing.assert_close(model(X), eager(1))
+
+
+def test_the_names_are_those_of_the_state(model: exportkit.Model) -> None:
+    assert set(model.weights) | {"mix", "tied"} == Weighted().state_dict().keys()
+    assert len(model.weights) == len(Weighted().state_dict()) - 1
+
+
+def test_what_was_given_may_change_afterwards(model: exportkit.Model, tmp_path: Path) -> None:
+    new = state(1)
+    file = save(tmp_path / "new.safetensors", state(1))
+    for source in (new, file):
+        model.swap_weights(source)
+        for tensor in new.values():
+            tensor.zero_()
+        file.write_bytes(bytes(file.stat().st_size))
+        torch.testing.assert_close(model(X), eager(1))
+        save(file, state(1))
+
+
+def test_the_next_load_has_the_packages_weights(model: exportkit.Model) -> None:
+    before = artifact("weighted").read_bytes()
+    model.swap_weights(state(1))
+    with exportkit.load(artifact("weighted"), device="cpu") as other:
+        torch.testing.assert_close(other(X), eager(0))
+        torch.testing.assert_close(model(X), eager(1))
+    assert artifact("weighted").read_bytes() == before
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_named_and_nothing_changes(model: exportkit.Model, tmp_path: Path) -> None:
+    before = model(X)
+    wrong = state(1)
+    del wrong["few"], wrong["norm.weight"]
+    wrong["more"] = torch.ones(2)
+    wrong["one"] = torch.ones(3)
+    wrong["counts"] = wrong["counts"].int()
+    for source in (wrong, save(tmp_path / "wrong.safetensors", wrong)):
+        with pytest.raises(WeightsError) as caught:
+            model.swap_weights(source)
+        said = str(caught.value)
+        assert "missing: few, norm.weight" in said
+        assert "not of the model: more" in said
+        assert "one is float32[3], not float32[1]" in said
+        assert "counts is int32[16], not int64[16]" in said
+        assert torch.equal(model(X), before)
+
+
+def test_tied_names_with_two_values_are_refused(model: exportkit.Model) -> None:
+    before, new = model(X), state(1)
+    new["tied"] = new["tied"] + 1
+    with pytest.raises(WeightsError, match="mix and tied differ; they are one tensor in the model"):
+        model.swap_weights(new)
+    assert torch.equal(model(X), before)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [(None, "No such file"), (b"", "is no safetensors file"), (b"\xff" * 64, "is no safetensors file")],
+)
+def test_what_is_no_file_of_weights_is_refused(
+    model: exportkit.Model, tmp_path: Path, content: bytes | None, named: str
+) -> None:
+    if content is not None:
+        (tmp_path / "new.safetensors").write_bytes(content)
+    with pytest.raises(WeightsError, match=named):
+        model.swap_weights(tmp_path / "new.safetensors")
+    torch.testing.assert_close(model(X), eager(0))
+
+
+def test_a_file_that_was_cut_short_is_refused(model: exportkit.Model, tmp_path: Path) -> None:
+    file = save(tmp_path / "new.safetensors", state(1))
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(WeightsError, match="is no safetensors file"):
+        model.swap_weights(file)
+    torch.testing.assert_close(model(X), eager(0))
+
+
+@pytest.mark.parametrize("value", [1.0, torch.empty(8, device="meta"), torch.eye(3).to_sparse()])
+def test_what_is_no_tensor_with_data_is_refused(model: exportkit.Model, value: object) -> None:
+    with pytest.raises(WeightsError, match="few is no tensor with data"):
+        model.swap_weights({**state(1), "few": value})  # type: ignore[dict-item]
+    torch.testing.assert_close(model(X), eager(0))
+
+
+def test_weights_inside_the_code_are_not_swapped() -> None:
+    with exportkit.load(artifact("weighted-embedded"), device="cpu") as model:
+        assert model.weights == ()
+        with pytest.raises(WeightsError, match="the weights of weighted are inside the compiled code") as caught:
+            model.swap_weights(state(1))
+        assert "--embed-weights" in str(caught.value)
+        torch.testing.assert_close(model(X), eager(0))
+
+
+def test_a_closed_model_swaps_nothing(model: exportkit.Model) -> None:
+    model.close()
+    with pytest.raises(ModelClosedError):
+        model.swap_weights(state(1))
+
+
+def test_a_failure_between_leaves_the_old_weights(model: exportkit.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = model(X)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    for runner in ("NativeRunner", "ContainerRunner"):
+        monkeypatch.setattr(f"exportkit.runtime.runner.{runner}", fails)
+    with pytest.raises(ModelLoadError, match="no memory"):
+        model.swap_weights(state(1))
+    assert torch.equal(model(X), before)
+    monkeypatch.undo()
+    torch.testing.assert_close(model(X), before)
+
+
+def test_a_package_that_was_written_to_meanwhile_is_noticed(
+    tmp_path: Path, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "copy.pt2"
+    package.write_bytes(artifact("weighted").read_bytes())
+    with exportkit.load(package, device="cpu") as model:
+        before = model(X)
+        package.touch()
+        with pytest.raises(DigestMismatchError, match="was written to while it was open"):
+            model.swap_weights(state(1))
+        assert torch.equal(model(X), before)
+
+
+# --- while calls go on ------------------------------------------------------------------------------------------------
+
+
+def test_every_call_has_the_old_weights_or_the_new_ones(model: exportkit.Model) -> None:
+    answers = []
+    for seed in (0, 1, 2):
+        model.swap_weights(state(seed))
+        answers.append(model(X))
+    done = threading.Event()
+
+    def call() -> list[int]:
+        seen = []
+        while not done.is_set():
+            answer = model(X)
+            (which,) = [index for index, known in enumerate(answers) if torch.equal(answer, known)]
+            seen.append(which)
+        return seen
+
+    def swap(seed: int) -> None:
+        for _ in range(20):
+            model.swap_weights(state(seed))
+
+    with ThreadPoolExecutor(6) as pool:
+        callers = [pool.submit(call) for _ in range(4)]
+        swappers = [pool.submit(swap, seed) for seed in (1, 2)]
+        try:
+            for swapper in swappers:
+                swapper.result()
+        finally:
+            done.set()
+        seen = {which for caller in callers for which in caller.result()}
+    assert {1, 2} <= seen
+
+
+def test_closing_waits_for_a_swap_and_no_swap_brings_a_closed_model_back(model: exportkit.Model) -> None:
+    def swap() -> None:
+        for _ in range(50):
+            model.swap_weights(state(1))
+
+    with ThreadPoolExecutor(1) as pool:
+        swapper = pool.submit(swap)
+        model.close()
+        with pytest.raises(ModelClosedError):
+            swapper.result()
+    with pytest.raises(ModelClosedError):
+        model(X)
+
+
+# Twice the weights may be there while a swap lasts; the old ones are gone afterwards.
+MEMORY = """
+import sys, exportkit, torch
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+model = exportkit.load(sys.argv[1])
+index = torch.tensor([0, 1, 2])
+weights = {"rows": torch.ones(2**19, 64)}
+model.swap_weights(weights)
+model(index)
+before = resident()
+for number in range(8):
+    weights["rows"].fill_(number)
+    model.swap_weights(weights)
+    assert model(index).tolist() == [64.0 * number] * 3
+grown = resident() - before
+assert grown < 2**25, grown
+"""
+
+
+@pytest.mark.usefixtures("route")
+def test_the_memory_of_the_old_weights_is_given_back(tmp_path: Path) -> None:
+    run_python(MEMORY, artifact("table"), cwd=tmp_path)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("route")
+def test_weights_are_copied_to_the_gpu_and_swapped_there_while_calls_go_on() -> None:
+    x = X.cuda()
+    with exportkit.load(artifact("weighted-cuda"), device="cuda", runners=2) as model:
+        torch.testing.assert_close(model(x).cpu(), eager(0), rtol=1e-4, atol=1e-5)
+        answers = []
+        for seed in (1, 2):
+            model.swap_weights({name: tensor.cuda() for name, tensor in state(seed).items()})
+            answers.append(model(x))
+            torch.testing.assert_close(answers[-1].cpu(), eager(seed), rtol=1e-4, atol=1e-5)
+        with ThreadPoolExecutor(1) as pool:
+            swapper = pool.submit(lambda: [model.swap_weights(state(seed)) for seed in (1, 2) * 10])
+            while not swapper.done():
+                stream = torch.cuda.Stream()
+                with torch.cuda.stream(stream):
+                    results = [model(x) for _ in range(20)]
+                stream.synchronize()
+                assert all(any(torch.equal(result, known) for known in answers) for result in results)
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("route")
+def test_the_gpu_memory_of_the_old_weights_is_given_back() -> None:
+    free = []
+    for _ in range(3):
+        with exportkit.load(artifact("table-cuda"), device="cuda") as model:
+            for _ in range(3):
+                model.swap_weights({"rows": torch.ones(2**19, 64)})
+        del model
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free.append(torch.cuda.mem_get_info()[0])
+    assert free[0] - free[-1] < 2**26  # of 128 MiB that each load and each swap took
