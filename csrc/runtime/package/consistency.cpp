@@ -20,6 +20,7 @@ namespace {
 constexpr std::string_view kAotInductorDir = "data/aotinductor/", kOperatorsDir = "exportkit/ops/",
                            kCasesDir = "exportkit/cases/", kWeightsDir = "data/weights/";
 constexpr int64_t kMaxSize = int64_t{1} << 62;
+constexpr size_t kMaxRank = 64;  // sizes of a tensor
 
 using Names = std::unordered_set<std::string_view>;
 
@@ -205,13 +206,15 @@ Dimensions dimensions_of(const Call& call) {
   return found;
 }
 
+// The scale and the offset may be large and cancel out.
+__int128 value_at(const Size& size, int64_t n) { return static_cast<__int128>(size.scale) * n + size.offset; }
+
 void check_size(const Size& size, const std::string& tensor, const Dimensions& dimensions) {
   const auto found = dimensions.find(size.dimension);
   require(found != dimensions.end(), [&] {
     return shown(tensor) + " has a size of dimension " + shown(size.dimension) + ", which is not declared";
   });
-  const auto at = [&](int64_t n) { return static_cast<__int128>(size.scale) * n + size.offset; };
-  require(at(found->second->min) >= 0 && at(found->second->max) <= kMaxSize, [&] {
+  require(value_at(size, found->second->min) >= 0 && value_at(size, found->second->max) <= kMaxSize, [&] {
     return shown(tensor) + " has a size of " + std::to_string(size.scale) + "*" + size.dimension + " and " +
            std::to_string(size.offset) + ", which is negative or too large";
   });
@@ -219,6 +222,37 @@ void check_size(const Size& size, const std::string& tensor, const Dimensions& d
 
 const Size* size_of(const Extent& extent) { return std::get_if<Size>(&extent); }
 const Size* size_of(const std::optional<Extent>& extent) { return extent ? size_of(*extent) : nullptr; }
+
+// The least value of a size whose dimension is declared; of one that is not known, 0.
+uint64_t least_of(const Extent& extent, const Dimensions& dimensions) {
+  const Size* size = size_of(extent);
+  if (!size) return static_cast<uint64_t>(std::get<int64_t>(extent));
+  return static_cast<uint64_t>(value_at(*size, dimensions.at(size->dimension)->min));
+}
+uint64_t least_of(const std::optional<Extent>& extent, const Dimensions& dimensions) {
+  return extent ? least_of(*extent, dimensions) : 0;
+}
+
+// Sizes of declared dimensions, and no more elements than there can be.
+template <class Tensor>
+void check_shape(const Tensor& tensor, const Dimensions& dimensions) {
+  require(tensor.shape.size() <= kMaxRank, [&] {
+    return shown(tensor.name) + " has " + std::to_string(tensor.shape.size()) + " sizes; at most " +
+           std::to_string(kMaxRank) + " are allowed";
+  });
+  std::vector<uint64_t> least;
+  for (const auto& extent : tensor.shape) {
+    if (const Size* size = size_of(extent)) check_size(*size, tensor.name, dimensions);
+    least.push_back(least_of(extent, dimensions));
+  }
+  if (std::find(least.begin(), least.end(), 0) != least.end()) return;
+  unsigned __int128 count = 1;
+  for (const uint64_t size : least) {
+    count *= size;  // of two numbers that are at most 2^62
+    require(count <= kMaxSize,
+            [&] { return shown(tensor.name) + " has more than 2^62 elements at least, which no memory holds"; });
+  }
+}
 
 void check_dimensions(const Call& call) {
   distinct(call.dimensions, kName, "dimension");
@@ -230,16 +264,13 @@ void check_dimensions(const Call& call) {
   }
   const Dimensions dimensions = dimensions_of(call);
   Names used;
-  const auto check = [&](const auto& tensor, bool is_input) {
-    for (const auto& extent : tensor.shape) {
-      const Size* size = size_of(extent);
-      if (!size) continue;
-      check_size(*size, tensor.name, dimensions);
-      if (is_input) used.insert(size->dimension);
+  for (const TensorInput& tensor : call.inputs) {
+    check_shape(tensor, dimensions);
+    for (const Extent& extent : tensor.shape) {
+      if (const Size* size = size_of(extent)) used.insert(size->dimension);
     }
-  };
-  for (const TensorInput& tensor : call.inputs) check(tensor, true);
-  for (const TensorOutput& tensor : call.outputs) check(tensor, false);
+  }
+  for (const TensorOutput& tensor : call.outputs) check_shape(tensor, dimensions);
   for (const Dimension& dimension : call.dimensions) {
     require(used.contains(dimension.name),
             [&] { return "dimension " + dimension.name + " is no input's: nothing gives it a value"; });
