@@ -86,6 +86,8 @@ def _print(artifact: Path, reader: PackageReader, signature_rows: Sequence[tuple
     print_table(output_rows(manifest.call))
     click.echo("\nTargets")
     print_table([(t.name, target_text(t), size_text(_target_size(sizes, t.name))) for t in manifest.targets])
+    if manifest.weights:
+        print_table([("weights", _weights_text(manifest, sizes))])
     if manifest.program is not None:
         program = manifest.program
         print_table([("program", f"ExportedProgram, {program.device.upper()}, torch {program.built_with_torch}")])
@@ -100,6 +102,12 @@ def _print(artifact: Path, reader: PackageReader, signature_rows: Sequence[tuple
     print_table(rows or [("none recorded",)])
     click.echo("\nRecords")
     print_table([(r.sha256[:16], size_text(r.size), r.name) for r in manifest.records])
+
+
+def _weights_text(manifest: Manifest, sizes: dict[str, int]) -> str:
+    records = {weight.record for weight in manifest.weights if weight.record is not None}
+    state = sum(weight.state for weight in manifest.weights)
+    return f"{state} that can be swapped, {size_text(sum(sizes[record] for record in records))} beside the code"
 
 
 def _operator_rows(manifest: Manifest) -> list[tuple[str, str]]:

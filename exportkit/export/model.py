@@ -321,21 +321,33 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def _load_weights(model: torch.nn.Module, path: Path) -> None:
-    """Fills every parameter and buffer from a safetensors file."""
+    """Fills every parameter and buffer from a safetensors file.
+
+    Not through safetensors' own load_model, which takes no tensor with strides of its own.
+    """
     from safetensors import SafetensorError
-    from safetensors.torch import load_model
+    from safetensors.torch import load_file
 
     if not path.is_file():
         raise WeightsError(f"there is no weights file {path}")
     try:
-        load_model(model, path, strict=True)
+        given = load_file(path)
     except SafetensorError as error:
         raise WeightsError(f"{path} is no safetensors file: {error}") from error
-    except RuntimeError as error:
+    state = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+    filled = {id(state[name]) for name in given if name in state}  # a tied tensor under one of its names will do
+    faults = {
+        "missing": [name for name, tensor in state.items() if id(tensor) not in filled],
+        "not of the model": [name for name in given if name not in state],
+        "of another shape": [n for n, t in given.items() if n in state and state[n].shape != t.shape],
+    }
+    if any(faults.values()):
         raise WeightsError(
-            f"{path} does not fit {type(model).__name__}: {str(error).partition(':')[2].strip()}",
+            f"{path} does not fit {type(model).__name__}"
+            + "".join(f"\n  {what}: {', '.join(names)}" for what, names in faults.items() if names),
             hint="It must have every parameter and buffer of the model, by its name and shape, and no other.",
-        ) from error
+        )
+    model.load_state_dict(given, strict=False)
 
 
 __all__ = ["BUILT_IN", "ResolvedModel", "load_operator_libraries", "parse_dtype", "parse_input", "resolve"]

@@ -14,8 +14,7 @@ import torch
 
 from exportkit.errors import ModelLoadError
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import Target
-from exportkit.runtime.cache.entries import Entry, target_contents, unpack
+from exportkit.runtime.cache.entries import target_contents, unpack
 from exportkit.runtime.fork import survive_forks
 from exportkit.runtime.native import NativeRunner, use_native
 from exportkit.runtime.targets import Choice
@@ -49,8 +48,10 @@ def construct(reader: PackageReader, choice: Choice, runners: int, weights: Weig
     _promote_libstdcxx()
     survive_forks()
     constants = constants_of(choice.target, weights)
-    entry = unpack(reader, target_contents(reader, choice.target), again=again)
-    library = model_library(reader, choice.target, entry)
+    contents = target_contents(reader, choice.target)
+    entry = unpack(reader, contents, again=again)
+    # The model among a target's libraries: the last by name, as torch's own loader has it.
+    library = entry.folder / max(name for name in contents.records if name.endswith(".so"))
     try:
         runner = (NativeRunner if native else ContainerRunner)(library, choice, runners, constants)
     except RuntimeError as error:
@@ -63,11 +64,6 @@ def construct(reader: PackageReader, choice: Choice, runners: int, weights: Weig
     # In use as long as the runner is: CUDA kernels beside the library are opened when they are first called.
     weakref.finalize(runner, entry.close)
     return runner
-
-
-def model_library(reader: PackageReader, target: Target, entry: Entry) -> Path:
-    """The compiled model among a target's unpacked files: the last library by name, as torch's own loader has it."""
-    return entry.folder / max(name for name in target_contents(reader, target).records if name.endswith(".so"))
 
 
 class ContainerRunner:

@@ -217,11 +217,13 @@ def test_looking_at_a_package_and_signing_it_runs_nothing_of_it(
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("kind", ["library", "program"])
 def test_a_package_that_is_exchanged_while_it_is_verified_is_not_run(
-    mark: Path, loud: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mark: Path, loud: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The process that runs it asks for the signature itself, of the file that it opened."""
-    path, release = compiled(tmp_path / "loud.pt2", loud), signer(tmp_path, "release")
+    path, release = tmp_path / "loud.pt2", signer(tmp_path, "release")
+    path = program(path) if kind == "program" else compiled(path, loud)
     sign_package(path, release.key)
     evil = tmp_path / "evil.pt2"
     evil.write_bytes(path.read_bytes())

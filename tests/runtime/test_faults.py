@@ -224,6 +224,7 @@ import torch
 import exportkit.export.artifact as artifact
 from exportkit.spec import ExportSpec
 def compile_slowly(traced, folder, **options):
+    folder.mkdir(exist_ok=True)
     (folder / "half.cpp").write_text("half")
     pause()
 artifact.compile_program = compile_slowly
@@ -249,7 +250,7 @@ def test_an_export_that_is_killed_while_it_compiles_leaves_what_the_next_one_rem
     temporary.mkdir()
     killed_in_the_middle(EXPORT, tmp_path / "out.pt2", TMPDIR=str(temporary))
     (left,) = [path for path in temporaries(temporary) if path.name.startswith("exportkit-compile.")]
-    assert (left / "half.cpp").exists()
+    assert list(left.rglob("half.cpp"))
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     with temporary_folder(None, "exportkit-compile"):  # as the next one begins

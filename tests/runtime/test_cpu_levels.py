@@ -1,0 +1,94 @@
+"""A package with code for several CPUs runs what the CPU has, shown on an emulated one without AVX-512."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exportkit.package.archive import PackageReader
+from exportkit.runtime.targets import host_cpu_isa
+from tests.artifacts import ROOT, artifact
+
+EMULATOR = shutil.which("qemu-x86_64")
+HASWELL = "x86-64-v3"  # of 2013: AVX2, and no AVX-512
+
+REPLAY = """
+import sys, torch, exportkit
+from exportkit.runtime import targets
+if len(sys.argv) > 2:  # as if the CPU had it
+    targets.host_cpu_isa = lambda: sys.argv[2]
+print(targets.host_cpu_isa(), flush=True)
+model = exportkit.load(sys.argv[1], device="cpu")
+print(model.target.name, flush=True)
+for case in model.cases:
+    torch.testing.assert_close(model(*case.args, **case.kwargs), case.outputs, rtol=1e-4, atol=1e-5)
+print(len(model.cases))
+"""
+
+needs_an_emulator = pytest.mark.skipif(EMULATOR is None, reason="there is no qemu-x86_64 (Debian: qemu-user)")
+
+
+def replayed(*args: str, emulated: bool) -> subprocess.CompletedProcess[str]:
+    python = [sys.executable, "-c", REPLAY, str(artifact("weighted")), *args]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [str(EMULATOR), "-cpu", "Haswell", *python] if emulated else python
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+
+
+@needs_an_emulator
+@pytest.mark.skipif(host_cpu_isa() not in ("x86-64-v3", "x86-64-v4"), reason="not an x86-64 with AVX2")
+def test_a_cpu_without_avx_512_gets_the_target_without_it() -> None:
+    with PackageReader(artifact("weighted")) as reader:
+        assert [target.cpu_isa for target in reader.manifest.targets] == ["x86-64-v3", "x86-64-v4"]
+    done = replayed(emulated=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [HASWELL, "cpu_x86_64_v3", "4"]
+
+
+@needs_an_emulator
+@pytest.mark.skipif(host_cpu_isa() not in ("x86-64-v3", "x86-64-v4"), reason="not an x86-64 with AVX2")
+def test_the_other_target_would_have_ended_the_process_there() -> None:
+    done = replayed("x86-64-v4", emulated=True)
+    assert done.stdout.split() == ["x86-64-v4"] or done.stdout.split() == ["x86-64-v4", "cpu_x86_64_v4"]
+    assert done.returncode in (-signal.SIGILL, 128 + signal.SIGILL), done.stderr
+
+
+@pytest.mark.skipif(host_cpu_isa() != "x86-64-v4", reason="this CPU has no AVX-512")
+def test_a_cpu_with_avx_512_gets_the_target_with_it() -> None:
+    done = replayed(emulated=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["x86-64-v4", "cpu_x86_64_v4", "4"]
+
+
+@pytest.mark.parametrize("isa", ["x86-64-v3", "x86-64-v4"])
+def test_every_targets_code_gives_the_recorded_answers(isa: str) -> None:
+    if isa > host_cpu_isa():
+        pytest.skip(f"this CPU has no {isa}")
+    done = replayed(isa, emulated=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [isa, f"cpu_{isa.replace('-', '_')}", "4"]
+
+
+def test_no_code_beyond_its_level_is_in_a_target(tmp_path: Path) -> None:
+    """Registers that only AVX-512 has."""
+    if shutil.which("objdump") is None:
+        pytest.skip("there is no objdump (binutils)")
+    with PackageReader(artifact("weighted")) as reader:
+        counts = {}
+        for target in reader.manifest.targets:
+            (name,) = [
+                n for n in reader.names if n.startswith(f"data/aotinductor/{target.name}/") and n.endswith(".so")
+            ]
+            reader.extract(name, tmp_path / f"{target.name}.so")
+            listing = subprocess.run(
+                ["objdump", "-d", str(tmp_path / f"{target.name}.so")], capture_output=True, text=True, check=True
+            )
+            counts[target.cpu_isa] = listing.stdout.count("%zmm")
+    assert counts["x86-64-v3"] == 0
+    assert counts["x86-64-v4"] > 0
