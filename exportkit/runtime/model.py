@@ -135,11 +135,13 @@ class Model:
             ModelLoadError: torch's loader refused what it took before.
             ModelClosedError: The model was closed.
         """
-        if not self.weights or self._construct is None:
+        if not self.weights:
             raise WeightsError(
                 f"the weights of {self.manifest.name} are inside the compiled code",
                 hint="Export it without --embed-weights, with an exportkit that writes format 2 or newer.",
             )
+        if self._construct is None:
+            raise WeightsError("the weights of a model that runs in another process cannot be swapped")
         with self._changing:
             if self._runner is None:
                 raise ModelClosedError(f"the model {self.manifest.name} was closed")
