@@ -73,8 +73,8 @@ RECIPES: Mapping[str, Recipe] = {
     # Somebody else's operators, a named tuple of outputs, an input by keyword.
     "softpool": _SOFTPOOL,
     # Operators whose kernels AOTInductor compiles into the package.
-    "triton-cpu": _TRITON,
-    "triton-cuda": replace(_TRITON, options={"device": "cuda"}),
+    "triton-cpu": replace(_TRITON, options={"embed_weights": True}),  # torch's own loaders run them
+    "triton-cuda": replace(_TRITON, options={"embed_weights": True, "device": "cuda"}),
     "triton-program": replace(_TRITON, program=True),
     # Every kind of weight, outside of the code of two targets; and inside.
     "weighted": _WEIGHTED,

@@ -8,6 +8,7 @@ import socket
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from exportkit.package.archive import PackageReader
 from exportkit.runtime.model import Model
 from exportkit.runtime.processes import WorkerProcess
 from exportkit.runtime.tensor_socket import TensorSocket
-from exportkit.runtime.worker import Connect, Failed, Load, Loaded, Ran, Run, Settings
+from exportkit.runtime.weights import WeightsSource, read_state
+from exportkit.runtime.worker import Connect, Failed, Load, Loaded, Ran, Run, Settings, Swap
 
 _Control = TensorSocket[Loaded | Failed]
 _Calls = TensorSocket[Ran | Failed]
@@ -54,6 +56,10 @@ class IsolatedModel(Model):
         super().close()
         self._worker.close(timeout)
 
+    def swap_weights(self, source: WeightsSource) -> None:
+        """As `Model.swap_weights`, in the worker: it reads the file, or is sent copies of the tensors."""
+        self._worker.swap_weights(source)
+
 
 class IsolatedRunner:
     """Compiled code in a worker process, for any number of threads of this one."""
@@ -83,22 +89,18 @@ class IsolatedRunner:
             ModelClosedError: It had ended before.
             UsageError: This process is a fork of the one that has the worker.
         """
-        if not self._process.is_ours:
-            raise UsageError(
-                f"the model {self._name} belongs to the process that loaded it; this one is a fork of that",
-                hint="Load the package in the process that calls it.",
-            )
-        with self._state:
-            if self._over is not None:
-                raise ModelClosedError(f"the model {self._name} {self._over}", hint="Load the package again.")
-            self._running += 1
-        try:
-            with self._free:
-                return self._call(inputs)
-        finally:
-            with self._state:
-                self._running -= 1
-                self._state.notify_all()
+        with self._begun(), self._free:
+            return self._ask(Run(), inputs)
+
+    def swap_weights(self, source: WeightsSource) -> None:
+        """Has the worker run with other weights; errors are those of `Model.swap_weights` and of `run`."""
+        with self._begun():
+            if isinstance(source, (str, os.PathLike)):
+                self._ask(Swap(path=os.path.abspath(source), names=()), [], keep=False)
+            else:
+                # The memory they are sent through is let go with the connection.
+                state = read_state(source)
+                self._ask(Swap(path=None, names=tuple(state)), list(state.values()), keep=False)
 
     def close(self, timeout: float) -> None:
         """Ends the worker once no call is running, or after `timeout` seconds."""
@@ -110,15 +112,35 @@ class IsolatedRunner:
                 self._over = f"was closed, and this call had not finished {timeout:g} s later"
         self._release()
 
-    def _call(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    @contextlib.contextmanager
+    def _begun(self) -> Iterator[None]:
+        """A call, which close() waits for."""
+        if not self._process.is_ours:
+            raise UsageError(
+                f"the model {self._name} belongs to the process that loaded it; this one is a fork of that",
+                hint="Load the package in the process that calls it.",
+            )
+        with self._state:
+            if self._over is not None:
+                raise ModelClosedError(f"the model {self._name} {self._over}", hint="Load the package again.")
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._state:
+                self._running -= 1
+                self._state.notify_all()
+
+    def _ask(self, message: Run | Swap, tensors: list[torch.Tensor], *, keep: bool = True) -> list[torch.Tensor]:
+        """Sends a message with tensors; the tensors of the answer, which are the caller's own."""
         with contextlib.ExitStack() as undo:
             try:
-                calls = self._idle_connection() or self._connect()
+                calls = (self._idle_connection() if keep else None) or self._connect()
                 # Unless the call comes to its end: its answer may be on its way, and the next call's it is not.
                 undo.callback(calls.close)
-                calls.send(Run(), inputs)
-                answer, tensors, _ = calls.receive()
-                outputs = [tensor.to(self._device, copy=True) for tensor in tensors]
+                calls.send(message, tensors)
+                answer, received, _ = calls.receive()
+                outputs = [tensor.to(self._device, copy=True) for tensor in received]
             except (ConnectionError, ValueError) as error:
                 raise self._gone() from error
             except OSError as error:
@@ -128,8 +150,9 @@ class IsolatedRunner:
                     f"a call's tensors cannot be shared with the worker process: {error}",
                     hint="They take anonymous memory (memfd) and a few open files; /dev/shm is not used.",
                 ) from error
-            undo.pop_all()
-        self._idle.append(calls)
+            if keep:
+                undo.pop_all()
+                self._idle.append(calls)
         if isinstance(answer, Failed):
             raise answer.exception()
         return outputs

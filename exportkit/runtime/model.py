@@ -133,15 +133,17 @@ class Model:
                 tied weight may be there under any of its names. They are copied.
 
         Raises:
-            WeightsError: The weights do not fit the model, or the model's are inside the compiled code.
+            WeightsError: The weights do not fit the model, or it has none outside of its compiled code.
             ModelLoadError: torch's loader refused what it took before.
             ModelClosedError: The model was closed.
         """
-        if not self.weights or self._construct is None:
+        if not self.weights:
             raise WeightsError(
-                f"the weights of {self.manifest.name} are inside the compiled code",
-                hint="Export it without --embed-weights, with an exportkit that writes format 2 or newer.",
+                f"{self.manifest.name} has no weights outside of its compiled code",
+                hint="Weights can be swapped where it is exported without --embed-weights, in format 2 or newer.",
             )
+        if self._construct is None:
+            raise WeightsError("the weights of a model that runs in another process cannot be swapped")
         with self._changing:
             if self._runner is None:
                 raise ModelClosedError(f"the model {self.manifest.name} was closed")

@@ -57,8 +57,15 @@ class Run(Struct, frozen=True, tag=True):
     """A call; its tensors are flat inputs that the package allows."""
 
 
+class Swap(Struct, frozen=True, tag=True):
+    """Other weights: a safetensors file, or the message's tensors, by these names."""
+
+    path: str | None
+    names: tuple[str, ...]
+
+
 class Ran(Struct, frozen=True, tag=True):
-    """The answer to it; its tensors are the flat outputs."""
+    """The answer to either; its tensors are a call's flat outputs."""
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -105,7 +112,7 @@ def main(connection: int, parent: int) -> None:
         while True:
             _, _, descriptor = control.receive()
             assert descriptor is not None
-            calls: TensorSocket[Run] = TensorSocket(socket.socket(fileno=descriptor), Run)
+            calls: TensorSocket[Run | Swap] = TensorSocket(socket.socket(fileno=descriptor), Run | Swap)
             threading.Thread(target=_serve, args=(model, calls, message.settings.threads), daemon=True).start()
     except ConnectionError:
         # The parent let go. What this process unpacked is the parent's to remove, and calls that nobody waits for any
@@ -127,19 +134,26 @@ def _load(message: Load) -> Model:
     return load(message.path, **message.options)
 
 
-def _serve(model: Model, calls: TensorSocket[Run], threads: int) -> None:
-    """Answers calls, one at a time, until the parent closes the socket."""
+def _serve(model: Model, calls: TensorSocket[Run | Swap], threads: int) -> None:
+    """Answers one call after the other, until the parent closes the socket."""
     torch.set_num_threads(threads)  # which OpenMP keeps for each thread
-    runner = model._runner
-    assert runner is not None
     try:
         while True:
-            _, inputs, _ = calls.receive()
+            message, tensors, _ = calls.receive()
             try:
-                calls.send(Ran(), runner.run([tensor.to(model.device) for tensor in inputs]))
+                calls.send(Ran(), _answer(model, message, tensors))
             except ConnectionError:
                 raise
             except Exception as error:
                 calls.send(Failed.of(error))
     except ConnectionError:
         calls.close()
+
+
+def _answer(model: Model, message: Run | Swap, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    if isinstance(message, Swap):
+        model.swap_weights(dict(zip(message.names, tensors)) if message.path is None else message.path)
+        return []
+    runner = model._runner
+    assert runner is not None
+    return runner.run([tensor.to(model.device) for tensor in tensors])

@@ -38,7 +38,7 @@ def with_weights(package: Path, weights: Path, out: Path) -> Manifest:
         manifest = reader.manifest
         if not any(weight.state for weight in manifest.weights):
             raise WeightsError(
-                f"the weights of {package.name} are inside the compiled code",
+                f"{package.name} has no weights outside of its compiled code",
                 hint="Export the model with these weights, and without --embed-weights.",
             )
         state = read_state(weights)

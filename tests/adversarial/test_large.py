@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import resource
 import struct
+import subprocess
 import time
 import zipfile
 from collections.abc import Callable
@@ -17,7 +19,8 @@ from exportkit.package import manifest as m
 from exportkit.package.consistency import check_consistency
 from exportkit.package.container import _CENTRAL, MAX_DIRECTORY_BYTES, directory
 from exportkit.package.manifest import MAX_MANIFEST_BYTES, decode_manifest
-from tests.adversarial.forge import listing, package, records
+from tests.adversarial.forge import at, changed, document, listing, package, records
+from tests.cpp_reader import program
 from tests.fresh import run_python
 from tests.package import samples
 
@@ -117,13 +120,51 @@ print(int(resource.getrusage(resource.RUSAGE_SELF).ru_utime))
 """
 
 
-def test_hostile_packages_are_refused_in_half_a_gigabyte_and_seconds_each(tmp_path: Path) -> None:
-    folder = tmp_path / "hostile"
+def with_value(path: str, text: str) -> bytes:
+    """The sample's manifest with JSON put in at a place."""
+    return msgspec.json.encode(changed(path, "HERE")).replace(b'"HERE"', text.encode())
+
+
+def contradictions() -> dict[str, bytes]:
+    """Manifests of the right shape that are work to refuse: checks that copy or multiply would take minutes."""
+    key, tensor = "k" * 8_000_000, '{"type":"tensor","index":%d}'
+    tensors = ",".join(tensor % index for index in range(200_000))
+    constants = ",".join(['{"type":"constant","value":0}'] * 200_000)
+    under_key = '{"type":"mapping","keys":["%s"],"items":[{"type":"sequence","kind":"list","items":[%s]}]}'
+    outputs = [{**at(document(), "call.outputs.0"), "name": f"{i}"} for i in range(2)]
+    deep = '{"kind":"list","items":[%s],"type":"sequence"}'
+    nested = deep % ",".join(['{"index":0,"type":"tensor"}'] * 400_000)
+    for _ in range(34):
+        nested = deep % nested
+    two_long = under_key % (key, f"{tensor % 0},{tensor % 1}")
+    shape = ",".join(["4611686018427387904"] * 400_000)
+    return {
+        "tensors under a long key": with_value("call.result", under_key % (key, tensors)),
+        "constants under a long key": with_value("call.result", under_key % (key, constants)),
+        "two of a long name": msgspec.json.encode(
+            changed("call.outputs", outputs, changed("call.result", "HERE"))
+        ).replace(b'"HERE"', two_long.encode()),
+        "types said last": with_value("call.result", nested),
+        "a weight of many sizes": with_value("weights.0.shape", f"[{shape},0]"),
+        "a weight of many sizes and strides": with_value("weights.0", WEIGHT % (shape, shape)),
+    }
+
+
+WEIGHT = (
+    '{"name":"head.weight","aliases":[],"state":true,"dtype":"float32","shape":[%s,0],"strides":[%s,0],"record":null}'
+)
+
+
+def make_hostile(folder: Path) -> dict[str, str]:
+    """Writes packages that cost more to refuse than they should, unless care is taken; file names to error classes."""
     folder.mkdir()
     expected = {}
     for name, content in HOSTILE_JSON.items():
         (folder / name).write_bytes(package(content))
         expected[name] = "ManifestSyntaxError"
+    for name, content in contradictions().items():
+        (folder / name).write_bytes(package(content))
+        expected[name] = "ManifestConsistencyError"
     for name, content, error in (
         ("directory", many_entries(), "NotAnArchiveError"),
         ("compressed", compressed(), "ArchiveLayoutError"),
@@ -134,7 +175,25 @@ def test_hostile_packages_are_refused_in_half_a_gigabyte_and_seconds_each(tmp_pa
     with open(folder / "sparse", "wb") as file:  # a terabyte that takes no room
         file.write(package())
         file.truncate(1 << 40)
-    expected["sparse"] = "NotAnArchiveError"
-    *said, seconds = run_python(REFUSE_ALL, folder, cwd=tmp_path).splitlines()
+    return expected | {"sparse": "NotAnArchiveError"}
+
+
+def test_hostile_packages_are_refused_in_half_a_gigabyte_and_seconds_each(tmp_path: Path) -> None:
+    expected = make_hostile(tmp_path / "hostile")
+    *said, seconds = run_python(REFUSE_ALL, tmp_path / "hostile", cwd=tmp_path).splitlines()
     assert dict(line.rsplit(" ", 1) for line in said) == expected
     assert int(seconds) < SECONDS * len(expected)
+
+
+def test_the_cpp_reader_refuses_hostile_packages_in_a_quarter_of_a_gigabyte_and_seconds_each(tmp_path: Path) -> None:
+    expected = make_hostile(tmp_path / "hostile")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (256 << 20, 256 << 20))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS), int(SECONDS)))
+
+    for name, error in expected.items():
+        command = [program(), "package", str(tmp_path / "hostile" / name)]
+        done = subprocess.run(command, preexec_fn=limit, capture_output=True, check=False)
+        assert done.returncode == 0, (name, done)
+        assert msgspec.json.decode(done.stdout)["error"] == error, name

@@ -7,6 +7,7 @@ import functools
 import json
 import operator
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ _NUMBERS = [
     *("0", "-0", "1", "-1", "1.0", "-0.0", "1e0", "1E+2", "2e-3", "0e999", "1e-999", "1e999", "-1e999"),
     *("4611686018427387904", "4611686018427387905", "9223372036854775807", "9223372036854775808"),
     *("-9223372036854775808", "-9223372036854775809", "18446744073709551616", "1e9999999999999999999"),
+    *("1e9223372036854775807", "1.5e-9223372036854775808", "0e9223372036854775807", "0.0e99999999999999999999"),
+    *("0.001e9223372036854775807", "0.1e-99999999999999999999", "0e-1", "0.00e400"),
     *("01", "1.", ".5", "+1", "1e", "0x1", "--1", "-", "NaN", "Infinity", "-Infinity"),
     *("nul", "True", "truex", "null", "true"),
 ]
@@ -148,6 +151,19 @@ def test_records_of_all_lengths_and_names_in_the_order_of_code_points(file: Path
         for i, length in enumerate(lengths)
     }
     assert not isinstance(opened(file, package(contents=dict(sorted({**records(), **contents}.items())))), PackageError)
+
+
+@pytest.mark.parametrize("asked_for", [(), (20,), (24,), (42,), (20, 24), (20, 24, 42)])
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 15, 16, 23, 24, 25, 28, 31, 32, 100])
+def test_zip64_fields_that_are_cut_short_or_not_asked_for(file: Path, asked_for: tuple[int, ...], length: int) -> None:
+    data = bytearray(package())
+    for entry in re.finditer(rb"PK\x01\x02", package()):
+        start = entry.start()
+        for at in (20, 24, 42):  # sizes and offset in 32 bits
+            struct.pack_into("<I", data, start + at, 0xFFFFFFFF if at in asked_for else 0)
+        struct.pack_into("<H", data, start + 46 + struct.unpack_from("<H", data, start + 28)[0] + 2, length)
+    answer = opened(file, bytes(data))
+    assert isinstance(answer, PackageError) or (len(asked_for), length // 8 * 8) == (3, 24)
 
 
 def test_the_classes_of_the_two_languages_have_one_name_and_one_exit_code() -> None:

@@ -18,6 +18,7 @@ from exportkit.export.aot_inductor import called_operators, read_inductor_config
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Dimension, Size
 from exportkit.package.structure import flatten
+from exportkit.runtime.weights import constants_of, mapped_weights
 from tests.artifacts import artifact
 
 MODELS = str(Path(__file__).with_name("export_models.py"))
@@ -82,9 +83,18 @@ def test_the_code_keeps_to_its_instruction_set(patches: Path, tmp_path: Path) ->
     assert "%zmm" not in code
 
 
+def stock_loader(path: Path) -> torch._C._aoti.AOTIModelPackageLoader:
+    """torch's own, which has to be given the weights, since it does not look for them beside the code."""
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "cpu_x86_64_v3", False, 1, -1)
+    with PackageReader(path) as reader:
+        constants = constants_of(reader.manifest.targets[0], mapped_weights(reader))
+    loader.load_constants({name: tensor.clone() for name, tensor in constants.items()}, False, True)
+    return loader
+
+
 def test_stock_torch_runs_it_at_the_ends_of_every_range(patches: Path) -> None:
     model = resolve(f"{MODELS}:patches").spec.model
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(patches), "cpu_x86_64_v3", False, 1, -1)
+    loader = stock_loader(patches)
     for batch, rows, columns in [(1, 2, 2), (16, 2, 3), (2, 32, 5), (1, 4, 32)]:
         image, query = torch.rand(batch, 3, 8 * rows, 8 * columns), torch.randn(batch, 6)
         with torch.no_grad():
@@ -117,7 +127,7 @@ def test_constants_among_the_outputs_are_the_manifests_not_the_codes(patches: Pa
     with PackageReader(patches) as reader:
         result = reader.manifest.call.result
     assert [result.items[i].value for i in (1, 3)] == [8, None]
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(patches), "cpu_x86_64_v3", False, 1, -1)
+    loader = stock_loader(patches)
     assert len(loader.run([torch.rand(2, 3, 40, 56), torch.randn(2, 6)])) == 3
 
 

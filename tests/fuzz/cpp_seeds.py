@@ -1,10 +1,4 @@
-"""Seeds and a dictionary for the libFuzzer harnesses of csrc/runtime/tests.
-
-    python -m tests.fuzz.cpp_seeds FOLDER
-    clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -Icsrc csrc/runtime/package/*.cpp \
-        csrc/runtime/tests/fuzz_manifest.cpp -lcrypto -o fuzz_manifest
-    ./fuzz_manifest -dict=FOLDER/words.txt FOLDER/manifest
-"""
+"""Seeds and a dictionary for the libFuzzer harnesses of csrc/runtime/tests: README.md beside this file says how."""
 
 from __future__ import annotations
 

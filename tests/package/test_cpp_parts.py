@@ -7,6 +7,7 @@ import os
 import random
 import stat
 import struct
+import subprocess
 import sys
 import unicodedata
 import zlib
@@ -19,7 +20,7 @@ import safetensors
 import safetensors.numpy
 
 from exportkit.package.archive import PackageReader, write_package
-from tests.cpp_reader import CppReader, cpp_reader, program
+from tests.cpp_reader import FLAGS, SOURCES, CppReader, cpp_reader, program
 from tests.package import samples
 
 
@@ -93,6 +94,14 @@ def test_no_descriptor_and_no_memory_stays_behind(toy: Path, tmp_path: Path) -> 
     assert len(list((proc / "fd").iterdir())) == before[1]
     assert resident() - before[0] < 1 << 20
     fresh.close()
+
+
+@pytest.mark.parametrize("harness", sorted((SOURCES / "tests").glob("fuzz_*.cpp")), ids=lambda path: path.stem)
+def test_the_fuzzing_harnesses_compile(harness: Path) -> None:
+    program()  # or the reason why nothing can be compiled
+    command = [os.environ.get("CXX", "g++"), *FLAGS, "-fsyntax-only", str(harness)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- digests ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from exportkit.package import elf
 from tests.package.c_library import operator_library
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted(LIBRARY_DIR.glob("*.so"))
+SHIPPED = sorted(LIBRARY_DIR.rglob("*.so"))  # the operators, and the C++ runtime for each torch
 
 # What a host of 2024 has (Ubuntu 24.04): a library that was built on a newer one does not load there.
 NEWEST_GLIBC, NEWEST_GLIBCXX = (2, 38), (3, 4, 32)

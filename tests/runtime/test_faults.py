@@ -91,6 +91,51 @@ print({name: forked(task) for name, task in tasks.items()})
 print(right(), in_a_thread())
 """
 
+# Forks while other threads are in the middle of calls that have the only runner.
+BUSY = """
+import os, sys, threading, time
+import torch, exportkit
+torch.set_num_threads(1)
+model = exportkit.load(sys.argv[1])
+case = model.cases[1]
+expected = model(*case.args, **case.kwargs)["regions"].mean
+stop = threading.Event()
+def call():
+    return model(*case.args, **case.kwargs)["regions"].mean
+def call_on():
+    while not stop.is_set():
+        call()
+def answers(child):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.005)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False
+threads = [threading.Thread(target=call_on) for _ in range(2)]
+for thread in threads:
+    thread.start()
+children = []
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if torch.equal(call(), expected) else 2
+        finally:
+            os._exit(status)
+    children.append(answers(child))
+    if not children[-1]:
+        break
+stop.set()
+for thread in threads:
+    thread.join()
+print(all(children), len(children), torch.equal(call(), expected))
+"""
+
 POOL = """
 import multiprocessing, sys
 import torch, exportkit
@@ -292,3 +337,7 @@ def test_a_loaded_model_works_in_forks_and_in_the_parent_after_them(tiny_package
 
 def test_a_loaded_model_works_in_a_pool_of_forked_processes(tiny_package, tmp_path):
     assert run_python(POOL, tiny_package, cwd=tmp_path, OMP_WAIT_POLICY="PASSIVE") == "all the same\n"
+
+
+def test_a_fork_while_other_threads_are_in_calls_finds_a_model_that_is_free(tiny_package, tmp_path):
+    assert run_python(BUSY, tiny_package, cwd=tmp_path) == "True 20 True\n"

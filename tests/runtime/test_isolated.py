@@ -6,10 +6,12 @@ import inspect
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,15 +21,22 @@ import exportkit
 from exportkit.errors import (
     ExportkitError,
     InputError,
+    ModelClosedError,
     ModelLoadError,
     ModelRunError,
+    SignatureMissingError,
     UsageError,
+    WeightsError,
 )
+from exportkit.package.signing import sign_package
 from exportkit.package.structure import flatten
 from exportkit.runtime import isolated
 from exportkit.runtime.isolated import load_isolated
+from tests.artifacts import artifact
 from tests.fixtures.softpool_library import RAISE
 from tests.fresh import ROOT, run_python
+from tests.package.signers import signer
+from tests.runtime import test_swap_weights as weights
 from tests.runtime import tiny
 from tests.runtime.isolation import SEARCH, equal, leaves, softpool_call
 
@@ -127,8 +136,22 @@ def test_what_load_refuses_it_refuses_alike(tiny_package, tiny_files, tmp_path):
         {"path": elsewhere},
         {"path": tiny_package, "device": "gpu"},
         {"path": tiny_package, "runners": 0},
+        {"path": tiny_package, "verify": "never"},
+        {"path": tiny_package, "public_key": tmp_path / "nothing.pem"},
     ):
         assert failure(**arguments, isolate=True) == failure(**arguments), arguments
+
+
+def test_a_signature_is_asked_for_in_the_worker(tiny_package, tmp_path):
+    package = Path(shutil.copy(tiny_package, tmp_path / "signed.pt2"))
+    release, stranger = signer(tmp_path), signer(tmp_path, "stranger")
+    sign_package(package, release.key)
+    args, kwargs = tiny.example()
+    with exportkit.load(package, public_key=[stranger.public, release.public], isolate=True) as model:
+        assert leaves(model(*args, **kwargs))
+    asked = {"path": package, "public_key": stranger.public.read_text()}
+    assert failure(**asked, isolate=True) == failure(**asked)
+    assert failure(**asked)[0] is SignatureMissingError
 
 
 def test_an_argument_that_cannot_travel_is_named(tiny_package):
@@ -140,6 +163,31 @@ def test_every_argument_of_load_reaches_the_worker(tiny_package):
     """One that load does not have, to see what becomes of those it will have."""
     with pytest.raises(ModelLoadError, match=r"load\(\) got an unexpected keyword argument 'future'"):
         load_isolated(tiny_package, device="cpu", runners=1, future=[Path("a"), 1, None])
+
+
+def test_weights_are_swapped_in_the_worker(tmp_path):
+    x = weights.X
+    with exportkit.load(artifact("weighted"), device="cpu", runners=2, isolate=True) as model:
+        torch.testing.assert_close(model(x), weights.eager(0))
+        file = weights.save(tmp_path / "two.safetensors", weights.state(2))
+        for seed, source in ((1, weights.state(1)), (2, file), (0, weights.state(0))):
+            model.swap_weights(source)
+            torch.testing.assert_close(model(x), weights.eager(seed))
+            with ThreadPoolExecutor(4) as pool:  # each connection has the new ones
+                answers = list(pool.map(lambda _: model(x), range(16)))
+            assert all(torch.equal(answer, answers[0]) for answer in answers)
+        short = weights.state(1)
+        del short["few"]
+        for source, said in (
+            (short, "missing: few"),
+            (tmp_path / "no.safetensors", "No such file"),
+            ({"a": 1}, "a is"),
+        ):
+            with pytest.raises(WeightsError, match=said):
+                model.swap_weights(source)
+        torch.testing.assert_close(model(x), weights.eager(0))
+    with pytest.raises(ModelClosedError, match="was closed"):
+        model.swap_weights(weights.state(1))
 
 
 # --- two builds of one namespace --------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def test_what_is_no_tensor_with_data_is_refused(model: exportkit.Model, value: o
 def test_weights_inside_the_code_are_not_swapped() -> None:
     with exportkit.load(artifact("weighted-embedded"), device="cpu") as model:
         assert model.weights == ()
-        with pytest.raises(WeightsError, match="the weights of weighted are inside the compiled code") as caught:
+        with pytest.raises(WeightsError, match="weighted has no weights outside of its compiled code") as caught:
             model.swap_weights(state(1))
         assert "--embed-weights" in str(caught.value)
         torch.testing.assert_close(model(X), eager(0))
