@@ -154,6 +154,16 @@ def test_what_was_left_beside_a_good_entry_is_removed_alone(packages):
     assert {path.name for path in folder.iterdir()} == {"a.so", "~verified.json", "~lock"}
 
 
+def test_an_entry_without_a_record_is_one_unless_it_is_empty(packages):
+    folder = unpacked(packages[0])
+    (folder / "~verified.json").unlink()
+    assert prune().removed == ()
+    assert [item.kind for item in cache_items()] == ["target"]
+    (folder / "a.so").unlink()
+    assert [item.kind for item in prune().removed] == ["leftover"]
+    assert not folder.exists()
+
+
 def test_directories_that_were_left_in_the_temporary_directory_are_removed(tmp_path):
     left = tmp_path / "temporary" / "exportkit-compile.0123456789abcdef.tmp"
     (left / "sub").mkdir(parents=True)

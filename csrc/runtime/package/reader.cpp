@@ -2,12 +2,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <memory>
 #include <system_error>
 #include <unordered_set>
@@ -153,13 +156,20 @@ std::string some(const std::vector<std::string_view>& names) {
 class WrittenWhole {
  public:
   WrittenWhole(const std::filesystem::path& path, mode_t mode) : path_(path) {
-    uint64_t random;
-    if (getrandom(&random, sizeof random, 0) != sizeof random) fail("getrandom");
-    // In the same folder, or the rename would be a copy.
-    temporary_ =
-        path.parent_path() / ("." + path.filename().string().substr(0, 200) + "." + std::to_string(random) + ".tmp");
-    fd_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-    if (fd_ < 0) fail("cannot create " + temporary_.string());
+    struct stat status{};
+    do {
+      if (fd_ >= 0) close(fd_);  // it was taken for left over before it was locked
+      uint64_t random;
+      if (getrandom(&random, sizeof random, 0) != sizeof random) fail("getrandom");
+      std::array<char, 17> hex;
+      std::snprintf(hex.data(), hex.size(), "%016" PRIx64, random);
+      // In the same folder, or the rename would be a copy. Of this form, unlocked, it is what a killed process left,
+      // and the next one to write there removes it (exportkit/package/atomic.py), or `exportkit cache prune`.
+      temporary_ = path.parent_path() / ("." + path.filename().string().substr(0, 200) + "." + hex.data() + ".tmp");
+      fd_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+      if (fd_ < 0) fail("cannot create " + temporary_.string());
+      flock(fd_, LOCK_EX);
+    } while (fstat(fd_, &status) == 0 && status.st_nlink == 0);
   }
   ~WrittenWhole() {
     if (fd_ >= 0) close(fd_);

@@ -38,7 +38,7 @@ from exportkit.runtime.cache.trust import (
 
 LIBRARIES, TARGETS = "libraries", "targets"  # the folders of entries
 RECORD = "~verified.json"
-_WRITERS_LOCK = "~lock"
+WRITERS_LOCK = "~lock"
 _LOCK_PATIENCE = 60.0  # seconds; a writer that was stopped is not waited for any longer
 _RACES = 20  # how often an entry may be deleted while it is being unpacked
 
@@ -179,7 +179,7 @@ def _verify_or_extract(folder: Path, reader: PackageReader, contents: Contents) 
 def _taking_turns(folder: Path) -> Iterator[None]:
     """Only one process at a time, where files can be locked: the others would write the same once more."""
     try:
-        fd = os.open(folder / _WRITERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(folder / WRITERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
         raise
     except OSError:  # read-only, and yet all may be there

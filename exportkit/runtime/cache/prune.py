@@ -14,7 +14,7 @@ from typing import Literal
 
 from exportkit.package.atomic import temporaries
 from exportkit.runtime.cache import cache_directory
-from exportkit.runtime.cache.entries import LIBRARIES, RECORD, TARGETS
+from exportkit.runtime.cache.entries import LIBRARIES, RECORD, TARGETS, WRITERS_LOCK
 from exportkit.runtime.cache.trust import PACKAGES
 
 TEMPORARY_PREFIX = "exportkit-"  # of every directory that exportkit makes in the temporary directory
@@ -93,10 +93,13 @@ def _entries(parent: Path, kind: Kind) -> Iterator[Item]:
         if not folder.is_dir() or folder.is_symlink():
             continue
         in_use = _in_use(folder)
-        complete = (folder / RECORD).exists()
-        if complete:
-            yield from (_item("leftover", path, in_use=_in_use(path)) for path in temporaries(folder))
-        yield _item(kind if complete or in_use else "leftover", folder, in_use=in_use)
+        unfinished = temporaries(folder)
+        if in_use or (folder / RECORD).exists():
+            yield from (_item("leftover", path, in_use=_in_use(path)) for path in unfinished)
+            yield _item(kind, folder, in_use=in_use)
+        else:  # without a record: of a loader that writes none, or of one that was killed
+            nothing = not any(path.is_file() and path.name != WRITERS_LOCK for path in folder.rglob("*"))
+            yield _item("leftover" if unfinished or nothing else kind, folder, in_use=False)
 
 
 def _packages(parent: Path) -> Iterator[Item]:
