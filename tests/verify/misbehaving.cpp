@@ -3,10 +3,10 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
-#include <unistd.h>
 
 using torch::stable::Tensor;
 
