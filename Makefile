@@ -1,6 +1,6 @@
 # `make demo` and `make test` each do their own set-up: a venv at .venv, torch by constraints.txt, the build.
-# PYTHON chooses the interpreter (3.11 or newer); EXPORTKIT_CUDA=0|1|auto whether CUDA kernels are built, EXPORTKIT_CPP_RUNTIME=0|1|auto
-# whether the C++ runtime is (see setup.py).
+# PYTHON chooses the interpreter (3.11 or newer). EXPORTKIT_CUDA=0|1|auto: whether CUDA kernels are built, and
+# EXPORTKIT_CPP_RUNTIME=0|1|auto: whether the C++ runtime is (see setup.py).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

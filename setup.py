@@ -1,10 +1,10 @@
-"""Builds the operator libraries, C++ into libarr_coc_cpu.so and, where nvcc is, CUDA into libarr_coc_cuda.so; and, where
-CMake and what it asks for are, the C++ runtime (csrc/runtime).
+"""Builds the operator libraries and, where CMake and what it asks for are, the C++ runtime (csrc/runtime).
 
-No library is a Python module (there is no PyInit): they are loaded with torch.ops.load_library. The operators use the LibTorch stable ABI only,
-so one wheel holds for every Python >= 3.10 and every torch >= 2.11, with or without CUDA; with any other torch than the
-one it was built with, the C++ runtime is left alone and Python's own takes its place. torch's own BuildExtension is not
-used: it refuses CUDA sources where torch is a CPU build, and takes Python's link flags along.
+C++ operators go into libarr_coc_cpu.so and, where nvcc is, CUDA ones into libarr_coc_cuda.so. No library is a Python
+module (there is no PyInit): they are loaded with torch.ops.load_library. Operators use the LibTorch stable ABI only, so
+one wheel holds for every Python >= 3.10 and every torch >= 2.11, with or without CUDA; with any other torch than the
+one it was built with, the C++ runtime is left alone and torch's Python binding takes its place. torch's own
+BuildExtension is not used: it refuses CUDA sources where torch is a CPU build, and takes Python's link flags along.
 
 Environment: EXPORTKIT_CUDA=0|1|auto and EXPORTKIT_CPP_RUNTIME=0|1|auto (default auto: what can be built is), DEBUG=1,
 TORCH_CUDA_ARCH_LIST (such as "8.0;9.0+PTX"), CUDA_HOME, CXX, MAX_JOBS.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exportkit.errors import ExportError
+from exportkit.package.atomic import temporary_folder
 from exportkit.verify.outcomes import Crashed, TimedOut
 from exportkit.verify.packaging import build_package
 from exportkit.verify.verify import VerifyOptions, verify
@@ -130,8 +130,7 @@ def _run_elsewhere(
     """Seconds to load, the outputs by name, and the seconds of each call, in a process that has the package only."""
     from safetensors.torch import load_file, save_file
 
-    with tempfile.TemporaryDirectory(prefix="exportkit-demo-") as temporary:
-        folder = Path(temporary)
+    with temporary_folder(None, "exportkit-demo") as folder:
         given, returned = folder / "inputs.safetensors", folder / "outputs.safetensors"
         save_file({f"input.{i}": tensor.contiguous() for i, tensor in enumerate(inputs)}, given)
         load = {"do": "load", "artifact": str(package.resolve()), "program": False, "device": "cpu", "tf32": False}

@@ -6,6 +6,7 @@ static initialisers, not an exception), so every load goes through `load_library
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -39,9 +40,24 @@ sys.path[:] = [entry for entry in sys.path if entry]  # not the working director
 import json, torch
 before = {str(schema) for schema in torch._C._jit_get_all_schemas()}
 torch.ops.load_library(sys.argv[1])
-new = {schema.name.split("::")[0] for schema in torch._C._jit_get_all_schemas() if str(schema) not in before}
-print(json.dumps(sorted(new)))
+new = [schema for schema in torch._C._jit_get_all_schemas() if str(schema) not in before]
+print(json.dumps({f"{s.name}.{s.overload_name}" if s.overload_name else s.name: str(s) for s in new}))
 """
+
+# Who defines operators imports one of these: the stable ABI's functions, TORCH_LIBRARY's, or those of before it. Who
+# only adds kernels to operators that another library defines does not.
+_DEFINING_SYMBOLS = (
+    b"\0aoti_torch_library_init_def\0",
+    b"\0aoti_torch_library_init_fragment\0",
+    b"\0_ZNR5torch7Library4_defE",
+    b"\0_ZN3c1017RegisterOperators",
+)
+
+_CONFLICT_HINT = (
+    "One process holds one build: bring the same file with both, or run one package in a process of its own, with "
+    "exportkit.load(..., isolate=True)."
+)
+_SHOWN_SCHEMAS = 40
 
 _lock = threading.RLock()
 _loaded: dict[str, LoadedLibrary] = {}  # by sha256
@@ -61,17 +77,18 @@ class LoadedLibrary(NamedTuple):
     namespaces: frozenset[str]
 
 
-def load_library(path: Path, *, defines: Collection[str] | None = None) -> LoadedLibrary:
+def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
     """Loads an operator library, or returns the same build if this process already has it.
 
     Args:
         path: The shared library.
         defines: The operator namespaces it is known to define, to be compared with what is registered before the
-            dynamic linker runs any of its code; empty for one known to only add kernels. If None, and the file mentions
-            a namespace that is registered, another process finds out what it defines, which takes seconds.
+            dynamic linker runs any of its code. If it can define operators, and mentions another namespace that is
+            registered, another process finds out whether it defines that as well, which takes seconds.
 
     Raises:
-        LibraryConflictError: Another build of one of the namespaces, or of the file of this name, is loaded.
+        LibraryConflictError: Another build of one of the namespaces is loaded; or, of a library that only adds kernels,
+            another build of the file of this name.
         LibraryLoadError: The dynamic linker refused the file.
     """
     path = Path(path).resolve()
@@ -80,11 +97,19 @@ def load_library(path: Path, *, defines: Collection[str] | None = None) -> Loade
             sha256, size = file_sha256(path), path.stat().st_size
         except OSError as error:
             raise LibraryLoadError(f"cannot read the operator library {path}: {error.strerror}") from error
-        return loaded_library(sha256, size, defines=defines or ()) or load_verified(path, sha256, defines=defines)
+        return loaded_library(sha256, size, defines=defines) or load_verified(path, sha256, defines=defines)
 
 
-def load_verified(path: Path, sha256: str, *, defines: Collection[str] | None) -> LoadedLibrary:
+def load_verified(
+    path: Path, sha256: str, *, defines: Collection[str] = (), schemas: Mapping[str, str] | None = None
+) -> LoadedLibrary:
     """`load_library` for a file that was just seen to have this digest, which `loaded_library` does not know.
+
+    Args:
+        path: The shared library.
+        sha256: Of the file.
+        defines: As for `load_library`.
+        schemas: By operator, as far as they are known: a conflict's message compares them with what is registered.
 
     Raises:
         LibraryConflictError: As for `load_library`.
@@ -95,18 +120,24 @@ def load_verified(path: Path, sha256: str, *, defines: Collection[str] | None) -
     with _lock:
         if sha256 in _loaded:  # by another thread, since it was looked for
             return _loaded[sha256]
-        # Listing the dispatcher's names takes milliseconds: once, and not for a library that only adds kernels.
-        before = _operator_names() if defines is None or defines else set()
-        namespaces = _namespaces_defined_by(path, before) if defines is None else set(defines)
-        _refuse_conflict(path, sha256, namespaces, before)
+        content = path.read_bytes()
+        namespaces, registered = set(defines), set[str]()
+        if can_define := bool(defines) or any(symbol in content for symbol in _DEFINING_SYMBOLS):
+            registered = _operator_names()
+            if undeclared := _mentioned_namespaces(content, registered) - namespaces:
+                schemas = {**_probed_schemas(path), **(schemas or {})}
+                namespaces |= undeclared & {name.partition("::")[0] for name in schemas}
+            _refuse_second_definition(path, sha256, namespaces, registered, schemas)
+        else:
+            _refuse_other_kernels(path, sha256)
         try:
             torch.ops.load_library(str(path))
         except OSError as error:
             raise LibraryLoadError(
                 f"the dynamic linker refused {path.name}: {error.__cause__ or error}", hint=_hint(error)
             ) from error
-        if defines is None:
-            namespaces |= {name.partition("::")[0] for name in schemas_of(_operator_names() - before)}
+        if can_define and not defines:
+            namespaces |= {name.partition("::")[0] for name in schemas_of(_operator_names() - registered)}
         return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, frozenset(namespaces)))
 
 
@@ -181,29 +212,40 @@ def _operator_names() -> set[str]:
     return set(torch._C._dispatch_get_all_op_names())
 
 
-def _mapped_copy(sha256: str, size: int) -> Path | None:
-    """A file with this content that something else (a plain dlopen, an import) already mapped into the process."""
+def _mapped_files() -> list[tuple[Path, os.stat_result]]:
+    """The files whose code is mapped into the process, those that are still there."""
     with open("/proc/self/maps", errors="surrogateescape") as maps:
         mapped = set(_EXECUTABLE_MAPPING.findall(maps.read()))
+    files = []
     for inode, name in sorted(mapped):
         try:
-            # After an upgrade the path may lead to another file than the one that is mapped.
             status = os.stat(name)
-            if (status.st_ino, status.st_size) == (int(inode), size) and file_sha256(Path(name)) == sha256:
-                return Path(name)
         except OSError:
             continue  # deleted
+        # After an upgrade the path may lead to another file than the one that is mapped.
+        if status.st_ino == int(inode):
+            files.append((Path(name), status))
+    return files
+
+
+def _mapped_copy(sha256: str, size: int) -> Path | None:
+    """A file with this content that something else (a plain dlopen, an import) already mapped into the process."""
+    for path, status in _mapped_files():
+        with contextlib.suppress(OSError):
+            if status.st_size == size and file_sha256(path) == sha256:
+                return path
     return None
 
 
-def _namespaces_defined_by(path: Path, registered: Collection[str]) -> set[str]:
-    """The registered namespaces that a library of unknown content would define a second time."""
-    content = path.read_bytes()
-    # A library's namespaces are string literals in it, and so cannot hide.
+def _mentioned_namespaces(content: bytes, registered: Collection[str]) -> set[str]:
+    """The registered namespaces, torch's own apart, that a library could define a second time."""
     others = {name.partition("::")[0] for name in registered} - set(_TORCH_NAMESPACES.split())
-    mentioned = {namespace for namespace in others if namespace.encode() + b"\0" in content}
-    if not mentioned:
-        return set()
+    # A library's namespaces are string literals in it, and so cannot hide.
+    return {namespace for namespace in others if namespace.encode() + b"\0" in content}
+
+
+def _probed_schemas(path: Path) -> dict[str, str]:
+    """The schemas that a library defines, by operator, found out by another process."""
     command = [sys.executable, "-c", _PROBE, str(path)]
     try:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT, check=False)
@@ -214,26 +256,70 @@ def _namespaces_defined_by(path: Path, registered: Collection[str]) -> set[str]:
     if probe.returncode:
         reason = probe.stderr.strip().splitlines()[-1:] or [f"exit status {probe.returncode}"]
         raise LibraryLoadError(f"{path.name} does not load in a process of its own: {reason[0]}")
-    return mentioned & set(json.loads(probe.stdout.splitlines()[-1]))
+    schemas: dict[str, str] = json.loads(probe.stdout.splitlines()[-1])
+    return schemas
 
 
-def _refuse_conflict(path: Path, sha256: str, defines: Collection[str], registered: Collection[str]) -> None:
+def _refuse_second_definition(
+    path: Path, sha256: str, defines: Collection[str], registered: Collection[str], schemas: Mapping[str, str] | None
+) -> None:
+    """Refuses another build of a registered namespace, for which dlopen would end the process."""
+    for namespace in sorted(defines):
+        if there := schemas_of(_in_namespaces(registered, [namespace])):
+            known = _probed_schemas(path) if schemas is None else schemas
+            here = {name: known[name] for name in _in_namespaces(known, [namespace])}
+            raise LibraryConflictError(
+                f"operator namespace `{namespace}` is already registered, by {_owner_of(namespace)}; {path.name} "
+                f"(sha256 {sha256}) defines it too{_differences(there, here)}",
+                hint=_CONFLICT_HINT,
+            )
+
+
+def _refuse_other_kernels(path: Path, sha256: str) -> None:
+    """Refuses another build of a library that adds kernels: they would replace those of the first for all its users."""
     for other in _loaded.values():
-        if other.path.name == path.name:
+        if other.path.name == path.name and not other.namespaces:
             raise LibraryConflictError(
                 f"another build of {path.name} is loaded in this process: sha256 {other.sha256} from {other.path}; "
-                f"this one is {sha256}",
-                hint="One process holds one build of a library. Use a second process, or one build for both.",
+                f"this one is sha256 {sha256}",
+                hint=_CONFLICT_HINT,
             )
-    for namespace in sorted(defines):
-        if schemas := schemas_of(_in_namespaces(registered, [namespace])):
-            owner = next((lib for lib in _loaded.values() if namespace in lib.namespaces), None)
-            loaded_from = f"sha256 {owner.sha256} from {owner.path}" if owner else "a build exportkit did not load"
-            raise LibraryConflictError(
-                f"operator namespace `{namespace}` is already registered by {loaded_from}; {path.name} (sha256 "
-                f"{sha256}) defines it too. Registered: {', '.join(schemas)}",
-                hint="One process holds one build of a namespace. Use a second process, or the same file for both.",
-            )
+
+
+def _owner_of(namespace: str) -> str:
+    """Which library registered a namespace, as far as that can be known."""
+    import torch
+
+    for library in _loaded.values():
+        if namespace in library.namespaces:
+            return f"sha256 {library.sha256} from {library.path}"
+    found = []
+    for path, _ in _mapped_files():
+        if not path.is_relative_to(Path(torch.__file__).parent):
+            with contextlib.suppress(OSError):
+                content = path.read_bytes()
+                if namespace.encode() + b"\0" in content and any(symbol in content for symbol in _DEFINING_SYMBOLS):
+                    found.append(f"sha256 {hashlib.sha256(content).hexdigest()} from {path}")
+    if not found:
+        return "Python code, or a library whose file is gone, that exportkit did not load"
+    return f"{' or '.join(found)}, which exportkit did not load"
+
+
+def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """What a second build would change, a line each."""
+    import torch
+
+    def same(name: str) -> bool:
+        # Parsed: the text of a schema may differ in no more than spelling.
+        return bool(torch._C.parse_schema(there[name]) == torch._C.parse_schema(here[name]))
+
+    both = sorted(there.keys() & here.keys())
+    lines = [f"registered as {there[name]}, in this file {here[name]}" for name in both if not same(name)]
+    lines += [f"registered only: {there[name]}" for name in sorted(there.keys() - here.keys())]
+    lines += [f"in this file only: {here[name]}" for name in sorted(here.keys() - there.keys())]
+    lines += [f"the same in both: {there[name]}" for name in both if same(name)]
+    more = [f"and {len(lines) - _SHOWN_SCHEMAS} operators more"] if len(lines) > _SHOWN_SCHEMAS else []
+    return "".join(f"\n    {line}" for line in lines[:_SHOWN_SCHEMAS] + more)
 
 
 def _hint(error: OSError) -> str:

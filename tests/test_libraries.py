@@ -12,6 +12,7 @@ from exportkit.errors import LibraryLoadError
 from exportkit.libraries import file_sha256, load_library, loaded_library, registered_schemas, schemas_of
 from tests.fixtures.softpool_library import build
 from tests.fresh import run_python
+from tests.package import c_library
 
 PRELUDE = """
 import sys
@@ -57,18 +58,17 @@ assert load_library(copy, defines=["softpool"]) is first, "the same content is t
 told = refused(LibraryConflictError, other, defines=["softpool"])
 found_out = refused(LibraryConflictError, other)
 assert told == found_out
-same_name = other.with_name(library.name)
-same_name.write_bytes(other.read_bytes())
 print(told)
-print(refused(LibraryConflictError, same_name, defines=[]))
 print(torch.ops.softpool.pool(torch.ones(1, 2, 3), torch.zeros(1, 2)).tolist())
 """
     said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
-    assert f"`softpool` is already registered by sha256 {file_sha256(library)} from {library}" in said
+    assert f"`softpool` is already registered, by sha256 {file_sha256(library)} from {library}; libother.so" in said
     assert (
-        f"libother.so (sha256 {file_sha256(other)}) defines it too. Registered: softpool::peaks, softpool::pool" in said
+        f"libother.so (sha256 {file_sha256(other)}) defines it too\n"
+        "    the same in both: softpool::peaks(Tensor weights, int count) -> (Tensor values, Tensor indices)\n"
+        "    the same in both: softpool::pool(Tensor x, Tensor weights, float temperature=1.) -> Tensor\n" in said
     )
-    assert "another build of libsoftpool.so is loaded in this process" in said
+    assert "isolate=True" in said
     assert said.endswith("[[1.0, 1.0, 1.0]]\n")
 
 
@@ -83,7 +83,8 @@ assert found.path == mine, found
 assert found.namespaces == {"softpool"}
 """
     said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
-    assert "`softpool` is already registered by a build exportkit did not load" in said
+    mine = tmp_path / "mine.so"
+    assert f"already registered, by sha256 {file_sha256(library)} from {mine}, which exportkit did not load" in said
 
 
 def test_a_file_that_was_replaced_after_it_was_loaded_is_not_taken_for_what_is_loaded(library, other, tmp_path):
@@ -94,7 +95,8 @@ torch.ops.load_library(mine)
 other.replace(mine)  # an upgrade: the path has the new build, the process runs the old one
 print(refused(LibraryConflictError, mine, defines=["softpool"]))
 """
-    assert "a build exportkit did not load" in run_python(PRELUDE + code, library, other, cwd=tmp_path)
+    said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
+    assert "by Python code, or a library whose file is gone, that exportkit did not load; mine.so (sha256" in said
 
 
 def test_a_namespace_that_python_registered_is_a_conflict(library, other, tmp_path):
@@ -104,7 +106,48 @@ print(refused(LibraryConflictError, library, defines=["softpool"]))
 print(refused(LibraryConflictError, library))
 """
     said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
-    assert said.count("`softpool` is already registered by a build exportkit did not load") == 2
+    assert said.count("`softpool` is already registered, by Python code, or a library whose file is gone") == 2
+    assert said.count("registered as softpool::pool(Tensor x) -> Tensor, in this file softpool::pool(Tensor x, Te") == 2
+    assert said.count("in this file only: softpool::peaks(Tensor weights, int count)") == 2
+
+
+def test_a_library_that_defines_more_than_was_said_is_found_out_before_it_ends_the_process(library, other, tmp_path):
+    code = """
+load_library(library)
+print(refused(LibraryConflictError, other, defines=[]))  # as a manifest says of one that only adds kernels
+print(refused(LibraryConflictError, other, defines=["elsewhere"]))
+"""
+    said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
+    assert said.count("`softpool` is already registered, by sha256") == 2
+
+
+def test_libraries_of_one_name_and_of_different_namespaces_go_together(library, tmp_path):
+    code = """
+assert load_library(library).namespaces == {"one"}
+assert load_library(other).namespaces == {"two"}
+assert set(registered_schemas("one")) | set(registered_schemas("two")) == {"one::f", "two::f"}
+"""
+    files = []
+    for namespace in ("one", "two"):
+        (tmp_path / namespace).mkdir()
+        schema = "f(Tensor x) -> Tensor"
+        files.append(c_library.operator_library(tmp_path / namespace, schema, namespace=namespace))
+    run_python(PRELUDE + code, *files, cwd=tmp_path)
+
+
+def test_two_builds_of_a_library_that_adds_kernels_do_not_go_together(tmp_path):
+    code = """
+load_library(library)
+assert load_library(library).namespaces == frozenset()
+print(refused(LibraryConflictError, other))
+"""
+    files = []
+    for build_ in ("1", "2"):
+        (tmp_path / build_).mkdir()
+        files.append(c_library.build(tmp_path / build_, f"int kernels(void) {{ return {build_}; }}"))
+    said = run_python(PRELUDE + code, *files, cwd=tmp_path)
+    assert f"another build of libtoy_cpu.so is loaded in this process: sha256 {file_sha256(files[0])}" in said
+    assert f"this one is sha256 {file_sha256(files[1])}" in said
 
 
 def test_what_is_no_library_is_refused(tmp_path):

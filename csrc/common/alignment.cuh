@@ -165,10 +165,19 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
           for (int i = 0; i < 4; ++i) tokens_of[k * 4 + i][piece / kTokenPieces ^ k * kTokenTurn] = next_token[0][l][i];
         }
         __syncthreads();
+        // Element by element: of a memcpy of two of these, nvcc 13.0 leaves the second piece behind.
 #pragma unroll
         for (int stage = 0; stage + 1 < kStages; ++stage) {
-          memcpy(next[stage], next[stage + 1], sizeof(next[stage]));
-          memcpy(next_token[stage], next_token[stage + 1], sizeof(next_token[stage]));
+#pragma unroll
+          for (int l = 0; l < kLoads; ++l) {
+#pragma unroll
+            for (int i = 0; i < kPer; ++i) next[stage][l][i] = next[stage + 1][l][i];
+          }
+#pragma unroll
+          for (int l = 0; l < kTokenLoads; ++l) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) next_token[stage][l][i] = next_token[stage + 1][l][i];
+          }
         }
         fetch(next[kStages - 1], next_token[kStages - 1], start + kStages * kDepth);
 #pragma unroll

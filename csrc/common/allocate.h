@@ -20,7 +20,7 @@ inline Tensor allocate(const Tensor& like, torch::headeronly::IntHeaderOnlyArray
   for (size_t dim = sizes.size(); dim-- > 0; stride *= std::max<int64_t>(sizes[dim], 1)) strides[dim] = stride;
   const torch::stable::Device device = like.device();
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype.value_or(like.scalar_type()))),
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(device.type())), device.index(), &handle));

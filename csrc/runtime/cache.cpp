@@ -166,13 +166,14 @@ CacheEntry unpack(const PackageReader& reader, const Contents& contents) {
   }
   std::cerr << "exportkit: cannot use the cache " << cache_directory().string() << " (" << reason
             << "); unpacking to a temporary directory instead. Set EXPORTKIT_CACHE to a private, writable directory.\n";
-  std::string folder = (fs::temp_directory_path() / "exportkit-XXXXXX").string();
+  std::string folder;
   try {
+    folder = (fs::temp_directory_path() / "exportkit-XXXXXX").string();
     if (mkdtemp(folder.data()) == nullptr) fail(errno, folder);
     return unpack_in(folder, reader, contents, folder);
   } catch (const std::system_error& error) {
     std::error_code ignored;
-    fs::remove_all(folder, ignored);
+    if (!folder.empty()) fs::remove_all(folder, ignored);
     throw Error(errors::kCache,
                 "cannot unpack " + reader.path().filename().string() + ": not to the cache " +
                     cache_directory().string() + " (" + reason + "), and not to a temporary directory (" +

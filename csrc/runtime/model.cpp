@@ -1,3 +1,5 @@
+#include <torch/headeronly/version.h>
+
 #include <optional>
 
 #include "exportkit/runtime.h"
@@ -45,6 +47,15 @@ std::vector<TensorInfo> describe_outputs(const Call& call) {
     }
   }
   return described;
+}
+
+// torch's C++ API, which this uses, holds for one minor version only.
+void check_torch() {
+  const std::string built = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
+  if (running_torch().starts_with(built + ".")) return;
+  throw Error(errors::kTorchVersion,
+              "the C++ runtime was built with torch " + built + ", and runs with torch " + running_torch(),
+              "Build it for the torch that is installed (make build).");
 }
 
 Choice choose(const Manifest& manifest, const std::string& device) {
@@ -107,6 +118,7 @@ struct Model::Impl {
 
   // Everything that is known before anything of the package is executed, and then its operator libraries.
   static Choice checked(const PackageReader& reader, const OpenOptions& options) {
+    check_torch();
     if (options.runners < 1) {
       throw Error(errors::kUsage, "runners must be a whole number from 1, got " + std::to_string(options.runners));
     }

@@ -8,6 +8,8 @@
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 
+#include "runtime/cuda_driver.h"
+
 namespace exportkit {
 namespace {
 
@@ -94,6 +96,7 @@ std::vector<at::Tensor> Session::run(const std::vector<at::Tensor>& inputs) cons
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // torch takes the current device's stream for the current stream, whichever device the model is on.
   const c10::DeviceGuard guard(device_);
+  if (device_.is_cuda()) ensure_cuda_context(device_.index());
   return runner_->run(inputs);
 }
 

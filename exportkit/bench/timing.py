@@ -56,7 +56,7 @@ def measure(
     if device.type == "cuda":
         return _measure_cuda(alternatives, seconds, graphs)
     _warm_up(alternatives)
-    timings = _take_turns([_cpu_sampler(alternative) for alternative in alternatives], seconds)
+    timings = _take_turns(_cpu_samplers(alternatives), seconds)
     return [
         Measurement(alternative.name, alternative.what, call=timing, peak_bytes=_cpu_peak(alternative))
         for alternative, timing in zip(alternatives, timings)
@@ -76,7 +76,7 @@ def copy_rate(device: torch.device) -> float:
         Alternative("kernel", "torch.mul", [lambda: torch.mul(source, 1.0, out=target)]),
     ]
     _warm_up(copies)
-    samplers = [(_event_sampler if device.type == "cuda" else _cpu_sampler)(copy) for copy in copies]
+    samplers = [_event_sampler(copy) for copy in copies] if device.type == "cuda" else _cpu_samplers(copies)
     return 2 * size / min(timing.median for timing in _take_turns(samplers, 0.5)) / 1e6
 
 
@@ -108,11 +108,21 @@ def _warm_up(alternatives: Sequence[Alternative]) -> None:
 # --- CPU --------------------------------------------------------------------------------------------------------------
 
 
-def _cpu_sampler(alternative: Alternative) -> Callable[[], float]:
+def _cpu_samplers(alternatives: Sequence[Alternative]) -> list[Callable[[], float]]:
+    """Samplers of as many calls each: the first finds the caches and threads as another alternative left them."""
+    repeats = max(1, round(_SHORTEST_SAMPLE / min(map(_cpu_estimate, alternatives))))
+    return [_cpu_sampler(alternative, repeats) for alternative in alternatives]
+
+
+def _cpu_estimate(alternative: Alternative) -> float:
+    """Seconds of a call, about."""
     with alternative.within():
         start = time.perf_counter()
         alternative.calls[0]()
-        repeats = max(1, round(_SHORTEST_SAMPLE / (time.perf_counter() - start)))
+        return time.perf_counter() - start
+
+
+def _cpu_sampler(alternative: Alternative, repeats: int) -> Callable[[], float]:
     turn = 0
 
     def sample() -> float:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 import exportkit
-from exportkit.cli.output import print_json
+from exportkit.cli.output import print_json, printable
 from exportkit.errors import ExportkitError, HostError
 from exportkit.verify.outcomes import EXIT_CODES
 
@@ -24,7 +24,7 @@ BUG_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells have it
 
 # In the order of the work. Each is the attribute `command` of the module of this name.
-COMMANDS = ("export", "verify", "package", "inspect", "bench", "doctor", "demo")
+COMMANDS = ("export", "verify", "package", "sign", "inspect", "bench", "cache", "doctor", "demo")
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -79,6 +79,15 @@ def command(name: str, **settings: Any) -> Callable[[F], click.Command]:
     return decorate
 
 
+def command_group(name: str, commands: Sequence[click.Command], **settings: Any) -> Callable[[F], click.Group]:
+    """A command that has commands of its own."""
+
+    def decorate(function: F) -> click.Group:
+        return click.group(name, commands=commands, context_settings=_SETTINGS, **settings)(function)
+
+    return decorate
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
@@ -124,5 +133,6 @@ def _bug(error: Exception, as_json: bool) -> int:
 def _show(kind: str, message: str, hint: str | None, exit_code: int, as_json: bool) -> int:
     if as_json:
         print_json({"error": {"kind": kind, "message": message, "hint": hint, "exit_code": exit_code}})
-    click.echo(f"error: {message}" + (f"\n  {hint}" if hint else ""), err=True)
+    lines = f"error: {message}" + (f"\n  {hint}" if hint else "")
+    click.echo("\n".join(map(printable, lines.splitlines())), err=True)
     return exit_code

@@ -2,50 +2,78 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.output import print_json, print_table, size_text
+from exportkit.cli.options import EXISTING_FILE, public_key_options
+from exportkit.cli.output import print_json, print_table, printable, size_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from exportkit.package.archive import PackageReader
+    from exportkit.package.keys import PublicKey
     from exportkit.package.manifest import Manifest
+    from exportkit.package.trust import SignatureInfo
 
 
 @exportkit_command("inspect", short_help="Say what an artifact holds.")
-@click.argument("artifact", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def command(artifact: Path, as_json: bool) -> None:
+@click.argument("artifact", type=EXISTING_FILE)
+@public_key_options
+def command(artifact: Path, public_keys: tuple[Path, ...], signature: Path | None, as_json: bool) -> None:
     """Say what an artifact or package holds, without running or importing any of it.
 
-    Checks the archive, the manifest and every digest on the way; torch is not imported.
+    Checks the archive, the manifest and every digest on the way; torch is not imported. Who signed is shown as the
+    signature files beside ARTIFACT say it, and checked with --public-key only.
     """
     import msgspec
 
     from exportkit.package.archive import PackageReader
+    from exportkit.package.trust import check_trust, signature_info
 
     with PackageReader(artifact) as reader:
+        asked = public_keys or signature is not None
+        signers = check_trust(reader, public_keys or None, signature) if asked else ()
         reader.verify()
+        signatures = signature_info(reader)
         if as_json:
             file = {"path": str(artifact), "size": artifact.stat().st_size, "sha256": reader.sha256}
-            document: dict[str, Any] = {"file": file, "manifest": msgspec.to_builtins(reader.manifest)}
+            document: dict[str, Any] = {
+                "file": file,
+                "signatures": [dataclasses.asdict(info) for info in signatures],
+                "signed_by": [key.id for key in signers],
+                "manifest": msgspec.to_builtins(reader.manifest),
+            }
             print_json(document)
         else:
-            _print(artifact, reader)
+            _print(artifact, reader, _signature_rows(signatures, signers))
 
 
-def _print(artifact: Path, reader: PackageReader) -> None:
+def _signature_rows(signatures: Sequence[SignatureInfo], signers: Sequence[PublicKey]) -> list[tuple[str, str]]:
+    rows = [("signed by", f"{key.id}, as was asked for ({key.source})") for key in signers]
+    for info in signatures:
+        for key_id in info.key_ids:
+            rows.append(("signature", f"{info.path.name} names {key_id}; --public-key checks it"))
+        if info.problem is not None:
+            rows.append(("signature", info.problem))
+    return rows or [("signature", "none beside it")]
+
+
+def _print(artifact: Path, reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> None:
     from exportkit.cli.describe import dimension_text, input_rows, library_text, output_rows, target_text
 
     manifest = reader.manifest
     sizes = {record.name: record.size for record in manifest.records}
-    click.echo(f"{manifest.name} {manifest.version}")
+    click.echo(printable(f"{manifest.name} {manifest.version}"))
     print_table(
         [
             ("file", f"{artifact}, {size_text(artifact.stat().st_size)}, {len(sizes) + 1} records, every digest holds"),
             ("sha256", reader.sha256),
+            *signature_rows,
             ("made by", _provenance(manifest)),
             ("model", _source(manifest)),
         ]

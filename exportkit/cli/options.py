@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,21 @@ def weights_option(text: str) -> Callable[[F], F]:
     return click.option("--weights", type=EXISTING_FILE, metavar="FILE.safetensors", help=text)
 
 
+def public_key_options(function: F) -> F:
+    """--public-key, repeatable, and --signature."""
+    function = click.option(
+        "--signature", type=EXISTING_FILE, metavar="FILE", help="The signature, where it is not ARTIFACT.sig."
+    )(function)
+    return click.option(
+        "--public-key",
+        "public_keys",
+        type=EXISTING_FILE,
+        multiple=True,
+        metavar="KEY.pem",
+        help="Check first that this key signed ARTIFACT; of several, any will do. Repeatable.",
+    )(function)
+
+
 def device_option(text: str, default: str) -> Callable[[F], F]:
     """--device."""
     choices = "auto|cpu|cuda|cuda:N" if default == "auto" else "cpu|cuda|cuda:N"
@@ -56,6 +72,28 @@ def check_tolerances(rtol: float | None, atol: float | None) -> None:
     if (rtol is None) != (atol is None):
         given, other = ("--rtol", "--atol") if atol is None else ("--atol", "--rtol")
         raise click.UsageError(f"{given} without {other}: give both or neither.")
+
+
+_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def byte_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """`2GB`, `500 MB`: bytes, in decimal units."""
+    return None if value is None else int(_quantity(value, _BYTES, str.upper, "500MB, 2GB"))
+
+
+def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """`30d`, `12h`: seconds."""
+    return None if value is None else _quantity(value, _SECONDS, str.lower, "90m, 12h, 30d")
+
+
+def _quantity(text: str, units: Mapping[str, int], spelled: Callable[[str], str], examples: str) -> float:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([a-zA-Z]*)", text.strip())
+    unit = units.get(spelled(match[2])) if match else None
+    if match is None or unit is None:
+        raise click.BadParameter(f"{text!r} is not of the form NUMBER and unit, such as {examples}")
+    return float(match[1]) * unit
 
 
 def json_object(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any]:

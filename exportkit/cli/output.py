@@ -35,12 +35,20 @@ def _plain(value: Any) -> Any:
 
 def print_table(rows: Iterable[Sequence[str]], *, indent: int = 2) -> None:
     """Left-aligned columns; a row of one cell is a heading of its own."""
-    lines = [[str(cell) for cell in row] for row in rows]
+    lines = [[printable(str(cell)) for cell in row] for row in rows]
     columns = max((len(line) for line in lines), default=0)
     widths = [max((len(line[i]) for line in lines if len(line) > i + 1), default=0) for i in range(columns)]
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths)]
         click.echo((" " * indent + "  ".join(cells)).rstrip())
+
+
+def printable(text: str) -> str:
+    """The text with what would move a terminal's cursor, or turn its letters around, spelled out.
+
+    A package's strings are whatever its maker wrote; none of them shall look like what we say of it.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def size_text(size: int) -> str:

@@ -11,6 +11,7 @@ import click
 from exportkit.cli.frame import command as exportkit_command
 from exportkit.cli.options import EXISTING_FILE, device_option, op_library_option, output_option, weights_option
 from exportkit.cli.output import print_json, print_table, progress, size_text
+from exportkit.cli.sign import ask_password
 from exportkit.errors import HostError
 
 
@@ -21,6 +22,7 @@ from exportkit.errors import HostError
 @click.option("--name", help="Of the package. Default: the first artifact's.")
 @click.option("--model-version", help="Of the model. Default: the first artifact's.")
 @weights_option("Another fine-tune's weights, in the place of the artifacts': all of the model's state_dict.")
+@click.option("--sign-key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="Sign it, as `exportkit sign` does.")
 @device_option("Where the package is verified.", default="auto")
 @click.option("--no-verify", is_flag=True, help="Do not run it, for instance because none of its targets runs here.")
 def command(
@@ -30,6 +32,7 @@ def command(
     name: str | None,
     model_version: str | None,
     weights: Path | None,
+    sign_key: Path | None,
     device: str,
     no_verify: bool,
     as_json: bool,
@@ -47,6 +50,11 @@ def command(
     exportkit package cpu.pt2 cuda.pt2 --op-library build/libmyops.so -o model.pt2
     exportkit package model.pt2 --weights tuned.safetensors --name tuned -o tuned.pt2
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
+    from exportkit.package.keys import read_private_key
+    from exportkit.package.signing import signature_path
+
+    private = read_private_key(sign_key, ask_password) if sign_key is not None else None
+    signature = signature_path(output, private) if private is not None else None
     with progress() as step:
         step("importing the packager")
         import msgspec
@@ -63,6 +71,7 @@ def command(
             name=name,
             version=model_version,
             weights=weights,
+            sign_key=private,
             verify_options=None if no_verify else VerifyOptions(against=against, device=device, weights=weights),
             progress=step,
         )
@@ -75,6 +84,7 @@ def command(
         print_json(
             {
                 "file": {"path": str(output), "size": output.stat().st_size} if written else None,
+                "signature": str(signature) if written and signature is not None else None,
                 "verification": report_document(report) if report is not None else None,
                 "manifest": msgspec.to_builtins(manifest),
             }
@@ -84,6 +94,8 @@ def command(
         from exportkit.cli.verify import print_report
 
         click.echo(f"{output}  {size_text(output.stat().st_size)}" if written else f"{output} was not written")
+        if written and private is not None:
+            click.echo(f"{signature}: signed by key {private.public.id}")
         print_table([("target", target.name, target_text(target)) for target in manifest.targets])
         print_table([("library", Path(item.record).name, library_text(item)) for item in manifest.libraries])
         if report is not None:

@@ -35,9 +35,18 @@ def reference() -> str:
     for name in group.list_commands(root):
         command = group.get_command(root, name)
         assert command is not None
-        context = command.make_context(name, [], parent=root, resilient_parsing=True, **_WIDTH)
-        parts += [f"## exportkit {name}\n", "```", command.get_help(context), "```\n"]
+        parts += _described(name, command, root)
     return "\n".join(parts)
+
+
+def _described(name: str, command: click.Command, parent: click.Context) -> list[str]:
+    """The help of a command, and of its own commands."""
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True, **_WIDTH)
+    parts = [f"## {context.command_path}\n", "```", command.get_help(context), "```\n"]
+    if isinstance(command, click.Group):
+        for own_name, own in command.commands.items():
+            parts += _described(own_name, own, context)
+    return parts
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from exportkit.cli.options import (
     check_tolerances,
     device_option,
     op_library_option,
+    public_key_options,
     tolerance_options,
     weights_option,
 )
-from exportkit.cli.output import print_json, print_table, progress
+from exportkit.cli.output import print_json, print_table, printable, progress
 from exportkit.verify import outcomes
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 @click.option("--model", metavar="MODEL", help="The eager model, where it is not what the artifact recorded.")
 @weights_option("Weights of the eager model, where it was exported with a file of them.")
 @op_library_option("A library of operators that the artifact calls and does not bring. Repeatable.")
+@public_key_options
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of sizes and inputs.")
 @click.option(
     "--timeout",
@@ -63,11 +65,12 @@ def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) ->
     That process has the package and torch; neither the exporter nor the source of model or operators can be imported in
     it. First it replays the recorded cases; then, where MODEL can be imported here, its outputs are compared with
     eager's over sizes drawn from the dynamic ranges, their ends included. The first check that fails gives the exit
-    code.
+    code. With --public-key, or where a policy of this machine asks for signatures, they are checked before all else.
 
     \b
     exportkit verify arr_coc.pt2
     exportkit verify arr_coc.pt2 --against eager --shapes 20 --json
+    exportkit verify arr_coc.pt2 --public-key release.pem
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     check_tolerances(options["rtol"], options["atol"])
     from exportkit.verify.verify import VerifyOptions, verify
@@ -102,7 +105,7 @@ def print_report(report: Report) -> None:
     for check in report.checks:
         if check.failed:
             click.echo(f"\n{check.against}, {check.label}:")
-            click.echo("\n".join(f"  {line}" for line in check.verdict.message.splitlines()))
+            click.echo("\n".join(f"  {printable(line)}" for line in check.verdict.message.splitlines()))
     failed = sum(check.failed for check in report.checks)
     ran = sum(check.seconds is not None for check in report.checks)
     if failed:
@@ -120,7 +123,7 @@ def _row(check: Check) -> tuple[str, ...]:
 def _state(verdict: Verdict) -> str:
     """How a verdict is marked; one that is added to the union and forgotten here does not pass mypy."""
     match verdict:
-        case outcomes.Match():
+        case outcomes.Match() | outcomes.Signed():
             return "ok"
         case outcomes.NotRun():
             return "--"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from exportkit.export.saved import trace_saved
 from exportkit.export.toolchain import CpuIsa, check_cpu_isa, default_cpu_isa, usable_compiler
 from exportkit.export.weights import ProgramWeights
 from exportkit.package.archive import Content, write_package
-from exportkit.package.atomic import check_writable
+from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import CASES_DIR
 from exportkit.package.manifest import FORMAT_VERSION, Case, Manifest, Operator, Program, Target, Weight
 from exportkit.spec import ExportSpec
@@ -89,11 +88,11 @@ def export_aoti(
     say = progress or _silent
     traced = _trace(model, out, device, dtype, dynamic, static, cases, seed, name, version, say)
     weights = None if embed_weights else ProgramWeights(traced.program)
-    with tempfile.TemporaryDirectory(prefix="exportkit-compile-") as folder:
+    with temporary_folder(None, "exportkit-compile") as folder:
         compiled = [
             compile_program(
                 traced,
-                Path(folder, str(number)),
+                folder / str(number),
                 device=on,
                 cpu_isa=isa,
                 cuda_arch=cuda_arch,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +27,9 @@ from exportkit.export.shapes import DynamicSizes, example_numbers
 from exportkit.export.signature import describe_call
 from exportkit.libraries import registered_schemas
 from exportkit.package.archive import PackageReader
+from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest, Source
+from exportkit.package.trust import check_trust, refuse_foreign
 from exportkit.spec import ExportSpec
 
 if TYPE_CHECKING:
@@ -38,9 +39,12 @@ if TYPE_CHECKING:
 def load_program(path: Path) -> ResolvedModel:
     """Reads an ExportedProgram, ours or torch's. The operators it calls must be registered, ours excepted.
 
+    torch may unpickle parts of it, and so execute what it says: it is held against this machine's policies before.
+
     Raises:
         ModelNotFoundError: There is no such file, or it has no program.
-        PackageError: It is ours, and breaks a rule of the format.
+        PackageError: It is ours, and breaks a rule of the format; or it is not signed as a policy asks.
+        PolicyError: A policy of this machine cannot be read.
         UsageError: It calls an operator that no library given defines.
         ExportError: torch.export cannot read it.
     """
@@ -49,19 +53,21 @@ def load_program(path: Path) -> ResolvedModel:
     if not path.is_file():
         raise ModelNotFoundError(f"there is no file {path}")
     try:
-        with PackageReader(path) as reader, tempfile.TemporaryDirectory(prefix="exportkit-program-") as folder:
+        with PackageReader(path) as reader, temporary_folder(None, "exportkit-program") as folder:
             manifest = reader.manifest
             if manifest.program is None:
                 raise ModelNotFoundError(
                     f"{path} is compiled ({', '.join(t.name for t in manifest.targets)}) and holds no program",
                     hint="Export the model with --format program to compile it elsewhere.",
                 )
+            check_trust(reader)
             reader.verify()
-            extracted = Path(folder, "program.pt2")
+            extracted = folder / "program.pt2"
             reader.extract(manifest.program.record, extracted)
             _register(path, manifest)
             program = _read(path, extracted)
     except NoManifestError:
+        refuse_foreign(path)
         manifest, program = None, _read(path, path)
     args, kwargs = program.example_inputs
     spec = ExportSpec(

@@ -43,7 +43,7 @@ def usable_compiler() -> str:
     found = {path: None for candidate in candidates if candidate and (path := shutil.which(candidate))}
     reasons = [f"$CXX = {candidates[0]}: no such program"] if candidates[0] and not shutil.which(candidates[0]) else []
     for path in found:
-        if (reason := _objection(path)) is None:
+        if (reason := objection(path)) is None:
             return path
         reasons.append(f"{path}: {reason}")
     raise CompilerError(
@@ -54,8 +54,8 @@ def usable_compiler() -> str:
 
 
 @functools.cache
-def _objection(compiler: str) -> str | None:
-    """Why a compiler cannot be used; None if it can."""
+def objection(compiler: str) -> str | None:
+    """Why a compiler, by its path, cannot be used; None if it can. Compiles a probe, once a process."""
     with tempfile.TemporaryDirectory(prefix="exportkit-compiler-") as folder:
         source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text(_PROBE)

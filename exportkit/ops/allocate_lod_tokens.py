@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from exportkit.ops._call import call
 from exportkit.ops._checks import check, check_floating, check_rank
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 
@@ -46,7 +47,7 @@ def allocate_lod_tokens(
     Raises:
         RuntimeError: Wrong rank or dtype, or one of the ranges above does not hold.
     """
-    return torch.ops.arr_coc.allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total)
+    return call(torch.ops.arr_coc.allocate_lod_tokens.default, scores, min_tokens, max_tokens, gamma, total)
 
 
 def allocate_lod_tokens_reference(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_second_derivative
+from exportkit.ops._call import call
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 
@@ -29,7 +30,7 @@ def compute_entropy(features: Tensor, temperature: float = 1.0) -> Tensor:
     Raises:
         RuntimeError: Wrong rank or dtype, D = 0, or temperature <= 0.
     """
-    return torch.ops.arr_coc.compute_entropy(features, temperature)
+    return call(torch.ops.arr_coc.compute_entropy.default, features, temperature)
 
 
 def compute_entropy_reference(features: Tensor, temperature: float = 1.0) -> Tensor:
@@ -53,7 +54,7 @@ def compute_entropy_grad(grad: Tensor, features: Tensor, temperature: float) -> 
     Returns:
         [B, N, D].
     """
-    return torch.ops.arr_coc.compute_entropy_grad(grad, features, temperature)
+    return call(torch.ops.arr_coc.compute_entropy_grad.default, grad, features, temperature)
 
 
 def compute_entropy_grad_reference(grad: Tensor, features: Tensor, temperature: float) -> Tensor:

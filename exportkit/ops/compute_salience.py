@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_second_derivative
+from exportkit.ops._call import call
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import NORM_FLOOR, accumulated, norm, unit
 from exportkit.ops._spec import OpSpec, Refusal, Sample
@@ -52,7 +53,7 @@ def compute_salience(
     Raises:
         RuntimeError: Wrong rank, sizes, dtype or device; D = 0; H or W not a multiple of P; weights out of range.
     """
-    return torch.ops.arr_coc.compute_salience(features, lab, sobel_x, sobel_y, patch_size, weights)
+    return call(torch.ops.arr_coc.compute_salience.default, features, lab, sobel_x, sobel_y, patch_size, weights)
 
 
 def _normalised(weights: Sequence[float]) -> list[float]:
@@ -145,7 +146,7 @@ def compute_salience_grad(
     Returns:
         Gradients of features, lab, sobel_x and sobel_y, each of its argument's shape.
     """
-    return torch.ops.arr_coc.compute_salience_grad(
+    return call(torch.ops.arr_coc.compute_salience_grad.default,
         grad, features, lab, sobel_x, sobel_y, patch_size, weights,
         need_features, need_lab, need_sobel_x, need_sobel_y,
     )  # fmt: skip

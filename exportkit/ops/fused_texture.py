@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_second_derivative
+from exportkit.ops._call import call
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 
@@ -39,7 +40,7 @@ def fused_texture(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Raises:
         RuntimeError: Wrong rank, channels or dtype.
     """
-    return torch.ops.arr_coc.fused_texture(rgb)
+    return call(torch.ops.arr_coc.fused_texture.default, rgb)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -113,7 +114,7 @@ def lab_to_rgb_grad(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = No
     Raises:
         RuntimeError: Wrong rank, channels, sizes or dtype.
     """
-    return torch.ops.arr_coc.lab_to_rgb_grad(rgb, grad_lab, grad_luma)
+    return call(torch.ops.arr_coc.lab_to_rgb_grad.default, rgb, grad_lab, grad_luma)
 
 
 def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
@@ -147,7 +148,7 @@ def sobel_grad(grad_x: Tensor, grad_y: Tensor) -> Tensor:
     Raises:
         RuntimeError: Wrong rank, channels, sizes or dtype.
     """
-    return torch.ops.arr_coc.sobel_grad(grad_x, grad_y)
+    return call(torch.ops.arr_coc.sobel_grad.default, grad_x, grad_y)
 
 
 def sobel_grad_reference(grad_x: Tensor, grad_y: Tensor) -> Tensor:

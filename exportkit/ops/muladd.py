@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.ops._call import call
 from exportkit.ops._checks import check_alike, check_floating, check_same_shape
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
@@ -27,7 +28,7 @@ def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
     Raises:
         RuntimeError: Wrong dtype, shape or device.
     """
-    return torch.ops.arr_coc.muladd(a, b, c)
+    return call(torch.ops.arr_coc.muladd.default, a, b, c)
 
 
 def muladd_reference(a: Tensor, b: Tensor, c: float) -> Tensor:

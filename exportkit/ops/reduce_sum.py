@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.ops._call import call
 from exportkit.ops._checks import check, check_floating
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
@@ -29,7 +30,7 @@ def reduce_sum(x: Tensor, dim: int) -> Tensor:
     Raises:
         RuntimeError: Wrong dtype, no dimension, or `dim` out of range.
     """
-    return torch.ops.arr_coc.reduce_sum(x, dim)
+    return call(torch.ops.arr_coc.reduce_sum.default, x, dim)
 
 
 def reduce_sum_reference(x: Tensor, dim: int) -> Tensor:

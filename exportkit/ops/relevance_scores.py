@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_derivative
+from exportkit.ops._call import call
 from exportkit.ops._checks import check, check_alike, check_same_size, shape_of
 from exportkit.ops._reference import accumulated, unit
 from exportkit.ops._spec import OpSpec, Refusal, Sample
@@ -62,8 +63,17 @@ def relevance_scores(
         RuntimeError: Wrong rank, sizes, dtype or device; D = 0 or T = 0; a mask with a query [B, D]; temperature <= 0;
             salience weights out of range. Also where a gradient is asked for.
     """
-    return torch.ops.arr_coc.relevance_scores(
-        features, query, colours, edges, weights, mask, salience_weights, temperature, invert_entropy
+    return call(
+        torch.ops.arr_coc.relevance_scores.default,
+        features,
+        query,
+        colours,
+        edges,
+        weights,
+        mask,
+        salience_weights,
+        temperature,
+        invert_entropy,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.ops._call import call
 from exportkit.ops._checks import check_alike, check_floating, check_same_shape
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 
@@ -24,7 +25,7 @@ def relu(x: Tensor) -> Tensor:
     Raises:
         RuntimeError: Wrong dtype.
     """
-    return torch.ops.arr_coc.relu(x)
+    return call(torch.ops.arr_coc.relu.default, x)
 
 
 def relu_reference(x: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def relu_grad(grad: Tensor, output: Tensor) -> Tensor:
     Returns:
         The shape and dtype of `output`.
     """
-    return torch.ops.arr_coc.relu_grad(grad, output)
+    return call(torch.ops.arr_coc.relu_grad.default, grad, output)
 
 
 def relu_grad_reference(grad: Tensor, output: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.ops._call import call
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
@@ -38,7 +39,7 @@ def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Ten
     Raises:
         RuntimeError: Wrong shape or dtype, or eps < 0.
     """
-    return torch.ops.arr_coc.rms_norm_quantize(x, weight, eps)
+    return call(torch.ops.arr_coc.rms_norm_quantize.default, x, weight, eps)
 
 
 def rms_norm_quantize_reference(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.ops._call import call
 from exportkit.ops._checks import check, check_alike, check_floating, check_same_shape, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
@@ -32,7 +33,7 @@ def scale_bias_relu(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     Raises:
         RuntimeError: Wrong rank, sizes, dtype or device.
     """
-    return torch.ops.arr_coc.scale_bias_relu(x, bias, scale)
+    return call(torch.ops.arr_coc.scale_bias_relu.default, x, bias, scale)
 
 
 def scale_bias_relu_reference(x: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -57,7 +58,7 @@ def scale_bias_relu_grad(
     Returns:
         Gradients of x, of the shape of `output`, and of the bias, [D].
     """
-    return torch.ops.arr_coc.scale_bias_relu_grad(grad, output, scale, need_x, need_bias)
+    return call(torch.ops.arr_coc.scale_bias_relu_grad.default, grad, output, scale, need_x, need_bias)
 
 
 def scale_bias_relu_grad_reference(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.ops._call import call
 from exportkit.ops._checks import check, check_alike, check_floating, check_same_shape, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
@@ -27,7 +28,7 @@ def softmax(x: Tensor) -> Tensor:
     Raises:
         RuntimeError: Wrong dtype, or a tensor without dimensions.
     """
-    return torch.ops.arr_coc.softmax(x)
+    return call(torch.ops.arr_coc.softmax.default, x)
 
 
 def softmax_reference(x: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
     Returns:
         The shape and dtype of `output`.
     """
-    return torch.ops.arr_coc.softmax_grad(grad, output)
+    return call(torch.ops.arr_coc.softmax_grad.default, grad, output)
 
 
 def softmax_grad_reference(grad: Tensor, output: Tensor) -> Tensor:

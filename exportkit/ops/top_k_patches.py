@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from exportkit.ops._autograd import register_no_second_derivative
+from exportkit.ops._call import call
 from exportkit.ops._checks import check, check_dtype, check_floating, check_rank, check_same_size
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 
@@ -31,7 +32,7 @@ def top_k_patches(relevance_scores: Tensor, features: Tensor, k: int) -> tuple[T
     Raises:
         RuntimeError: Wrong rank, dtype, device or size, or k outside [0, N].
     """
-    return torch.ops.arr_coc.top_k_patches(relevance_scores, features, k)
+    return call(torch.ops.arr_coc.top_k_patches.default, relevance_scores, features, k)
 
 
 def top_k_patches_reference(relevance_scores: Tensor, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -55,7 +56,7 @@ def top_k_patches_grad(grad: Tensor, indices: Tensor, num_patches: int) -> Tenso
     Returns:
         [B, N, D].
     """
-    return torch.ops.arr_coc.top_k_patches_grad(grad, indices, num_patches)
+    return call(torch.ops.arr_coc.top_k_patches_grad.default, grad, indices, num_patches)
 
 
 def top_k_patches_grad_reference(grad: Tensor, indices: Tensor, num_patches: int) -> Tensor:

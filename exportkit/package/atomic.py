@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -50,16 +51,17 @@ def written_whole(path: Path, *, mode: int = 0o666, durable: bool = True) -> Ite
 
 
 @contextlib.contextmanager
-def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
+def temporary_folder(parent: Path | None, prefix: str) -> Iterator[Path]:
     """A private folder, which goes away when the block ends; those of this prefix whose makers were killed, before it.
 
     Args:
-        parent: Where it is made.
+        parent: Where it is made; the system's temporary directory if None.
         prefix: Of its name.
 
     Raises:
         OSError: It cannot be made.
     """
+    parent = parent or Path(tempfile.gettempdir())
     remove_leftovers(parent, prefix)
     maker = os.getpid()
     while True:

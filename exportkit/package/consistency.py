@@ -34,6 +34,8 @@ AOTINDUCTOR_DIR = "data/aotinductor"
 OPERATORS_DIR = "exportkit/ops"
 CASES_DIR = "exportkit/cases"
 
+MAX_RANK = 64  # sizes of a tensor; torch's own iteration takes no more
+
 _VERSION = re.compile(r"\d+\.\d+(\.[0-9A-Za-z.+]+)?", re.ASCII)
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
 _MAX_SIZE = 2**62
@@ -140,6 +142,10 @@ def _check_dimensions(call: Call) -> None:
             )
     tensors: tuple[TensorInput | TensorOutput, ...] = (*call.inputs, *call.outputs)
     for tensor in tensors:
+        if len(tensor.shape) > MAX_RANK:
+            raise ManifestConsistencyError(
+                f"{tensor.name} has {len(tensor.shape)} sizes; at most {MAX_RANK} are allowed"
+            )
         for size in tensor.shape:
             if not isinstance(size, Size):
                 continue
@@ -152,9 +158,18 @@ def _check_dimensions(call: Call) -> None:
                 raise ManifestConsistencyError(
                     f"{tensor.name} has a size of {size.scale}*{size.dimension}{size.offset:+}: {ends[0]} to {ends[1]}"
                 )
+        if (least := math.prod(_least(size, dimensions) for size in tensor.shape)) > _MAX_SIZE:
+            raise ManifestConsistencyError(f"{tensor.name} has {least} elements at least, which no memory holds")
     used = {size.dimension for tensor in call.inputs for size in tensor.shape if isinstance(size, Size)}
     if unused := sorted(dimensions.keys() - used):
         raise ManifestConsistencyError(f"dimension {unused[0]} is no input's: nothing gives it a value")
+
+
+def _least(size: int | Size | None, dimensions: dict[str, Dimension]) -> int:
+    """The least value of a size; of one that is not known, 0."""
+    if isinstance(size, Size):
+        return size.scale * dimensions[size.dimension].min + size.offset
+    return size or 0
 
 
 def _ends(dimension: Dimension) -> tuple[int, int]:

@@ -17,7 +17,9 @@ from typing import NamedTuple
 from exportkit.errors import ArchiveLayoutError, NotAnArchiveError
 
 ALIGNMENT = 64
-MAX_DIRECTORY_BYTES = 64 << 20  # some 400 000 records; a reader allocates this much before it has checked anything
+# A reader allocates several times this before it has checked anything. The manifest says more of each record than the
+# directory does, and has no more than this either, so no package is refused for it.
+MAX_DIRECTORY_BYTES = 16 << 20
 
 _VERSION = 45  # "needed to extract": ZIP64
 _DATE = 0x21  # 1980-01-01, the first date zip can express

@@ -14,7 +14,7 @@ from elftools.common.exceptions import ELFError
 from elftools.construct import ConstructError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
 from elftools.elf.sections import SymbolTableSection
 
 from exportkit.errors import NotAnOperatorLibraryError
@@ -105,6 +105,27 @@ def read_elf(path: Path) -> Elf:
         ) from error
 
 
+def defined_versions(path: Path, prefix: str) -> list[str]:
+    """The versions a library's own symbols have, such as "3.4.30" of libstdc++'s GLIBCXX_3.4.30; oldest first.
+
+    Raises:
+        NotAnOperatorLibraryError: The file is no ELF file.
+        OSError: It cannot be read.
+    """
+    try:
+        sections = list(ELFFile(io.BytesIO(path.read_bytes())).iter_sections())
+        names = [
+            auxiliary.name
+            for section in sections
+            if isinstance(section, GNUVerDefSection)
+            for _, auxiliaries in section.iter_versions()
+            for auxiliary in auxiliaries
+        ]
+    except (ELFError, ConstructError, ValueError, OverflowError) as error:
+        raise NotAnOperatorLibraryError(f"{path} is no ELF shared library: {error}") from error
+    return [".".join(map(str, number)) for number in sorted(set(_numbers(names, prefix)))]
+
+
 def is_stable(symbols: Iterable[str]) -> bool:
     """Whether undefined symbols ask torch for its C shims only, and so for no particular torch version's C++."""
     return not any(map(_CPP_TORCH_NAME.match, symbols))
@@ -170,7 +191,11 @@ def _holds_libstdcxx(elf: ELFFile) -> bool:
 
 
 def _newest(versions: Iterable[str], prefix: str) -> str | None:
-    numbers = [
+    numbers = _numbers(versions, prefix)
+    return ".".join(map(str, max(numbers))) if numbers else None
+
+
+def _numbers(versions: Iterable[str], prefix: str) -> list[tuple[int, ...]]:
+    return [
         tuple(map(int, name[len(prefix) :].split("."))) for name in versions if re.fullmatch(prefix + r"[\d.]+", name)
     ]
-    return ".".join(map(str, max(numbers))) if numbers else None

@@ -5,15 +5,13 @@ Never imports torch: `inspect` and the loader's checks come before it.
 
 from __future__ import annotations
 
-import json
-import re
-from collections import Counter
 from typing import Annotated, Any, Literal, Union
 
 import msgspec
 from msgspec import Meta, Struct
 
 from exportkit.errors import FormatVersionError, ManifestSyntaxError
+from exportkit.package import strict_json
 
 FORMAT_VERSION = 2  # what is written; 1 is read as well
 MAX_MANIFEST_BYTES = 16 << 20
@@ -282,12 +280,11 @@ def decode_manifest(data: bytes) -> Manifest:
         FormatVersionError: It is a manifest of another version of the format.
         ManifestSyntaxError: It is not JSON of this shape, or has a key twice.
     """
-    _check_depth(data)
     try:
         # msgspec takes the last of two equal keys without a word, so the standard library looks at the keys first.
-        value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except ValueError as error:  # of JSON, of UTF-8, or of an integer with thousands of digits
-        raise ManifestSyntaxError(f"the manifest is not JSON in UTF-8: {error}") from error
+        value = strict_json.parse(data, max_depth=MAX_MANIFEST_DEPTH)
+    except ValueError as error:
+        raise ManifestSyntaxError(f"the manifest {error}") from error
     _check_version(value)
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -299,29 +296,6 @@ def decode_manifest(data: bytes) -> Manifest:
     if manifest.format_version == 1 and (manifest.weights or any(target.constants for target in manifest.targets)):
         raise ManifestSyntaxError("the manifest has weights outside the code, which format version 1 does not know")
     return manifest
-
-
-def _check_depth(data: bytes) -> None:
-    """Looks at the brackets outside of strings, so that no parser recurses further than the format needs."""
-    depth = 0
-    unescaped = re.sub(rb"\\.", b"", data, flags=re.DOTALL)
-    for token in re.finditer(rb'"[^"]*"?|[\[{]|[\]}]', unescaped):
-        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token.group(), 0)
-        if depth > MAX_MANIFEST_DEPTH:
-            raise ManifestSyntaxError(f"the manifest is nested deeper than {MAX_MANIFEST_DEPTH} brackets")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        repeated = next(key for key, count in counts.items() if count > 1)
-        raise ManifestSyntaxError(f"the manifest has the key {repeated!r} twice in one object")
-    return found
-
-
-def _no_constant(word: str) -> None:
-    raise ManifestSyntaxError(f"the manifest holds {word}, which is not JSON")
 
 
 def _check_version(value: Any) -> None:

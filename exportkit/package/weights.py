@@ -41,9 +41,11 @@ def weight_bytes(weight: Weight) -> int:
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether these strides address as many places as there are elements, from the first on, each once."""
+    if 0 in shape:
+        return True
     step = 1
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape) if size > 1):
-        if stride != step and 0 not in shape:
+        if stride != step:
             return False
         step *= size
     return True

@@ -1,7 +1,8 @@
 """From a package to a model that can be called.
 
-Nothing of the package is executed before every digest holds, and no library before what torch's own loader leaves
-unchecked is known to fit: the machine, torch's version, the operators that are loaded already.
+Nothing of the package is executed before it is known to be signed as the caller and this machine's policies ask, and
+every digest holds; and no library before what torch's own loader leaves unchecked is known to fit: the machine, torch's
+version, the operators that are loaded already.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from exportkit.libraries import load_verified, loaded_library, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
 from exportkit.package.manifest import Library, Manifest, Target
+from exportkit.package.trust import KeySources, check_trust
 from exportkit.runtime import targets
 from exportkit.runtime.cache.entries import library_contents, unpack
 from exportkit.runtime.cache.trust import verify_package
@@ -33,7 +35,10 @@ def load(
     device: str | torch.device = "auto",
     runners: int = 1,
     *,
+    public_key: KeySources | None = None,
+    signature: str | os.PathLike[str] | None = None,
     verify: Verify = "once",
+    isolate: bool = False,
 ) -> Model:
     """Loads a package: needs torch and the file, nothing of the model's or the operators' source.
 
@@ -42,28 +47,41 @@ def load(
         device: `cpu`, `cuda`, `cuda:<index>`, or `auto`: CUDA if the package has a target for it that runs here.
         runners: How many calls the compiled code can run at a time; they share the weights. torch's Python binding
             holds the GIL during a call (pytorch#197516), so Python's own threads take turns all the same.
+        public_key: Whoever must have signed the package: a PEM file, PEM text, or several, of which any will do. What
+            this machine's policies ask for is asked for as well.
+        signature: The signature file, where it is not the package's name with `.sig`.
         verify: `once` hashes what was not seen to hold before, or may have been changed since, by what the file system
-            says of it (`exportkit.runtime.cache` has the rules); `always` hashes the whole package again.
+            says of it: `exportkit.runtime.cache` has the rules. A package that other users may write to is hashed each
+            time. `always` hashes everything again.
+        isolate: Loads and runs the package in a worker process: it may bring another build of operators that this
+            process has, and a crash of it is an error here. Each call copies its tensors, through shared memory.
 
     Returns:
         The model. Close it, or leave its `with` block, to free its memory and the file.
 
     Raises:
         UsageError: There is no such file, or an argument means nothing.
-        PackageError: The package breaks a rule of the format, was changed, or its operator libraries cannot be loaded
-            beside what is loaded already; the class says which.
+        PackageError: The package is not signed as it must be, breaks a rule of the format, was changed, or its operator
+            libraries cannot be loaded beside what is loaded already; the class says which.
+        PolicyError: A policy of this machine cannot be read.
         NoTargetError: No target runs here; the message gives the reason for each.
         TorchVersionError: An operator library works with another torch only.
         ModelLoadError: torch's loader refused the compiled code.
         CacheError: There is no room to unpack it.
     """
+    arguments = dict(locals())  # all of them, so that the worker process misses none that is added
     if isinstance(runners, bool) or not isinstance(runners, int) or runners < 1:
         raise UsageError(f"runners must be a whole number from 1, got {runners!r}")
     if verify not in get_args(Verify):
         raise UsageError(f"verify must be 'once' or 'always', got {verify!r}")
+    if arguments.pop("isolate"):
+        from exportkit.runtime.isolated import load_isolated  # most processes never need it
+
+        return load_isolated(**arguments)
     again = verify == "always"
     reader = PackageReader(Path(path))
     try:
+        check_trust(reader, public_key, signature)
         verify_package(reader, again=again)
         manifest = reader.manifest
         choice = _choose(manifest, str(device))
@@ -98,12 +116,13 @@ def _load_operators(reader: PackageReader, target: Target, *, again: bool) -> No
             )
     sizes = {record.name: record.size for record in reader.manifest.records}
     for library in libraries:
-        namespaces = {operator.name.partition("::")[0] for operator in library.defines}
+        schemas = {operator.name: operator.schema for operator in library.defines}
+        namespaces = {name.partition("::")[0] for name in schemas}
         if loaded_library(library.sha256, sizes[library.record], defines=namespaces) is None:
             contents = library_contents(reader, library)
             with unpack(reader, contents, again=again) as entry:
                 (name,) = contents.records
-                load_verified(entry.folder / name, library.sha256, defines=namespaces)
+                load_verified(entry.folder / name, library.sha256, defines=namespaces, schemas=schemas)
     _check_operators(reader.manifest, libraries)
 
 

@@ -107,7 +107,9 @@ class Model:
             raise ModelRunError(
                 f"the compiled model failed on ({', '.join(_describe(tensor) for tensor in inputs)}): "
                 f"{str(error).partition(chr(10))[0]}",
-                hint="What an operator said of it is on stderr, where torch's C interface left it.",
+                hint="CUDA does not work in a fork of a process that used it: use the start method spawn."
+                if self.device.type == "cuda" and torch.cuda._is_in_bad_fork()
+                else "What an operator said of it is on stderr, where torch's C interface left it.",
             ) from error
         if len(outputs) != self._output_count:
             raise ManifestConsistencyError(
@@ -212,7 +214,7 @@ class Cases(Sequence[Case]):
         content = self._reader.read(case.record)
         try:
             tensors = load_safetensors(content)
-        except SafetensorError as error:
+        except (SafetensorError, KeyError) as error:  # a KeyError of a dtype that torch does not have
             raise CaseError(f"{case.record} is no safetensors file: {error}") from error
         inputs = _tensors_of(case, "input", call.inputs, tensors)
         outputs = _tensors_of(case, "output", call.outputs, tensors)

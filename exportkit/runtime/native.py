@@ -91,4 +91,11 @@ def _load(library: Path) -> str | None:
         torch.ops.load_library(str(library))
     except OSError as error:  # what it needs of the host is not there, such as OpenSSL
         return f"the dynamic linker refused it: {error.__cause__ or error}"
+    operators = torch.ops.exportkit
+    # A fork waits until no thread is in the middle of a call, which would never end there.
+    os.register_at_fork(
+        before=operators.before_fork.default,
+        after_in_parent=lambda: operators.after_fork.default(False),
+        after_in_child=lambda: operators.after_fork.default(True),
+    )
     return None

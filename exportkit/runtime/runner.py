@@ -47,9 +47,10 @@ def construct(reader: PackageReader, choice: Choice, runners: int, weights: Weig
     native = use_native()
     _promote_libstdcxx()
     survive_forks()
-    contents = target_contents(reader, choice.target)
     constants = constants_of(choice.target, weights)
+    contents = target_contents(reader, choice.target)
     entry = unpack(reader, contents, again=again)
+    # The model among a target's libraries: the last by name, as torch's own loader has it.
     library = entry.folder / max(name for name in contents.records if name.endswith(".so"))
     try:
         runner = (NativeRunner if native else ContainerRunner)(library, choice, runners, constants)

@@ -50,10 +50,11 @@ class Replay:
         for library, namespaces in command["libraries"]:
             load_library(Path(library), defines=namespaces)
         start = time.perf_counter()
+        trust = {"public_key": command["public_keys"], "signature": command["signature"]}
         if command["program"]:
-            target = self._load_program(Path(command["artifact"]), command["device"])
+            target = self._load_program(Path(command["artifact"]), command["device"], trust)
         else:
-            target = self._load_target(command["artifact"], command["device"])
+            target = self._load_target(command["artifact"], command["device"], trust)
         return {
             "target": target,
             "device": self.device,
@@ -91,20 +92,22 @@ class Replay:
         save_file({f"output.{i}": leaf for i, leaf in enumerate(packable)}, command["outputs"])
         return {"seconds": seconds, "structure": msgspec.json.encode(node).decode()}
 
-    def _load_target(self, artifact: str, device: str) -> str:
+    def _load_target(self, artifact: str, device: str, trust: dict[str, Any]) -> str:
         import exportkit
 
-        self.model = exportkit.load(artifact, device=device)
+        self.model = exportkit.load(artifact, device=device, **trust)
         self.call = self.model.manifest.call
         self.device = str(self.model.device)
         return str(self.model.target.name)
 
-    def _load_program(self, artifact: Path, device: str) -> str:
+    def _load_program(self, artifact: Path, device: str, trust: dict[str, Any]) -> str:
         import torch
 
         from exportkit.package.archive import PackageReader
+        from exportkit.package.trust import check_trust
 
         with PackageReader(artifact) as reader:
+            check_trust(reader, **trust)
             reader.verify()
             program = reader.manifest.program
             assert program is not None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 OLDEST_TORCH = (2, 11)
 
@@ -52,15 +55,16 @@ class Machine:
 
 # What each ability needs, by the names of findings. The first three are what any machine for exportkit should do.
 _NEEDS: dict[str, tuple[str, ...]] = {
-    "load and run a CPU package": ("platform", "torch", "temporary files"),
+    "load and run a CPU package": ("platform", "torch", "cache"),
     "export an ExportedProgram": ("torch",),
     "compile for the CPU": ("platform", "torch", "compiler", "temporary files"),
     "use the arr_coc operators on the CPU": ("platform", "torch", "arr_coc, CPU"),
-    "run the demo": ("platform", "torch", "compiler", "temporary files", "arr_coc, CPU", "photographs"),
-    "load and run a CUDA package": ("platform", "torch", "temporary files", "CUDA device"),
+    "run the demo": ("platform", "torch", "compiler", "temporary files", "cache", "arr_coc, CPU", "photographs"),
+    "load and run a CUDA package": ("platform", "torch", "cache", "CUDA device"),
     "compile for CUDA": ("platform", "torch", "compiler", "temporary files", "CUDA device"),
     "use the arr_coc operators on CUDA": ("platform", "torch", "arr_coc, CPU", "arr_coc, CUDA", "CUDA device"),
     "build CUDA operators": ("compiler", "nvcc"),
+    "run packages in worker processes (isolate=True)": ("platform", "torch", "temporary files", "worker processes"),
 }
 BASIC = ("load and run a CPU package", "export an ExportedProgram", "compile for the CPU")
 
@@ -72,7 +76,8 @@ def examine(progress: Callable[[str], None] = lambda step: None) -> Machine:
         progress: Called with what is looked at.
     """
     progress("looking at torch and the machine")
-    findings = [_python(), _platform(), _torch(), _cpu(), _if_torch("CUDA device", _cuda_device)]
+    findings = [_python(), _platform(), _torch(), _if_torch("libstdc++", _libstdcxx), _cpu()]
+    findings += [_if_torch("CUDA device", _cuda_device), _if_torch("worker processes", _worker_processes)]
     progress("compiling a probe")
     findings += [_if_torch("compiler", _compiler), _nvcc(), _temporary_files(), _cache()]
     progress("loading the operator libraries")
@@ -113,9 +118,26 @@ def _torch() -> Finding:
 
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     built = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
-    detail = f"{torch.__version__}, {built}, {torch.get_num_threads()} threads"
+    abi = "" if torch.compiled_with_cxx11_abi() else ", libstdc++'s ABI of before C++11"
+    detail = f"{torch.__version__}, {built}, {torch.get_num_threads()} threads{abi}"
     ok = (major, minor) >= OLDEST_TORCH
     return Finding("torch", ok, detail, None if ok else "pip install 'torch>=2.11'")
+
+
+def _libstdcxx() -> Finding:
+    """The one this process has, which packages' libraries get as well."""
+    import torch  # noqa: F401  # brings it
+
+    from exportkit.package.elf import defined_versions
+
+    with open("/proc/self/maps") as maps:
+        mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "/libstdc++.so" in line}
+    if not mapped:
+        hint = "A package asks the host for it: install libstdc++ (Debian: apt-get install libstdc++6)."
+        return Finding("libstdc++", False, "torch brought none: it was linked with another C++ library", hint)
+    path = min(mapped)
+    newest = defined_versions(Path(path), "GLIBCXX_")[-1:] or ["no version"]
+    return Finding("libstdc++", True, f"GLIBCXX_{newest[0]}, {path}")
 
 
 def _cpu() -> Finding:
@@ -131,29 +153,70 @@ def _cpu() -> Finding:
 def _cuda_device() -> Finding:
     import torch
 
+    driver = _driver_cuda()
+    knows = f"the driver knows CUDA {driver}" if driver else "there is no driver"
     if torch.version.cuda is None:
         hint = "A CUDA build of torch, from https://pytorch.org/get-started, if there is a GPU."
-        return Finding("CUDA device", False, "torch is a CPU build", hint)
+        return Finding("CUDA device", False, f"torch is a CPU build; {knows}", hint)
     if not torch.cuda.is_available():
-        hint = "`nvidia-smi` says whether there is a GPU and a driver; the driver must know torch's CUDA version."
-        return Finding("CUDA device", False, f"torch (CUDA {torch.version.cuda}) sees no device", hint)
-    devices = []
+        hint = "`nvidia-smi` says whether there is a GPU; the driver must know torch's CUDA version or a newer one."
+        return Finding("CUDA device", False, f"torch (CUDA {torch.version.cuda}) sees no device; {knows}", hint)
+    devices = [f"CUDA {torch.version.cuda}, {knows}"]
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         devices.append(f"cuda:{index} {torch.cuda.get_device_name(index)} (sm_{major}{minor})")
     return Finding("CUDA device", True, ", ".join(devices))
 
 
+def _driver_cuda() -> str | None:
+    """The newest CUDA that the installed driver runs, such as "13.0"; None where there is no driver."""
+    version = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except OSError:
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _worker_processes() -> Finding:
+    """What `exportkit.load(..., isolate=True)` takes, tried in this process."""
+    import torch
+
+    from exportkit.runtime.tensor_socket import TensorSocket
+    from exportkit.runtime.worker import Ran
+
+    name, size = "worker processes", 64 << 20
+    if not sys.executable or getattr(sys, "frozen", False):
+        return Finding(name, False, "this program has no Python interpreter", "Run exportkit with Python itself.")
+    ours, theirs = socket.socketpair()
+    sender, receiver = TensorSocket[Ran](ours, Ran), TensorSocket[Ran](theirs, Ran)
+    try:
+        sender.send(Ran(), [torch.ones(size, dtype=torch.uint8)])
+        receiver.receive()
+    except OSError as error:
+        hint = "They share tensors in anonymous memory (memfd): look at the memory limit, and at `ulimit -n` and `-f`."
+        return Finding(name, False, f"{size >> 20} MB of memory cannot be shared: {error}", hint)
+    finally:
+        sender.close()
+        receiver.close()
+    return Finding(name, True, "tensors are shared in anonymous memory; /dev/shm is not used, however small it is")
+
+
 def _compiler() -> Finding:
     """The one that `export` would use; a usable one links what it makes so that it loads beside torch."""
     from exportkit.errors import CompilerError
-    from exportkit.export.toolchain import usable_compiler
+    from exportkit.export.toolchain import objection, usable_compiler
 
     try:
         path = usable_compiler()
     except CompilerError as error:
         return Finding("compiler", False, error.message, error.hint)
-    return Finding("compiler", True, f"{_output([path, '--version']).partition(chr(10))[0]} at {path}")
+    detail = f"{_output([path, '--version']).partition(chr(10))[0]} at {path}"
+    given = shutil.which(os.environ.get("CXX", ""))
+    if given and (reason := objection(given)):
+        detail += f"; $CXX is passed over, {reason}"
+    return Finding("compiler", True, detail)
 
 
 def _nvcc() -> Finding:
@@ -165,11 +228,11 @@ def _nvcc() -> Finding:
 
 
 def _temporary_files() -> Finding:
-    """The loader of torch unpacks a model's library there and opens it."""
+    """The compiler's, and libraries that it probes, among them."""
     folder = tempfile.gettempdir()
     status = os.statvfs(folder)
     if status.f_flag & os.ST_NOEXEC:
-        hint = "torch unpacks and opens libraries there: set TMPDIR to a directory that may hold code."
+        hint = "What was compiled is opened there: set TMPDIR to a directory that may hold code."
         return Finding("temporary files", False, f"{folder} is mounted noexec", hint)
     free = status.f_bavail * status.f_frsize
     if free < 1 << 30:
@@ -184,10 +247,17 @@ def _cache() -> Finding:
 
     folder = cache_directory()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    detail = f"{folder}, {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB"
     if not os.access(existing, os.W_OK | os.X_OK):
-        hint = "Every load unpacks the operator libraries anew; set EXPORTKIT_CACHE to a writable directory."
-        return Finding("cache", False, f"{folder} is not writable", hint)
-    return Finding("cache", True, str(folder))
+        existing = Path(tempfile.gettempdir())
+        detail = (
+            f"{folder} is not writable: every process unpacks packages into {existing}; EXPORTKIT_CACHE names another"
+        )
+    if os.statvfs(existing).f_flag & os.ST_NOEXEC:
+        hint = "Packages' code is unpacked and opened there: set EXPORTKIT_CACHE to a directory that may hold code."
+        return Finding("cache", False, f"{existing} is mounted noexec", hint)
+    return Finding("cache", True, detail)
 
 
 def _library(device: str) -> Finding:

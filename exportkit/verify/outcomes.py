@@ -7,10 +7,11 @@ Every verdict has a `kind` (its name in JSON), an `exit_code` (EXIT_CODES lists 
 from __future__ import annotations
 
 import re
-import signal as signals
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
+
+from exportkit.runtime.processes import describe_end
 
 
 @dataclass(frozen=True)
@@ -168,11 +169,7 @@ class Crashed:
     @property
     def message(self) -> str:
         """The signal's name and the end of what the process printed."""
-        if self.signal is not None:
-            how = f"was killed by {signal_name(self.signal)}"
-            how += _SIGNAL_HINTS.get(self.signal, "")
-        else:
-            how = f"exited with status {self.exit_status}"
+        how = describe_end(-self.signal if self.signal is not None else self.exit_status or 0)
         printed = f"\n{self.output}" if self.output else ""
         return f"the process {how} while {self.doing}{printed}"
 
@@ -207,6 +204,20 @@ class NotRun:
 
 
 # --- verdicts on the package ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Signed:
+    """The package is signed by keys that were asked for: the caller's, and one of each policy."""
+
+    key_ids: tuple[str, ...]
+    kind: ClassVar[str] = "signed"
+    exit_code: ClassVar[int] = 0
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        return f"signed by {' and '.join(dict.fromkeys(self.key_ids))}"
 
 
 @dataclass(frozen=True)
@@ -315,6 +326,7 @@ Verdict = (
     | Crashed
     | TimedOut
     | NotRun
+    | Signed
     | MissingOperator
     | LoadFailed
     | EagerUnavailable
@@ -327,7 +339,7 @@ EXIT_CODES: Mapping[int, str] = {
     0: "done",
     1: "a check failed: an output's values differ",
     2: "usage: an argument means nothing, or MODEL cannot be found",
-    3: "the package is bad, tampered with or incomplete",
+    3: "the package is bad, tampered with, incomplete, or not signed as it must be",
     4: "this machine cannot do it: no compiler, no CUDA, another torch, no target for it",
     10: "verify: an output has the wrong dtype",
     11: "verify: an output has the wrong shape, or the result the wrong structure",
@@ -398,18 +410,3 @@ class Report:
     def exit_code(self) -> int:
         """That of the first check that failed, else 0."""
         return self.failure.verdict.exit_code if self.failure else 0
-
-
-def signal_name(number: int) -> str:
-    """`SIGSEGV (signal 11)`."""
-    try:
-        return f"{signals.Signals(number).name} (signal {number})"
-    except ValueError:
-        return f"signal {number}"
-
-
-_SIGNAL_HINTS: Mapping[int, str] = {
-    signals.SIGILL: ", an instruction this CPU does not have,",
-    signals.SIGKILL: ", as the kernel does when memory runs out,",
-    signals.SIGABRT: ", as a failed assertion or a second registration of an operator does,",
-}

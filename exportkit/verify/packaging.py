@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
-from exportkit.package.atomic import check_writable
+from exportkit.package.atomic import check_writable, temporary_folder
+from exportkit.package.keys import PrivateKey
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest
+from exportkit.package.signing import sign_package
 from exportkit.verify.fine_tune import with_weights
 from exportkit.verify.outcomes import Report
 from exportkit.verify.verify import VerifyOptions, verify
@@ -26,6 +27,7 @@ def build_package(
     name: str | None = None,
     version: str | None = None,
     weights: Path | None = None,
+    sign_key: PrivateKey | None = None,
     verify_options: VerifyOptions | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[Manifest, Report | None]:
@@ -38,6 +40,7 @@ def build_package(
         name: Of the package; the first artifact's if None.
         version: Of the model; the first artifact's if None.
         weights: Another fine-tune's, in the place of the artifacts'. The package then has no cases.
+        sign_key: Signs it. The signature appears beside `output`, under its name.
         verify_options: How to verify it; None leaves that out.
         progress: Told what is about to be done.
 
@@ -59,16 +62,20 @@ def build_package(
         progress(f"looking into {library.name}")
         described.append((library, describe_library(library)))
     # In the output's own directory, so that the last step is a rename; hidden, and gone if anything fails.
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
-        unverified = Path(folder) / output.name
+    with temporary_folder(output.parent, f".{output.name[:200]}") as folder:
+        unverified = folder / output.name
         progress("writing the package")
         manifest = assemble(artifacts, described, unverified, name=name, version=version)
         if weights is not None:
             progress(f"exchanging the weights for those of {weights.name}")
             manifest = with_weights(unverified, weights, unverified)
+        # Signed first, so that it can be run where a policy asks for signatures; the signature goes with the package.
+        signature = None if sign_key is None else sign_package(unverified, sign_key)
         report = None if verify_options is None else verify(unverified, verify_options, progress=progress)
         if report is None or report.exit_code == 0:
             os.replace(unverified, output)
+            if signature is not None:
+                os.replace(signature, output.with_name(signature.name))
     return manifest, report
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +10,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from exportkit.errors import ExportkitError, UsageError
+from exportkit.errors import ExportkitError, PolicyError, SignatureError, SignatureMissingError, UsageError
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
+from exportkit.package.atomic import temporary_folder
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Call, Manifest, Node
 from exportkit.package.sizes import label_of, plan_sizes, shape_at
+from exportkit.package.trust import check_trust
 from exportkit.verify.outcomes import (
     CallFailed,
     Check,
@@ -28,6 +29,7 @@ from exportkit.verify.outcomes import (
     MissingOperator,
     NotRun,
     Report,
+    Signed,
     TimedOut,
     Verdict,
     WrongStructure,
@@ -58,6 +60,8 @@ class VerifyOptions:
         seed: Of the sizes and the inputs drawn for eager.
         timeout: Seconds a call may take. Importing torch and loading get 120 at least.
         max_input_bytes: Of one call's inputs; sizes beyond it are left out, and named.
+        public_keys: PEM files, of which any must have signed the artifact; what a policy asks for comes on top.
+        signature: The signature file, where it is not beside the artifact under its name.
     """
 
     against: Against = "both"
@@ -71,12 +75,16 @@ class VerifyOptions:
     seed: int = 0
     timeout: float = 600.0
     max_input_bytes: int = 32 * 10**6
+    public_keys: Sequence[Path] = ()
+    signature: Path | None = None
 
 
 def verify(
     artifact: Path, options: VerifyOptions | None = None, *, progress: Callable[[str], None] = lambda step: None
 ) -> Report:
     """Runs an artifact in a fresh process, and compares what it returns.
+
+    Signatures come first, where somebody asks for them: an artifact that is not trusted is not looked into any further.
 
     That process imports torch and the runtime; the exporter, the operators' Python and the model's source are refused
     to it. The eager model runs in a process of its own. Whatever either does, a crash included, is a verdict.
@@ -92,7 +100,9 @@ def verify(
     options = options or VerifyOptions()
     progress(f"checking {artifact.name}")
     try:
-        with PackageReader(artifact) as reader, tempfile.TemporaryDirectory(prefix="exportkit-verify-") as folder:
+        with PackageReader(artifact) as reader, temporary_folder(None, "exportkit-verify") as folder:
+            keys = check_trust(reader, options.public_keys or None, options.signature)
+            signed = [Check("package", "signature", {}, Signed(tuple(key.id for key in keys)))] if keys else []
             reader.verify()
             if options.against == "cases" and not reader.manifest.cases:
                 raise UsageError(
@@ -100,15 +110,17 @@ def verify(
                 )
             libraries = _needed_libraries(reader.manifest, options)
             if isinstance(libraries, MissingOperator):
-                return Report(str(artifact), None, None, None, None, (Check("package", "operators", {}, libraries),))
-            run = _Verification(artifact, reader, options, Path(folder), libraries, progress)
+                missing = Check("package", "operators", {}, libraries)
+                return Report(str(artifact), None, None, None, None, (*signed, missing))
+            run = _Verification(artifact, reader, options, folder, libraries, progress, checks=signed)
             with run:
                 return run.report()
     except UsageError:
         raise
     except ExportkitError as error:
         failed = LoadFailed(type(error).__name__, str(error), error.exit_code)
-        return Report(str(artifact), None, None, None, None, (Check("package", "load", {}, failed),))
+        label = "signature" if isinstance(error, (SignatureMissingError, SignatureError, PolicyError)) else "load"
+        return Report(str(artifact), None, None, None, None, (Check("package", label, {}, failed),))
 
 
 def _needed_libraries(manifest: Manifest, options: VerifyOptions) -> dict[Path, list[str]] | MissingOperator:
@@ -188,11 +200,13 @@ class _Verification:
         self.replay = Worker("exportkit.verify.child", folder=self.folder, cwd=self.folder)
         command = {
             "do": "load",
-            "artifact": str(self.artifact.resolve()),
+            "artifact": str(self.artifact.absolute()),  # a link's own name, beside which its signature may be
             "program": not self.manifest.targets,
             "tf32": self.manifest.provenance.tf32,
             "device": self.options.device,
             "libraries": [[str(library), namespaces] for library, namespaces in self.libraries.items()],
+            "public_keys": [str(key.absolute()) for key in self.options.public_keys] or None,
+            "signature": str(self.options.signature.absolute()) if self.options.signature else None,
             "blocked": _blocked(self.options.model or self.manifest.source.model),
         }
         timeout = max(self.options.timeout, _LOAD_TIMEOUT)
@@ -311,7 +325,7 @@ class _Verification:
             "seed": source.seed,
             "weights": str(self.options.weights.resolve()) if self.options.weights else None,
             "libraries": [str(Path(library).resolve()) for library in self.options.op_libraries],
-            "artifact": str(self.artifact.resolve()),
+            "artifact": str(self.artifact.absolute()),  # a link's own name, beside which its signature may be
             "device": self.loaded["device"],
         }
         timeout = max(self.options.timeout, _LOAD_TIMEOUT)

@@ -39,8 +39,8 @@ class Worker:
         self._output = open(folder / f"{module.rpartition('.')[2]}-{time.monotonic_ns()}.log", "w+b")  # noqa: SIM115
         self._buffer = b""
         self._ended: Crashed | TimedOut | None = None
-        # AOTInductor's loader unpacks into TMPDIR, and leaves that behind when it crashes. OpenMP's threads spin for
-        # work by default: here two processes take turns on the same cores, and one would starve the other.
+        # What a child leaves in TMPDIR when it crashes goes with the folder. OpenMP's threads spin for work by
+        # default: here two processes take turns on the same cores, and one would starve the other.
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "TMPDIR": str(folder)}
         self._process = subprocess.Popen(
             [sys.executable, *safe_path, "-c", code],

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import resource
+import struct
+import subprocess
 import time
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,8 +17,11 @@ import pytest
 from exportkit.errors import ManifestSyntaxError
 from exportkit.package import manifest as m
 from exportkit.package.consistency import check_consistency
-from exportkit.package.manifest import decode_manifest
-from tests.adversarial.forge import listing, records
+from exportkit.package.container import _CENTRAL, MAX_DIRECTORY_BYTES, directory
+from exportkit.package.manifest import MAX_MANIFEST_BYTES, decode_manifest
+from tests.adversarial.forge import at, changed, document, listing, package, records
+from tests.cpp_reader import program
+from tests.fresh import run_python
 from tests.package import samples
 
 SECONDS = 10.0  # on a slow, busy machine; what is quadratic takes minutes
@@ -59,3 +68,132 @@ def test_many_cases() -> None:
     names = [f"exportkit/cases/many-{i}.safetensors" for i in range(MANY)]
     manifest = with_records(*names, cases=tuple(m.Case(record=name, sizes={"batch": 2}) for name in names))
     timed(lambda: check_consistency(manifest))
+
+
+# --- what it takes to refuse ------------------------------------------------------------------------------------------
+
+JUST_UNDER = MAX_MANIFEST_BYTES - 64
+HOSTILE_JSON: dict[str, bytes] = {
+    "lists": b'{"format_version":1,"x":[' + b"[]," * (JUST_UNDER // 3) + b"[]]}",
+    "objects": b'{"format_version":1,"x":[' + b"{}," * (JUST_UNDER // 3) + b"{}]}",
+    "floats": b'{"format_version":1,"x":[' + b"0.5," * (JUST_UNDER // 4) + b"0]}",
+    "numbers": b'{"format_version":1,"x":[' + (b"9" * 4000 + b",") * (JUST_UNDER // 4001) + b"0]}",
+    "keys": b'{"format_version":1' + b"".join(b',"%d":0' % i for i in range(1_000_000)) + b"}",
+    "escapes": b'{"format_version":1,"x":"' + b'\\"' * (JUST_UNDER // 2) + b'"}',
+    "escaped letters": b'{"format_version":1,"x":"' + b"\\u0041" * (JUST_UNDER // 6) + b'"}',
+    "quotes": b'"' * JUST_UNDER,
+    "brackets": b"[" * JUST_UNDER,
+    "spaces": b" " * JUST_UNDER,
+}
+
+
+def many_entries() -> bytes:
+    """As large a directory as is read, with as many entries as there can be."""
+    entry = _CENTRAL.pack(0x02014B50, 45, 45, 0, 0, 0, 0x21, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    central = entry * (MAX_DIRECTORY_BYTES // len(entry))
+    end = bytearray(directory([]))
+    struct.pack_into("<QQQQ", end, 24, 2**62, 2**62, len(central), 0)
+    return central + end
+
+
+def compressed() -> bytes:
+    """A gigabyte of zeros, as a record of another zip tool."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("package/exportkit/manifest.json", b"{}")
+        with made.open("package/bomb", "w", force_zip64=True) as bomb:
+            for _ in range(1024):
+                bomb.write(bytes(1 << 20))
+    return file.getvalue()
+
+
+REFUSE_ALL = """
+import pathlib, resource, sys
+from exportkit.errors import PackageError
+from exportkit.package.archive import PackageReader
+resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
+for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    try:
+        with PackageReader(path) as reader: reader.verify()
+    except PackageError as error: print(path.name, type(error).__name__)
+print(int(resource.getrusage(resource.RUSAGE_SELF).ru_utime))
+"""
+
+
+def with_value(path: str, text: str) -> bytes:
+    """The sample's manifest with JSON put in at a place."""
+    return msgspec.json.encode(changed(path, "HERE")).replace(b'"HERE"', text.encode())
+
+
+def contradictions() -> dict[str, bytes]:
+    """Manifests of the right shape that are work to refuse: checks that copy or multiply would take minutes."""
+    key, tensor = "k" * 8_000_000, '{"type":"tensor","index":%d}'
+    tensors = ",".join(tensor % index for index in range(200_000))
+    constants = ",".join(['{"type":"constant","value":0}'] * 200_000)
+    under_key = '{"type":"mapping","keys":["%s"],"items":[{"type":"sequence","kind":"list","items":[%s]}]}'
+    outputs = [{**at(document(), "call.outputs.0"), "name": f"{i}"} for i in range(2)]
+    deep = '{"kind":"list","items":[%s],"type":"sequence"}'
+    nested = deep % ",".join(['{"index":0,"type":"tensor"}'] * 400_000)
+    for _ in range(34):
+        nested = deep % nested
+    two_long = under_key % (key, f"{tensor % 0},{tensor % 1}")
+    shape = ",".join(["4611686018427387904"] * 400_000)
+    return {
+        "tensors under a long key": with_value("call.result", under_key % (key, tensors)),
+        "constants under a long key": with_value("call.result", under_key % (key, constants)),
+        "two of a long name": msgspec.json.encode(
+            changed("call.outputs", outputs, changed("call.result", "HERE"))
+        ).replace(b'"HERE"', two_long.encode()),
+        "types said last": with_value("call.result", nested),
+        "a weight of many sizes": with_value("weights.0.shape", f"[{shape},0]"),
+        "a weight of many sizes and strides": with_value("weights.0", WEIGHT % (shape, shape)),
+    }
+
+
+WEIGHT = (
+    '{"name":"head.weight","aliases":[],"state":true,"dtype":"float32","shape":[%s,0],"strides":[%s,0],"record":null}'
+)
+
+
+def make_hostile(folder: Path) -> dict[str, str]:
+    """Writes packages that cost more to refuse than they should, unless care is taken; file names to error classes."""
+    folder.mkdir()
+    expected = {}
+    for name, content in HOSTILE_JSON.items():
+        (folder / name).write_bytes(package(content))
+        expected[name] = "ManifestSyntaxError"
+    for name, content in contradictions().items():
+        (folder / name).write_bytes(package(content))
+        expected[name] = "ManifestConsistencyError"
+    for name, content, error in (
+        ("directory", many_entries(), "NotAnArchiveError"),
+        ("compressed", compressed(), "ArchiveLayoutError"),
+        ("truncated", package()[:-1], "NotAnArchiveError"),
+    ):
+        (folder / name).write_bytes(content)
+        expected[name] = error
+    with open(folder / "sparse", "wb") as file:  # a terabyte that takes no room
+        file.write(package())
+        file.truncate(1 << 40)
+    return expected | {"sparse": "NotAnArchiveError"}
+
+
+def test_hostile_packages_are_refused_in_half_a_gigabyte_and_seconds_each(tmp_path: Path) -> None:
+    expected = make_hostile(tmp_path / "hostile")
+    *said, seconds = run_python(REFUSE_ALL, tmp_path / "hostile", cwd=tmp_path).splitlines()
+    assert dict(line.rsplit(" ", 1) for line in said) == expected
+    assert int(seconds) < SECONDS * len(expected)
+
+
+def test_the_cpp_reader_refuses_hostile_packages_in_a_quarter_of_a_gigabyte_and_seconds_each(tmp_path: Path) -> None:
+    expected = make_hostile(tmp_path / "hostile")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (256 << 20, 256 << 20))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS), int(SECONDS)))
+
+    for name, error in expected.items():
+        command = [program(), "package", str(tmp_path / "hostile" / name)]
+        done = subprocess.run(command, preexec_fn=limit, capture_output=True, check=False)
+        assert done.returncode == 0, (name, done)
+        assert msgspec.json.decode(done.stdout)["error"] == error, name

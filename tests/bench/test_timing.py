@@ -72,6 +72,21 @@ def test_short_calls_are_timed_several_at_a_time():
     assert found.call.median < 0.1
 
 
+def test_alternatives_are_timed_as_many_calls_at_a_time():
+    counts = {"short": 0, "long": 0}
+
+    def call(name, seconds):
+        counts[name] += 1
+        time.sleep(seconds)
+
+    alternatives = [
+        Alternative(name, name, [lambda name=name, seconds=seconds: call(name, seconds)])
+        for name, seconds in (("short", 1e-5), ("long", 2e-3))
+    ]
+    measure(alternatives, CPU, 1e-3)
+    assert counts["long"] == counts["short"] > 5
+
+
 def test_the_copy_limit_is_a_rate_that_memory_has():
     assert 0.5 < copy_rate(CPU) < 2000
 

@@ -53,9 +53,18 @@ def test_help_lists_every_command_in_the_order_of_the_work_and_every_exit_code(c
         assert f"\n  {code} " in text
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_json_debug_and_a_help_text(name):
-    command = group.get_command(click.Context(group), name)
+def commands():
+    """Every command that does something, with the words it is called by."""
+    for name in COMMANDS:
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {own}", command.commands[own]) for own in command.commands)
+        else:
+            yield name, command
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=[name for name, _ in commands()])
+def test_every_command_has_json_debug_and_a_help_text(name, command):
     options = {option for parameter in command.params for option in parameter.opts}
     assert {"--json", "--debug"} <= options
     assert command.help

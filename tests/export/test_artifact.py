@@ -336,9 +336,9 @@ def test_a_machine_without_cuda_says_how_the_program_gets_to_one_that_has_it(tmp
 
 @pytest.fixture
 def fresh_probe():
-    toolchain._objection.cache_clear()
+    toolchain.objection.cache_clear()
     yield
-    toolchain._objection.cache_clear()
+    toolchain.objection.cache_clear()
 
 
 def _program(path: Path, text: str) -> str:
@@ -365,8 +365,8 @@ def test_a_compiler_that_links_libstdcxx_statically_is_passed_over(
     broken = _program(tmp_path / "broken-g++", "echo 'fatal error: no such header' >&2; exit 1")
     monkeypatch.setenv("CXX", static)
     assert toolchain.usable_compiler() != static
-    assert "statically" in (toolchain._objection(static) or "")
-    assert "no such header" in (toolchain._objection(broken) or "")
+    assert "statically" in (toolchain.objection(static) or "")
+    assert "no such header" in (toolchain.objection(broken) or "")
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,19 @@ Without them nearly every input would end at the first checksum.
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import struct
 from collections.abc import Callable
 from typing import Any
 
+from exportkit.package import openssf
 from exportkit.package.archive import ROOT
 from exportkit.package.container import read_directory
 from exportkit.package.manifest import MANIFEST_NAME
 from tests.adversarial.forge import archive, document, full, listing, package, records
+from tests.fuzz import promises
 from tests.package import samples
 
 Bytes = Callable[[bytes], bytes]
@@ -112,12 +115,33 @@ def archives() -> list[bytes]:
     return [*map(package, manifests()), archive(full({}))]
 
 
-def mutate_manifest(data: bytes, bytewise: Bytes, chance: random.Random) -> bytes:
-    """A manifest with parts exchanged, dropped, repeated or replaced; or with its bytes changed."""
+def signatures() -> list[bytes]:
+    """To start from: a signature file."""
+    one = {"key_id": promises.KEY_ID, "algorithm": "ed25519", "signature": base64.b64encode(bytes(64)).decode()}
+    whole = {"format_version": 1, "manifest_sha256": "2" * 64, "file_sha256": promises.FILE_SHA256}
+    return [
+        json.dumps({**whole, "signatures": signed}).encode() for signed in ([one], [one, {**one, "key_id": "3" * 64}])
+    ]
+
+
+def bundles() -> list[bytes]:
+    """To start from: a bundle that the promise takes."""
+
+    class Key:
+        class public:
+            id = promises.KEY_ID
+
+        @staticmethod
+        def sign(message: bytes) -> bytes:
+            return message[:64]
+
+    return [openssf.sign("model.pt2", promises.FILE_SHA256, Key)]  # type: ignore[arg-type]
+
+
+def mutate_json(data: bytes, bytewise: Bytes, chance: random.Random) -> bytes:
+    """A document with parts exchanged, dropped, repeated or replaced; or with its bytes changed."""
     if chance.random() < 0.3:
         return bytewise(data)
-    if chance.random() < 0.5:  # what is refused already seldom becomes a manifest again
-        data = chance.choice(_MANIFESTS)
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -128,6 +152,31 @@ def mutate_manifest(data: bytes, bytewise: Bytes, chance: random.Random) -> byte
         return json.dumps(value).encode()
     except RecursionError:
         return data
+
+
+def mutate_signature(data: bytes, bytewise: Bytes, chance: random.Random) -> bytes:
+    """As `mutate_json`, half of the time of a whole one: what is refused already seldom becomes one again."""
+    return mutate_json(chance.choice([data, chance.choice(_SIGNATURES)]), bytewise, chance)
+
+
+def mutate_bundle(data: bytes, bytewise: Bytes, chance: random.Random) -> bytes:
+    """As `mutate_json`, of the bundle or of the statement in it."""
+    data = chance.choice([data, *_BUNDLES])
+    if chance.random() < 0.5:
+        return mutate_json(data, bytewise, chance)
+    try:
+        document = json.loads(data)
+        envelope = document["dsseEnvelope"]
+        statement = base64.b64decode(envelope["payload"])
+        envelope["payload"] = base64.b64encode(mutate_json(statement, bytewise, chance)).decode()
+        return json.dumps(document).encode()
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return bytewise(data)
+
+
+def mutate_manifest(data: bytes, bytewise: Bytes, chance: random.Random) -> bytes:
+    """As `mutate_json`, half of the time of a whole one: what is refused already seldom becomes one again."""
+    return mutate_json(chance.choice([data, chance.choice(_MANIFESTS)]), bytewise, chance)
 
 
 def mutate_archive(data: bytes, bytewise: Bytes, chance: random.Random) -> bytes:
@@ -206,10 +255,8 @@ def _replacement(part: Any, others: list[Any], chance: random.Random) -> Any:
 
 def _contents(data: bytes) -> dict[str, bytes] | None:
     """The records of what is nearly a package, read without a check."""
-    from tests.fuzz.promises import _file
-
     try:
-        with _file(data) as path, open(path, "rb") as file:
+        with promises.file_of(data) as path, open(path, "rb") as file:
             headers = read_directory(file.fileno(), len(data))
         found = {}
         for header in headers[:200]:
@@ -253,3 +300,13 @@ def _other_header(data: bytes, chance: random.Random) -> bytes:
 
 _MANIFESTS = manifests()
 _ARCHIVES = archives()
+_SIGNATURES = signatures()
+_BUNDLES = bundles()
+
+# What is promised, how to come near to breaking it, and what to start from.
+PROMISES: dict[str, tuple[Callable[[bytes], bool], Callable[[bytes, Bytes, random.Random], bytes], list[bytes]]] = {
+    "manifest": (promises.manifest, mutate_manifest, _MANIFESTS),
+    "archive": (promises.archive, mutate_archive, _ARCHIVES),
+    "signature": (promises.signature, mutate_signature, _SIGNATURES),
+    "bundle": (promises.bundle, mutate_bundle, _BUNDLES),
+}

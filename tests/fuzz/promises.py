@@ -9,11 +9,14 @@ import io
 import os
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from exportkit.cli.describe import dimension_text, input_rows, library_text, output_rows, target_text
-from exportkit.errors import PackageError
+from exportkit.errors import PackageError, SignatureError
+from exportkit.package import openssf
+from exportkit.package import signature as own
 from exportkit.package.archive import ROOT, PackageReader
 from exportkit.package.consistency import check_consistency, is_complete
 from exportkit.package.container import Entry, directory, local_header
@@ -59,7 +62,7 @@ def archive(data: bytes) -> bool:
     Returns:
         Whether it was taken.
     """
-    with _file(data) as path:
+    with file_of(data) as path:
         try:
             with PackageReader(path) as reader:
                 reader.verify()
@@ -85,8 +88,54 @@ def archive(data: bytes) -> bool:
     return True
 
 
+def signature(data: bytes) -> bool:
+    """A signature file is refused as a SignatureError, or means one thing; that it holds for a key is another matter.
+
+    Returns:
+        Whether it was taken.
+    """
+    try:
+        decoded = own.decode_signatures(data, "it")
+    except SignatureError:
+        return False
+    assert own.decode_signatures(own.encode_signatures(decoded), "it") == decoded
+    with suppress(SignatureError):
+        own.signer(decoded, decoded.manifest_sha256, (_ANYBODY,), "it")
+    return True
+
+
+def bundle(data: bytes) -> bool:
+    """A bundle of model signing is refused as a SignatureError, or is the key's over this very file.
+
+    Returns:
+        Whether it was taken.
+    """
+    try:
+        return openssf.signer(data, FILE_SHA256, (_ANYBODY,), "it") is not None
+    except SignatureError:
+        return False
+
+
+KEY_ID = "0" * 64
+FILE_SHA256 = "1" * 64
+
+
+class _Anybody:
+    """A key that takes every signature, so that what comes after the signature is reached."""
+
+    id = KEY_ID
+    source = "nobody"
+    is_ed25519 = True
+
+    def verifies(self, signature: bytes, message: bytes) -> bool:
+        return True
+
+
+_ANYBODY: Any = _Anybody()
+
+
 @contextmanager
-def _file(data: bytes) -> Iterator[Path]:
+def file_of(data: bytes) -> Iterator[Path]:
     """These bytes as a file that no disk holds."""
     fd = os.memfd_create("fuzz")
     try:

@@ -9,18 +9,13 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["exportkit", "json"]):
-    from tests.fuzz import mutations, promises
-
-PROMISES = {
-    "manifest": (promises.manifest, mutations.mutate_manifest, mutations.manifests()),
-    "archive": (promises.archive, mutations.mutate_archive, mutations.archives()),
-}
+    from tests.fuzz import mutations
 
 
 def main() -> None:
     """Arguments: the promise, a folder for the corpus, and libFuzzer's own."""
     name, corpus, *options = sys.argv[1:]
-    promise, mutate, first = PROMISES[name]
+    promise, mutate, first = mutations.PROMISES[name]
     Path(corpus).mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(first):
         Path(corpus, f"first-{number}").write_bytes(data)
@@ -37,7 +32,7 @@ def main() -> None:
 
         return mutate(data, bytewise, random.Random(seed))[:limit]
 
-    arguments = [sys.argv[0], "-max_len=65536", "-timeout=20", "-rss_limit_mb=2048", *options, corpus]
+    arguments = [sys.argv[0], "-max_len=65536", "-timeout=60", "-rss_limit_mb=2048", *options, corpus]
     atheris.Setup(arguments, one, custom_mutator=change)
     atheris.Fuzz()
 

@@ -9,6 +9,7 @@ import pytest
 from exportkit.libraries import host_platform
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import FORMAT_VERSION
+from exportkit.package.trust import check_trust
 from tests.fresh import run_python
 from tests.golden.make import MAX_BYTES
 
@@ -49,6 +50,14 @@ def test_it_reads_on_any_machine(package: Path) -> None:
     with PackageReader(package) as reader:
         reader.verify()
         assert f"format-{reader.manifest.format_version}-cpu.pt2" == package.name
+
+
+@pytest.mark.parametrize("key", ["signature-1.pem", "model-signing-1.1.1.pem"])
+def test_signatures_of_every_form_hold(key: str) -> None:
+    folder = Path(__file__).parent
+    with PackageReader(folder / "format-1-cpu.pt2") as reader:
+        (signer,) = check_trust(reader, folder / key)
+    assert signer.source == str(folder / key)
 
 
 @pytest.mark.skipif(host_platform() != "linux-x86_64", reason="the packages are compiled for linux-x86_64")

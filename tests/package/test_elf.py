@@ -7,7 +7,7 @@ import pytest
 
 from exportkit.errors import NotAnOperatorLibraryError
 from exportkit.libraries import built_in_libraries
-from exportkit.package.elf import is_stable, oldest_torch, read_elf, stable_abi
+from exportkit.package.elf import defined_versions, is_stable, oldest_torch, read_elf, stable_abi
 from tests.package.c_library import PRELUDE, build
 
 MANGLED = {
@@ -111,6 +111,16 @@ def test_a_copy_of_libstdcxx_inside_is_found(tmp_path: Path) -> None:
     static = read_elf(build(tmp_path, source, "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-s", compiler="g++"))
     assert (shared.static_libstdcxx, static.static_libstdcxx) == (False, True)
     assert shared.glibcxx is not None
+
+
+def test_the_versions_that_a_library_defines_are_read_in_order(tmp_path: Path) -> None:
+    script = tmp_path / "versions"
+    script.write_text("TOY_1.9 { f; }; TOY_1.10 { g; } TOY_1.9; OTHER_3.0 { h; };")
+    library = build(tmp_path, "int f, g, h;", f"-Wl,--version-script={script}")
+    assert defined_versions(library, "TOY_") == ["1.9", "1.10"]
+    assert defined_versions(build(tmp_path, "int f;"), "TOY_") == []
+    with pytest.raises(NotAnOperatorLibraryError):
+        defined_versions(script, "TOY_")
 
 
 def test_c_code_has_no_libstdcxx_at_all(tmp_path: Path) -> None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import NODEFAULT
 
 from exportkit import package
-from exportkit.package import manifest
+from exportkit.package import manifest, openssf, policy, signature, small_files
 from exportkit.package.archive import MAX_NAME_LENGTH, ROOT, STOCK_RECORDS, PackageReader, write_package
-from exportkit.package.consistency import AOTINDUCTOR_DIR, CASES_DIR, OPERATORS_DIR, check_consistency, is_complete
+from exportkit.package.consistency import (
+    AOTINDUCTOR_DIR,
+    CASES_DIR,
+    MAX_RANK,
+    OPERATORS_DIR,
+    check_consistency,
+    is_complete,
+)
 from exportkit.package.container import MAX_DIRECTORY_BYTES
 from exportkit.package.manifest import (
     FORMAT_VERSION,
@@ -29,7 +39,8 @@ from tests.package import samples
 TEXT = Path(package.__file__).with_name("FORMAT.md").read_text()
 STRUCTS = {
     name: value
-    for name, value in vars(manifest).items()
+    for module in (manifest, signature, policy)
+    for name, value in vars(module).items()
     if isinstance(value, type) and issubclass(value, Strict) and value is not Strict
 }
 
@@ -42,8 +53,8 @@ def table(name: str) -> dict[str, tuple[str, str]]:
     return {key: (kind, why.strip()) for key, kind, why in rows}
 
 
-def example() -> bytes:
-    block = re.search(r"^```json\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+def example(section: str = "Example") -> bytes:
+    block = re.search(rf"^## {section}\n.*?^```json\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     assert block
     return block[1].encode()
 
@@ -109,10 +120,49 @@ def test_numbers_and_names_in_the_text_are_those_of_the_code() -> None:
         f"at most {MAX_NAME_LENGTH} characters",
         f"at most {MAX_MANIFEST_DEPTH} brackets deep",
         f"at most {MAX_DEPTH} deep",
+        f"One for each dimension, at most {MAX_RANK};",
         f"{ROOT}/ the archive's one root folder",
+        f"at most {small_files.MAX_BYTES >> 10} KiB",
+        f"nested at most {signature.MAX_DEPTH} brackets deep",
+        f"`model.pt2{signature.SUFFIX}` beside",
+        f"`model.pt2{openssf.SUFFIX}`",
+        f"{len(signature.statement('0' * 64, '0' * 64))} bytes in all",
+        f"`{policy.SYSTEM_POLICY}`",
         *(MANIFEST_NAME, AOTINDUCTOR_DIR, OPERATORS_DIR, CASES_DIR),
     ):
         assert said in prose, said
     for name, content in STOCK_RECORDS.items():
         assert name in prose
         assert f"`{content.decode()}`".replace("\n", "\\n") in prose
+
+
+def test_what_is_signed_is_what_the_text_shows() -> None:
+    shown = re.search(r"^    (exportkit package signature .*?)\n\n", TEXT, re.MULTILINE | re.DOTALL)
+    assert shown
+    lines = [line.strip().partition("<")[0] for line in shown[1].splitlines()]
+    digests = ["", "a" * 64, "b" * 64]
+    said = "".join(f"{line}{digest}\n" for line, digest in zip(lines, digests))
+    assert signature.statement("a" * 64, "b" * 64) == said.encode()
+
+
+def test_the_example_of_a_signature_file_is_of_the_example_package(tmp_path: Path) -> None:
+    """Checked without the code under test: the key is the RFC's, the package is written anew."""
+    decoded = signature.decode_signatures(example("Signatures"), "the example")
+    assert signature.encode_signatures(decoded) == example("Signatures")
+    path = tmp_path / "example.pt2"
+    write_package(path, decode_manifest(example()), samples.RECORDS)
+    file_sha256, manifest_sha256 = hashlib.sha256(path.read_bytes()).hexdigest(), hashlib.sha256(example()).hexdigest()
+    assert (decoded.file_sha256, decoded.manifest_sha256) == (file_sha256, manifest_sha256)
+    raw = re.search(r"public half is `([0-9a-f]{64})`", TEXT)
+    assert raw
+    key = bytes.fromhex(raw[1])
+    (only,) = decoded.signatures
+    assert only.key_id == hashlib.sha256(key).hexdigest()
+    lines = f"exportkit package signature 1\nmanifest-sha256 {manifest_sha256}\nfile-sha256 {file_sha256}\n"
+    Ed25519PublicKey.from_public_bytes(key).verify(base64.b64decode(only.signature), lines.encode())
+
+
+def test_the_example_of_a_policy_is_one() -> None:
+    decoded = msgspec.json.decode(example("Policies"), type=policy.Policy)
+    assert decoded.require_signature
+    assert decoded.public_keys == ("release.pem",)

@@ -1,7 +1,8 @@
-"""The built libraries ask torch for the stable ABI of 2.11 and nothing else, and the wheel says so."""
+"""The built libraries ask torch for the stable ABI of 2.11 only, a host for little, and the wheel says so."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -11,11 +12,19 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
 
-from exportkit.libraries import built_in_libraries
+from exportkit.libraries import LIBRARY_DIR, built_in_libraries
 from exportkit.package import elf
+from tests.package.c_library import operator_library
 
 ROOT = Path(__file__).parents[2]
+SHIPPED = sorted(LIBRARY_DIR.rglob("*.so"))  # the operators, and the C++ runtime for each torch
+
+# What a host of 2024 has (Ubuntu 24.04): a library that was built on a newer one does not load there.
+NEWEST_GLIBC, NEWEST_GLIBCXX = (2, 38), (3, 4, 32)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", id="cuda-library")])
@@ -41,6 +50,54 @@ def test_no_library_is_needed_that_a_host_may_lack(library: elf.Elf):
     """The CUDA runtime is inside: a host has that of CUDA 12 or of 13, or only its torch's."""
     assert not [name for name in library.needed if name.startswith(("libcuda", "libc10", "libtorch_cuda"))]
     assert not [need for need in library.host_needs if not need.startswith(("GLIBC_", "GLIBCXX_"))]
+
+
+def test_every_torch_symbol_is_one_that_the_installed_torch_exports(library: elf.Elf):
+    """The oracle is torch: the list of 2.11 is no use where a later torch has dropped a symbol."""
+    exported = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch.so"))
+    wanted = library.torch_symbols
+    if torch.version.cuda is None:  # torch's shims for CUDA are in its CUDA builds only
+        wanted = {name for name in wanted if "cuda" not in name}
+    assert [name for name in sorted(wanted) if not hasattr(exported, name)] == []
+
+
+def test_the_installed_torch_has_every_shim_of_the_list():
+    """Shims are promised to stay for two years; a torch that drops one is one that `needs_torch` is wrong about."""
+    exported = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch.so"))
+    missing = sorted(name for name in elf.stable_abi() if not hasattr(exported, name))
+    if torch.version.cuda is None:
+        missing = [name for name in missing if "cuda" not in name]
+    assert missing == []
+
+
+def test_a_library_that_somebody_else_built_so_is_held_to_the_same(tmp_path: Path):
+    library = elf.read_elf(operator_library(tmp_path, "f(Tensor x) -> Tensor"))
+    assert library.registers_operators
+    assert elf.is_stable(library.undefined)
+    assert library.torch_symbols <= elf.stable_abi()
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_what_is_shipped_asks_for_no_newer_host_than_it_must(path: Path):
+    library = elf.read_elf(path)
+    assert library.glibc is not None
+    assert tuple(map(int, library.glibc.split("."))) <= NEWEST_GLIBC
+    assert library.glibcxx is None or tuple(map(int, library.glibcxx.split("."))) <= NEWEST_GLIBCXX
+    assert not library.static_libstdcxx
+    assert not [name for name in library.needed if re.match(r"lib(cudart|python|torch_python)\b", name)]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_what_is_shipped_names_no_folder_of_the_build_and_runs_no_stack(path: Path):
+    with open(path, "rb") as file:
+        shared = ELFFile(file)
+        dynamic = [tag for section in shared.iter_sections(DynamicSection) for tag in section.iter_tags()]
+        segments = [segment.header for segment in shared.iter_segments()]
+    assert not {"DT_RPATH", "DT_RUNPATH", "DT_TEXTREL"} & {tag.entry.d_tag for tag in dynamic}
+    # Without the first, or with an executable one, glibc 2.41 refuses to open the library.
+    assert [header.p_flags & 1 for header in segments if header.p_type == "PT_GNU_STACK"] == [0]
+    assert not [header for header in segments if header.p_type == "PT_LOAD" and header.p_flags & 3 == 3]
+    assert str(ROOT).encode() not in path.read_bytes()
 
 
 def test_the_list_of_symbols_is_sorted_and_says_what_it_is():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from exportkit.package.assemble import assemble
+from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Case
+from tests.artifacts import artifact
+from tests.fixtures import softpool_library
 from tests.runtime import exportkit_run, meeting, tiny
 
 
@@ -49,6 +54,33 @@ def route(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EXPORTKIT_RUNTIME", request.param)
         yield request.param
+
+
+@pytest.fixture(scope="session")
+def softpool_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package with somebody else's operators."""
+    return _softpool(softpool_library.build(), tmp_path_factory.mktemp("softpool"))
+
+
+@pytest.fixture(scope="session")
+def misbehaving_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with another build of the library: its operators crash, stall or raise when they are told to."""
+    return _softpool(softpool_library.misbehaving(), tmp_path_factory.mktemp("misbehaving"))
+
+
+def _softpool(library: Path, folder: Path) -> Path:
+    package = folder / "softpool.pt2"
+    assemble([artifact("softpool")], [(library, describe_library(library))], package)
+    return package
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go, and nothing else does."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -106,14 +106,11 @@ def test_another_package_in_its_place_is_hashed_and_the_moved_one_is_not(hashes,
     assert not hashes(moved)
 
 
-def test_a_package_that_was_just_written_is_hashed_until_it_is_two_seconds_old(hashes, clock, package):
-    age = (time.time_ns() - package.stat().st_ctime_ns) / SECOND
-    clock(1.5 - age)
-    assert hashes()
-    assert hashes()
-    clock(4)
-    assert hashes()
-    assert not hashes()
+def test_a_package_that_was_just_written_is_hashed_until_it_is_two_seconds_old(hashes, package, monkeypatch):
+    written_ns = package.stat().st_ctime_ns
+    for age, expected in [(0, True), (2 * SECOND - 1, True), (2 * SECOND, True), (2 * SECOND, False)]:
+        monkeypatch.setattr(time, "time_ns", lambda age=age: written_ns + age)
+        assert hashes() is expected
 
 
 def test_a_time_in_the_future_is_not_relied_on(hashes, clock, package):

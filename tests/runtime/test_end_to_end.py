@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 import torch
@@ -15,7 +13,6 @@ from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.assemble import assemble
 from exportkit.package.libraries import describe_library
 from tests.artifacts import artifact
-from tests.fixtures.softpool_library import build
 from tests.fresh import run_python
 
 MINOR = ".".join(torch.__version__.split(".")[:2])
@@ -33,14 +30,6 @@ sys.meta_path.insert(0, Absent())
 import torch, exportkit
 """
 NO_COMPILER = {"PATH": "/nowhere", "CXX": "/nowhere/g++"}
-
-
-@pytest.fixture(scope="module")
-def softpool_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("softpool") / "softpool.pt2"
-    library = build()
-    assemble([artifact("softpool")], [(library, describe_library(library))], path)
-    return path
 
 
 def test_somebody_elses_library_goes_the_whole_way(softpool_package, tmp_path):
@@ -124,6 +113,6 @@ from exportkit.runtime.cache import cache_directory
 model = exportkit.load(sys.argv[1])
 case = model.cases[0]
 model(*case.args, **case.kwargs)
-print(cache_directory().exists())
+print((cache_directory() / "libraries").exists())
 """
     assert run_python(code, package, cwd=tmp_path) == "False\n"

@@ -26,6 +26,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.runtime.native import library_path
 from exportkit.verify.compare import compare_outputs
 from exportkit.verify.outcomes import Match, Mismatch
+from tests.artifacts import artifact
 from tests.runtime import exportkit_run, meeting, tiny
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "format-1-cpu.pt2"
@@ -99,6 +100,15 @@ def test_a_package_of_the_first_format_with_an_operator_library_runs():
     document = exportkit_run.load(GOLDEN)
     assert document["ok"] is True
     assert len(document["cases"]) == 4
+
+
+def test_weights_outside_of_the_code_are_mapped_and_the_target_is_the_one_that_python_takes():
+    package = artifact("weighted")
+    document = exportkit_run.load(package)
+    assert document["ok"] is True
+    with exportkit.load(package, device="cpu") as model:
+        assert model.manifest.weights
+        assert (document["target"], len(document["cases"])) == (model.target.name, len(model.cases))
 
 
 def test_a_library_is_unpacked_where_python_finds_it(meeting_package, monkeypatch, tmp_path):
@@ -286,6 +296,28 @@ def test_a_package_for_other_machines_says_why_for_each_target_as_python_does(ti
     with pytest.raises(NoTargetError) as cpp:
         exportkit_run.load(package, "--device", "cpu")
     assert cpp.value.message == python.value.message.replace(torch.__version__, torch.__version__.partition("+")[0])
+
+
+def test_with_another_torch_than_it_was_built_with_it_says_so(tiny_package, tmp_path):
+    exportkit_run.require_built()
+    other = tmp_path / "other.so"
+    source = "unsigned long aoti_torch_abi_version(void) { return 0x0909010000000000; }"
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(other)]
+    subprocess.run(command, input=source, text=True, check=True)
+    answer = exportkit_run.run(tiny_package, LD_PRELOAD=str(other))
+    assert (answer.code, answer.document["error"]["kind"]) == (4, "TorchVersionError")
+    assert "and runs with torch 9.9.1" in answer.document["error"]["message"]
+
+
+def test_without_a_usable_cache_it_says_so_and_leaves_nothing_behind(tiny_package, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    environment = {"EXPORTKIT_CACHE": "/proc/nowhere", "TMPDIR": str(tmp_path / "tmp")}
+    answer = exportkit_run.run(tiny_package, **environment)
+    assert answer.document["ok"] is True
+    assert "cannot use the cache /proc/nowhere" in answer.said
+    assert list((tmp_path / "tmp").iterdir()) == []
+    answer = exportkit_run.run(tiny_package, **environment | {"TMPDIR": "/nowhere"})
+    assert (answer.code, answer.document["error"]["kind"]) == (4, "CacheError")
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------

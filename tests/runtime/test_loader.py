@@ -140,6 +140,17 @@ def test_the_target_that_runs_here_is_taken_from_several(tiny_files, tmp_path):
         assert model(*args, **kwargs)["rest"][1:] == [None, "done"]
 
 
+def test_models_of_one_package_share_its_code_and_nothing_else(tiny_package):
+    args, kwargs = tiny.example()
+    with exportkit.load(tiny_package) as first, exportkit.load(tiny_package) as second:
+        expected = first(*args, **kwargs)["regions"]
+        first.close()
+        for got, mean in zip(second(*args, **kwargs)["regions"], expected):
+            assert torch.equal(got, mean)
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".wrapper.so" in line}
+    assert len([path for path in mapped if os.environ["EXPORTKIT_CACHE"] in path]) == 1
+
+
 def test_code_that_torch_cannot_load_is_an_error_not_a_crash(tiny_files, tmp_path):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"\x7fELF" + bytes(5000))

@@ -18,6 +18,7 @@ from exportkit.package.structure import flatten
 from exportkit.runtime import native
 from exportkit.runtime.native import NativeRunner
 from exportkit.runtime.runner import ContainerRunner
+from tests.artifacts import artifact
 from tests.runtime import exportkit_run, tiny
 
 
@@ -200,3 +201,34 @@ def test_whatever_autograd_does_outputs_carry_no_gradients(tiny_package, monkeyp
             assert torch.is_grad_enabled() == (mode is torch.enable_grad)
         assert same(outputs, expected)
         assert not any(leaf.requires_grad for leaf in leaves(outputs))
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("route", ["cpp", "python"])
+def test_a_call_runs_on_the_callers_current_stream(route, monkeypatch):
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", route)
+    with exportkit.load(artifact("triton-cuda"), device="cuda") as model:
+        case = model.cases[0]
+        expected = model(*case.args, **case.kwargs)
+        torch.cuda.synchronize()
+        late = [torch.zeros_like(tensor) for tensor in case.args]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(500_000_000)  # cycles: on any other stream, the model would see zeros
+            for tensor, value in zip(late, case.args):
+                tensor.copy_(value)
+            outputs = model(*late, **case.kwargs)
+        stream.synchronize()
+        assert same(outputs, expected)
+
+
+@pytest.mark.cuda
+def test_exportkit_run_replays_on_cuda():
+    document = exportkit_run.load(artifact("triton-cuda"), "--device", "cuda", "--bench", "0.2", "--threads", "2")
+    assert document["ok"] is True
+    assert document["device"] == "cuda:0"
+    assert document["bench"]["calls"] > 0

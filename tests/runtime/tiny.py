@@ -99,14 +99,18 @@ def call() -> m.Call:
     )
 
 
-def compiled(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any) -> dict[str, Path]:
+def compiled(
+    module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any, *, compiler: Path | None = None
+) -> dict[str, Path]:
     """A model's compiled files by name, from the cache if they are there."""
     source = inspect.getsource(inspect.getmodule(type(module)))
-    folder = CACHE / hashlib.sha256(repr((source, type(module), torch.__version__)).encode()).hexdigest()[:16]
+    key = (source, type(module), torch.__version__, compiler and compiler.read_text())
+    folder = CACHE / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     if not folder.exists():
+        options = {**OPTIONS, **({"cpp.cxx": (None, str(compiler))} if compiler else {})}
         program = torch.export.export(module.eval(), args, dynamic_shapes=dynamic_shapes)
         files = torch._inductor.aot_compile(
-            program.module(check_guards=False), *program.example_inputs, options=dict(OPTIONS)
+            program.module(check_guards=False), *program.example_inputs, options=options
         )
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.mkdtemp(dir=folder.parent)
@@ -121,12 +125,12 @@ def compiled(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any
     return {file.name: file for file in folder.iterdir()}
 
 
-def tiny_files() -> dict[str, Path]:
+def tiny_files(compiler: Path | None = None) -> dict[str, Path]:
     """Tiny, compiled."""
     args, kwargs = example()
     batch, gh = torch.export.Dim("batch", min=1, max=4), torch.export.Dim("gh", min=1, max=6)
     shapes = {"image": {0: batch, 2: 16 * gh}, "features": {0: batch}, "offset": None}
-    return compiled(Flat(), (args[0], args[1]["features"], kwargs["offset"]), shapes)
+    return compiled(Flat(), (args[0], args[1]["features"], kwargs["offset"]), shapes, compiler=compiler)
 
 
 def target(**changes: Any) -> m.Target:

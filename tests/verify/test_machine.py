@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -52,12 +56,78 @@ def test_a_machine_without_torch_is_told_so_and_nothing_breaks(monkeypatch):
     assert not any(findings[name].ok for name in ("torch", "compiler", "CUDA device", "arr_coc, CPU"))
 
 
-def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+def test_a_cache_that_cannot_be_written_is_named_and_so_is_what_takes_its_place(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
     finding = machine._cache()
-    assert not finding.ok
-    assert str(tmp_path) in finding.detail
+    assert finding.ok
+    assert f"{tmp_path / 'cache'} is not writable: every process unpacks packages into {tempfile.gettempdir()}" in (
+        finding.detail
+    )
+
+
+def test_a_cache_that_may_hold_no_code_is_no_cache(monkeypatch, tmp_path):
+    real = os.statvfs(tmp_path)
+    noexec = os.statvfs_result([*real[:8], real.f_flag | os.ST_NOEXEC, *real[9:]])
+    monkeypatch.setattr(os, "statvfs", lambda path: noexec)
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    finding = machine._cache()
+    assert (finding.ok, finding.detail) == (False, f"{tmp_path} is mounted noexec")
+    assert "EXPORTKIT_CACHE" in (finding.hint or "")
+
+
+def test_the_cache_is_described_by_what_is_in_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    assert machine._cache().detail == f"{tmp_path / 'cache'}, 0 files, 0 MB"
+    (tmp_path / "cache" / "libraries").mkdir(parents=True)
+    (tmp_path / "cache" / "libraries" / "lib.so").write_bytes(bytes(2_000_000))
+    assert machine._cache().detail == f"{tmp_path / 'cache'}, 1 files, 2 MB"
+
+
+def test_the_libstdcxx_that_packages_get_is_named_with_its_newest_version(here):
+    finding = next(finding for finding in here.findings if finding.name == "libstdc++")
+    assert finding.ok
+    newest, path = re.fullmatch(r"GLIBCXX_([\d.]+), (.*/libstdc\+\+\.so\S*)", finding.detail).groups()
+    content = Path(path).read_bytes()  # the oracle: the string itself, and none of the next
+    major, minor, patch = map(int, newest.split("."))
+    assert f"GLIBCXX_{newest}\0".encode() in content
+    assert f"GLIBCXX_{major}.{minor}.{patch + 1}\0".encode() not in content
+
+
+def test_worker_processes_need_memory_to_share_and_an_interpreter(monkeypatch):
+    assert machine._worker_processes().ok
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        limited = machine._worker_processes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not limited.ok
+    assert "64 MB of memory cannot be shared: [Errno 27] File too large" in limited.detail
+    monkeypatch.setattr("sys.executable", "")
+    assert not machine._worker_processes().ok
+
+
+def test_a_cxx_that_cannot_be_used_is_named_beside_the_compiler_that_can(monkeypatch, tmp_path):
+    broken = tmp_path / "broken-g++"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    finding = machine._compiler()
+    assert finding.ok
+    assert "; $CXX is passed over, it cannot compile a C++20 library" in finding.detail
+
+
+@pytest.mark.parametrize(("version", "said"), [(13000, "knows CUDA 13.0"), (12080, "knows CUDA 12.8")])
+def test_the_drivers_cuda_is_said_beside_torchs(monkeypatch, version, said):
+    class Driver:
+        def cuDriverGetVersion(self, pointer):
+            pointer._obj.value = version
+            return 0
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert f"the driver {said}" in machine._cuda_device().detail
 
 
 def test_doctor_prints_what_was_found_and_what_cannot_be_done(monkeypatch, capsys, here):

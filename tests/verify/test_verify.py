@@ -137,12 +137,13 @@ def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [backend.allow_tf32 for backend in backends]
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    monkeypatch.setattr(Replay, "_load_target", lambda self, artifact, device: "t")
+    monkeypatch.setattr(Replay, "_load_target", lambda self, artifact, device, trust: "t")
     try:
         for tf32 in (True, False):
             with eager_mode(tf32=tf32):
                 eager = [backend.allow_tf32 for backend in backends]
             command = {"artifact": "", "device": "cpu", "libraries": [], "blocked": [], "program": False, "tf32": tf32}
+            command |= {"public_keys": None, "signature": None}
             Replay().load(command)
             assert [backend.allow_tf32 for backend in backends] == eager == [tf32, tf32]
     finally:

@@ -1,49 +1,19 @@
 #include "runtime/package/consistency.h"
 
 #include <algorithm>
-#include <cmath>
-#include <functional>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <set>
-#include <unordered_map>
-#include <unordered_set>
+#include <utility>
 
-#include "runtime/package/errors.h"
-#include "runtime/package/text.h"
+#include "runtime/package/contradictions.h"
 
 namespace exportkit {
 
 namespace {
 
 constexpr std::string_view kAotInductorDir = "data/aotinductor/", kOperatorsDir = "exportkit/ops/",
-                           kCasesDir = "exportkit/cases/", kWeightsDir = "data/weights/";
-constexpr int64_t kMaxSize = int64_t{1} << 62;
-
-using Names = std::unordered_set<std::string_view>;
-
-[[noreturn]] void contradict(const std::string& message) { throw Error(errors::kManifestConsistency, message); }
-
-template <class F>
-void require(bool holds, const F& message) {
-  if (!holds) contradict(message());
-}
-
-// Each name of a list, found once.
-template <class List, class NameOf>
-Names distinct(const List& list, NameOf name_of, const char* what) {
-  Names seen;
-  for (const auto& item : list) {
-    const std::string_view name = name_of(item);
-    require(seen.insert(name).second, [&] { return std::string(what) + " " + shown(name) + " is there twice"; });
-  }
-  return seen;
-}
-
-constexpr auto kItself = [](const auto& item) -> std::string_view { return item; };
-constexpr auto kName = [](const auto& item) -> std::string_view { return item.name; };
-constexpr auto kRecord = [](const auto& item) -> std::string_view { return item.record; };
+                           kCasesDir = "exportkit/cases/";
 
 // --- names ---------------------------------------------------------------------------------------------------------
 
@@ -84,192 +54,6 @@ bool is_operator_name(std::string_view text) {
   };
   if (!word() || !take_prefix(text, "::") || !word()) return false;
   return text.empty() || (take_prefix(text, ".") && word() && text.empty());
-}
-
-struct Dtype {
-  std::string_view name;
-  uint64_t bytes;  // of one element
-};
-constexpr Dtype kDtypes[] = {
-    {"bool", 1},     {"uint8", 1},           {"int8", 1},    {"float8_e4m3fn", 1},   {"float8_e5m2", 1},
-    {"int16", 2},    {"float8_e4m3fnuz", 1}, {"uint16", 2},  {"float8_e5m2fnuz", 1}, {"float16", 2},
-    {"bfloat16", 2}, {"int32", 4},           {"uint32", 4},  {"float32", 4},         {"complex32", 4},
-    {"int64", 8},    {"uint64", 8},          {"float64", 8}, {"complex64", 8},       {"complex128", 16}};
-
-// 0 for an unknown one.
-uint64_t item_bytes(std::string_view dtype) {
-  const auto* found =
-      std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const Dtype& d) { return d.name == dtype; });
-  return found == std::end(kDtypes) ? 0 : found->bytes;
-}
-
-// --- structures ----------------------------------------------------------------------------------------------------
-
-const std::vector<Node>* items_of(const Node& node) {
-  if (const auto* sequence = std::get_if<SequenceNode>(&node.value)) return &sequence->items;
-  if (const auto* mapping = std::get_if<MappingNode>(&node.value)) return &mapping->items;
-  if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) return &tuple->items;
-  return nullptr;
-}
-
-const std::vector<std::string>* keys_of(const Node& node) {
-  if (const auto* mapping = std::get_if<MappingNode>(&node.value)) return &mapping->keys;
-  if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) return &tuple->fields;
-  return nullptr;
-}
-
-void check_named_tuple(const NamedTupleNode& node, const std::string& what) {
-  const auto check = [&](const std::string& name) {
-    require(is_identifier(name) && !is_keyword(name),
-            [&] { return what + ": " + shown(name) + " cannot name a named tuple or a field of one"; });
-  };
-  check(node.class_name);
-  for (const std::string& name : node.fields) {
-    check(name);
-    require(name[0] != '_', [&] { return what + ": a named tuple's field cannot start with an underscore"; });
-  }
-}
-
-// Every container can be built, and they have the tensors from `next` on, in order.
-void check_node(const Node& node, const std::string& what, int64_t& next, int depth = 0) {
-  require(depth <= kMaxStructureDepth, [&] {
-    return "the " + what + " are nested deeper than " + std::to_string(kMaxStructureDepth) + " containers";
-  });
-  if (const auto* tensor = std::get_if<TensorNode>(&node.value)) {
-    require(tensor->index == next, [&] {
-      return "the structure of the " + what + " has tensor " + std::to_string(tensor->index) + " in place of tensor " +
-             std::to_string(next);
-    });
-    ++next;
-    return;
-  }
-  const std::vector<Node>* items = items_of(node);
-  if (!items) return;
-  if (const std::vector<std::string>* keys = keys_of(node)) {
-    distinct(*keys, kItself, ("key of the " + what).c_str());
-    require(keys->size() == items->size(), [&] {
-      return what + ": " + std::to_string(keys->size()) + " keys for " + std::to_string(items->size()) + " items";
-    });
-  }
-  if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) check_named_tuple(*tuple, what);
-  for (const Node& item : *items) check_node(item, what, next, depth + 1);
-}
-
-// Calls on_name for each tensor, in order. `path` is that of the node, and the same again afterwards. A path is not
-// copied: a long key around many items would be copied for each.
-void for_each_leaf(const Node& node, std::string& path, const std::function<void(const std::string&)>& on_name) {
-  if (std::holds_alternative<TensorNode>(node.value)) on_name(path.empty() ? "0" : path);
-  const std::vector<Node>* items = items_of(node);
-  if (!items) return;
-  const std::vector<std::string>* keys = keys_of(node);
-  const size_t length = path.size();
-  for (size_t i = 0; i < items->size(); ++i) {
-    if (length > 0) path += '.';
-    path += keys ? (*keys)[i] : std::to_string(i);
-    for_each_leaf((*items)[i], path, on_name);
-    path.resize(length);
-  }
-}
-
-// Every tensor has its one place in the structure, in order, and is named by that place.
-template <class Tensor>
-void check_structure(std::vector<std::pair<std::string, const Node*>> nodes, const std::vector<Tensor>& tensors,
-                     const std::string& what) {
-  int64_t next = 0;
-  for (const auto& [prefix, node] : nodes) check_node(*node, what, next);
-  require(next == static_cast<int64_t>(tensors.size()), [&] {
-    return "the structure of the " + what + " has " + std::to_string(next) + " tensors; there are " +
-           std::to_string(tensors.size());
-  });
-  // Compared one by one: long keys around many tensors make names that together are larger than any memory.
-  size_t at = 0;
-  for (auto& [prefix, node] : nodes) {
-    for_each_leaf(*node, prefix, [&](const std::string& name) {
-      const Tensor& tensor = tensors[at++];
-      require(tensor.name == name,
-              [&] { return what + ": the tensor named " + shown(tensor.name) + " has its place at " + shown(name); });
-      require(item_bytes(tensor.dtype) > 0,
-              [&] { return what + ": " + shown(name) + " has the unknown dtype " + shown(tensor.dtype); });
-    });
-  }
-  distinct(tensors, kName, ("tensor among the " + what).c_str());
-}
-
-// --- the call ------------------------------------------------------------------------------------------------------
-
-using Dimensions = std::unordered_map<std::string_view, const Dimension*>;
-
-Dimensions dimensions_of(const Call& call) {
-  Dimensions found;
-  for (const Dimension& dimension : call.dimensions) found.emplace(dimension.name, &dimension);
-  return found;
-}
-
-void check_size(const Size& size, const std::string& tensor, const Dimensions& dimensions) {
-  const auto found = dimensions.find(size.dimension);
-  require(found != dimensions.end(), [&] {
-    return shown(tensor) + " has a size of dimension " + shown(size.dimension) + ", which is not declared";
-  });
-  const auto at = [&](int64_t n) { return static_cast<__int128>(size.scale) * n + size.offset; };
-  require(at(found->second->min) >= 0 && at(found->second->max) <= kMaxSize, [&] {
-    return shown(tensor) + " has a size of " + std::to_string(size.scale) + "*" + size.dimension + " and " +
-           std::to_string(size.offset) + ", which is negative or too large";
-  });
-}
-
-const Size* size_of(const Extent& extent) { return std::get_if<Size>(&extent); }
-const Size* size_of(const std::optional<Extent>& extent) { return extent ? size_of(*extent) : nullptr; }
-
-void check_dimensions(const Call& call) {
-  distinct(call.dimensions, kName, "dimension");
-  for (const Dimension& dimension : call.dimensions) {
-    require(dimension.min <= dimension.max, [&] {
-      return "dimension " + dimension.name + " has min " + std::to_string(dimension.min) + " above max " +
-             std::to_string(dimension.max);
-    });
-  }
-  const Dimensions dimensions = dimensions_of(call);
-  Names used;
-  const auto check = [&](const auto& tensor, bool is_input) {
-    for (const auto& extent : tensor.shape) {
-      const Size* size = size_of(extent);
-      if (!size) continue;
-      check_size(*size, tensor.name, dimensions);
-      if (is_input) used.insert(size->dimension);
-    }
-  };
-  for (const TensorInput& tensor : call.inputs) check(tensor, true);
-  for (const TensorOutput& tensor : call.outputs) check(tensor, false);
-  for (const Dimension& dimension : call.dimensions) {
-    require(used.contains(dimension.name),
-            [&] { return "dimension " + dimension.name + " is no input's: nothing gives it a value"; });
-  }
-}
-
-void check_tolerance(const TensorOutput& output, const Names& outputs) {
-  const OutputTolerance& tolerance = output.tolerance;
-  require(std::isfinite(tolerance.rtol) && std::isfinite(tolerance.atol),
-          [&] { return "output " + shown(output.name) + " has a tolerance that is not finite"; });
-  for (const auto& other : {tolerance.ranking_of, tolerance.rows_of}) {
-    require(!other || (*other != output.name && outputs.contains(*other)), [&] {
-      return "output " + shown(output.name) + " refers to " + shown(*other) + ", which is not another output";
-    });
-  }
-}
-
-void check_call(const Call& call) {
-  distinct(call.parameters, kName, "parameter");
-  std::vector<std::pair<std::string, const Node*>> nodes;
-  for (const Parameter& parameter : call.parameters) {
-    require(is_identifier(parameter.name), [&] { return "parameter " + shown(parameter.name) + " is no Python name"; });
-    nodes.emplace_back(parameter.name, &parameter.value);
-  }
-  check_structure(nodes, call.inputs, "inputs");
-  check_structure({{"", &call.result}}, call.outputs, "outputs");
-  check_dimensions(call);
-  Names outputs;
-  for (const TensorOutput& output : call.outputs) outputs.insert(output.name);
-  for (const TensorOutput& output : call.outputs) check_tolerance(output, outputs);
 }
 
 // --- what can run it -----------------------------------------------------------------------------------------------
@@ -365,8 +149,8 @@ void check_libraries(const Manifest& manifest, const Digests& records) {
     check_version(library.needs_torch, what + ": needs_torch");
     if (library.torch_bound) check_version(*library.torch_bound, what + ": torch_bound");
     for (const Operator& op : library.defines) {
-      const auto [other, first] = definers.emplace(PlatformAndName{library.platform, op.name}, library.record);
-      require(first,
+      const auto other = definers.emplace(PlatformAndName{library.platform, op.name}, library.record).first;
+      require(other->second == library.record,
               [&] { return shown(other->second) + " and " + shown(library.record) + " both define " + op.name; });
       const auto traced = wanted.find(op.name);
       require(traced == wanted.end() || traced->second == op.schema, [&] {
@@ -385,7 +169,9 @@ void check_cases(const Manifest& manifest) {
       return "case " + shown(recorded.record) + " gives sizes for " + std::to_string(recorded.sizes.size()) +
              " dimensions of " + std::to_string(dimensions.size());
     });
-    for (const auto& [name, size] : recorded.sizes) {
+    for (const auto& given : recorded.sizes) {
+      const std::string& name = given.first;
+      const int64_t size = given.second;
       const auto found = dimensions.find(name);
       require(found != dimensions.end(),
               [&] { return "case " + shown(recorded.record) + " has a size for " + name + ", which is no dimension"; });
@@ -397,77 +183,7 @@ void check_cases(const Manifest& manifest) {
   }
 }
 
-// --- weights -------------------------------------------------------------------------------------------------------
-
-// The strides address every element of the record once: nothing is read outside of it.
-void check_strides(const Weight& weight) {
-  const std::string what = "weight " + shown(weight.name);
-  require(item_bytes(weight.dtype) > 0, [&] { return what + " has the unknown dtype " + shown(weight.dtype); });
-  require(weight.strides.size() == weight.shape.size(), [&] {
-    return what + " has " + std::to_string(weight.strides.size()) + " strides for " +
-           std::to_string(weight.shape.size()) + " dimensions";
-  });
-  std::vector<std::pair<int64_t, int64_t>> steps;  // stride, size
-  for (size_t i = 0; i < weight.shape.size(); ++i) {
-    if (weight.shape[i] == 0) return;
-    if (weight.shape[i] > 1) steps.emplace_back(weight.strides[i], weight.shape[i]);
-  }
-  std::sort(steps.begin(), steps.end());
-  unsigned __int128 step = 1;
-  for (const auto& [stride, size] : steps) {
-    require(static_cast<uint64_t>(stride) == step, [&] { return what + " has strides that leave gaps or overlap"; });
-    step *= static_cast<uint64_t>(size);  // a stride is at most 2^62, and so is what it was compared with
-  }
-}
-
-void check_weight_record(const Weight& weight, const Manifest& manifest) {
-  const std::string what = "weight " + shown(weight.name);
-  const auto found = std::lower_bound(manifest.records.begin(), manifest.records.end(), *weight.record,
-                                      [](const Record& record, const std::string& name) { return record.name < name; });
-  require(found != manifest.records.end() && found->name == *weight.record,
-          [&] { return what + ": there is no record " + shown(*weight.record); });
-  require(found->name.starts_with(kWeightsDir),
-          [&] { return what + ": " + shown(found->name) + " is not under " + std::string(kWeightsDir); });
-  require(static_cast<uint64_t>(found->size) == weight_bytes(weight), [&] {
-    return what + " has another number of bytes than its record " + shown(found->name) + ", which has " +
-           std::to_string(found->size);
-  });
-}
-
-void check_weights(const Manifest& manifest) {
-  std::unordered_map<std::string_view, const Weight*> weights;
-  Names seen;
-  for (const Weight& weight : manifest.weights) {
-    weights.emplace(weight.name, &weight);
-    const auto check_name = [&](std::string_view name) {
-      require(seen.insert(name).second, [&] { return "weight " + shown(name) + " is there twice"; });
-    };
-    check_name(weight.name);
-    for (const std::string& alias : weight.aliases) check_name(alias);
-    check_strides(weight);
-    if (weight.record) check_weight_record(weight, manifest);
-  }
-  for (const Target& target : manifest.targets) {
-    for (const auto& [constant, name] : target.constants) {
-      const auto found = weights.find(name);
-      require(found != weights.end() && found->second->record, [&] {
-        return "target " + target.name + " takes " + shown(constant) + " from " + shown(name) +
-               ", which is no weight with a record";
-      });
-    }
-  }
-}
-
 }  // namespace
-
-uint64_t weight_bytes(const Weight& weight) {
-  if (std::find(weight.shape.begin(), weight.shape.end(), 0) != weight.shape.end()) return 0;
-  // Capped where no record can be as large, so that nothing overflows.
-  constexpr unsigned __int128 kMost = std::numeric_limits<uint64_t>::max();
-  unsigned __int128 bytes = item_bytes(weight.dtype);
-  for (const int64_t size : weight.shape) bytes = std::min(bytes * static_cast<uint64_t>(size), kMost);
-  return static_cast<uint64_t>(bytes);
-}
 
 void check_consistency(const Manifest& manifest) {
   Digests records;
@@ -504,13 +220,6 @@ std::vector<const Operator*> missing_operators(const Manifest& manifest, const T
     if (!defined.contains(op.name)) missing.push_back(&op);
   }
   return missing;
-}
-
-std::vector<std::string> leaf_names(const Node& node, std::string_view prefix) {
-  std::vector<std::string> names;
-  std::string path(prefix);
-  for_each_leaf(node, path, [&](const std::string& name) { names.push_back(name); });
-  return names;
 }
 
 }  // namespace exportkit

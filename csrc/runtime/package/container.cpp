@@ -90,6 +90,7 @@ struct Damaged {
 
 // The fields of a ZIP64 extra field take the place of those that did not fit in 32 bits, in this order.
 void widen(std::string_view extra, uint64_t& size, uint64_t& stored_size, uint64_t& offset) {
+  if (size != kMax32 && stored_size != kMax32 && offset != kMax32) return;
   size_t at = 0;
   while (at + 4 <= extra.size()) {
     const size_t length = load<uint16_t>(extra, at + 2);

@@ -10,7 +10,7 @@
 namespace exportkit {
 
 inline constexpr uint64_t kAlignment = 64;
-inline constexpr uint64_t kMaxDirectoryBytes = uint64_t{64} << 20;  // allocated before anything is checked
+inline constexpr uint64_t kMaxDirectoryBytes = uint64_t{16} << 20;  // allocated before anything is checked
 
 // An entry of the central directory as some writer made it; nothing in it is to be trusted yet.
 struct Header {

@@ -75,6 +75,7 @@ __attribute__((target("pclmul,sse4.1"))) uint32_t crc32_by_folding(uint32_t stat
   for (int i = 0; i < 4; ++i) lanes[i] = load(data + 16 * i);
   lanes[0] = _mm_xor_si128(lanes[0], _mm_cvtsi32_si128(static_cast<int>(state)));
   for (data += 64, size -= 64; size >= 64; data += 64, size -= 64) {
+#pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) lanes[i] = fold(lanes[i], by_512, load(data + 16 * i));
   }
   __m128i value = lanes[0];

@@ -23,14 +23,15 @@ bool is_integer(std::string_view number) { return number.find_first_of(".eE") ==
 bool is_large(std::string_view number) {
   const size_t mark = std::min(number.find_first_of("eE"), number.size());
   const std::string_view mantissa = number.substr(0, mark);
+  const size_t leading = mantissa.find_first_of("123456789"), point = std::min(mantissa.find('.'), mantissa.size());
+  if (leading == std::string_view::npos) return false;
   int64_t exponent = 0;
   if (mark < number.size()) {
     std::string_view text = number.substr(mark + 1);
     if (text.front() == '+') text.remove_prefix(1);
     if (std::from_chars(text.data(), text.data() + text.size(), exponent).ec != std::errc{}) return text.front() != '-';
   }
-  const size_t leading = mantissa.find_first_of("123456789"), point = std::min(mantissa.find('.'), mantissa.size());
-  return static_cast<int64_t>(point) - static_cast<int64_t>(leading) + exponent > 0;
+  return static_cast<__int128>(point) - static_cast<__int128>(leading) + exponent > 0;
 }
 
 // Rounded correctly; infinite where it is too large. Not strtod, which asks the locale what a decimal point is.
@@ -225,14 +226,9 @@ bool JsonReader::seek(std::string_view wanted) {
   return false;
 }
 
-std::string JsonReader::member(std::string_view key) const {
-  JsonReader ahead = *this;
-  if (!ahead.seek(key)) fail("an object without the key " + shown(key));
-  return ahead.string();
-}
-
 void JsonReader::whitespace() {
-  while (at_ < text_.size() && std::string_view(" \t\n\r").find(text_[at_]) != std::string_view::npos) ++at_;
+  const auto blank = [](char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; };
+  while (at_ < text_.size() && blank(text_[at_])) ++at_;
 }
 
 void JsonReader::expect(std::string_view word) {

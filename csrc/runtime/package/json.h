@@ -68,8 +68,6 @@ class JsonReader {
   // Nothing but whitespace may follow.
   void end();
 
-  // The string that the object which comes next has under a key, without taking anything; JsonError if it has none.
-  std::string member(std::string_view key) const;
   // Goes into the object that comes next, up to the value of a key; false, behind the object, if it has none.
   bool seek(std::string_view key);
 

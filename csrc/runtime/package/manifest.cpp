@@ -148,9 +148,10 @@ Field<T, Read> optional_field(const char* key, T& value, Read read) {
   return {key, value, read, false};
 }
 
-// Reads an object with these keys, each once, and no other. That no key is there twice was seen before.
+// Reads an object with these keys, each once, and no other. That no key is there twice was seen before. Gives back
+// which there were: a bit for each, the first the lowest.
 template <class... Fields>
-void fields(JsonReader& json, const Fields&... each) {
+uint32_t fields(JsonReader& json, const Fields&... each) {
   uint32_t found = 0;
   json.object([&](std::string_view key) {
     uint32_t bit = 1;
@@ -171,6 +172,7 @@ void fields(JsonReader& json, const Fields&... each) {
     bit <<= 1;
   };
   (check(each), ...);
+  return found;
 }
 
 Dimension dimension(JsonReader& json) {
@@ -208,36 +210,48 @@ TensorOutput tensor_output(JsonReader& json) {
   return out;
 }
 
+// Which type it is may be said last, and there may be a whole manifest before: it is read once, as what it turns out
+// to be.
 Node node(JsonReader& json) {
-  std::string type = json.member("type");
-  const auto tag = field("type", type, text);
-  if (type == "tensor") {
-    TensorNode out;
-    fields(json, tag, field("index", out.index, count));
-    return {out};
+  enum : uint32_t {
+    kType = 1,
+    kIndex = 2,
+    kValue = 4,
+    kKind = 8,
+    kKeys = 16,
+    kClassName = 32,
+    kFields = 64,
+    kItems = 128
+  };
+  std::string type;
+  TensorNode tensor{};
+  ConstantNode constant_node;
+  SequenceNode sequence;
+  MappingNode mapping;
+  NamedTupleNode tuple;
+  std::vector<Node> items;
+  const uint32_t found =
+      fields(json, field("type", type, text), optional_field("index", tensor.index, count),
+             optional_field("value", constant_node.value, constant),
+             optional_field("kind", sequence.kind, one_of("list", "tuple")),
+             optional_field("keys", mapping.keys, list(text)), optional_field("class_name", tuple.class_name, text),
+             optional_field("fields", tuple.fields, list(text)), optional_field("items", items, list(node)));
+  const auto is = [&](const char* name, uint32_t keys) { return type == name && found == (kType | keys); };
+  if (is("tensor", kIndex)) return {tensor};
+  if (is("constant", kValue)) return {std::move(constant_node)};
+  if (is("sequence", kKind | kItems)) {
+    sequence.items = std::move(items);
+    return {std::move(sequence)};
   }
-  if (type == "constant") {
-    ConstantNode out;
-    fields(json, tag, field("value", out.value, constant));
-    return {std::move(out)};
+  if (is("mapping", kKeys | kItems)) {
+    mapping.items = std::move(items);
+    return {std::move(mapping)};
   }
-  if (type == "sequence") {
-    SequenceNode out;
-    fields(json, tag, field("kind", out.kind, one_of("list", "tuple")), field("items", out.items, list(node)));
-    return {std::move(out)};
+  if (is("namedtuple", kClassName | kFields | kItems)) {
+    tuple.items = std::move(items);
+    return {std::move(tuple)};
   }
-  if (type == "mapping") {
-    MappingNode out;
-    fields(json, tag, field("keys", out.keys, list(text)), field("items", out.items, list(node)));
-    return {std::move(out)};
-  }
-  if (type == "namedtuple") {
-    NamedTupleNode out;
-    fields(json, tag, field("class_name", out.class_name, text), field("fields", out.fields, list(text)),
-           field("items", out.items, list(node)));
-    return {std::move(out)};
-  }
-  json.fail("a node of the unknown type " + shown(type));
+  json.fail("a node of type " + shown(type) + ", which is unknown or has other keys");
 }
 
 Parameter parameter(JsonReader& json) {

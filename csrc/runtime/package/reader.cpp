@@ -67,8 +67,8 @@ void check_has_manifest(const std::vector<Header>& headers) {
 
 bool is_part(std::string_view part) {
   const auto allowed = [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
-           std::string_view("_.+=@-").find(c) != std::string_view::npos;
+    return (c >= '0' && c <= '9') || (c >= '@' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' || c == '.' ||
+           c == '+' || c == '=' || c == '-';
   };
   return std::all_of(part.begin(), part.end(), allowed) && part.find_first_not_of('.') != std::string_view::npos;
 }
@@ -97,17 +97,15 @@ void check_names(const std::vector<Header>& headers) {
       throw Error(errors::kDuplicateRecord, "two records have the name " + header.name);
     }
   }
-  // With the slash before every other character, what is in a folder comes right after the record of its name.
   std::vector<std::string_view> sorted(seen.begin(), seen.end());
-  const auto rank = [](char c) { return c == '/' ? '\0' : c; };
-  std::sort(sorted.begin(), sorted.end(), [&](std::string_view one, std::string_view other) {
-    return std::ranges::lexicographical_compare(one, other, {}, rank, rank);
-  });
-  for (size_t i = 1; i < sorted.size(); ++i) {
-    const std::string_view folder = sorted[i - 1], name = sorted[i];
-    if (name.size() > folder.size() && name.starts_with(folder) && name[folder.size()] == '/') {
+  std::sort(sorted.begin(), sorted.end());
+  std::string inside;
+  for (const std::string_view folder : sorted) {
+    inside.assign(folder).append("/");
+    const auto name = std::lower_bound(sorted.begin(), sorted.end(), std::string_view(inside));
+    if (name != sorted.end() && name->starts_with(inside)) {
       throw Error(errors::kUnsafeRecordName,
-                  std::string(folder) + " is a record, and a folder of the record " + std::string(name));
+                  std::string(folder) + " is a record, and a folder of the record " + std::string(*name));
     }
   }
   for (const Header& header : headers) {

@@ -62,9 +62,9 @@ uint64_t byte_count(const std::vector<int64_t>& shape, size_t item, const std::s
 }
 
 int64_t natural(JsonReader& json) {
-  const int64_t value = json.integer();
-  if (value < 0) json.fail("expected a number that is at least 0");
-  return value;
+  JsonReader ahead = json;
+  if (ahead.number_text().front() == '-') json.fail("expected a number that is at least 0");
+  return json.integer();
 }
 
 // One tensor; the offsets are still those from the end of the header. Unknown keys are passed over, as the reference
@@ -144,12 +144,16 @@ void check_places(std::vector<Place>& places, uint64_t start, uint64_t file_size
   std::sort(places.begin(), places.end(), [](const Place& one, const Place& other) { return one.name < other.name; });
 }
 
+// As serde_json writes it, so that the same tensors give the same bytes as in Python.
 void append_json(std::string& out, std::string_view text) {
+  constexpr std::string_view kMeanings = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
   constexpr char kHex[] = "0123456789abcdef";
   out += '"';
   for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    if (static_cast<uint8_t>(c) < 0x20) {
+    if (const size_t index = kMeanings.find(c); index != std::string_view::npos) {
+      out += '\\';
+      out += kLetters[index];
+    } else if (static_cast<uint8_t>(c) < 0x20) {
       out += "\\u00";
       out += kHex[c >> 4];
       out += kHex[c & 15];

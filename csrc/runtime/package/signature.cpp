@@ -51,7 +51,9 @@ std::optional<std::string> decode_base64(std::string_view text) {
 
 const char* not_guarded(const struct stat& status) {
   if (status.st_uid != 0 && status.st_uid != geteuid()) return "belongs to another user";
-  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) return "may be written to by other users";
+  // /tmp's bit: only the owner of a folder, or of what is in it, renames or removes that.
+  const bool sticky = S_ISDIR(status.st_mode) && (status.st_mode & S_ISVTX) != 0;
+  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0 && !sticky) return "may be written to by other users";
   return nullptr;
 }
 
@@ -60,8 +62,7 @@ void check_guarded(const std::filesystem::path& path, const struct stat& status)
   for (auto folder = std::filesystem::canonical(path).parent_path();; folder = folder.parent_path()) {
     struct stat there{};
     if (stat(folder.c_str(), &there) != 0) throw std::system_error(errno, std::generic_category(), folder);
-    const char* reason = not_guarded(there);
-    if (reason && (there.st_mode & S_ISVTX) == 0) {  // /tmp's bit: only its owner renames or removes what is in it
+    if (const char* reason = not_guarded(there)) {
       throw std::invalid_argument("is in " + folder.string() + ", which " + reason);
     }
     if (folder == folder.parent_path()) return;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 
 namespace exportkit {
@@ -51,6 +52,15 @@ bool is_continue(char32_t c) { return c < 0x80 ? is_start(c) || (c >= '0' && c <
 
 bool is_utf8(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
+    constexpr uint64_t kBeyondAscii = 0x8080808080808080;
+    uint64_t eight;
+    if (at + sizeof eight <= text.size()) {
+      std::memcpy(&eight, text.data() + at, sizeof eight);
+      if (!(eight & kBeyondAscii)) {
+        at += sizeof eight;
+        continue;
+      }
+    }
     if (next_code_point(text, at) == kInvalid) return false;
   }
   return true;
@@ -62,7 +72,7 @@ void append_utf8(std::string& text, char32_t c) {
     return;
   }
   const int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
-  text += static_cast<char>((0xF00 >> more & 0xFF) | c >> (6 * more));
+  text += static_cast<char>((0xFF << (7 - more) & 0xFF) | c >> (6 * more));
   for (int i = more - 1; i >= 0; --i) text += static_cast<char>(0x80 | (c >> (6 * i) & 0x3F));
 }
 

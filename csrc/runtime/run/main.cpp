@@ -5,6 +5,7 @@
 #include <exception>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "runtime/run/bench.h"
 #include "runtime/run/options.h"
@@ -15,7 +16,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kCheckFailed = 1, kBug = 70;  // EX_SOFTWARE of sysexits.h
+constexpr int kCheckFailed = 1, kHost = 4, kBug = 70;  // EX_SOFTWARE of sysexits.h
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -189,6 +190,8 @@ int main(int argc, char** argv) {
     return Run(options)();
   } catch (const Error& error) {
     return fail(json, error.name(), error.message(), error.hint(), error.exit_code());
+  } catch (const std::system_error& error) {
+    return fail(json, "OSError", error.what(), "That is what the system says.", kHost);
   } catch (const std::exception& error) {
     return fail(json, "InternalError", error.what(), "This is a bug of exportkit. Please report it.", kBug);
   }

@@ -88,6 +88,18 @@ def magnitude_bits(value):
 
 
 @triton.jit
+def one_for_all(row_sum, SHAPE: tl.constexpr):
+    """A sum of squares with the same bits in every thread that has a copy of it: the largest of the copies.
+
+    Where a thread has one element of a row, its square and the first addition become one fused operation, rounded once,
+    while its neighbour's square was rounded before it was passed on. The copies of the sum then differ in the last bit,
+    and which of them reaches memory would be chance.
+    """
+    bits = tl.max(magnitude_bits(tl.broadcast_to(row_sum, SHAPE)), 1, keep_dims=True)
+    return bits.to(row_sum.dtype, bitcast=True)
+
+
+@triton.jit
 def row_scale(highest_bits, mean_square, like, EPS: tl.constexpr):
     """1 / rms, and the scale of a row by the bits of its highest |x weight|."""
     inverse_rms = tl.rsqrt(mean_square + EPS)
@@ -119,12 +131,10 @@ def rms_norm_quantize_rows(
     inside = (row < rows) & (column < columns)
     value = widened(tl.load(x + row * columns + column, mask=inside, other=0.0))
     weighted = value * widened(tl.load(weight + column, mask=column < columns, other=0.0))
-    mean_square = tl.sum(value * value, 1, keep_dims=True) / columns
+    mean_square = one_for_all(tl.sum(value * value, 1, keep_dims=True), (ROWS, BLOCK)) / columns
     inverse_rms, scale = row_scale(tl.max(magnitude_bits(weighted), 1, keep_dims=True), mean_square, value, EPS)
     tl.store(out + row * columns + column, quantize(weighted, inverse_rms, scale), mask=inside)
-    # By the threads that have column 0: a tensor of one column would first change its layout through shared memory.
-    first = inside & (column == 0)
-    tl.store(scales + row + 0 * column, tl.broadcast_to(scale, (ROWS, BLOCK)), mask=first)
+    tl.store(scales + row, scale, mask=row < rows)
 
 
 @triton.jit

@@ -38,7 +38,6 @@ from exportkit.runtime.cache.trust import (
 
 LIBRARIES, TARGETS = "libraries", "targets"  # the folders of entries
 RECORD = "~verified.json"
-FALLBACK_PREFIX = "exportkit-cache"  # of the temporary directory that takes the cache's place
 _WRITERS_LOCK = "~lock"
 _LOCK_PATIENCE = 60.0  # seconds; a writer that was stopped is not waited for any longer
 _RACES = 20  # how often an entry may be deleted while it is being unpacked
@@ -219,7 +218,7 @@ def _fallback_directory() -> Path:
         process = os.getpid()
         if _fallback is None or _fallback[0] != process:  # the parent of a fork removes its own
             stack = contextlib.ExitStack()
-            folder = stack.enter_context(temporary_folder(Path(tempfile.gettempdir()), FALLBACK_PREFIX))
+            folder = stack.enter_context(temporary_folder(None, "exportkit-cache"))
             atexit.register(stack.close)
             _fallback = (process, folder)
         return _fallback[1]

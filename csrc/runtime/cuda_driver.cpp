@@ -1,0 +1,78 @@
+#include "runtime/cuda_driver.h"
+
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+
+namespace exportkit {
+namespace {
+
+using Context = void*;
+
+// cuda.h's types and names; 0 is success.
+struct Driver {
+  int (*get_device)(int*, int);
+  int (*get_attribute)(int*, int, int);
+  int (*get_current)(Context*);
+  int (*set_current)(Context);
+  int (*retain_primary)(Context*, int);
+  int (*release_primary)(int);
+};
+
+template <class Function>
+void find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  TORCH_CHECK(function != nullptr, "the CUDA driver has no ", name);
+}
+
+const Driver& driver() {
+  static const Driver found = [] {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW);
+    TORCH_CHECK(library != nullptr, "torch sees a CUDA device, and there is no libcuda.so.1");
+    int (*initialise)(unsigned);
+    find(library, "cuInit", initialise);
+    TORCH_CHECK(initialise(0) == 0, "the CUDA driver cannot be initialised");
+    Driver made{};
+    find(library, "cuDeviceGet", made.get_device);
+    find(library, "cuDeviceGetAttribute", made.get_attribute);
+    find(library, "cuCtxGetCurrent", made.get_current);
+    find(library, "cuCtxSetCurrent", made.set_current);
+    find(library, "cuDevicePrimaryCtxRetain", made.retain_primary);
+    find(library, "cuDevicePrimaryCtxRelease_v2", made.release_primary);
+    return made;
+  }();
+  return found;
+}
+
+int handle_of(int device) {
+  int handle = 0;
+  TORCH_CHECK(driver().get_device(&handle, device) == 0, "the CUDA driver does not know device ", device);
+  return handle;
+}
+
+int attribute(int handle, int which) {
+  int value = 0;
+  TORCH_CHECK(driver().get_attribute(&value, which, handle) == 0, "the CUDA driver does not say what device ", handle,
+              " is");
+  return value;
+}
+
+}  // namespace
+
+std::pair<int, int> cuda_capability(int device) {
+  constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
+  const int handle = handle_of(device);
+  return {attribute(handle, kMajor), attribute(handle, kMinor)};
+}
+
+void ensure_cuda_context(int device) {
+  Context context = nullptr;
+  if (driver().get_current(&context) == 0 && context != nullptr) return;
+  // CUDA's runtime holds the primary context for torch, so that this reference need not be kept.
+  const int handle = handle_of(device);
+  TORCH_CHECK(driver().retain_primary(&context, handle) == 0, "CUDA device ", device, " has no context");
+  const bool current = driver().set_current(context) == 0;
+  driver().release_primary(handle);
+  TORCH_CHECK(current, "the context of CUDA device ", device, " cannot be made current");
+}
+
+}  // namespace exportkit

@@ -1,0 +1,56 @@
+"""`exportkit sign`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from exportkit.cli.frame import command as exportkit_command
+from exportkit.cli.options import EXISTING_FILE, OUTPUT_FILE
+from exportkit.cli.output import print_json
+from exportkit.errors import UsageError
+
+
+@exportkit_command("sign", short_help="Sign a package.")
+@click.argument("package", type=EXISTING_FILE)
+@click.option("--key", type=EXISTING_FILE, required=True, metavar="PRIVATE.pem", help="The signer's private key.")
+@click.option("-o", "--output", type=OUTPUT_FILE, help="The signature. Default: PACKAGE.sig, or PACKAGE.sigstore.json.")
+def command(package: Path, key: Path, output: Path | None, as_json: bool) -> None:
+    """Sign PACKAGE, once every digest in it was found to hold; the signature is a small file beside it.
+
+    An Ed25519 key makes exportkit's own signature, which several signers may share. A key on the curve P-256, P-384 or
+    P-521 makes a bundle of OpenSSF model signing, which its tools check as well. The password of an encrypted key is
+    asked for, or taken from EXPORTKIT_KEY_PASSWORD.
+
+    \b
+    openssl genpkey -algorithm ed25519 -out private.pem
+    openssl pkey -in private.pem -pubout -out public.pem
+    exportkit sign arr_coc.pt2 --key private.pem
+    exportkit verify arr_coc.pt2 --public-key public.pem
+    """  # noqa: D301 (click wants the control character, to keep the lines below it)
+    from exportkit.package.keys import read_private_key
+    from exportkit.package.signing import sign_package
+
+    private = read_private_key(key, ask_password)
+    written = sign_package(package, private, output)
+    if as_json:
+        print_json({"package": str(package), "signature": str(written), "key_id": private.public.id})
+    else:
+        click.echo(f"{written}: signed by key {private.public.id}")
+
+
+def ask_password() -> str:
+    """The password of an encrypted key: never an argument, which every process of the machine could read.
+
+    Raises:
+        UsageError: It is not set, and nobody is there to be asked.
+    """
+    if (password := os.environ.get("EXPORTKIT_KEY_PASSWORD")) is not None:
+        return password
+    if not sys.stdin.isatty():
+        raise UsageError("the private key is encrypted", hint="Set EXPORTKIT_KEY_PASSWORD to its password.")
+    answer: str = click.prompt("Password of the private key", hide_input=True, err=True)
+    return answer

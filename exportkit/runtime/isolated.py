@@ -1,0 +1,263 @@
+"""A package in a worker process: what it does to its process, it does not do to ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exportkit.errors import DigestMismatchError, ModelClosedError, ModelLoadError, ModelRunError, UsageError
+from exportkit.package import manifest as package
+from exportkit.package.archive import PackageReader
+from exportkit.runtime.model import Model
+from exportkit.runtime.processes import WorkerProcess
+from exportkit.runtime.tensor_socket import TensorSocket
+from exportkit.runtime.weights import WeightsSource, read_state
+from exportkit.runtime.worker import Connect, Failed, Load, Loaded, Ran, Run, Settings, Swap
+
+_Control = TensorSocket[Loaded | Failed]
+_Calls = TensorSocket[Ran | Failed]
+
+_DYING_TAKES = 10.0  # seconds at most, from when a process lets go of its sockets to when its end is known
+
+
+class IsolatedModel(Model):
+    """A package, loaded in a worker process; call it as the module it was made from.
+
+    Inputs are checked here, before they are sent. Outputs are contiguous. Where the worker ends by itself, calls that
+    are running raise a ModelRunError that says how, and later ones a ModelClosedError: no other worker takes its place.
+
+    Attributes:
+        pid: Of the worker process.
+    """
+
+    def __init__(
+        self, reader: PackageReader, target: package.Target, device: torch.device, runner: IsolatedRunner
+    ) -> None:
+        """Takes over the open package and the worker; `exportkit.load(..., isolate=True)` is how to get here."""
+        super().__init__(reader, target, device, runner)
+        self.pid = runner.pid
+        self._worker = runner
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Ends the worker. Calls that have begun in other threads finish first.
+
+        Args:
+            timeout: Seconds they have for that. Then the worker is killed, and they raise a ModelRunError.
+        """
+        super().close()
+        self._worker.close(timeout)
+
+    def swap_weights(self, source: WeightsSource) -> None:
+        """As `Model.swap_weights`, in the worker: it reads the file, or is sent copies of the tensors."""
+        self._worker.swap_weights(source)
+
+
+class IsolatedRunner:
+    """Compiled code in a worker process, for any number of threads of this one."""
+
+    def __init__(
+        self, name: str, process: WorkerProcess, control: _Control, device: torch.device, runners: int
+    ) -> None:
+        """Takes over a worker that has loaded the model of this name."""
+        self.pid = process.pid
+        self._name = name
+        self._process = process
+        self._control = control
+        self._device = device
+        self._idle: deque[_Calls] = deque()
+        self._free = threading.BoundedSemaphore(runners)
+        self._state = threading.Condition()
+        self._running = 0  # calls that have begun
+        self._over: str | None = None  # why no more can
+        self._release = weakref.finalize(self, _release, process, control, self._idle)
+
+    def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
+        """The flat outputs for flat inputs that the package allows.
+
+        Raises:
+            RuntimeError: The compiled code failed.
+            ModelRunError: The worker ended, or there is no memory for the tensors to share with it.
+            ModelClosedError: It had ended before.
+            UsageError: This process is a fork of the one that has the worker.
+        """
+        with self._begun(), self._free:
+            return self._ask(Run(), inputs)
+
+    def swap_weights(self, source: WeightsSource) -> None:
+        """Has the worker run with other weights; errors are those of `Model.swap_weights` and of `run`."""
+        with self._begun():
+            if isinstance(source, (str, os.PathLike)):
+                self._ask(Swap(path=os.path.abspath(source), names=()), [], keep=False)
+            else:
+                # The memory they are sent through is let go with the connection.
+                state = read_state(source)
+                self._ask(Swap(path=None, names=tuple(state)), list(state.values()), keep=False)
+
+    def close(self, timeout: float) -> None:
+        """Ends the worker once no call is running, or after `timeout` seconds."""
+        if not self._process.is_ours:
+            return
+        with self._state:
+            self._over = self._over or "was closed"
+            if not self._state.wait_for(lambda: self._running == 0, timeout):
+                self._over = f"was closed, and this call had not finished {timeout:g} s later"
+        self._release()
+
+    @contextlib.contextmanager
+    def _begun(self) -> Iterator[None]:
+        """A call, which close() waits for."""
+        if not self._process.is_ours:
+            raise UsageError(
+                f"the model {self._name} belongs to the process that loaded it; this one is a fork of that",
+                hint="Load the package in the process that calls it.",
+            )
+        with self._state:
+            if self._over is not None:
+                raise ModelClosedError(f"the model {self._name} {self._over}", hint="Load the package again.")
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._state:
+                self._running -= 1
+                self._state.notify_all()
+
+    def _ask(self, message: Run | Swap, tensors: list[torch.Tensor], *, keep: bool = True) -> list[torch.Tensor]:
+        """Sends a message with tensors; the tensors of the answer, which are the caller's own."""
+        with contextlib.ExitStack() as undo:
+            try:
+                calls = (self._idle_connection() if keep else None) or self._connect()
+                # Unless the call comes to its end: its answer may be on its way, and the next call's it is not.
+                undo.callback(calls.close)
+                calls.send(message, tensors)
+                answer, received, _ = calls.receive()
+                outputs = [tensor.to(self._device, copy=True) for tensor in received]
+            except (ConnectionError, ValueError) as error:
+                raise self._gone() from error
+            except OSError as error:
+                if not self._release.alive:  # this call waited for a runner until close() had waited long enough
+                    raise self._gone() from error
+                raise ModelRunError(
+                    f"a call's tensors cannot be shared with the worker process: {error}",
+                    hint="They take anonymous memory (memfd) and a few open files; /dev/shm is not used.",
+                ) from error
+            if keep:
+                undo.pop_all()
+                self._idle.append(calls)
+        if isinstance(answer, Failed):
+            raise answer.exception()
+        return outputs
+
+    def _idle_connection(self) -> _Calls | None:
+        with self._state:
+            return self._idle.pop() if self._idle else None
+
+    def _connect(self) -> _Calls:
+        """A connection for one call at a time."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            calls: _Calls = TensorSocket(ours, Ran | Failed)
+            try:
+                with self._state:
+                    self._control.send(Connect(), pass_fd=theirs.fileno())
+            except BaseException:
+                calls.close()
+                raise
+        return calls
+
+    def _gone(self) -> ModelRunError:
+        """Why the worker does not answer any more."""
+        how = self._process.how_it_ended(_DYING_TAKES)
+        with self._state:
+            if self._over is None:
+                self._process.end()
+                self._over = f"has no worker process any more: it {how or 'gave no answer that can be read'}"
+            return ModelRunError(
+                f"the model {self._name} {self._over}",
+                hint="What it said last is on stderr. Load the package again.",
+            )
+
+
+def _release(process: WorkerProcess, control: _Control, idle: deque[_Calls]) -> None:
+    """Also of a runner that nobody closed, when it is collected or the interpreter ends."""
+    process.end()
+    control.close()
+    while idle:
+        idle.pop().close()
+
+
+def load_isolated(path: str | os.PathLike[str], *, runners: int, **options: Any) -> IsolatedModel:
+    """`exportkit.load` with `isolate=True`: its arguments and its errors.
+
+    Raises:
+        HostError: There is no process to be had.
+        ModelLoadError: The worker ended while it loaded.
+    """
+    passed = {name: _plain(name, value) for name, value in options.items()}
+    reader = PackageReader(Path(path))
+    try:
+        process = WorkerProcess("exportkit.runtime.worker")
+        try:
+            control: _Control = TensorSocket(process.connection, Loaded | Failed)
+            loaded = _load(control, process, reader, {**passed, "runners": runners})
+            device = torch.device(loaded.device)
+            target = next(target for target in reader.manifest.targets if target.name == loaded.target)
+            return IsolatedModel(
+                reader, target, device, IsolatedRunner(reader.manifest.name, process, control, device, runners)
+            )
+        except BaseException:
+            process.end()
+            raise
+    except BaseException:
+        reader.close()
+        raise
+
+
+def _load(control: _Control, process: WorkerProcess, reader: PackageReader, options: dict[str, Any]) -> Loaded:
+    """Has the worker load the package that is open here."""
+    settings = Settings(
+        threads=torch.get_num_threads(),
+        matmul_tf32=torch.backends.cuda.matmul.allow_tf32,
+        cudnn_tf32=torch.backends.cudnn.allow_tf32,
+    )
+    try:
+        control.send(Load(path=os.path.abspath(reader.path), options=options, settings=settings))
+        answer, _, _ = control.receive()
+    except ConnectionError as error:
+        how = process.how_it_ended(_DYING_TAKES) or "closed the connection"
+        raise ModelLoadError(
+            f"the worker process {how} while it loaded {reader.path.name}", hint="What it said last is on stderr."
+        ) from error
+    if isinstance(answer, Failed):
+        failure = answer.exception()
+        if isinstance(failure, RuntimeError):
+            raise ModelLoadError(f"the worker process could not load {reader.path.name}: {failure}")
+        raise failure
+    if answer.manifest_sha256 != reader.manifest_sha256:
+        raise DigestMismatchError(
+            f"{reader.path.name} was replaced by another package while it was loaded", hint="Load it again."
+        )
+    return answer
+
+
+def _plain(name: str, value: Any) -> Any:
+    """An argument of `load` as JSON can hold it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (os.PathLike, torch.device)):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, item) for item in value]
+    raise UsageError(
+        f"`{name}` is a {type(value).__qualname__}, which cannot be passed on to a worker process",
+        hint="Give text, a number or a path, or load without isolate=True.",
+    )

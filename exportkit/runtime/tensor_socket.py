@@ -1,0 +1,204 @@
+"""Messages with tensors between two processes: JSON through a Unix socket, the tensors' bytes through shared memory.
+
+Nothing is pickled. Each side writes its tensors into memory of its own, which the other side maps once and finds again
+in every later message. It is an anonymous file (memfd): it has no name that could be left behind, takes no room in
+/dev/shm, which is small in many containers, and is gone with the processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+import torch
+from msgspec import Meta, Struct
+
+_LENGTH = struct.Struct("!I")
+_MAX_MESSAGE_BYTES = 16 << 20  # of JSON: names and shapes
+_ALIGNMENT = 64  # of each tensor, as of torch's own
+_GRANULARITY = 1 << 20  # of memory, so that sizes that differ a little share it
+_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+Message = TypeVar("Message")
+Count = Annotated[int, Meta(ge=0)]
+
+
+class _Place(Struct, frozen=True):
+    """Where in the sender's memory a contiguous tensor lies."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    offset: Count
+
+    @property
+    def end(self) -> int:
+        return self.offset + math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+
+class _Frame(Struct, Generic[Message], frozen=True):
+    message: Message
+    tensors: tuple[_Place, ...]
+
+
+class TensorSocket(Generic[Message]):
+    """One end of a conversation in which the sides take turns.
+
+    Tensors that were received are views of the other side's memory, and hold until the next message is sent to it.
+    """
+
+    def __init__(self, connection: socket.socket, messages: Any) -> None:
+        """Takes over a connected Unix stream socket on which the other side sends `messages`, a type msgspec knows."""
+        self._socket = connection
+        self._encoder = msgspec.json.Encoder()
+        self._decoder = msgspec.json.Decoder(_Frame[messages])
+        self._ours: _Memory | None = None
+        self._theirs: _Memory | None = None
+
+    def send(self, message: Struct, tensors: Sequence[torch.Tensor] = (), *, pass_fd: int | None = None) -> None:
+        """Sends a message, and a copy of each tensor.
+
+        Args:
+            message: A msgspec struct.
+            tensors: Dense ones, on any device.
+            pass_fd: An open file for the other side to have as well.
+
+        Raises:
+            ConnectionError: There is nobody at the other end.
+            OSError: There is no memory for the tensors; nothing was sent.
+        """
+        with contextlib.ExitStack() as stack:
+            fds = [] if pass_fd is None else [pass_fd]
+            places, size = _lay_out(tensors)
+            ours = self._ours
+            if size and (ours is None or size > ours.size):
+                fds.append(fd := _new_memory(size))
+                stack.callback(os.close, fd)
+                ours = _Memory(fd)
+            with torch.no_grad():
+                for place, tensor in zip(places, tensors):
+                    if ours is not None:  # else all are empty
+                        ours.tensor(place).copy_(tensor)
+            self._ours = ours
+            self._send(self._encoder.encode(_Frame(message, places)), fds)
+
+    def receive(self) -> tuple[Message, list[torch.Tensor], int | None]:
+        """The next message, its tensors, and the open file that came with it.
+
+        Raises:
+            ConnectionError: The other side closed its end, or died.
+            ValueError: What came is no message of this conversation.
+        """
+        body, fds = self._receive()
+        try:
+            frame = self._decoder.decode(body)
+            needed = max((place.end for place in frame.tensors), default=0)
+            if needed and (self._theirs is None or needed > self._theirs.size):
+                self._theirs = _Memory(fds[-1])
+                os.close(fds.pop())
+                if needed > self._theirs.size:
+                    raise ValueError(f"a tensor that ends at byte {needed} of {self._theirs.size}")
+            tensors = [self._theirs.tensor(place) if self._theirs else _empty(place) for place in frame.tensors]
+            return frame.message, tensors, fds.pop() if fds else None
+        except (msgspec.DecodeError, LookupError, RuntimeError) as error:
+            raise ValueError(f"what came is no message: {error}") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def shut_down(self) -> None:
+        """Ends the conversation for both sides, also for a thread that waits for an answer."""
+        with contextlib.suppress(OSError):  # the other side was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Lets go of the socket and the memory. The other side hears of it unless a forked process has the socket."""
+        self._socket.close()
+        self._ours = self._theirs = None
+
+    def _send(self, body: bytes, fds: Sequence[int]) -> None:
+        data = _LENGTH.pack(len(body)) + body
+        sent = socket.send_fds(self._socket, [data], fds) if fds else self._socket.send(data)
+        if sent < len(data):
+            self._socket.sendall(data[sent:])
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        """The next message's bytes, and the open files, which come with its first byte."""
+        header, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, 2, socket.MSG_CMSG_CLOEXEC)
+        try:
+            header += self._receive_exactly(_LENGTH.size - len(header))
+            (length,) = _LENGTH.unpack(header)
+            if length > _MAX_MESSAGE_BYTES:
+                raise ValueError(f"a message of {length} bytes; at most {_MAX_MESSAGE_BYTES} are read")
+            return self._receive_exactly(length), fds
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def _receive_exactly(self, count: int) -> bytes:
+        received = bytearray(count)
+        at = 0
+        while at < count:
+            got = self._socket.recv_into(memoryview(received)[at:])
+            if not got:
+                raise ConnectionResetError("the other process closed the connection")
+            at += got
+        return bytes(received)
+
+
+class _Memory:
+    """Shared memory, mapped. Tensors made of it keep it."""
+
+    def __init__(self, fd: int) -> None:
+        """Maps an open memfd, which may be closed then.
+
+        Raises:
+            ValueError: The other side could cut it off, and whoever reads it would die of that.
+        """
+        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise ValueError("shared memory that could be cut off")
+        self.size = os.fstat(fd).st_size
+        self._bytes = torch.frombuffer(mmap.mmap(fd, self.size), dtype=torch.uint8)
+
+    def tensor(self, place: _Place) -> torch.Tensor:
+        """The tensor that lies, or is to lie, there."""
+        if place.end == place.offset:
+            return _empty(place)
+        return self._bytes[place.offset : place.end].view(_DTYPES[place.dtype]).view(place.shape)
+
+
+def _new_memory(needed: int) -> int:
+    """An open file of at least this many bytes of memory."""
+    fd = os.memfd_create("exportkit-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        # Taken now: where there is none this is an error, and a later write into it would be a SIGBUS.
+        os.posix_fallocate(fd, 0, -(-needed // _GRANULARITY) * _GRANULARITY)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return fd
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _lay_out(tensors: Sequence[torch.Tensor]) -> tuple[tuple[_Place, ...], int]:
+    """Where each tensor goes, and how many bytes that takes."""
+    places, end = [], 0
+    for tensor in tensors:
+        place = _Place(
+            str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), -(-end // _ALIGNMENT) * _ALIGNMENT
+        )
+        places.append(place)
+        end = place.end
+    return tuple(places), end
+
+
+def _empty(place: _Place) -> torch.Tensor:
+    return torch.empty(place.shape, dtype=_DTYPES[place.dtype])

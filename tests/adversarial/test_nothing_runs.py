@@ -1,0 +1,272 @@
+"""Nothing of a package is executed, unpickled or imported before it is known to be whole, and signed where it must be.
+
+The packages here leave a mark when anything of them runs. What is refused must leave none; the controls, which refuse
+nothing, show that the mark is left by every way there is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import exportkit
+from exportkit.cli import main
+from exportkit.errors import DigestMismatchError, ExportkitError, SignatureError, SignatureMissingError
+from exportkit.libraries import host_platform
+from exportkit.package import policy
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.manifest import Manifest, Program
+from exportkit.package.signing import sign_package
+from exportkit.verify import verify as verification
+from exportkit.verify.verify import VerifyOptions
+from exportkit.verify.worker import Worker
+from tests.fresh import run_python
+from tests.package import samples
+from tests.package.c_library import build
+from tests.package.signers import Signer, signer
+
+MARK = "EXPORTKIT_TEST_MARK"
+CONSTRUCTOR = """
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void start(void) {
+  FILE* file = fopen(getenv("EXPORTKIT_TEST_MARK"), "w");
+  fputs("%s", file);
+  fclose(file);
+}
+"""
+LIBRARY = f"exportkit/ops/{host_platform()}/libtoy_cpu.so"
+METADATA = samples.CODE.replace(".so", "_metadata.json")  # without it torch looks no further
+PROGRAM = "exportkit/program.pt2"
+
+Break = Callable[[Path, Signer], None]
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that is there once anything of a package has run. No policy and no cache but the test's own."""
+    monkeypatch.setenv(MARK, str(tmp_path / "mark"))
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(policy, "SYSTEM_POLICY", tmp_path / "etc" / "policy.json")
+    return tmp_path / "mark"
+
+
+@pytest.fixture(scope="module")
+def loud(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Shared libraries that leave the mark when they are loaded, as an operator library and as compiled code."""
+    folder = tmp_path_factory.mktemp("loud")
+    return {name: build(folder, CONSTRUCTOR % name, name=f"{name}.so").read_bytes() for name in ("library", "code")}
+
+
+def compiled(path: Path, loud: dict[str, bytes], *, library: bool = True) -> Path:
+    """A package whose operator library, compiled code and eager model would each leave the mark."""
+    eager = path.with_name("eager.py")
+    eager.write_text(f"import os; open(os.environ[{MARK!r}], 'w').write('eager')")
+    whole = samples.manifest()
+    target = samples.target(platform=host_platform(), cpu_isa=None)
+    records = {**samples.RECORDS, samples.CODE: loud["code"], METADATA: b'{"AOTI_DEVICE_KEY": "cpu"}'}
+    del records[samples.LIBRARY]
+    changes: dict[str, Any] = {"libraries": (), "operators": ()}
+    if library:
+        records[LIBRARY] = loud["library"]
+        digest = hashlib.sha256(loud["library"]).hexdigest()
+        described = {"record": LIBRARY, "sha256": digest, "platform": host_platform()}
+        changes = {"libraries": (msgspec.structs.replace(whole.libraries[0], **described),)}
+    source = msgspec.structs.replace(whole.source, model=f"{eager}:spec")
+    write_package(path, msgspec.structs.replace(whole, targets=(target,), source=source, **changes), records)
+    return path
+
+
+class Bomb:
+    """Pickled, it leaves the mark when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[str, int], int], tuple[str, int]]:
+        return os.open, (os.environ[MARK], os.O_CREAT)
+
+
+def program(path: Path) -> Path:
+    """A package of an ExportedProgram whose example inputs are a pickle that leaves the mark."""
+    saved, bomb, forged = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    torch.export.save(torch.export.export(torch.nn.Identity(), (torch.zeros(2),)), saved)
+    torch.save(((Bomb(),), {}), bomb)
+    with zipfile.ZipFile(saved) as source, zipfile.ZipFile(forged, "w") as copy:
+        names = source.namelist()
+        assert any("sample_inputs" in name for name in names)
+        for name in names:
+            copy.writestr(name, bomb.getvalue() if "sample_inputs" in name else source.read(name))
+    whole: Manifest = samples.manifest(
+        targets=(),
+        libraries=(),
+        operators=(),
+        program=Program(record=PROGRAM, device="cpu", built_with_torch=str(torch.__version__)),
+    )
+    write_package(path, whole, {samples.CASE: samples.RECORDS[samples.CASE], PROGRAM: forged.getvalue()})
+    return path
+
+
+# --- what is wrong with it --------------------------------------------------------------------------------------------
+
+
+def damaged(path: Path, release: Signer) -> None:
+    """A record that nobody executes was changed."""
+    content = bytearray(path.read_bytes())
+    content[content.index(samples.RECORDS[samples.CASE])] ^= 1
+    path.write_bytes(content)
+
+
+def unsigned(path: Path, release: Signer) -> None:
+    """A policy asks for a signature, and there is none."""
+    file = Path(os.environ["XDG_CONFIG_HOME"], "exportkit", "policy.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    demand = {"version": 1, "require_signature": True, "public_keys": [str(release.public)]}
+    file.write_text(json.dumps(demand))
+
+
+def exchanged(path: Path, release: Signer) -> None:
+    """A policy asks for a signature, and the one that is there is of another build."""
+    unsigned(path, release)
+    sign_package(path, release.key)
+    with PackageReader(path) as reader:
+        records = {name: reader.read(name) for name in reader.names}
+        write_package(path, msgspec.structs.replace(reader.manifest, version="2"), records)
+
+
+def signed_by_a_stranger(path: Path, release: Signer) -> None:
+    """A policy asks for a signature by another key."""
+    unsigned(path, release)
+    sign_package(path, signer(path.parent, "stranger").key)
+
+
+BREAKS: list[tuple[Break, type[ExportkitError]]] = [
+    (damaged, DigestMismatchError),
+    (unsigned, SignatureMissingError),
+    (exchanged, SignatureError),
+    (signed_by_a_stranger, SignatureMissingError),
+]
+broken = pytest.mark.parametrize(("break_it", "error"), BREAKS, ids=[each.__name__ for each, _ in BREAKS])
+
+
+# --- promises ---------------------------------------------------------------------------------------------------------
+
+
+@broken
+def test_nothing_of_a_package_runs_before_it_is_trusted(
+    mark: Path,
+    loud: dict[str, bytes],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    break_it: Break,
+    error: type[ExportkitError],
+) -> None:
+    path = compiled(tmp_path / "loud.pt2", loud)
+    break_it(path, signer(tmp_path, "release"))
+    with pytest.raises(error):
+        exportkit.load(path)
+    for command in ("verify", "bench"):
+        assert main([command, str(path), "--json"]) == 3
+        assert error.__name__ in capsys.readouterr().out
+    assert not mark.exists()
+
+
+@broken
+def test_nothing_of_a_program_is_unpickled_before_it_is_trusted(
+    mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], break_it: Break, error: type[ExportkitError]
+) -> None:
+    path = program(tmp_path / "program.pt2")
+    break_it(path, signer(tmp_path, "release"))
+    for command in (("verify", str(path)), ("export", str(path), "-o", str(tmp_path / "out.pt2"))):
+        assert main([*command, "--json"]) == 3
+        assert error.__name__ in capsys.readouterr().out
+    assert not mark.exists()
+
+
+def test_a_program_that_torch_wrote_is_not_unpickled_where_signatures_are_required(
+    mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = program(tmp_path / "program.pt2")
+    with PackageReader(path) as reader:
+        reader.extract(PROGRAM, tmp_path / "foreign.pt2")
+    unsigned(path, signer(tmp_path, "release"))
+    command = ["export", str(tmp_path / "foreign.pt2"), "-o", str(tmp_path / "out.pt2"), "--json"]
+    assert main(command) == 3
+    assert "SignatureMissingError" in capsys.readouterr().out
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("kind", ["library", "program"])
+def test_looking_at_a_package_and_signing_it_runs_nothing_of_it(
+    mark: Path, loud: dict[str, bytes], tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "loud.pt2"
+    path = program(path) if kind == "program" else compiled(path, loud)
+    release = signer(tmp_path, "release")
+    assert main(["inspect", str(path)]) == 0
+    assert main(["sign", str(path), "--key", str(release.private)]) == 0
+    assert main(["inspect", str(path), "--public-key", str(release.public)]) == 0
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("kind", ["library", "program"])
+def test_a_package_that_is_exchanged_while_it_is_verified_is_not_run(
+    mark: Path, loud: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The process that runs it asks for the signature itself, of the file that it opened."""
+    path, release = tmp_path / "loud.pt2", signer(tmp_path, "release")
+    path = program(path) if kind == "program" else compiled(path, loud)
+    sign_package(path, release.key)
+    evil = tmp_path / "evil.pt2"
+    evil.write_bytes(path.read_bytes())
+    exchanged(evil, release)
+
+    class Exchanging(Worker):
+        def ask(self, command: dict[str, Any], **options: Any) -> Any:
+            evil.replace(path)
+            return super().ask(command, **options)
+
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(verification, "Worker", Exchanging)
+    report = verification.verify(path, VerifyOptions(against="cases", public_keys=[release.public]))
+    assert [check.verdict.kind for check in report.checks] == ["signed", "load_failed"]
+    assert "SignatureError" in report.checks[1].verdict.message
+    assert not mark.exists()
+
+
+# --- controls ---------------------------------------------------------------------------------------------------------
+
+LOAD = """
+import sys, exportkit
+from exportkit.errors import ExportkitError
+try: exportkit.load(sys.argv[1])
+except ExportkitError as error: print(type(error).__name__)
+"""
+READ = """
+import sys, torch
+try: torch.export.load(sys.argv[1])
+except Exception as error: print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("kind", ["library", "code"])
+def test_control_a_whole_package_is_executed(mark: Path, loud: dict[str, bytes], tmp_path: Path, kind: str) -> None:
+    path = compiled(tmp_path / "loud.pt2", loud, library=kind == "library")
+    run_python(LOAD, path, cwd=tmp_path)
+    assert mark.read_text() == kind
+
+
+def test_control_a_program_is_unpickled(mark: Path, tmp_path: Path) -> None:
+    path = program(tmp_path / "program.pt2")
+    with PackageReader(path) as reader:
+        reader.extract(PROGRAM, tmp_path / "program")
+    run_python(READ, tmp_path / "program", cwd=tmp_path)
+    assert mark.exists()

@@ -1,0 +1,90 @@
+"""`exportkit cache`: look, and remove."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from exportkit.cli import main
+from exportkit.package.archive import PackageReader
+from exportkit.runtime.cache.entries import target_contents, unpack
+from tests.runtime import tiny
+
+
+@pytest.fixture
+def entry(monkeypatch, tmp_path: Path) -> Path:
+    """An unpacked target."""
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nobody else's leftovers are there
+    code = tmp_path / "a.so"
+    code.write_bytes(bytes(3000))
+    with PackageReader(tiny.write(tmp_path / "a.pt2", {"a.so": code}, cases=())) as reader:
+        contents = target_contents(reader, reader.manifest.targets[0])
+        with unpack(reader, contents, again=False) as unpacked:
+            return unpacked.folder
+
+
+def run(capsys, *arguments):
+    code = main(["cache", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_info_says_where_it_is_and_what_is_in_it(entry, capsys):
+    code, out, _ = run(capsys, "info")
+    assert code == 0
+    first, row = out.splitlines()
+    assert first.startswith(str(entry.parents[1]))
+    assert row.split()[0] == "target"
+    assert row.endswith(str(entry))
+    code, out, _ = run(capsys, "info", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["directory"] == str(entry.parents[1])
+    assert [(item["kind"], item["path"], item["in_use"]) for item in document["items"]] == [
+        ("target", str(entry), False)
+    ]
+    assert document["size"] == document["items"][0]["size"] > 3000
+
+
+@pytest.mark.parametrize("limit", ["--all", "--max-size=2kB", "--older-than=0s"])
+def test_prune_removes_and_says_what(entry, capsys, limit):
+    code, out, _ = run(capsys, "prune", "--json", "--max-size", "1 GB", "--older-than", "30d")
+    assert (code, json.loads(out)["removed"]) == (0, [])
+    code, out, _ = run(capsys, "prune", "--json", limit)
+    document = json.loads(out)
+    assert code == 0
+    assert [item["path"] for item in document["removed"]] == [str(entry)]
+    assert (document["left"], document["kept"]) == (0, [])
+    assert not entry.exists()
+
+
+def test_prune_without_limits_removes_what_is_left_over_only(entry, capsys):
+    code, out, _ = run(capsys, "prune")
+    assert code == 0
+    assert "removed 0, 0 bytes; 3." in out
+    assert entry.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--max-size", v) for v in ("", "-1", "2 GiB", "GB", "1e9", "nan")]
+    + [("--older-than", v) for v in ("30", "", "-1d", "1w", "d", "inf")],
+)
+def test_what_is_no_size_or_time_is_refused(entry, capsys, option, value):
+    code, out, err = run(capsys, "prune", option, value)
+    assert (code, out) == (2, "")
+    assert f"{value!r} is not of the form NUMBER and unit, such as" in err
+    assert entry.exists()
+
+
+def test_no_command_of_it_imports_torch(entry):
+    code = "import sys; from exportkit.cli import main"
+    code += "; main(['cache', 'info']); main(['cache', 'prune']); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"

@@ -1,0 +1,279 @@
+"""The parts of the C++ reader against what they are in Python: hashlib, zlib, cryptography, safetensors, str."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import stat
+import struct
+import subprocess
+import sys
+import unicodedata
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from exportkit.package.archive import PackageReader, write_package
+from tests.cpp_reader import FLAGS, SOURCES, CppReader, cpp_reader, program
+from tests.package import samples
+
+
+@pytest.fixture
+def cpp() -> CppReader:
+    return cpp_reader()
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    write_package(tmp_path / "toy.pt2", samples.manifest(), samples.RECORDS)
+    return tmp_path / "toy.pt2"
+
+
+# --- the reader -------------------------------------------------------------------------------------------------------
+
+
+def test_digests_and_places_are_those_of_the_python_reader(cpp: CppReader, toy: Path) -> None:
+    with PackageReader(toy) as reader:
+        assert cpp.ask("package", toy)["manifest_sha256"] == reader.manifest_sha256
+        whole = cpp.ask("whole", toy)["value"]
+        assert whole["sha256"] == reader.sha256
+        assert whole["offsets"] == {name: reader.data_offset(name) for name in reader.names}
+
+
+def test_a_record_is_extracted_whole_and_privately_or_not_at_all(cpp: CppReader, toy: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "lib.so"
+    target.parent.mkdir()
+    target.write_bytes(b"an older one")
+    content = samples.RECORDS[samples.LIBRARY]
+    assert cpp.ask("extract", toy, samples.LIBRARY, target)["value"] == hashlib.sha256(content).hexdigest()
+    assert target.read_bytes() == content
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    damaged = tmp_path / "damaged.pt2"
+    damaged.write_bytes(toy.read_bytes().replace(content, content[::-1]))
+    assert cpp.ask("extract", damaged, samples.LIBRARY, target)["error"] == "DigestMismatchError"
+    assert cpp.ask("extract", toy, "nothing", target)["error"] == "MissingRecordError"
+    assert "No such file" in cpp.ask("extract", toy, samples.LIBRARY, tmp_path / "missing" / "x")["message"]
+    assert cpp.ask("extract", toy, samples.LIBRARY, target.parent)["error"] is None  # a folder is in its place
+    assert target.read_bytes() == content
+    assert os.listdir(target.parent) == ["lib.so"]
+    assert sorted(os.listdir(tmp_path)) == ["damaged.pt2", "out", "toy.pt2"]
+
+
+def test_a_file_that_is_written_to_while_open_is_noticed(cpp: CppReader, toy: Path, tmp_path: Path) -> None:
+    os.utime(toy, ns=(0, 0))
+    (tmp_path / "new").write_bytes(toy.read_bytes())
+    assert cpp.ask("changed", toy, tmp_path / "new")["error"] == "DigestMismatchError"
+
+
+def test_what_cannot_be_opened_is_a_usage_error(cpp: CppReader, tmp_path: Path) -> None:
+    assert "No such file" in cpp.ask("package", tmp_path / "missing.pt2")["message"]
+    assert cpp.verdict(tmp_path / "missing.pt2") == "UsageError"
+    os.mkfifo(tmp_path / "pipe")
+    assert cpp.verdict(tmp_path / "pipe") == cpp.verdict(tmp_path) == "NotAnArchiveError"
+
+
+def test_no_descriptor_and_no_memory_stays_behind(toy: Path, tmp_path: Path) -> None:
+    fresh = CppReader(program())
+    (tmp_path / "bad").write_bytes(toy.read_bytes()[:-1])
+    proc = Path(f"/proc/{fresh._process.pid}")
+
+    def resident() -> int:
+        return int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    for repeat in range(300):
+        assert fresh.verdict(toy) is None
+        assert fresh.verdict(tmp_path / "bad") == "NotAnArchiveError"
+        if repeat == 100:
+            before = resident(), len(list((proc / "fd").iterdir()))
+    assert len(list((proc / "fd").iterdir())) == before[1]
+    assert resident() - before[0] < 1 << 20
+    fresh.close()
+
+
+@pytest.mark.parametrize("harness", sorted((SOURCES / "tests").glob("fuzz_*.cpp")), ids=lambda path: path.stem)
+def test_the_fuzzing_harnesses_compile(harness: Path) -> None:
+    program()  # or the reason why nothing can be compiled
+    command = [os.environ.get("CXX", "g++"), *FLAGS, "-fsyntax-only", str(harness)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- digests ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [*range(18), 31, 63, 64, 65, 79, 80, 127, 128, 129, 500, 1023])
+def test_crc_32_of_any_length_and_in_any_pieces(cpp: CppReader, tmp_path: Path, size: int) -> None:
+    content = random.Random(size).randbytes(size)
+    (tmp_path / "x").write_bytes(content)
+    assert cpp.ask("crc32", tmp_path / "x")["value"] == zlib.crc32(content)
+
+
+def test_ed25519_signatures(cpp: CppReader, tmp_path: Path) -> None:
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    key = ed25519.Ed25519PrivateKey.generate()
+    public, other = key.public_key(), ed25519.Ed25519PrivateKey.generate().public_key()
+    signature = key.sign(b"message")
+
+    def pem(one: Any) -> bytes:
+        return bytes(one.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
+
+    def verdict(key: bytes, message: bytes, signature: bytes) -> Any:
+        for name, content in (("key", key), ("message", message), ("signature", signature)):
+            (tmp_path / name).write_bytes(content)
+        answer = cpp.ask("ed25519", tmp_path / "key", tmp_path / "message", tmp_path / "signature")
+        return answer.get("value", answer.get("error"))
+
+    for good in (pem(public), public.public_bytes_raw()):
+        assert verdict(good, b"message", signature) is True
+        assert verdict(good, b"massage", signature) is False
+        for bad in (b"", signature[:-1], signature + b"\0", bytes(64), signature[:10] + b"\0" + signature[11:]):
+            assert verdict(good, b"message", bad) is False
+    assert verdict(pem(other), b"message", signature) is False
+    ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")
+    elliptic = ec.generate_private_key(ec.SECP256R1()).public_key()
+    for key_text in (b"", b"x" * 31, b"not a key", pem(elliptic), pem(public)[:40]):
+        assert verdict(key_text, b"message", signature) == "UsageError"
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_python_and_cpp_agree_on_every_character_of_a_name(cpp: CppReader, tmp_path: Path) -> None:
+    table = Path(__file__).parents[2] / "csrc/runtime/package/identifier_ranges.inc"
+    assert "Unicode 14.0.0" in table.read_text()
+    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000 and chr(code) != "\n"]
+    for lines in (characters, [f"a{character}" for character in characters]):
+        (tmp_path / "lines").write_bytes("".join(f"{line}\n" for line in lines).encode())
+        said = cpp.ask("identifiers", tmp_path / "lines")["value"]
+        assert len(said) == len(lines)
+        for line, answer in zip(lines, said):
+            # What is a name stays one; later versions have more.
+            expected = line.isidentifier()
+            assert expected >= (answer == "1"), ascii(line)
+            if unicodedata.unidata_version == "14.0.0":
+                assert expected == (answer == "1"), ascii(line)
+
+
+# --- safetensors ------------------------------------------------------------------------------------------------------
+
+TENSORS = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": np.zeros((0, 3), np.int64),
+    "scalar": np.array(7, np.uint8),
+    "flags": np.array([True, False]),
+    "half": np.ones(3, np.float16),
+    'odd "name"\\\n\t\r\b\f\0\x1f\x7f\u00e9': np.ones((1, 1), np.float64),
+    "z": np.ones(5, np.complex64),
+}
+
+
+def test_tensors_are_read_as_safetensors_reads_them_and_written_byte_for_byte_so(
+    cpp: CppReader, tmp_path: Path
+) -> None:
+    data = safetensors.numpy.save(TENSORS)
+    (tmp_path / "x").write_bytes(data)
+    answer = cpp.ask("safetensors", tmp_path / "x", tmp_path / "again")["value"]
+    found = {name.encode("latin1").decode(): rest for name, *rest in answer}
+    assert found == {
+        name: [str(value.dtype), list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
+        for name, value in TENSORS.items()
+    }
+    assert (tmp_path / "again").read_bytes() == data
+
+
+A = '{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
+ONE = '{"dtype":"U8","shape":[1],"data_offsets":'
+FILES: dict[str, tuple[str | bytes, bytes]] = {
+    "plain": (A, b"xy"),
+    "space around": (f" {A} \n", b"xy"),
+    "a NUL after it": (f"{A}\0", b"xy"),
+    "extra data": (A, b"xyz"),
+    "missing data": (A, b"x"),
+    "unknown dtype": (A.replace("U8", "U7"), b"xy"),
+    "dtype of another case": (A.replace("U8", "u8"), b"xy"),
+    "sizes do not match": (A.replace("U8", "U16"), b"xy"),
+    "unknown key": (A.replace('"shape"', '"x":{"y":[1]},"shape"'), b"xy"),
+    "no shape": (A.replace('"shape":[2],', ""), b"xy"),
+    "shape is null": (A.replace("[2]", "null"), b"xy"),
+    "negative size": (A.replace("[2]", "[-2]"), b"xy"),
+    "minus zero": ('{"a":{"dtype":"U8","shape":[-0],"data_offsets":[0,0]}}', b""),
+    "a float for a size": (A.replace("[2]", "[2.0]"), b"xy"),
+    "overflow": (A.replace("[2]", "[4611686018427387904,4,2]"), b"xy"),
+    "overflow to what fits": (A.replace("[2]", "[4294967296,4294967296,2]"), b"xy"),
+    "overflow, then zero": ('{"a":{"dtype":"U8","shape":[4294967296,4294967296,0],"data_offsets":[0,0]}}', b""),
+    "a size of 2^64": (A.replace("[2]", "[18446744073709551616]"), b"xy"),
+    "three offsets": (A.replace("[0,2]", "[0,2,2]"), b"xy"),
+    "offsets backwards": (A.replace("[0,2]", "[2,0]"), b"xy"),
+    "a hole": (f'{{"a":{ONE}[0,1]}},"b":{ONE}[2,3]}}}}', b"xyz"),
+    "an overlap": (f'{{"a":{ONE}[0,1]}},"b":{ONE}[0,1]}}}}', b"x"),
+    "in another order": (f'{{"b":{ONE}[1,2]}},"a":{ONE}[0,1]}}}}', b"xy"),
+    "a key of a tensor twice": (A.replace('"dtype"', '"dtype":"U8","dtype"'), b"xy"),
+    "metadata": (A.replace('{"a"', '{"__metadata__":{"k":"v"},"a"'), b"xy"),
+    "metadata is null": ('{"__metadata__":null}', b""),
+    "metadata of a number": ('{"__metadata__":{"k":1}}', b""),
+    "metadata is a list": ('{"__metadata__":[]}', b""),
+    "nothing": ("{}", b""),
+    "an empty header": ("", b""),
+    "a list": ("[]", b""),
+    "null": ("null", b""),
+    "a scalar": ('{"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}', b"abcd"),
+    "half of a pair": (A.replace('"a"', '"\\ud800"'), b"xy"),
+    "an escaped name": (A.replace('"a"', '"\\u0061"'), b"xy"),
+    "a byte order mark": (f"\ufeff{A}", b"xy"),
+    "no UTF-8": (b'{"\xff":1}', b""),
+    "a control character": (A.replace('"a"', '"a\n"'), b"xy"),
+    "deep": (A.replace('"shape"', f'"x":{"[" * 100}{"]" * 100},"shape"'), b"xy"),
+    "too deep": (A.replace('"shape"', f'"x":{"[" * 140}{"]" * 140},"shape"'), b"xy"),
+    "an infinite number": (A.replace('"shape"', '"x":1e999,"shape"'), b"xy"),
+}
+# What the reference implementation takes though it means two things, or is not what its documentation says.
+STRICTER: dict[str, tuple[str | bytes, bytes]] = {
+    "a name twice": (f'{{"a":{ONE}[0,1]}},"a":{ONE}[0,1]}}}}', b"x"),
+    "metadata with a key twice": ('{"__metadata__":{"a":"1","a":"2"}}', b""),
+    "a list for a tensor": ('{"a":["U8",[2],[0,2]]}', b"xy"),
+    "an object for a dtype": ('{"a":{"dtype":{"U8":null},"shape":[2],"data_offsets":[0,2]}}', b"xy"),
+    "a size beyond int64": ('{"a":{"dtype":"U8","shape":[0,18446744073709551615],"data_offsets":[0,0]}}', b""),
+}
+
+
+def file_of(header: str | bytes, data: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else header.encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_is_taken_where_safetensors_takes_it(cpp: CppReader, tmp_path: Path, case: str) -> None:
+    data = file_of(*FILES[case])
+    (tmp_path / "x").write_bytes(data)
+    try:
+        expected: dict[str, Any] | None = {name: info["shape"] for name, info in safetensors.deserialize(data)}
+    except safetensors.SafetensorError:
+        expected = None
+    answer = cpp.ask("safetensors", tmp_path / "x")
+    found = {name: shape for name, _, shape, _ in answer["value"]} if "ok" in answer else None
+    assert found == expected, answer
+
+
+@pytest.mark.parametrize("case", STRICTER)
+def test_a_file_that_two_readers_could_read_in_two_ways_is_refused(cpp: CppReader, tmp_path: Path, case: str) -> None:
+    data = file_of(*STRICTER[case])
+    safetensors.deserialize(data)
+    (tmp_path / "x").write_bytes(data)
+    assert cpp.ask("safetensors", tmp_path / "x")["error"] is None
+
+
+@pytest.mark.parametrize("length", [0, 7, 8])
+@pytest.mark.parametrize("claimed", [1, 100_000_001, 2**63, 2**64 - 1, 2**64 - 8])
+def test_a_header_that_is_not_all_there_is_refused(cpp: CppReader, tmp_path: Path, length: int, claimed: int) -> None:
+    data = struct.pack("<Q", claimed)[:length]
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.deserialize(data)
+    assert cpp.ask("safetensors", tmp_path / "x")["error"] is None

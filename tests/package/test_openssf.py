@@ -1,0 +1,199 @@
+"""Bundles of OpenSSF model signing: ours satisfy its own tool, its own satisfy us, and nothing else does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from exportkit.errors import SignatureError, SignatureMissingError
+from exportkit.package.archive import PackageReader
+from exportkit.package.openssf import _pre_authentication
+from exportkit.package.signing import sign_package
+from exportkit.package.trust import check_trust, signature_info
+from tests.package.signers import Signer, package, signer
+
+Document = dict[str, Any]
+
+TOOL = shutil.which("model_signing")
+needs_tool = pytest.mark.skipif(TOOL is None, reason="no model_signing: pip install model-signing==1.1.1 pyOpenSSL")
+
+CURVES = [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()]
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Signer:
+    return signer(tmp_path, "release", curve=ec.SECP256R1())
+
+
+@pytest.fixture
+def signed(tmp_path: Path, release: Signer) -> Path:
+    path = package(tmp_path)
+    assert sign_package(path, release.key) == beside(path)
+    return path
+
+
+def beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sigstore.json")
+
+
+def signed_by(path: Path, *keys: Path, **options: Any) -> list[str]:
+    with PackageReader(path) as reader:
+        return [key.source for key in check_trust(reader, keys, **options)]
+
+
+def tool(*arguments: object) -> subprocess.CompletedProcess[str]:
+    assert TOOL
+    return subprocess.run([TOOL, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def signed_statement(document: Document, key: Signer, change: Callable[[Document], object]) -> Document:
+    """A bundle whose statement was changed and signed again by the same key: for what only the statement says."""
+    envelope = document["dsseEnvelope"]
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    change(statement)
+    payload = json.dumps(statement).encode()
+    signature = base64.b64encode(key.key.sign(_pre_authentication(payload))).decode()
+    envelope |= {"payload": base64.b64encode(payload).decode(), "signatures": [{"sig": signature, "keyid": ""}]}
+    return document
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
+def test_a_package_is_trusted_by_the_elliptic_curve_key_that_signed_it(tmp_path: Path, curve: Any) -> None:
+    key = signer(tmp_path, "release", curve=curve)
+    path = package(tmp_path)
+    sign_package(path, key.key)
+    assert signed_by(path, key.public) == [str(key.public)]
+    assert signed_by(path, key.public, signature=beside(path))
+    with PackageReader(path) as reader:
+        (info,) = signature_info(reader)
+    assert (info.path, info.key_ids) == (beside(path), (key.public_key.id,))
+
+
+@needs_tool
+@pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
+def test_the_model_signing_tool_takes_our_bundles(tmp_path: Path, curve: Any) -> None:
+    key = signer(tmp_path, "release", curve=curve)
+    path = package(tmp_path)
+    sign_package(path, key.key)
+    arguments = ("verify", "key", path, "--public_key", key.public, "--signature", beside(path))
+    taken = tool(*arguments)
+    assert taken.returncode == 0, taken.stdout + taken.stderr
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert tool(*arguments).returncode != 0
+
+
+@needs_tool
+@pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
+def test_we_take_the_bundles_of_the_model_signing_tool(tmp_path: Path, curve: Any) -> None:
+    key = signer(tmp_path, "release", curve=curve)
+    path = package(tmp_path)
+    made = tool("sign", "key", path, "--private_key", key.private, "--signature", beside(path))
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert signed_by(path, key.public)
+    package(tmp_path, version="2")
+    with pytest.raises(SignatureError, match="of another file"):
+        signed_by(path, key.public)
+
+
+def test_a_bundle_by_another_key_names_both(signed: Path, release: Signer, tmp_path: Path) -> None:
+    stranger = signer(tmp_path, "stranger", curve=ec.SECP256R1())
+    with pytest.raises(SignatureMissingError) as caught:
+        signed_by(signed, stranger.public)
+    assert release.public_key.id in caught.value.message
+    assert stranger.public_key.id in caught.value.message
+
+
+def test_a_package_exchanged_after_it_was_signed(signed: Path, release: Signer, tmp_path: Path) -> None:
+    package(tmp_path, version="evil")
+    with pytest.raises(SignatureError, match="of another file"):
+        signed_by(signed, release.public)
+
+
+def set_at(*path: Any) -> Callable[[Document], object]:
+    """Sets what the path but its last element leads to, to the last."""
+
+    def change(document: Document) -> None:
+        *steps, last, value = path
+        part: Any = document
+        for step in steps:
+            part = part[step]
+        part[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (set_at("mediaType", "application/json"), "mediaType"),
+        (set_at("verificationMaterial", {}), "publicKey"),
+        (set_at("verificationMaterial", {"certificate": {}}), "publicKey"),
+        (set_at("dsseEnvelope", "payloadType", "text/plain"), "payloadType"),
+        (set_at("dsseEnvelope", "signatures", []), "signatures"),
+        (set_at("dsseEnvelope", "signatures", 0, "sig", base64.b64encode(bytes(70)).decode()), "does not hold"),
+        (set_at("dsseEnvelope", "signatures", 0, "sig", "no base64!"), "no base64"),
+        (set_at("dsseEnvelope", "signatures", 0, "sig", "AAA\u00e9"), "no base64"),  # found by fuzzing
+        (set_at("dsseEnvelope", "payload", base64.b64encode(b"{}").decode()), "does not hold"),
+    ],
+)
+def test_a_bundle_that_was_tampered_with(
+    signed: Path, release: Signer, change: Callable[[Document], object], named: str
+) -> None:
+    document = json.loads(beside(signed).read_bytes())
+    change(document)
+    beside(signed).write_text(json.dumps(document))
+    with pytest.raises(SignatureError, match=named):
+        signed_by(signed, release.public)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (set_at("_type", "https://in-toto.io/Statement/v0.1"), "_type"),
+        (set_at("predicateType", "https://slsa.dev/provenance/v1"), "predicateType"),
+        (set_at("predicate", "serialization", "method", "shards"), "method"),
+        (set_at("predicate", "resources", []), "resources"),
+        (set_at("predicate", "resources", 0, "name", "model.pt2"), "name"),
+        (set_at("predicate", "resources", 0, "algorithm", "blake2"), "algorithm"),
+        (set_at("predicate", "resources", 0, "digest", "0" * 64), "of another file"),
+    ],
+)
+def test_a_statement_that_the_key_signed_about_something_else(
+    signed: Path, release: Signer, change: Callable[[Document], object], named: str
+) -> None:
+    document = signed_statement(json.loads(beside(signed).read_bytes()), release, change)
+    beside(signed).write_text(json.dumps(document))
+    with pytest.raises(SignatureError, match=named):
+        signed_by(signed, release.public)
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"\xff", b"[" * 1000, b'{"mediaType": 1, "mediaType": 1}'])
+def test_what_is_no_bundle_is_refused(signed: Path, release: Signer, content: bytes) -> None:
+    beside(signed).write_bytes(content)
+    with pytest.raises(SignatureError, match="no bundle"):
+        signed_by(signed, release.public)
+
+
+def test_each_kind_of_key_is_held_against_the_file_of_its_own_form(
+    signed: Path, release: Signer, tmp_path: Path
+) -> None:
+    ours = signer(tmp_path, "ours")
+    with pytest.raises(SignatureMissingError, match=r"there is no .*model\.pt2\.sig"):
+        signed_by(signed, ours.public)
+    both = (ours.public, release.public)
+    assert signed_by(signed, *both) == [str(release.public)]
+    assert signed_by(signed, *both, signature=beside(signed)) == [str(release.public)]
+    own = sign_package(signed, ours.key)
+    assert signed_by(signed, *both) == [str(ours.public)]
+    assert signed_by(signed, *both, signature=own) == [str(ours.public)]
+    for file, key in ((own, release), (beside(signed), ours)):
+        with pytest.raises(SignatureError):
+            signed_by(signed, key.public, signature=file)

@@ -1,0 +1,257 @@
+"""Policies: what makes signatures mandatory cannot be weakened, and one that cannot be honoured stops everything."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exportkit.errors import HostError, PolicyError, SignatureMissingError
+from exportkit.package import policy
+from exportkit.package.archive import PackageReader
+from exportkit.package.signing import sign_package
+from exportkit.package.small_files import MAX_BYTES
+from exportkit.package.trust import check_trust, refuse_foreign
+from tests.package.signers import Signer, package, signer
+
+
+@pytest.fixture(autouse=True)
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the system's policy would be; the user's is under `home`, and there is none yet."""
+    monkeypatch.setattr(policy, "SYSTEM_POLICY", tmp_path / "etc" / "policy.json")
+    monkeypatch.delenv("EXPORTKIT_POLICY", raising=False)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return policy.SYSTEM_POLICY
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    return tmp_path / "home" / ".config" / "exportkit" / "policy.json"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return package(tmp_path)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Signer:
+    return signer(tmp_path, "one")
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Signer:
+    return signer(tmp_path, "two")
+
+
+def demand(path: Path, *keys: str | Path, **changes: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"version": 1, "require_signature": True, "public_keys": [str(key) for key in keys], **changes}
+    path.write_text(json.dumps(document))
+    path.chmod(0o644)
+
+
+def trusted(path: Path, *keys: Path) -> list[str]:
+    with PackageReader(path) as reader:
+        return [key.source for key in check_trust(reader, keys or None)]
+
+
+def refused(path: Path, *keys: Path) -> str:
+    with pytest.raises(SignatureMissingError) as caught:
+        trusted(path, *keys)
+    return caught.value.message
+
+
+def test_without_a_policy_nothing_is_asked_for(path: Path) -> None:
+    assert trusted(path) == []
+
+
+def test_what_is_required_is_required_of_everyone(path: Path, system: Path, one: Signer) -> None:
+    demand(system, one.public)
+    assert f"as the policy {system} asks for" in refused(path)
+    sign_package(path, one.key)
+    assert trusted(path) == [str(one.public)]
+
+
+def test_a_policy_that_requires_nothing_changes_nothing(path: Path, system: Path, one: Signer) -> None:
+    demand(system, require_signature=False)
+    assert trusted(path) == []
+
+
+def test_the_users_policy_holds_where_the_system_has_none(path: Path, user: Path, one: Signer) -> None:
+    demand(user, one.public)
+    assert str(user) in refused(path)
+
+
+def test_no_user_and_no_argument_takes_anything_from_the_system(
+    path: Path, system: Path, user: Path, one: Signer, two: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    demand(system, one.public)
+    sign_package(path, two.key)
+    demand(user, require_signature=False)
+    assert str(system) in refused(path)
+    demand(user, two.public)
+    assert str(system) in refused(path)
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "mine.json"))
+    demand(tmp_path / "mine.json", require_signature=False)
+    assert str(system) in refused(path)
+    assert str(system) in refused(path, two.public)
+
+
+def test_the_caller_the_user_and_the_system_are_each_satisfied(
+    path: Path, system: Path, user: Path, one: Signer, two: Signer, tmp_path: Path
+) -> None:
+    three = signer(tmp_path, "three")
+    demand(system, one.public)
+    demand(user, two.public)
+    for key, missing in ((one, "the caller"), (three, str(user))):
+        sign_package(path, key.key)
+        assert missing in refused(path, three.public)
+    sign_package(path, two.key)
+    assert trusted(path, three.public) == [str(three.public), str(one.public), str(two.public)]
+
+
+def test_the_environment_names_a_policy_in_place_of_the_users(
+    path: Path, user: Path, one: Signer, two: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    demand(user, one.public)
+    demand(tmp_path / "mine.json", two.public)
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "mine.json"))
+    sign_package(path, two.key)
+    assert trusted(path) == [str(two.public)]
+    monkeypatch.setenv("EXPORTKIT_POLICY", "")
+    assert str(user) in refused(path)
+
+
+def test_a_policy_that_the_environment_names_must_be_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPORTKIT_POLICY", "/nowhere/policy.json")
+    with pytest.raises(PolicyError, match=r"/nowhere/policy\.json is not there"):
+        trusted(path)
+
+
+def test_the_configuration_folder_is_where_the_environment_says(
+    path: Path, one: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    demand(tmp_path / "config" / "exportkit" / "policy.json", one.public)
+    assert trusted(path) == []
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    refused(path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")  # relative: to be ignored
+    monkeypatch.chdir(tmp_path)
+    assert trusted(path) == []
+
+
+def test_keys_are_named_from_the_policys_folder_or_given_whole(
+    path: Path, system: Path, one: Signer, two: Signer
+) -> None:
+    sign_package(path, one.key)
+    for key in ("keys/release.pem", one.public.read_text(), one.public):
+        demand(system, key)
+        (system.parent / "keys").mkdir(exist_ok=True)
+        (system.parent / "keys" / "release.pem").write_bytes(one.public.read_bytes())
+        assert len(trusted(path)) == 1
+    demand(system, two.public, one.public)
+    assert trusted(path) == [str(one.public)]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("", "not JSON"),
+        ("{}", "version"),
+        ("[]", "object"),
+        ('{"version": 2, "require_signature": false, "public_keys": []}', "version"),
+        ('{"version": 1, "require_signature": 0, "public_keys": []}', "require_signature"),
+        ('{"version": 1, "require_signature": true, "public_keys": []}', "names no public key"),
+        ('{"version": 1, "require_signature": true, "public_keys": "a.pem"}', "public_keys"),
+        ('{"version": 1, "require_signature": false, "public_keys": [], "allow": ["x"]}', "allow"),
+        ('{"version": 1, "require_signature": true, "require_signature": false, "public_keys": []}', "twice"),
+        ('{"version": 1, "require_signature": true, "public_keys": ["absent.pem"]}', "absent.pem"),
+        ('{"version": 1, "require_signature": true, "public_keys": ["policy.json"]}', "not PEM of a public key"),
+        ("[" * 10_000, "nested deeper"),
+        (" " * (MAX_BYTES + 1), f"more than {MAX_BYTES}"),
+    ],
+)
+@pytest.mark.parametrize("which", ["system", "user"])
+def test_a_policy_that_cannot_be_honoured_stops_everything(
+    path: Path, system: Path, user: Path, which: str, content: str, named: str
+) -> None:
+    file = system if which == "system" else user
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    with pytest.raises(PolicyError, match=named) as caught:
+        trusted(path)
+    assert isinstance(caught.value, HostError)
+    assert str(file) in caught.value.message
+    assert "nothing is loaded" in (caught.value.hint or "")
+
+
+def test_a_policy_that_others_may_change_stops_everything(path: Path, system: Path, one: Signer) -> None:
+    demand(system, one.public)
+    for mode in (0o666, 0o664, 0o646):
+        system.chmod(mode)
+        with pytest.raises(PolicyError, match="may be written to by other users"):
+            trusted(path)
+    system.chmod(0o644)
+    system.parent.chmod(0o777)
+    with pytest.raises(PolicyError, match=r"is in .*etc, which may be written to by other users"):
+        trusted(path)
+    system.parent.chmod(0o1777)  # as /tmp is: only its owner renames or removes what is in it
+    refused(path)
+
+
+def test_a_key_that_others_may_change_stops_everything(path: Path, system: Path, one: Signer) -> None:
+    demand(system, one.public)
+    one.public.chmod(0o666)
+    with pytest.raises(PolicyError, match=r"one\.pem may be written to by other users"):
+        trusted(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_policy_of_another_user_stops_everything(path: Path, system: Path, one: Signer) -> None:
+    demand(system, one.public)
+    os.chown(system, 12345, -1)
+    with pytest.raises(PolicyError, match=r"policy\.json belongs to another user"):
+        trusted(path)
+    os.chown(system, 0, -1)
+    os.chown(system.parent, 12345, -1)
+    system.parent.chmod(0o1777)  # its owner renames what is in it all the same
+    with pytest.raises(PolicyError, match=r"etc, which belongs to another user"):
+        trusted(path)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "loop"])
+def test_what_is_no_file_stops_everything(path: Path, system: Path, kind: str) -> None:
+    system.parent.mkdir()
+    if kind == "fifo":
+        os.mkfifo(system)
+    elif kind == "folder":
+        system.mkdir()
+    else:
+        system.symlink_to(system)
+    with pytest.raises(PolicyError, match=r"not a plain file|Too many levels"):
+        trusted(path)
+
+
+def test_links_to_a_policy_are_followed(path: Path, system: Path, one: Signer, tmp_path: Path) -> None:
+    """A container's configuration is mounted as links."""
+    demand(tmp_path / "mounted" / "policy.json", one.public)
+    system.parent.mkdir()
+    system.symlink_to(tmp_path / "mounted" / "policy.json")
+    refused(path)
+    (tmp_path / "mounted").chmod(0o777)
+    with pytest.raises(PolicyError, match="mounted, which may be written to"):
+        trusted(path)
+
+
+def test_a_program_that_torch_wrote_is_refused_where_signatures_are_required(
+    tmp_path: Path, system: Path, one: Signer
+) -> None:
+    refuse_foreign(tmp_path / "program.pt2")
+    demand(system, one.public)
+    with pytest.raises(SignatureMissingError, match="written by torch"):
+        refuse_foreign(tmp_path / "program.pt2")

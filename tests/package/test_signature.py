@@ -1,0 +1,394 @@
+"""Signature files: one reading each, and nothing but the package and the key that were meant satisfies them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa, x25519
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from exportkit.errors import PackageError, SignatureError, SignatureMissingError, UsageError
+from exportkit.package.archive import PackageReader
+from exportkit.package.keys import read_private_key, read_public_key
+from exportkit.package.signature import decode_signatures, encode_signatures
+from exportkit.package.signing import sign_package
+from exportkit.package.small_files import MAX_BYTES
+from exportkit.package.trust import check_trust, signature_info
+from tests.package.signers import Signer, no_password, package, signer, written
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Signer:
+    return signer(tmp_path, "release")
+
+
+@pytest.fixture
+def signed(tmp_path: Path, release: Signer) -> Path:
+    """A package with a signature by `release` beside it."""
+    path = package(tmp_path)
+    sign_package(path, release.key)
+    return path
+
+
+def signed_by(path: Path, *keys: Path, **options: Any) -> list[str]:
+    with PackageReader(path) as reader:
+        return [key.source for key in check_trust(reader, keys, **options)]
+
+
+def beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sig")
+
+
+# --- what holds -------------------------------------------------------------------------------------------------------
+
+
+def test_a_package_is_trusted_by_the_key_that_signed_it(signed: Path, release: Signer) -> None:
+    assert signed_by(signed, release.public) == [str(release.public)]
+    with PackageReader(signed) as reader:
+        (key,) = check_trust(reader, release.public.read_text())
+    assert (key.id, key.source) == (release.key.public.id, "text")
+
+
+def test_nobody_asks_and_nothing_is_looked_at(signed: Path) -> None:
+    beside(signed).write_bytes(b"\xff no signature file")
+    with PackageReader(signed) as reader:
+        assert check_trust(reader) == ()
+
+
+def test_signing_leaves_the_package_as_it_was_and_the_same_key_signs_the_same_bytes(
+    tmp_path: Path, release: Signer
+) -> None:
+    path = package(tmp_path)
+    before = path.read_bytes()
+    first = sign_package(path, release.key).read_bytes()
+    assert path.read_bytes() == before
+    assert sign_package(path, release.key).read_bytes() == first
+
+
+def test_several_signers_share_a_file_and_any_wanted_key_will_do(signed: Path, release: Signer, tmp_path: Path) -> None:
+    build, stranger = signer(tmp_path, "build"), signer(tmp_path, "stranger")
+    sign_package(signed, build.key)
+    sign_package(signed, release.key)  # again: it is replaced, not repeated
+    assert len(decode_signatures(beside(signed).read_bytes(), "it").signatures) == 2
+    for keys in ([release], [build], [stranger, build], [build, release]):
+        assert signed_by(signed, *(key.public for key in keys))
+    with pytest.raises(SignatureMissingError):
+        signed_by(signed, stranger.public)
+
+
+def test_signatures_of_an_earlier_build_do_not_stay(signed: Path, release: Signer, tmp_path: Path) -> None:
+    package(tmp_path, version="2")
+    build = signer(tmp_path, "build")
+    sign_package(signed, build.key)
+    (only,) = decode_signatures(beside(signed).read_bytes(), "it").signatures
+    assert only.key_id == build.public_key.id
+
+
+def test_a_signature_may_have_another_name_and_place(signed: Path, release: Signer, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere.json"
+    beside(signed).rename(elsewhere)
+    with pytest.raises(SignatureMissingError, match=r"there is no .*model\.pt2\.sig"):
+        signed_by(signed, release.public)
+    assert signed_by(signed, release.public, signature=elsewhere)
+
+
+def test_links_to_a_package_have_its_signature_or_their_own(signed: Path, release: Signer, tmp_path: Path) -> None:
+    current = tmp_path / "deployed" / "current.pt2"
+    current.parent.mkdir()
+    current.symlink_to(signed)
+    assert signed_by(current, release.public)
+    beside(current).write_bytes(b"{}")  # the link's own comes first
+    with pytest.raises(SignatureError):
+        signed_by(current, release.public)
+    beside(current).unlink()
+    beside(signed).rename(tmp_path / "blob")
+    beside(current).symlink_to(tmp_path / "blob")
+    assert signed_by(current, release.public)
+
+
+# --- what does not ----------------------------------------------------------------------------------------------------
+
+
+def test_a_package_that_is_not_signed_names_the_keys_that_were_wanted(tmp_path: Path, release: Signer) -> None:
+    with pytest.raises(SignatureMissingError, match=rf"{release.public_key.id} \(.*release\.pem\)") as caught:
+        signed_by(package(tmp_path), release.public)
+    assert caught.value.exit_code == 3
+    assert "exportkit sign" in (caught.value.hint or "")
+
+
+def test_a_package_signed_by_another_key_names_both(signed: Path, release: Signer, tmp_path: Path) -> None:
+    stranger = signer(tmp_path, "stranger").public
+    with pytest.raises(SignatureMissingError) as caught:
+        signed_by(signed, stranger)
+    assert release.public_key.id in caught.value.message
+    assert read_public_key(stranger).id in caught.value.message
+
+
+def test_a_package_exchanged_after_it_was_signed(signed: Path, release: Signer, tmp_path: Path) -> None:
+    package(tmp_path, version="evil")
+    with pytest.raises(SignatureError, match="of another package"):
+        signed_by(signed, release.public)
+
+
+def test_a_record_changed_after_it_was_signed_is_found_by_its_digest(signed: Path, release: Signer) -> None:
+    """The signature covers the manifest, and the manifest every record: that is the whole of the file."""
+    content = bytearray(signed.read_bytes())
+    content[content.index(b"compiled code")] ^= 1
+    signed.write_bytes(content)
+    with PackageReader(signed) as reader:
+        check_trust(reader, release.public)
+        with pytest.raises(PackageError, match="sha256"):
+            reader.verify()
+
+
+def replaced(key: str, value: object) -> Change:
+    return lambda document: document.update({key: value})
+
+
+def in_first(key: str, value: object) -> Change:
+    return lambda document: document["signatures"][0].update({key: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (replaced("file_sha256", "0" * 64), "does not hold"),
+        (in_first("signature", base64.b64encode(bytes(64)).decode()), "does not hold"),
+        (replaced("manifest_sha256", "0" * 64), "of another package"),
+        (replaced("format_version", 2), "format version 2; this exportkit reads 1"),
+        (replaced("format_version", "1"), "format_version"),
+        (replaced("format_version", True), "format_version"),
+        (replaced("surprise", 1), "surprise"),
+        (in_first("surprise", 1), "surprise"),
+        (replaced("signatures", []), "signatures"),
+        (replaced("signatures", None), "signatures"),
+        (lambda d: d.pop("file_sha256"), "file_sha256"),
+        (lambda d: d["signatures"].append(d["signatures"][0]), "two signatures by key"),
+        (replaced("manifest_sha256", "A" * 64), "manifest_sha256"),
+        (in_first("key_id", "0" * 63), "key_id"),
+        (in_first("algorithm", "none"), "algorithm"),
+        (in_first("signature", ""), "signature"),
+        (in_first("signature", "A" * 86), "signature"),
+        (in_first("signature", "A" * 85 + "B=="), "signature"),  # bits that no byte has
+        (in_first("signature", "A" * 42 + "\n" + "A" * 43 + "=="), "signature"),
+        (in_first("signature", "A" * 85 + "-=="), "signature"),
+    ],
+)
+def test_a_signature_file_that_was_tampered_with(signed: Path, release: Signer, change: Change, named: str) -> None:
+    document = json.loads(beside(signed).read_bytes())
+    change(document)
+    beside(signed).write_text(json.dumps(document))
+    with pytest.raises(SignatureError, match=named):
+        signed_by(signed, release.public)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"format_version": 1, "format_version": 1}',
+        b'{"format_version": NaN}',
+        b"[" * 10_000,
+        b'{"format_version": ' + b"9" * 10_000 + b"}",
+        b" " * (MAX_BYTES + 1),
+    ],
+)
+def test_what_is_no_signature_file_is_refused(signed: Path, release: Signer, content: bytes) -> None:
+    beside(signed).write_bytes(content)
+    with pytest.raises(SignatureError, match=r"model\.pt2\.sig"):
+        signed_by(signed, release.public)
+
+
+def test_a_file_of_a_million_bytes_is_not_read(signed: Path, release: Signer) -> None:
+    with open(beside(signed), "r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(SignatureError, match=f"more than {MAX_BYTES} bytes"):
+        signed_by(signed, release.public)
+
+
+def test_what_is_no_file_is_refused(signed: Path, release: Signer) -> None:
+    beside(signed).unlink()
+    os.mkfifo(beside(signed))
+    with pytest.raises(SignatureError, match="not a plain file"):
+        signed_by(signed, release.public)
+    beside(signed).unlink()
+    beside(signed).mkdir()
+    with pytest.raises(SignatureError, match="not a plain file"):
+        signed_by(signed, release.public)
+
+
+@settings(max_examples=200, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_byte_of_a_signature_file_matters_and_can_be_changed(
+    signed: Path, release: Signer, data: st.DataObject
+) -> None:
+    """A changed file is refused, or says the same: JSON has more than one spelling, the statement has not."""
+    content = beside(signed).read_bytes()
+    at = data.draw(st.integers(0, len(content) - 1))
+    damaged = bytearray(content)
+    damaged[at] = data.draw(st.integers(0, 255))
+    try:
+        decoded = decode_signatures(bytes(damaged), "it")
+    except SignatureError:
+        return
+    if decoded != decode_signatures(content, "it"):
+        elsewhere = signed.with_name("damaged")
+        elsewhere.write_bytes(damaged)
+        with pytest.raises((SignatureError, SignatureMissingError)):
+            signed_by(signed, release.public, signature=elsewhere)
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, -2])
+def test_a_file_that_was_cut_short(signed: Path, release: Signer, length: int) -> None:
+    beside(signed).write_bytes(beside(signed).read_bytes()[:length])
+    with pytest.raises(SignatureError):
+        signed_by(signed, release.public)
+
+
+def test_a_key_that_signed_does_not_vouch_under_another_ones_id(signed: Path, release: Signer, tmp_path: Path) -> None:
+    stranger = signer(tmp_path, "stranger")
+    document = json.loads(beside(signed).read_bytes())
+    document["signatures"][0]["key_id"] = stranger.public_key.id
+    beside(signed).write_text(json.dumps(document))
+    with pytest.raises(SignatureError, match=rf"by key {stranger.public_key.id} .* does not hold"):
+        signed_by(signed, stranger.public)
+
+
+def test_a_broken_signature_beside_one_that_holds_takes_nothing_away(
+    signed: Path, release: Signer, tmp_path: Path
+) -> None:
+    build = signer(tmp_path, "build")
+    sign_package(signed, build.key)
+    document = json.loads(beside(signed).read_bytes())
+    document["signatures"][0]["signature"] = base64.b64encode(bytes(64)).decode()
+    beside(signed).write_text(json.dumps(document))
+    assert signed_by(signed, release.public, build.public) == [str(build.public)]
+    with pytest.raises(SignatureError):
+        signed_by(signed, release.public)
+
+
+def test_a_package_whose_digests_do_not_hold_is_not_signed(tmp_path: Path, release: Signer) -> None:
+    path = package(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"compiled code")] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(PackageError, match="sha256"):
+        sign_package(path, release.key)
+    assert not beside(path).exists()
+
+
+def test_a_file_that_is_no_signature_file_is_not_replaced_by_one(tmp_path: Path, release: Signer) -> None:
+    path = package(tmp_path)
+    precious = tmp_path / "precious.txt"
+    precious.write_text("work of months")
+    with pytest.raises(SignatureError, match=r"precious\.txt"):
+        sign_package(path, release.key, precious)
+    assert precious.read_text() == "work of months"
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        (rsa.generate_private_key(65537, 2048), "RSA"),
+        (ed448.Ed448PrivateKey.generate(), "Ed448"),
+        (x25519.X25519PrivateKey.generate(), "X25519"),
+        (ec.generate_private_key(ec.SECP256K1()), "secp256k1"),
+    ],
+)
+def test_keys_of_other_kinds_are_refused(tmp_path: Path, key: object, kind: str) -> None:
+    files = written(tmp_path, "other", key)
+    with pytest.raises(UsageError, match=rf"of the kind {kind}; .* Ed25519(?s:.*)openssl genpkey"):
+        read_public_key(files.public)
+    with pytest.raises(UsageError, match=rf"of the kind {kind}; .* Ed25519"):
+        read_private_key(files.private, no_password)
+
+
+def test_a_private_key_given_for_a_public_one_is_refused(release: Signer) -> None:
+    with pytest.raises(UsageError, match="is a private one"):
+        read_public_key(release.private)
+
+
+@pytest.mark.parametrize("text", ["", "no PEM", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"])
+def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "key.pem"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"key\.pem is not PEM of a public key"):
+        read_public_key(path)
+    with pytest.raises(UsageError, match=r"key\.pem cannot be used"):
+        read_private_key(path, no_password)
+
+
+def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the public key .*absent\.pem cannot be read: No such file"):
+        read_public_key(tmp_path / "absent.pem")
+
+
+def test_an_empty_list_of_keys_is_a_mistake_and_not_a_way_around(signed: Path) -> None:
+    with pytest.raises(UsageError, match="empty list"):
+        signed_by(signed)
+
+
+def test_a_signature_without_a_key_is_a_mistake(signed: Path) -> None:
+    with PackageReader(signed) as reader, pytest.raises(UsageError, match="no public key"):
+        check_trust(reader, signature=beside(signed))
+
+
+def test_an_encrypted_key_asks_for_its_password(tmp_path: Path) -> None:
+    files = signer(tmp_path, "locked", password="correct horse")
+    key = read_private_key(files.private, lambda: "correct horse")
+    assert key.public.id == files.public_key.id
+    with pytest.raises(UsageError, match="cannot be used"):
+        read_private_key(files.private, lambda: "wrong")
+
+
+def test_without_the_cryptography_package_the_way_to_it_is_named(signed: Path, release: Signer) -> None:
+    script = (
+        "import sys; sys.modules['cryptography'] = None\n"
+        "from exportkit.errors import HostError\n"
+        "from exportkit.package.archive import PackageReader\n"
+        "from exportkit.package.trust import check_trust\n"
+        "with PackageReader(sys.argv[1]) as reader:\n"
+        "    assert check_trust(reader) == ()\n"
+        "    try: check_trust(reader, sys.argv[2])\n"
+        "    except HostError as error: print(error)"
+    )
+    command = [sys.executable, "-c", script, str(signed), str(release.public)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "pip install 'exportkit[sign]'" in said
+
+
+# --- what people are shown --------------------------------------------------------------------------------------------
+
+
+def test_a_signature_file_is_described_and_not_believed(signed: Path, release: Signer) -> None:
+    with PackageReader(signed) as reader:
+        (info,) = signature_info(reader)
+        assert (info.path, info.key_ids, info.problem) == (beside(signed), (release.public_key.id,), None)
+        beside(signed).write_bytes(b"{}")
+        (info,) = signature_info(reader)
+        assert info.key_ids == ()
+        assert "model.pt2.sig" in (info.problem or "")
+        beside(signed).unlink()
+        assert signature_info(reader) == ()
+
+
+def test_a_signature_file_is_written_as_it_is_read(signed: Path) -> None:
+    content = beside(signed).read_bytes()
+    assert encode_signatures(decode_signatures(content, "it")) == content

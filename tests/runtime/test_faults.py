@@ -1,0 +1,343 @@
+"""What goes wrong in production, and what happens then."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import exportkit
+from exportkit.errors import DigestMismatchError
+from exportkit.package.archive import PackageReader
+from exportkit.package.atomic import temporaries, temporary_folder, written_whole
+from exportkit.verify.packaging import build_package
+from tests.fresh import killed_in_the_middle, run_python
+from tests.runtime import tiny
+
+LOAD = """
+import sys, warnings
+import torch, exportkit
+from exportkit.errors import CacheError
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    try:
+        model = exportkit.load(sys.argv[1])
+    except CacheError as error:
+        print(f"refused with {error.exit_code}: {error}")
+    else:
+        case = model.cases[0]
+        mean = model(*case.args, **case.kwargs)["regions"].mean
+        torch.testing.assert_close(mean, case.outputs["regions"].mean, rtol=1e-5, atol=1e-5)
+        print("loaded")
+for warning in warned:
+    if issubclass(warning.category, RuntimeWarning):
+        print(f"warned: {warning.message}")
+"""
+
+# Every child answers a case as the parent does, and says so by its exit status; one that waits forever is killed.
+FORK = """
+import os, sys, threading, time
+import torch, exportkit
+model = exportkit.load(sys.argv[1])
+threads, ways = int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(threads)
+case = model.cases[1]
+def right(model=model):
+    with torch.no_grad():
+        answer = model(*case.args, **case.kwargs)["regions"]
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(answer, case.outputs["regions"]))
+def in_a_thread():
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(right()))
+    thread.start()
+    thread.join()
+    return answers == [True]
+def eager():
+    return bool(torch.ones(4_000_000).add_(1).sum() == 8_000_000)
+def forked(task):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if task() else 2
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return "hangs"
+if ways != "not used before":
+    assert right() and eager()
+tasks = {
+    "same thread": right,
+    "new thread": in_a_thread,
+    "loaded again": lambda: right(exportkit.load(sys.argv[1])),
+    "eager torch": eager,
+    "fork of the fork": lambda: right() and forked(right) is True and right(),
+}
+print({name: forked(task) for name, task in tasks.items()})
+print(right(), in_a_thread())
+"""
+
+# Forks while other threads are in the middle of calls that have the only runner.
+BUSY = """
+import os, sys, threading, time
+import torch, exportkit
+torch.set_num_threads(1)
+model = exportkit.load(sys.argv[1])
+case = model.cases[1]
+expected = model(*case.args, **case.kwargs)["regions"].mean
+stop = threading.Event()
+def call():
+    return model(*case.args, **case.kwargs)["regions"].mean
+def call_on():
+    while not stop.is_set():
+        call()
+def answers(child):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.005)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False
+threads = [threading.Thread(target=call_on) for _ in range(2)]
+for thread in threads:
+    thread.start()
+children = []
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if torch.equal(call(), expected) else 2
+        finally:
+            os._exit(status)
+    children.append(answers(child))
+    if not children[-1]:
+        break
+stop.set()
+for thread in threads:
+    thread.join()
+print(all(children), len(children), torch.equal(call(), expected))
+"""
+
+POOL = """
+import multiprocessing, sys
+import torch, exportkit
+model = exportkit.load(sys.argv[1])
+torch.set_num_threads(2)
+case = model.cases[1]
+def mean(_):
+    return model(*case.args, **case.kwargs)["regions"].mean.sum().item()
+expected = mean(0)
+with multiprocessing.get_context("fork").Pool(3) as pool:
+    assert pool.map_async(mean, range(12)).get(timeout=100) == [expected] * 12
+print("all the same")
+"""
+
+
+# --- no room ----------------------------------------------------------------------------------------------------------
+
+
+def small_disk(size: str, folder: Path, code: str, package: Path, **environment: str) -> str:
+    """What the code printed with a file system of this size mounted at `folder`, in a namespace of its own."""
+    folder.mkdir()
+    mount = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount -t tmpfs -o size={size},mode=700 tmpfs {folder} && exec "$@"',
+        "sh",
+    ]
+    try:
+        subprocess.run([*mount, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    return run_python(code, package, cwd=folder.parent, prefix=mount, **environment)
+
+
+def test_a_full_cache_is_replaced_by_a_temporary_directory(tiny_package, tmp_path):
+    said = small_disk("100k", tmp_path / "full", LOAD, tiny_package, EXPORTKIT_CACHE=str(tmp_path / "full" / "cache"))
+    assert said.startswith("loaded\nwarned: exportkit cannot use its cache")
+    assert "(No space left on device" in said
+
+
+def test_a_full_disk_is_refused_with_what_there_is_no_room_for(tiny_package, tmp_path):
+    folder = tmp_path / "full"
+    code = f"{LOAD}\nimport os; print([name for _, _, names in os.walk({str(folder)!r}) for name in names])"
+    said = small_disk("100k", folder, code, tiny_package, EXPORTKIT_CACHE=str(folder / "cache"), TMPDIR=str(folder))
+    assert re.match(
+        r"refused with 4: cannot unpack tiny\.pt2 \(0\.\d MB\): not to the cache .* \(No space left on device.*\), "
+        r"and not to the temporary directory .* \(No space left on device.*\)\n  Make room, or set EXPORTKIT_CACHE to",
+        said,
+    )
+    files = said.splitlines()[-1]
+    assert ".so" not in files
+    assert ".tmp'" not in files, "half a file was left"
+
+
+def test_files_that_may_not_grow_are_an_error_too(tiny_package, tmp_path):
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))"
+    said = run_python(f"{limit}\n{LOAD}", tiny_package, cwd=tmp_path, TMPDIR=str(tmp_path))
+    assert said.startswith("refused with 4: cannot unpack tiny.pt2")
+    assert said.count("(File too large") == 3  # the cache and the temporary directory, and the warning
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_cache_that_can_only_be_read_serves_what_is_in_it(tiny_package, tmp_path):
+    cache = tmp_path / "disk" / "cache"
+    code = f"""
+import os, subprocess
+{LOAD}
+subprocess.run(["mount", "-o", "remount,ro", {str(cache.parent)!r}], check=True)
+{LOAD}
+model = exportkit.load(sys.argv[1], verify="always")
+assert open("/proc/self/maps").read().count({str(cache)!r}) > 0
+"""
+    said = small_disk("100m", cache.parent, code, tiny_package, EXPORTKIT_CACHE=str(cache))
+    assert said == "loaded\nloaded\n"
+
+
+def test_a_disk_that_is_full_while_a_package_is_written_leaves_the_old_one(tiny_package, tmp_path):
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "new.pt2").write_bytes(b"the old one")
+    code = "import sys; from exportkit.cli import main; sys.exit(main(sys.argv[1:]))"
+    result = subprocess.run(
+        [sys.executable, "-c", code, "package", str(tiny_package), "-o", str(out / "new.pt2")],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=limit,
+    )
+    assert result.returncode == 4, result.stderr
+    assert "File too large" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert [path.name for path in out.iterdir()] == ["new.pt2"]
+    assert (out / "new.pt2").read_bytes() == b"the old one"
+
+
+# --- a wrong clock ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("now_ns", [0, 4102444800 * 10**9], ids=["1970", "2100"])
+def test_a_clock_that_is_decades_off_stops_no_load_and_makes_nothing_trusted_wrongly(
+    tiny_package, tmp_path, monkeypatch, now_ns
+):
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
+    args, kwargs = tiny.example()
+    for _ in range(2):
+        with exportkit.load(tiny_package) as model:
+            assert model(*args, **kwargs)["regions"].mean.shape == (3, 3)
+    changed = tmp_path / "changed.pt2"
+    changed.write_bytes(tiny_package.read_bytes())
+    exportkit.load(changed).close()
+    with PackageReader(changed) as reader:
+        at = reader.data_offset(next(name for name in reader.names if name.endswith(".so"))) + 5000
+    before = changed.stat()
+    with open(changed, "r+b") as file:
+        file.seek(at)
+        file.write(b"\xff\xfe\xfd")
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(DigestMismatchError):
+        exportkit.load(changed)
+
+
+# --- killed in the middle ---------------------------------------------------------------------------------------------
+
+EXPORT = """
+import torch
+import exportkit.export.artifact as artifact
+from exportkit.spec import ExportSpec
+def compile_slowly(traced, folder, **options):
+    folder.mkdir(exist_ok=True)
+    (folder / "half.cpp").write_text("half")
+    pause()
+artifact.compile_program = compile_slowly
+artifact.export_aoti(ExportSpec(model=torch.nn.ReLU(), example_inputs=(torch.ones(2),)), Path(sys.argv[1]), cases=1)
+"""
+EXPORT_WRITING = """
+import torch
+import exportkit.package.archive as archive
+from exportkit.export.artifact import export_program
+from exportkit.spec import ExportSpec
+archive._copy = lambda *args: pause()
+export_program(ExportSpec(model=torch.nn.ReLU(), example_inputs=(torch.ones(2),)), Path(sys.argv[1]), cases=1)
+"""
+BUILD = """
+import exportkit.verify.packaging as packaging
+packaging.verify = lambda *args, **options: pause()
+packaging.build_package([Path(sys.argv[1])], Path(sys.argv[2]), verify_options=packaging.VerifyOptions())
+"""
+
+
+def test_an_export_that_is_killed_while_it_compiles_leaves_what_the_next_one_removes(tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    killed_in_the_middle(EXPORT, tmp_path / "out.pt2", TMPDIR=str(temporary))
+    (left,) = [path for path in temporaries(temporary) if path.name.startswith("exportkit-compile.")]
+    assert list(left.rglob("half.cpp"))
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with temporary_folder(None, "exportkit-compile"):  # as the next one begins
+        assert not left.exists()
+
+
+def test_an_export_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path):
+    out = tmp_path / "out.pt2"
+    out.write_bytes(b"the old one")
+    killed_in_the_middle(EXPORT_WRITING, out)
+    assert out.read_bytes() == b"the old one"
+    (left,) = temporaries(tmp_path)
+    with written_whole(out):  # as the next one begins
+        assert not left.exists()
+
+
+def test_a_packaging_that_is_killed_leaves_what_the_next_one_removes(tiny_package, tmp_path):
+    out = tmp_path / "out.pt2"
+    killed_in_the_middle(BUILD, tiny_package, out)
+    (left,) = tmp_path.iterdir()
+    assert left in temporaries(tmp_path)
+    assert [path.name for path in left.iterdir()] == ["out.pt2"]
+    build_package([tiny_package], out)
+    assert list(tmp_path.iterdir()) == [out]
+    with PackageReader(out) as reader:
+        reader.verify()
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", ["used before", "not used before"])
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_a_loaded_model_works_in_forks_and_in_the_parent_after_them(tiny_package, tmp_path, threads, before):
+    said = run_python(FORK, tiny_package, threads, before, cwd=tmp_path, OMP_WAIT_POLICY="PASSIVE")
+    ways = ("same thread", "new thread", "loaded again", "eager torch", "fork of the fork")
+    assert said == f"{dict.fromkeys(ways, True)}\nTrue True\n"
+
+
+def test_a_loaded_model_works_in_a_pool_of_forked_processes(tiny_package, tmp_path):
+    assert run_python(POOL, tiny_package, cwd=tmp_path, OMP_WAIT_POLICY="PASSIVE") == "all the same\n"
+
+
+def test_a_fork_while_other_threads_are_in_calls_finds_a_model_that_is_free(tiny_package, tmp_path):
+    assert run_python(BUSY, tiny_package, cwd=tmp_path) == "True 20 True\n"

@@ -1,0 +1,269 @@
+"""A package in a worker process answers as it does in this one, and whatever becomes of the worker, we go on."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import exportkit
+from exportkit.errors import (
+    ExportkitError,
+    InputError,
+    ModelClosedError,
+    ModelLoadError,
+    ModelRunError,
+    SignatureMissingError,
+    UsageError,
+    WeightsError,
+)
+from exportkit.package.signing import sign_package
+from exportkit.package.structure import flatten
+from exportkit.runtime import isolated
+from exportkit.runtime.isolated import load_isolated
+from tests.artifacts import artifact
+from tests.fixtures.softpool_library import RAISE
+from tests.fresh import ROOT, run_python
+from tests.package.signers import signer
+from tests.runtime import test_swap_weights as weights
+from tests.runtime import tiny
+from tests.runtime.isolation import SEARCH, equal, leaves, softpool_call
+
+
+@pytest.fixture(scope="module")
+def models(tiny_package: Path) -> Iterator[tuple[exportkit.Model, exportkit.Model]]:
+    """Isolated, and in this process."""
+    with exportkit.load(tiny_package, isolate=True) as model, exportkit.load(tiny_package) as here:
+        yield model, here
+
+
+# --- as in this process -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch", "gh"), [(1, 1), (3, 2), (4, 6)])
+def test_it_answers_bit_for_bit_as_in_this_process(models, batch, gh):
+    args, kwargs = tiny.example(batch, gh)
+    before = [tensor.clone() for tensor in leaves([list(args), kwargs])]
+    got, expected = (model(*args, **kwargs) for model in models)
+    assert equal(got, expected)
+    assert equal(before, leaves([list(args), kwargs]))
+    assert str(flatten(got, torch.is_tensor)[0]) == str(flatten(expected, torch.is_tensor)[0])
+
+
+def test_it_has_the_same_face(models):
+    model, here = models
+    assert isinstance(model, exportkit.Model)
+    assert inspect.signature(model) == inspect.signature(here)
+    assert repr(model) == repr(here)
+    assert (model.manifest, model.target, model.device) == (here.manifest, here.target, here.device)
+    assert len(model.cases) == len(here.cases) == 2
+    for case in model.cases:
+        assert equal(model(*case.args, **case.kwargs), here(*case.args, **case.kwargs))
+
+
+def test_answers_are_the_callers_own(models):
+    model, _ = models
+    args, kwargs = tiny.example()
+    kept = model(*args, **kwargs)
+    copies = [leaf.clone() for leaf in leaves(kept)]
+    for _ in range(3):
+        leaves(model(torch.zeros(1, 3, 16, 8), {"features": torch.zeros(1, 5), "mode": "scaled"}, **kwargs))[0].fill_(7)
+    assert equal(kept, copies)
+    assert not any(leaf.requires_grad or leaf.is_inference() for leaf in leaves(kept))
+
+
+def test_inputs_are_checked_before_they_are_sent(models, monkeypatch):
+    model, here = models
+    (image, query), kwargs = tiny.example()
+    monkeypatch.setattr(isolated.TensorSocket, "send", lambda *_: pytest.fail("something was sent"))
+    for args in ((image.double(), query), (image[:, :, :30], query), (image, {**query, "mode": "plain"})):
+        said = []
+        for each in (model, here):
+            with pytest.raises(InputError) as error:
+                each(*args, **kwargs)
+            said.append(str(error.value))
+        assert said[0] == said[1]
+
+
+def test_what_an_operator_raises_is_the_same_error_with_the_same_words(misbehaving_package, tmp_path):
+    code = """
+import sys, torch, exportkit
+from exportkit.errors import ModelRunError
+try:
+    tokens = torch.full((2, 4, 8), 444.0)
+    exportkit.load(sys.argv[1])(tokens, bias=torch.zeros(2, 4))
+except ModelRunError as error:
+    print(error)
+"""
+    tokens, bias = torch.full((2, 4, 8), RAISE), torch.zeros(2, 4)
+    with exportkit.load(misbehaving_package, isolate=True) as model:
+        with pytest.raises(ModelRunError) as error:
+            model(tokens, bias=bias)
+        tokens, bias = softpool_call()
+        assert model(tokens, bias=bias).logits.shape == (2, 3)  # it goes on
+    assert f"{error.value}\n" == run_python(code, misbehaving_package, cwd=tmp_path)
+
+
+def failure(**arguments: object) -> tuple[type, str]:
+    with pytest.raises(ExportkitError) as error:
+        exportkit.load(**arguments)
+    return type(error.value), str(error.value)
+
+
+def test_what_load_refuses_it_refuses_alike(tiny_package, tiny_files, tmp_path):
+    text = tmp_path / "text.pt2"
+    text.write_text("no archive")
+    changed = tmp_path / "changed.pt2"
+    content = bytearray(tiny_package.read_bytes())
+    content[len(content) // 2] ^= 1
+    changed.write_bytes(content)
+    elsewhere = tiny.write(tmp_path / "arm.pt2", tiny_files, targets=(tiny.target(platform="linux-aarch64"),))
+    for arguments in (
+        {"path": tmp_path / "nothing.pt2"},
+        {"path": text},
+        {"path": changed},
+        {"path": elsewhere},
+        {"path": tiny_package, "device": "gpu"},
+        {"path": tiny_package, "runners": 0},
+        {"path": tiny_package, "verify": "never"},
+        {"path": tiny_package, "public_key": tmp_path / "nothing.pem"},
+    ):
+        assert failure(**arguments, isolate=True) == failure(**arguments), arguments
+
+
+def test_a_signature_is_asked_for_in_the_worker(tiny_package, tmp_path):
+    package = Path(shutil.copy(tiny_package, tmp_path / "signed.pt2"))
+    release, stranger = signer(tmp_path), signer(tmp_path, "stranger")
+    sign_package(package, release.key)
+    args, kwargs = tiny.example()
+    with exportkit.load(package, public_key=[stranger.public, release.public], isolate=True) as model:
+        assert leaves(model(*args, **kwargs))
+    asked = {"path": package, "public_key": stranger.public.read_text()}
+    assert failure(**asked, isolate=True) == failure(**asked)
+    assert failure(**asked)[0] is SignatureMissingError
+
+
+def test_an_argument_that_cannot_travel_is_named(tiny_package):
+    with pytest.raises(UsageError, match="`secret` is a bytes, which cannot be passed on to a worker process"):
+        load_isolated(tiny_package, runners=1, secret=b"")
+
+
+def test_every_argument_of_load_reaches_the_worker(tiny_package):
+    """One that load does not have, to see what becomes of those it will have."""
+    with pytest.raises(ModelLoadError, match=r"load\(\) got an unexpected keyword argument 'future'"):
+        load_isolated(tiny_package, device="cpu", runners=1, future=[Path("a"), 1, None])
+
+
+def test_weights_are_swapped_in_the_worker(tmp_path):
+    x = weights.X
+    with exportkit.load(artifact("weighted"), device="cpu", runners=2, isolate=True) as model:
+        torch.testing.assert_close(model(x), weights.eager(0))
+        file = weights.save(tmp_path / "two.safetensors", weights.state(2))
+        for seed, source in ((1, weights.state(1)), (2, file), (0, weights.state(0))):
+            model.swap_weights(source)
+            torch.testing.assert_close(model(x), weights.eager(seed))
+            with ThreadPoolExecutor(4) as pool:  # each connection has the new ones
+                answers = list(pool.map(lambda _: model(x), range(16)))
+            assert all(torch.equal(answer, answers[0]) for answer in answers)
+        short = weights.state(1)
+        del short["few"]
+        for source, said in (
+            (short, "missing: few"),
+            (tmp_path / "no.safetensors", "No such file"),
+            ({"a": 1}, "a is"),
+        ):
+            with pytest.raises(WeightsError, match=said):
+                model.swap_weights(source)
+        torch.testing.assert_close(model(x), weights.eager(0))
+    with pytest.raises(ModelClosedError, match="was closed"):
+        model.swap_weights(weights.state(1))
+
+
+# --- two builds of one namespace --------------------------------------------------------------------------------------
+
+
+def test_two_builds_of_a_namespace_run_side_by_side(softpool_package, misbehaving_package, tmp_path):
+    code = """
+import sys, torch, exportkit
+from exportkit.errors import LibraryConflictError
+here = exportkit.load(sys.argv[1])
+try:
+    exportkit.load(sys.argv[2])
+except LibraryConflictError as error:
+    print(error.hint)
+there = exportkit.load(sys.argv[2], isolate=True)
+for case in here.cases:
+    one, other = (model(*case.args, **case.kwargs) for model in (here, there))
+    assert all(map(torch.equal, one, other))
+print("both")
+"""
+    said = run_python(code, softpool_package, misbehaving_package, cwd=tmp_path)
+    assert "isolate=True" in said
+    assert said.endswith("both\n")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tiny_dev_shm_does_not_matter(tiny_package, tmp_path):
+    code = """
+import os, sys, torch, exportkit
+sys.path.insert(0, sys.argv[2])
+from tests.runtime import tiny
+assert os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize <= 4096
+with exportkit.load(sys.argv[1], isolate=True) as model:
+    args, kwargs = tiny.example(4, 6)
+    model(*args, **kwargs)
+print("ran")
+"""
+    mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=4k none /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mounting another /dev/shm takes root, in a namespace of its own")
+    done = subprocess.run(
+        [*mounted, sys.executable, "-c", code, str(tiny_package), str(ROOT)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **SEARCH},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+
+
+@pytest.mark.parametrize("limit", [resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE])
+def test_what_cannot_be_shared_is_an_error_and_the_next_call_works(tiny_package, limit):
+    args, kwargs = tiny.example(4, 6)
+    with exportkit.load(tiny_package, isolate=True) as model:
+        soft, hard = resource.getrlimit(limit)
+        resource.setrlimit(limit, (1, hard))
+        try:
+            with pytest.raises(ModelRunError, match="a call's tensors cannot be shared with the worker process"):
+                model(*args, **kwargs)
+        finally:
+            resource.setrlimit(limit, (soft, hard))
+        assert model(*args, **kwargs)["regions"].mean.shape == (4, 3)
+
+
+def test_loading_and_closing_leaves_nothing_behind(tiny_package, temporary):
+    args, kwargs = tiny.example()
+
+    def cycle() -> tuple[int, int, int]:
+        with exportkit.load(tiny_package, isolate=True) as model:
+            model(*args, **kwargs)
+        memory = len(re.findall("exportkit-tensors", Path("/proc/self/maps").read_text()))
+        return len(os.listdir("/proc/self/fd")), memory, threading.active_count()
+
+    first = cycle()
+    assert [cycle() for _ in range(3)] == [first] * 3
+    assert list(temporary.iterdir()) == []

@@ -1,0 +1,75 @@
+"""exportkit.load and signatures: what a caller asks for is checked before the package is looked into."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import exportkit
+from exportkit.errors import DigestMismatchError, SignatureError, SignatureMissingError, UsageError
+from exportkit.package.archive import PackageReader
+from exportkit.package.signing import sign_package
+from tests.package.signers import Signer, signer
+from tests.runtime import tiny
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Signer:
+    return signer(tmp_path)
+
+
+@pytest.fixture
+def signed(tiny_package: Path, tmp_path: Path, release: Signer) -> Path:
+    path = Path(shutil.copy(tiny_package, tmp_path / "signed.pt2"))
+    sign_package(path, release.key)
+    return path
+
+
+def test_a_package_signed_by_the_key_runs(signed, release, tmp_path):
+    args, kwargs = tiny.example()
+    stranger = signer(tmp_path, "stranger")
+    for key in (release.public, str(release.public), release.public.read_text(), [stranger.public, release.public]):
+        with exportkit.load(signed, public_key=key) as model:
+            assert model(*args, **kwargs)["regions"].mean.isfinite().all()
+
+
+def test_a_package_of_somebody_else_is_refused_and_let_go(signed, tmp_path):
+    with pytest.raises(SignatureMissingError, match="as the caller asks for"):
+        exportkit.load(signed, public_key=signer(tmp_path, "stranger").public)
+    assert str(signed) not in {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+
+
+def test_the_signature_is_checked_before_any_record_is_read(signed, release, tmp_path, monkeypatch):
+    monkeypatch.setattr(PackageReader, "blocks", lambda self, name: pytest.fail(f"{name} was read"))
+    with pytest.raises(SignatureMissingError):
+        exportkit.load(signed, public_key=signer(tmp_path, "stranger").public)
+    with pytest.raises(pytest.fail.Exception):  # the control
+        exportkit.load(signed, public_key=release.public)
+
+
+def test_the_signature_is_over_every_record(signed, release):
+    with PackageReader(signed) as reader:
+        at = reader.data_offset(next(name for name in reader.names if name.endswith(".so"))) + 5000
+    with open(signed, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(DigestMismatchError):
+        exportkit.load(signed, public_key=release.public)
+
+
+def test_a_signature_of_another_name_is_given(signed, release, tmp_path):
+    elsewhere = Path(f"{signed}.sig").rename(tmp_path / "elsewhere")
+    exportkit.load(signed, public_key=release.public, signature=elsewhere).close()
+    with pytest.raises(UsageError, match="no public key"):
+        exportkit.load(signed, signature=elsewhere)
+
+
+def test_another_package_under_the_name_of_a_signed_one_is_refused(signed, release, tiny_files):
+    tiny.write(signed, tiny_files)
+    with pytest.raises(SignatureError, match="of another package"):
+        exportkit.load(signed, public_key=release.public)

@@ -1,0 +1,203 @@
+"""Packages that bring the same operators into one process: one file serves them all, a second build is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from exportkit.libraries import host_platform
+from exportkit.package.assemble import assemble
+from exportkit.package.libraries import describe_library
+from tests.artifacts import THIRD_PARTY, artifact
+from tests.fixtures import softpool_library
+from tests.fresh import run_python
+from tests.runtime import tiny
+from tests.runtime.test_loader import PEAKS, POOL, RECORD, library
+
+PRELUDE = """
+import os, sys, threading, torch, exportkit
+from exportkit.errors import ExportkitError, LibraryConflictError, LibraryLoadError, SchemaChangedError
+
+def refused(error, path):
+    try:
+        exportkit.load(path)
+    except error as caught:
+        return str(caught)
+    raise AssertionError(f"{path} was not refused")
+
+def check(model):
+    for case in model.cases:
+        torch.testing.assert_close(tuple(model(*case.args, **case.kwargs)), tuple(case.outputs))
+    assert len(model.cases) > 0
+
+def alive():
+    assert torch.ops.softpool.pool(torch.ones(1, 2, 3), torch.zeros(1, 2)).tolist() == [[1.0, 1.0, 1.0]]
+    print("alive")
+
+def mapped(word):
+    return {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if word in line}
+"""
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="session")
+def renamed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another package with the very library of the first, under another name."""
+    folder = tmp_path_factory.mktemp("renamed")
+    copy = folder / "libpooling_renamed.so"
+    shutil.copy(softpool_library.build(), copy)
+    assemble([artifact("softpool")], [(copy, describe_library(copy))], folder / "renamed.pt2", name="renamed")
+    return folder / "renamed.pt2"
+
+
+def test_two_packages_with_one_library_share_it(softpool_package, renamed_package, tmp_path):
+    code = """
+one = exportkit.load(sys.argv[1])
+os.environ["EXPORTKIT_CACHE"] = sys.argv[3]
+other = exportkit.load(sys.argv[2])
+assert (one.manifest.name, other.manifest.name) == ("Classifier", "renamed")
+check(one), check(other)
+one.close()
+check(other)
+unpacked = [name for _, _, names in os.walk(sys.argv[3]) for name in names if "libpooling" in name]
+print(len(mapped("libsoftpool")), len(mapped("libpooling_renamed")), unpacked)
+"""
+    assert softpool_package.read_bytes() != renamed_package.read_bytes()
+    said = run_python(PRELUDE + code, softpool_package, renamed_package, tmp_path / "another cache", cwd=tmp_path)
+    assert said == "1 0 []\n"
+
+
+def test_a_second_build_is_refused_with_both_digests_and_what_differs(softpool_package, tiny_files, tmp_path):
+    other = softpool_library.other_schemas()
+    schemas = (POOL, PEAKS.replace("int count", "int count=2"), "softpool::sum(Tensor x) -> Tensor")
+    package = tiny.write(
+        tmp_path / "other.pt2",
+        tiny_files,
+        extra={RECORD: other.read_bytes()},
+        libraries=(library(other.read_bytes(), *schemas),),
+    )
+    code = """
+model = exportkit.load(sys.argv[1])
+print(refused(LibraryConflictError, sys.argv[2]))
+print(refused(LibraryConflictError, sys.argv[2]))
+check(model)
+alive()
+"""
+    said = run_python(PRELUDE + code, softpool_package, package, cwd=tmp_path)
+    assert said.count(f"already registered, by sha256 {sha256(softpool_library.build())} from ") == 2
+    assert said.count(f"libtoy.so (sha256 {sha256(other)}) defines it too") == 2
+    assert f"    registered as {PEAKS}, in this file {schemas[1]}\n" in said
+    assert f"    in this file only: {schemas[2]}\n    the same in both: {POOL}\n" in said
+    assert "isolate=True" in said
+    assert said.endswith("alive\n")
+
+
+@pytest.mark.parametrize(
+    "how", ["torch.ops.load_library(os.environ['SOFTPOOL_LIBRARY'])", "import softpool", "import ctypes, softpool"]
+)
+def test_a_build_that_the_user_loaded_is_known(softpool_package, misbehaving_package, tmp_path, how):
+    """By the file itself, or by importing the operators' own package; `exportkit` had no part in either."""
+    code = f"""
+{how}
+print(refused(LibraryConflictError, sys.argv[2]))
+check(exportkit.load(sys.argv[1]))
+alive()
+"""
+    built = softpool_library.build()
+    search = os.pathsep.join([str(THIRD_PARTY), os.environ.get("PYTHONPATH", "")])
+    said = run_python(
+        f"import sys; sys.path[:0] = {search.split(os.pathsep)!r}\n{PRELUDE}{code}",
+        *(softpool_package, misbehaving_package),
+        cwd=tmp_path,
+        SOFTPOOL_LIBRARY=str(built),
+    )
+    assert f"already registered, by sha256 {sha256(built)} from {built}, which exportkit did not load" in said
+    assert f"(sha256 {sha256(softpool_library.misbehaving())}) defines it too" in said
+    assert said.endswith("alive\n")
+
+
+def test_operators_that_python_defined_are_no_crash(softpool_package, tmp_path):
+    code = """
+torch.library.define("softpool::pool", "(Tensor x, Tensor weights, float temperature=1.0) -> Tensor")
+print(refused(LibraryConflictError, sys.argv[1]))
+"""
+    said = run_python(PRELUDE + code, softpool_package, cwd=tmp_path)
+    assert "by Python code, or a library whose file is gone, that exportkit did not load" in said
+    assert f"    in this file only: {PEAKS}\n    the same in both: {POOL}" in said
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_threads_that_load_at_once_get_one_build_between_them(softpool_package, misbehaving_package, tmp_path, same):
+    code = """
+barrier, models, errors = threading.Barrier(8), [], []
+
+def load(path):
+    barrier.wait()
+    try:
+        models.append(exportkit.load(path))
+    except LibraryConflictError as error:
+        errors.append(str(error))
+
+threads = [threading.Thread(target=load, args=(sys.argv[1 + n % 2],)) for n in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+for model in models:
+    check(model)
+alive()
+print(len(models), len(errors), len(set(errors)), len(mapped("softpool")))
+"""
+    packages = (softpool_package, softpool_package if same else misbehaving_package)
+    said = run_python(PRELUDE + code, *packages, cwd=tmp_path)
+    assert said == ("alive\n8 0 0 1\n" if same else "alive\n4 4 1 1\n")
+
+
+@pytest.mark.parametrize("failure", ["linker", "schema", "code"])
+def test_a_load_that_failed_half_way_leaves_what_the_next_can_use(
+    softpool_package, misbehaving_package, tiny_files, tmp_path, failure
+):
+    """The libraries that were loaded before it failed stay, since nothing can unload them, and are shared."""
+    content = softpool_library.build().read_bytes()
+    second = f"exportkit/ops/{host_platform()}/libzzz.so"
+    extra, libraries, operators, files = {RECORD: content}, [library(content, POOL, PEAKS)], (), dict(tiny_files)
+    if failure == "linker":
+        text = b"no ELF file" * 100
+        import msgspec
+
+        extra[second] = text
+        libraries.append(msgspec.structs.replace(library(text, "zzz::op(Tensor x) -> Tensor"), record=second))
+    elif failure == "schema":
+        from exportkit.package.manifest import Operator
+
+        operators = (Operator(name="softpool::pool", schema="softpool::pool(Tensor x) -> Tensor"),)
+        libraries = [library(content, operators[0].schema, PEAKS)]
+    else:
+        broken = tmp_path / "broken.so"
+        broken.write_bytes(b"\x7fELF" + bytes(5000))
+        files = {name: broken if name.endswith(".so") else file for name, file in files.items()}
+    package = tiny.write(tmp_path / "half.pt2", files, extra=extra, libraries=tuple(libraries), operators=operators)
+    code = """
+for _ in range(2):
+    print(refused(ExportkitError, sys.argv[3]))
+check(exportkit.load(sys.argv[1]))
+print(refused(LibraryConflictError, sys.argv[2]))
+print(refused(ExportkitError, sys.argv[3]))
+alive()
+"""
+    said = run_python(PRELUDE + code, softpool_package, misbehaving_package, package, cwd=tmp_path)
+    words = {
+        "linker": "the dynamic linker refused libzzz.so",
+        "schema": "the package was made with softpool::pool(Tensor x) -> Tensor",
+        "code": "cannot load target cpu of half.pt2",
+    }
+    assert said.count(words[failure]) == 3
+    assert f"already registered, by sha256 {hashlib.sha256(content).hexdigest()}" in said
+    assert said.endswith("alive\n")

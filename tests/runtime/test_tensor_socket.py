@@ -1,0 +1,249 @@
+"""Messages with tensors between processes: what is sent is what arrives, and what is no message does no harm."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from exportkit.runtime.tensor_socket import TensorSocket
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
+    *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e4m3fnuz),
+]
+
+
+class Note(Struct, frozen=True, tag=True):
+    text: str
+
+
+def pair() -> tuple[TensorSocket[Note], TensorSocket[Note]]:
+    one, other = socket.socketpair()
+    return TensorSocket(one, Note), TensorSocket(other, Note)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[TensorSocket[Note], TensorSocket[Note]]]:
+    one, other = pair()
+    yield one, other
+    one.close()
+    other.close()
+
+
+@pytest.fixture
+def raw() -> Iterator[tuple[socket.socket, TensorSocket[Note]]]:
+    """An end that says what the test wants, and the one that has to cope."""
+    one, other = socket.socketpair()
+    listening = TensorSocket[Note](other, Note)
+    yield one, listening
+    one.close()
+    listening.close()
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def random_tensor(dtype: torch.dtype, shape: list[int], seed: int) -> torch.Tensor:
+    count = torch.Size(shape).numel() * dtype.itemsize
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, 2 if dtype is torch.bool else 256, (count,), dtype=torch.uint8, generator=generator)
+    return values.view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+def framed(message: object) -> bytes:
+    body = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return struct.pack("!I", len(body)) + body
+
+
+def place(offset: int = 0, shape: tuple[int, ...] = (4,), dtype: str = "float32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "offset": offset}
+
+
+def frame(*places: dict[str, object]) -> bytes:
+    return framed({"message": {"type": "Note", "text": ""}, "tensors": places})
+
+
+def memory(size: int, seals: int = fcntl.F_SEAL_SHRINK) -> int:
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+TENSORS = st.lists(
+    st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 1000)), max_size=5
+)
+
+
+@given(st.lists(st.tuples(TENSORS, st.text(max_size=20)), min_size=1, max_size=4))
+def test_every_bit_of_every_tensor_arrives(messages):
+    one, other = pair()
+    try:
+        for described, text in messages:  # one after the other, as small and large ones come
+            tensors = [random_tensor(*each) for each in described]
+            one.send(Note(text), tensors)
+            note, received, passed = other.receive()
+            assert (note.text, passed) == (text, None)
+            assert [(t.dtype, t.shape, bytes_of(t)) for t in received] == [
+                (t.dtype, t.shape, bytes_of(t)) for t in tensors
+            ]
+    finally:
+        one.close()
+        other.close()
+
+
+def test_views_of_any_strides_arrive_contiguous(ends):
+    one, other = ends
+    base = torch.randn(6, 4, dtype=torch.complex64)
+    tensors = [base.T, base[::2, 1:3], base.expand(3, 6, 4), base.conj(), base.imag, base.real.requires_grad_()]
+    one.send(Note(""), tensors)
+    _, received, _ = other.receive()
+    for got, sent in zip(received, tensors):
+        assert got.is_contiguous()
+        assert not got.requires_grad
+        assert not got.is_conj()
+        assert torch.equal(got, sent)
+
+
+def test_both_sides_may_grow_in_turn_and_memory_is_used_again(ends):
+    one, other = ends
+    before = None
+    for round_ in range(3):
+        for size in (10, 1_000_000, 20):
+            one.send(Note("there"), [torch.full((size,), float(size))])
+            _, (got,), _ = other.receive()
+            assert torch.equal(got, torch.full((size,), float(size)))
+            other.send(Note("back"), [got * 2])
+            _, (back,), _ = one.receive()
+            assert torch.equal(back, torch.full((size,), 2.0 * size))
+        if round_ == 0:
+            before = (open_files(), len(Path("/proc/self/maps").read_text().splitlines()))
+    del got, back
+    after = (open_files(), len(Path("/proc/self/maps").read_text().splitlines()))
+    assert before is not None
+    assert after[0] <= before[0]
+    assert after[1] <= before[1] + 2
+
+
+def test_nothing_is_left_open(ends):
+    before = open_files()
+    one, other = pair()
+    one.send(Note("x"), [torch.ones(1000)])
+    _, tensors, _ = other.receive()
+    one.close()
+    other.close()
+    assert torch.equal(tensors[0], torch.ones(1000))  # the mapping outlives the files
+    del tensors
+    assert open_files() == before
+
+
+def test_an_open_file_is_passed_on(ends, tmp_path):
+    one, other = ends
+    path = tmp_path / "file"
+    path.write_text("content")
+    with open(path) as file:
+        one.send(Note("with tensors"), [torch.ones(3)], pass_fd=file.fileno())
+    _, (got,), passed = other.receive()
+    assert torch.equal(got, torch.ones(3))
+    with os.fdopen(passed) as file:
+        assert file.read() == "content"
+
+
+def test_a_closed_end_is_an_error_on_the_other(ends):
+    one, other = ends
+    one.close()
+    with pytest.raises(ConnectionError):
+        other.receive()
+    with pytest.raises(ConnectionError):
+        other.send(Note("x"))
+
+
+def test_a_message_that_was_cut_short_is_a_lost_connection(raw):
+    said, heard = raw
+    said.sendall(frame()[:-3])
+    said.close()
+    with pytest.raises(ConnectionError):
+        heard.receive()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        framed(b"no JSON"),
+        framed({"message": {"type": "Note", "text": ""}}),
+        framed({"message": {"type": "Other"}, "tensors": []}),
+        frame(place(dtype="no_dtype")),
+        frame(place(dtype="Tensor")),
+        frame(place(shape=(-1,))),
+        frame(place(offset=-64)),
+        frame(place(offset=1)),  # no alignment for float32
+        frame(place(shape=(2**31, 2**31, 2**31))),
+        frame(place()),  # of memory that never came
+        struct.pack("!I", 2**32 - 1),
+    ],
+)
+def test_what_is_no_message_is_refused(raw, data):
+    said, heard = raw
+    before = open_files()
+    if data == frame(place(offset=1)):
+        socket.send_fds(said, [data], [fd := memory(4096)])
+        os.close(fd)
+    else:
+        said.sendall(data)
+    with pytest.raises(ValueError):  # noqa: PT011
+        heard.receive()
+    heard.close()
+    assert open_files() == before - 1  # its own end
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_error_and_no_crash(data):
+    said, heard = socket.socketpair()
+    with said, heard:
+        said.sendall(data)
+        said.close()
+        with pytest.raises((ValueError, ConnectionError)):
+            TensorSocket[Note](heard, Note).receive()
+
+
+def test_memory_that_could_be_cut_off_is_refused(raw):
+    """Whoever reads beyond the end of a file that was cut off dies of SIGBUS."""
+    said, heard = raw
+    socket.send_fds(said, [frame(place())], [fd := memory(4096, seals=fcntl.F_SEAL_GROW)])
+    with pytest.raises(ValueError, match="could be cut off"):
+        heard.receive()
+    os.close(fd)
+
+
+def test_tensors_beyond_the_memory_are_refused(raw):
+    said, heard = raw
+    socket.send_fds(said, [frame(place(offset=4096))], [fd := memory(4096)])
+    with pytest.raises(ValueError, match="a tensor that ends at byte 4112 of 4096"):
+        heard.receive()
+    os.close(fd)
+
+
+def test_what_we_share_cannot_be_cut_off_by_the_other_side(raw):
+    said, heard = raw
+    heard.send(Note(""), [torch.ones(10)])
+    _, (fd,), _, _ = socket.recv_fds(said, 1000, 2)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+    os.close(fd)

@@ -1,0 +1,346 @@
+"""However a worker process ends, or its parent does, the other knows, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import exportkit
+from exportkit.errors import (
+    DigestMismatchError,
+    HostError,
+    ModelClosedError,
+    ModelLoadError,
+    ModelRunError,
+)
+from exportkit.runtime import isolated
+from exportkit.runtime.isolated import IsolatedModel
+from exportkit.runtime.processes import WorkerProcess
+from tests.fixtures.softpool_library import ABORT, EXIT, SEGFAULT, SLEEP
+from tests.fresh import ROOT, run_python
+from tests.package import c_library
+from tests.runtime import tiny
+from tests.runtime.isolation import SEARCH, equal, eventually, leaves, runs, softpool_call
+from tests.runtime.test_loader import RECORD, library
+
+
+@pytest.fixture
+def model(misbehaving_package: Path) -> Iterator[IsolatedModel]:
+    """One whose operators do as they are told."""
+    with exportkit.load(misbehaving_package, isolate=True) as model:
+        yield model
+
+
+# --- the worker's end -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("deed", "end"),
+    [
+        (ABORT, r"was killed by SIGABRT \(signal 6\), as a failed assertion"),
+        (SEGFAULT, r"was killed by SIGSEGV \(signal 11\)"),
+        (EXIT, "exited with status 5"),
+    ],
+)
+def test_a_crash_of_an_operator_is_an_error_that_names_it(model, deed, end):
+    tokens, bias = softpool_call(deed)
+    with pytest.raises(ModelRunError, match=f"the model Classifier has no worker process any more: it {end}"):
+        model(tokens, bias=bias)
+    assert not runs(model.pid)
+    tokens, bias = softpool_call()
+    with pytest.raises(ModelClosedError, match=rf"(?s)no worker process any more: it {end}.*Load the package again"):
+        model(tokens, bias=bias)
+    assert len(model.cases) > 0  # the package is open still
+
+
+def test_a_worker_that_is_killed_between_calls_is_missed_at_the_next(model):
+    tokens, bias = softpool_call()
+    model(tokens, bias=bias)
+    os.kill(model.pid, signal.SIGKILL)
+    assert eventually(lambda: not runs(model.pid))
+    with pytest.raises(ModelRunError, match=r"SIGKILL \(signal 9\), as the kernel does when memory runs out"):
+        model(tokens, bias=bias)
+
+
+def test_a_crash_ends_every_call_and_leaves_nothing(misbehaving_package, temporary):
+    before = set(os.listdir("/proc/self/fd"))
+    model = exportkit.load(misbehaving_package, isolate=True, runners=3)
+    said: list[str] = []
+
+    def call(deed: float) -> None:
+        tokens, bias = softpool_call(deed)
+        try:
+            model(tokens, bias=bias)
+        except (ModelRunError, ModelClosedError) as error:
+            said.append(type(error).__name__)
+
+    threads = [threading.Thread(target=call, args=(deed,)) for deed in (SLEEP, SLEEP)]
+    for thread in threads:
+        thread.start()
+    assert eventually(lambda: model._worker._running == 2)
+    os.kill(model.pid, signal.SIGSEGV)
+    for thread in threads:
+        thread.join()
+    call(0.0)
+    assert said == ["ModelRunError", "ModelRunError", "ModelClosedError"]
+    model.close()
+    assert list(temporary.iterdir()) == []
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_worker_that_answers_nonsense_is_ended(model, monkeypatch):
+    def nonsense(self: object) -> object:
+        raise ValueError("what came is no message")
+
+    monkeypatch.setattr(isolated.TensorSocket, "receive", nonsense)
+    monkeypatch.setattr(isolated, "_DYING_TAKES", 0.1)
+    tokens, bias = softpool_call()
+    with pytest.raises(ModelRunError, match="gave no answer that can be read"):
+        model(tokens, bias=bias)
+    assert not runs(model.pid)
+
+
+def test_a_library_that_ends_the_process_it_is_loaded_into_is_an_error(tiny_files, tmp_path):
+    crash = "#include <stdlib.h>\n__attribute__((constructor)) static void start(void) { abort(); }"
+    content = c_library.build(tmp_path, crash).read_bytes()
+    package = tiny.write(
+        tmp_path / "crash.pt2",
+        tiny_files,
+        extra={RECORD: content},
+        libraries=(library(content, "toy::op(Tensor x) -> Tensor"),),
+    )
+    with pytest.raises(ModelLoadError, match=r"the worker process was killed by SIGABRT .* while it loaded crash\.pt2"):
+        exportkit.load(package, isolate=True)
+
+
+def test_a_package_that_is_replaced_while_it_loads_is_refused(tiny_package, tiny_files, tmp_path, monkeypatch):
+    path = tmp_path / "tiny.pt2"
+    path.write_bytes(tiny_package.read_bytes())
+    other = tiny.write(tmp_path / "other.pt2", tiny_files)
+
+    class Meanwhile(WorkerProcess):
+        def __init__(self, module: str) -> None:
+            other.replace(path)
+            super().__init__(module)
+
+    monkeypatch.setattr(isolated, "WorkerProcess", Meanwhile)
+    with pytest.raises(DigestMismatchError, match=r"tiny\.pt2 was replaced by another package while it was loaded"):
+        exportkit.load(path, isolate=True)
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_the_worker_and_a_closed_model_says_so(tiny_package):
+    model = exportkit.load(tiny_package, isolate=True)
+    args, kwargs = tiny.example()
+    kept = model(*args, **kwargs)
+    assert runs(model.pid)
+    model.close()
+    assert not runs(model.pid)
+    assert leaves(kept)[0].isfinite().all()
+    with pytest.raises(ModelClosedError, match="the model tiny was closed"):
+        model(*args, **kwargs)
+    with pytest.raises(ModelClosedError):
+        model.cases[0]
+    model.close()
+
+
+def test_closing_lets_calls_finish_that_have_begun(tiny_package):
+    args, kwargs = tiny.example(4, 6)
+    model = exportkit.load(tiny_package, isolate=True)
+    expected = model(*args, **kwargs)
+    outcomes: list[object] = []
+
+    def work() -> None:
+        try:
+            while True:
+                outcomes.append(equal(model(*args, **kwargs), expected))
+        except ModelClosedError:
+            outcomes.append("closed")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]  # for one runner
+    for thread in threads:
+        thread.start()
+    assert eventually(lambda: len(outcomes) > 20)
+    model.close()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("closed") == 4
+    assert set(outcomes) == {True, "closed"}
+
+
+def test_closing_does_not_wait_for_ever(model):
+    said: list[str] = []
+
+    def stall() -> None:
+        tokens, bias = softpool_call(SLEEP)
+        try:
+            model(tokens, bias=bias)
+        except ModelRunError as error:
+            said.append(error.message)
+
+    threads = [threading.Thread(target=stall) for _ in range(2)]  # one runs, one waits for the runner
+    for thread in threads:
+        thread.start()
+    assert eventually(lambda: model._worker._running == 2)
+    model.close(timeout=0.5)
+    for thread in threads:
+        thread.join()
+    assert not runs(model.pid)
+    assert said == ["the model Classifier was closed, and this call had not finished 0.5 s later"] * 2
+
+
+def test_a_model_that_nobody_closed_takes_its_worker_along(tiny_package):
+    model = exportkit.load(tiny_package, isolate=True)
+    pid = model.pid
+    del model
+    gc.collect()
+    assert eventually(lambda: not runs(pid))
+
+
+def test_a_call_that_was_interrupted_leaves_its_answer_to_nobody(misbehaving_package, tmp_path):
+    code = """
+import signal, sys, torch, exportkit
+model = exportkit.load(sys.argv[1], isolate=True)
+tokens, bias = torch.randn(2, 4, 8), torch.zeros(2, 4)
+expected = model(tokens, bias=bias)
+interrupted = 0
+for delay in (1e-5, 3e-5, 1e-4, 2e-4, 3e-4, 1e-3) * 10:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        while True:
+            model(torch.randn(3, 5, 8), bias=torch.zeros(3, 5))
+    except ZeroDivisionError:
+        interrupted += 1
+    assert all(map(torch.equal, model(tokens, bias=bias), expected))
+print(interrupted)
+"""
+    prelude = "import signal\nsignal.signal(signal.SIGALRM, lambda *_: 1 / 0)\n"
+    assert run_python(prelude + code, misbehaving_package, cwd=tmp_path) == "60\n"
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_the_thread_that_loaded_may_end(tiny_package):
+    """The kernel's PR_SET_PDEATHSIG means the thread that started a process, not the process it belongs to."""
+    loaded: list[IsolatedModel] = []
+    thread = threading.Thread(target=lambda: loaded.append(exportkit.load(tiny_package, isolate=True)))
+    thread.start()
+    thread.join()
+    time.sleep(0.5)
+    args, kwargs = tiny.example()
+    with loaded[0] as model:
+        assert leaves(model(*args, **kwargs))
+
+
+@pytest.mark.parametrize("deed", [0.0, SLEEP])
+def test_a_parent_that_is_killed_takes_the_worker_along(misbehaving_package, tmp_path, deed):
+    """Also one that has forked, and so left its sockets open in another process; also from within a call."""
+    code = f"""
+import os, sys, time, threading, torch, exportkit
+model = exportkit.load(sys.argv[1], isolate=True)
+if os.fork() == 0:
+    time.sleep(60)
+    os._exit(0)
+tokens = torch.full((2, 4, 8), {deed})
+threading.Thread(target=lambda: model(tokens, bias=torch.zeros(2, 4))).start()
+time.sleep(0.5)
+print(model.pid, flush=True)
+time.sleep(60)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(misbehaving_package)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **SEARCH},
+        cwd=tmp_path,
+        process_group=0,
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    try:
+        assert runs(pid)
+        parent.kill()
+        parent.wait()
+        assert eventually(lambda: not runs(pid))
+    finally:
+        parent.stdout.close()
+        os.killpg(parent.pid, signal.SIGKILL)
+
+
+def test_a_fork_says_whose_the_model_is_and_leaves_the_worker_alone(tiny_package, tmp_path):
+    code = """
+import os, sys, torch, exportkit
+sys.path.insert(0, sys.argv[2])
+from tests.runtime import tiny
+from exportkit.errors import UsageError
+model = exportkit.load(sys.argv[1], isolate=True)
+args, kwargs = tiny.example()
+model(*args, **kwargs)
+child = os.fork()
+if child == 0:
+    try:
+        model(*args, **kwargs)
+    except UsageError as error:
+        print(error.message, flush=True)
+    model.close()
+    del model
+    sys.exit()  # and everything that Python does at its end
+assert os.waitpid(child, 0)[1] == 0
+for _ in range(3):
+    model(*args, **kwargs)
+model.close()
+print("goes on")
+"""
+    said = run_python(code, tiny_package, ROOT, cwd=tmp_path)
+    assert said == "the model tiny belongs to the process that loaded it; this one is a fork of that\ngoes on\n"
+
+
+def test_neither_main_nor_the_models_source_is_imported_again(softpool_package, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import exportkit
+print("main")  # without a guard
+with exportkit.load({str(softpool_package)!r}, isolate=True) as model:
+    command = open(f"/proc/{{model.pid}}/cmdline").read().split("\\0")
+    assert command[1] == "-I", command
+    case = model.cases[0]
+    print(type(model(*case.args, **case.kwargs)).__name__)
+""")
+    # Whoever imports one of these fails.
+    for name in ("softpool", "tests", "json"):
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        (tmp_path / "elsewhere" / f"{name}.py").write_text(f"raise ImportError({name!r})")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path / "elsewhere",
+        env={**os.environ, **SEARCH},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "main\nAnswer\n"), done.stderr
+
+
+def test_ctrl_c_in_a_terminal_is_the_parents_to_handle(tiny_package):
+    with exportkit.load(tiny_package, isolate=True) as model:
+        assert os.getpgid(model.pid) != os.getpgid(0)
+
+
+def test_a_program_without_an_interpreter_is_told_so(tiny_package, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(HostError, match="no Python interpreter that could run a worker process"):
+        exportkit.load(tiny_package, isolate=True)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(HostError, match=r"cannot start a worker process: .*No such file"):
+        exportkit.load(tiny_package, isolate=True)
