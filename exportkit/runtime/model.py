@@ -65,7 +65,7 @@ class Model:
             target: The target that was chosen.
             device: Where it runs.
             runner: Its runners.
-            weights: What they run with, where that is outside of the compiled code.
+            weights: The package's, where they are outside of the compiled code.
             construct: Makes runners with other weights; None where they cannot be swapped.
         """
         self.manifest = reader.manifest
@@ -152,7 +152,7 @@ class Model:
             # mixture behind, and calls that have begun on a GPU might still read what the next swap writes.
             runner = self._construct(weights)
             self._reader.check_unchanged()
-            self._runner, self._weights = runner, weights
+            self._runner = runner
 
     def close(self) -> None:
         """Lets go of the compiled code and the file. Calls that have begun in other threads finish first."""

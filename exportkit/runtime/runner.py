@@ -74,7 +74,6 @@ class ContainerRunner:
 
         torch finds the calls of custom operators in a `.json` beside the library, and CUDA kernels in files there.
         """
-        self._constants = constants
         if choice.target.device == "cpu":
             container: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), runners)
         else:
@@ -82,6 +81,7 @@ class ContainerRunner:
             container = torch._C._aoti.AOTIModelContainerRunnerCuda(str(library), runners, choice.device, folder)
         if constants:
             _set_constants(container, constants, torch.device(choice.device))
+        self._constants = constants if choice.target.device == "cpu" else {}  # the code reads these very tensors
         self.run = container.run
 
 
@@ -97,9 +97,10 @@ def _set_constants(container: Any, constants: Mapping[str, torch.Tensor], device
         tensors = {names[constant]: borrowed(tensor) for constant, tensor in constants.items()}
         container.update_constant_buffer(tensors, False, True, True)
         return
-    for constant, tensor in constants.items():
-        container.update_constant_buffer({names[constant]: tensor.to(device, copy=True)}, False, False)
-        torch.cuda.synchronize(device)
+    with torch.cuda.device(device):  # where the code allocates
+        for constant, tensor in constants.items():
+            container.update_constant_buffer({names[constant]: tensor.to(device, copy=True)}, False, False)
+            torch.cuda.synchronize(device)
 
 
 @functools.lru_cache(maxsize=1)

@@ -62,14 +62,14 @@ def _in_file(file: torch.Tensor, reader: PackageReader, weight: Weight) -> torch
 
 
 def replaced_weights(
-    manifest: Manifest, targets: Sequence[Target], current: Weights, source: WeightsSource
+    manifest: Manifest, targets: Sequence[Target], packaged: Weights, source: WeightsSource
 ) -> dict[str, torch.Tensor]:
     """The weights of another fine-tune, in memory of their own, in the place of those that the model has.
 
     Args:
         manifest: Of the package.
         targets: Those whose code is to run with them.
-        current: The weights that the model has now; constants of the code stay.
+        packaged: The package's, for what stays: constants of the code, and weights that are built into it.
         source: The other state, as a safetensors file or as tensors by name.
 
     Raises:
@@ -77,7 +77,7 @@ def replaced_weights(
     """
     given = read_state(source)
     names = match_state(manifest.weights, described(given))
-    weights = dict(current)
+    weights = dict(packaged)
     for weight in manifest.weights:
         if not weight.state:
             continue
@@ -90,7 +90,7 @@ def replaced_weights(
         if weight.record is None:
             continue
         inside = [target.name for target in targets if weight.name not in target.constants.values()]
-        if inside and not _same_content(given[first], current[weight.name]):
+        if inside and not _same_content(given[first], packaged[weight.name]):
             raise WeightsError(
                 f"{weight.name} differs from the package's, which is built into the code of target {inside[0]}",
                 hint="Export the model with these weights.",
