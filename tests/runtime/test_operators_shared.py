@@ -153,7 +153,7 @@ for thread in threads:
 for model in models:
     check(model)
 alive()
-print(len(models), len(errors), len(set(errors)), len(mapped("softpool")))
+print(len(models), len(errors), len(set(errors)), len(mapped("libsoftpool")))
 """
     packages = (softpool_package, softpool_package if same else misbehaving_package)
     said = run_python(PRELUDE + code, *packages, cwd=tmp_path)
