@@ -166,7 +166,7 @@ class BuildOperatorLibraries(build_ext):
             compile_cuda = [nvcc, "-MD", "-MF", "$out.d", *NVCC_FLAGS, *gencode_flags(architectures)]
             lines += rules("nvcc", [*compile_cuda, "-c", "$in", "-o", "$out"], depfile=True)
             # The CUDA runtime is static, so that the library does not care which of the CUDA wheels is installed.
-            lines += rules("link_cuda", [nvcc, "-shared", "-cudart", "static", "$in", "-o", "$out", lib,
+            lines += rules("link_cuda", [nvcc, "-shared", "-nodlink", "-cudart", "static", "$in", "-o", "$out", lib,
                                          *(f"-Xlinker={flag}" for flag in STRIP), "-Xlinker=-soname,libarr_coc_cuda.so",
                                          "-Xlinker=--no-as-needed", "-ltorch"])  # fmt: skip
         for extension in self.extensions:
