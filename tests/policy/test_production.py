@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from exportkit.runtime.native import library_path
 
@@ -20,7 +21,11 @@ _PROMISE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
 def test_the_page_is_followed_from_the_source_to_the_rollback(tmp_path: Path):
-    has = {"run": True, "run: cuda": False, "run: cpp": library_path().exists() and shutil.which("cmake") is not None}
+    has = {
+        "run": True,
+        "run: cuda": torch.cuda.is_available(),
+        "run: cpp": library_path().exists() and shutil.which("cmake") is not None,
+    }
     script = ["set -eu", f"EXAMPLES={ROOT / 'examples'}"]
     for what, content in _BLOCK.findall(TEXT):
         if what.startswith("file: "):
