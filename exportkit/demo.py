@@ -135,7 +135,7 @@ def _run_elsewhere(
         save_file({f"input.{i}": tensor.contiguous() for i, tensor in enumerate(inputs)}, given)
         load = {"do": "load", "artifact": str(package.resolve()), "program": False, "device": "cpu", "tf32": False}
         with Worker("exportkit.verify.child", folder=folder, cwd=folder) as worker:
-            none = {"libraries": [], "blocked": [], "public_keys": None, "signature": None}
+            none: dict[str, Any] = {"libraries": [], "blocked": [], "public_keys": None, "signature": None}
             loaded = _ask(worker, load | none, "loading the package")
             call = {"do": "run", "inputs": str(given), "outputs": str(returned)}
             calls = [_ask(worker, call, "running the model")["seconds"] for _ in range(CALLS)]
