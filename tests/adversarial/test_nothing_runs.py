@@ -107,6 +107,7 @@ def program(path: Path) -> Path:
             copy.writestr(name, bomb.getvalue() if "sample_inputs" in name else source.read(name))
     whole: Manifest = samples.manifest(
         targets=(),
+        weights=(),
         libraries=(),
         operators=(),
         program=Program(record=PROGRAM, device="cpu", built_with_torch=str(torch.__version__)),
