@@ -8,8 +8,10 @@ import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from exportkit.runtime.tensor_socket import TensorSocket
 from exportkit.runtime.weights import WeightsSource, read_state
 from exportkit.runtime.worker import Connect, Failed, Load, Loaded, Ran, Run, Settings, Swap
 
+_Outcome = list[torch.Tensor] | BaseException
+_Job = tuple[Callable[[], list[torch.Tensor]], SimpleQueue[_Outcome]]
 _Control = TensorSocket[Loaded | Failed]
 _Calls = TensorSocket[Ran | Failed]
 
@@ -78,7 +82,10 @@ class IsolatedRunner:
         self._state = threading.Condition()
         self._running = 0  # calls that have begun
         self._over: str | None = None  # why no more can
-        self._release = weakref.finalize(self, _release, process, control, self._idle)
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        for _ in range(runners):
+            threading.Thread(target=_serve, args=(self._jobs,), name="exportkit calls", daemon=True).start()
+        self._release = weakref.finalize(self, _release, process, control, self._idle, self._jobs, runners)
 
     def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
         """The flat outputs for flat inputs that the package allows.
@@ -89,6 +96,9 @@ class IsolatedRunner:
             ModelClosedError: It had ended before.
             UsageError: This process is a fork of the one that has the worker.
         """
+        return self._apart(partial(self._call, inputs))
+
+    def _call(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with self._begun(), self._free:
             return self._ask(Run(), inputs)
 
@@ -97,10 +107,34 @@ class IsolatedRunner:
         with self._begun():
             if isinstance(source, (str, os.PathLike)):
                 self._ask(Swap(path=os.path.abspath(source), names=()), [], keep=False)
-            else:
-                # The memory they are sent through is let go with the connection.
-                state = read_state(source)
-                self._ask(Swap(path=None, names=tuple(state)), list(state.values()), keep=False)
+                return
+            # The memory they are sent through is let go with the connection.
+            state = read_state(source)
+            self._ask(Swap(path=None, names=tuple(state)), list(state.values()), keep=False)
+
+    def _apart(self, call: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Makes a call where no signal can interrupt it.
+
+        A signal's handler may raise in the main thread, between any two steps of Python: a runner that was just
+        taken would never be given back. So another thread takes those steps, and the main one waits, holding nothing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return call()
+        self._check_ours()  # the other thread is not in a fork
+        if self._over is not None:
+            raise self._closed()
+        answers: SimpleQueue[_Outcome] = SimpleQueue()
+        self._jobs.put((call, answers))
+        outcome = None
+        while outcome is None:
+            try:
+                outcome = answers.get(timeout=_DYING_TAKES)
+            except Empty:
+                if not self._release.alive:  # closed just now: nobody is there to answer
+                    raise self._closed() from None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     def close(self, timeout: float) -> None:
         """Ends the worker once no call is running, or after `timeout` seconds."""
@@ -115,14 +149,10 @@ class IsolatedRunner:
     @contextlib.contextmanager
     def _begun(self) -> Iterator[None]:
         """A call, which close() waits for."""
-        if not self._process.is_ours:
-            raise UsageError(
-                f"the model {self._name} belongs to the process that loaded it; this one is a fork of that",
-                hint="Load the package in the process that calls it.",
-            )
+        self._check_ours()
         with self._state:
             if self._over is not None:
-                raise ModelClosedError(f"the model {self._name} {self._over}", hint="Load the package again.")
+                raise self._closed()
             self._running += 1
         try:
             yield
@@ -130,6 +160,16 @@ class IsolatedRunner:
             with self._state:
                 self._running -= 1
                 self._state.notify_all()
+
+    def _check_ours(self) -> None:
+        if not self._process.is_ours:
+            raise UsageError(
+                f"the model {self._name} belongs to the process that loaded it; this one is a fork of that",
+                hint="Load the package in the process that calls it.",
+            )
+
+    def _closed(self) -> ModelClosedError:
+        return ModelClosedError(f"the model {self._name} {self._over}", hint="Load the package again.")
 
     def _ask(self, message: Run | Swap, tensors: list[torch.Tensor], *, keep: bool = True) -> list[torch.Tensor]:
         """Sends a message with tensors; the tensors of the answer, which are the caller's own."""
@@ -187,8 +227,27 @@ class IsolatedRunner:
             )
 
 
-def _release(process: WorkerProcess, control: _Control, idle: deque[_Calls]) -> None:
+def _serve(jobs: SimpleQueue[_Job | None]) -> None:
+    """Makes the main thread's calls; keeps nothing of one that is over."""
+    while (job := jobs.get()) is not None:
+        call, answers = job
+        try:
+            answers.put(call())
+        except BaseException as error:  # the caller's to handle
+            answers.put(error)
+        del job, call, answers
+
+
+def _release(
+    process: WorkerProcess,
+    control: _Control,
+    idle: deque[_Calls],
+    jobs: SimpleQueue[_Job | None],
+    runners: int,
+) -> None:
     """Also of a runner that nobody closed, when it is collected or the interpreter ends."""
+    for _ in range(runners):
+        jobs.put(None)
     process.end()
     control.close()
     while idle:
