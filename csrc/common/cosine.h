@@ -6,6 +6,7 @@
 
 #include "common/convert.h"
 #include "common/cosine_constants.h"
+#include "common/prefetch.h"
 
 namespace arr_coc {
 
@@ -145,27 +146,28 @@ ARR_COC_EVERY_ISA void cosine_gradient(const A* x, const A* unit, A scale, A alo
 
 template <class A>
 ARR_COC_EVERY_ISA void add_scaled(const A* x, A scale, A* sum, int64_t width) {
+  prefetch_behind(x, width);
 #pragma omp simd
   for (int64_t d = 0; d < width; ++d) sum[d] += scale * x[d];
 }
 
-// [B, G, D]: sums over n of factor[b, n] x[b, n, :] where group[b, n] = g. A null factor is 1, a null group is 0.
-// Chunks of rows are summed one by one and then added up, so that the order depends on N and G alone.
-template <class A, class T>
-std::vector<A> column_sums(const T* x, const A* factor, const int64_t* group, int64_t batch, int64_t rows,
+// [B, G, D]: sums over n of factor(n, row) x[b, n, :] where group[b, n] = g; `factor` is asked once for each row, with
+// b N + n and the row in A. A null group is 0. Chunks of rows are summed one by one and then added up, so that the
+// order depends on N and G alone.
+template <class A, class T, class F>
+std::vector<A> column_sums(const T* x, const F& factor, const int64_t* group, int64_t batch, int64_t rows,
                            int64_t width, int64_t groups) {
   const int64_t chunk_rows = kColumnChunk * groups, chunks = (rows + chunk_rows - 1) / chunk_rows;
   std::vector<A> partial(batch * chunks * groups * width), sums(batch * groups * width);
   parallel_rows(batch * chunks, chunk_rows * width, [&](int64_t begin, int64_t end) {
-    std::vector<A> row;
+    std::vector<A> buffer;
     for (int64_t item = begin; item < end; ++item) {
       const int64_t sample = item / chunks, first = item % chunks * chunk_rows;
       for (int64_t n = sample * rows + first; n < sample * rows + std::min(first + chunk_rows, rows); ++n) {
         const int64_t g = group ? group[n] : 0;
         if (g < 0) continue;
-        const A scale = factor ? factor[n] : A(1);
-        A* sum = partial.data() + (item * groups + g) * width;
-        add_scaled(accumulated(x + n * width, width, row), scale, sum, width);
+        const A* row = accumulated(x + n * width, width, buffer);
+        add_scaled(row, factor(n, row), partial.data() + (item * groups + g) * width, width);
       }
     }
   });

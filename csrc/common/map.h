@@ -7,13 +7,27 @@
 #include "common/allocate.h"
 #include "common/contiguous.h"
 #include "common/convert.h"
+#include "common/prefetch.h"
 
 namespace arr_coc {
 
+// Whether a function takes one input's element or not by another's. GCC then asks for it only once the other is there
+// (AVX-512's masked loads), and one wait for memory follows the other unless both were asked for ahead.
+template <class F>
+constexpr bool kSelects = false;
+
 template <class F, class T, class... In>
 ARR_COC_EVERY_ISA void map_loop(F f, T* out, int64_t size, const In*... in) {
+  int64_t begin = 0;
+  if constexpr (kSelects<F>) {
+    for (; begin + kPrefetchBlock <= size; begin += kPrefetchBlock) {
+      (prefetch_behind(in + begin), ...);
 #pragma omp simd
-  for (int64_t i = 0; i < size; ++i) out[i] = store<T>(f(load(in[i])...));
+      for (int64_t i = begin; i < begin + kPrefetchBlock; ++i) out[i] = store<T>(f(load(in[i])...));
+    }
+  }
+#pragma omp simd
+  for (int64_t i = begin; i < size; ++i) out[i] = store<T>(f(load(in[i])...));
 }
 
 #ifdef ARR_COC_F16C

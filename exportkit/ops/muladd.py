@@ -1,4 +1,4 @@
-"""Multiply and add: the smallest operator, and the one to copy for a new one."""
+"""Multiply and add: a small operator with everything one has, and the one to copy for a new one."""
 
 from __future__ import annotations
 
@@ -36,6 +36,28 @@ def muladd_reference(a: Tensor, b: Tensor, c: float) -> Tensor:
     return (accumulated(a) * accumulated(b) + c).to(a.dtype)
 
 
+def muladd_grad(grad: Tensor, a: Tensor, b: Tensor, need_a: bool, need_b: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of `muladd`: grad * b and grad * a, from one reading of `grad`.
+
+    Args:
+        grad: Of the shape, dtype and device of `a`.
+        a: Any shape, floating.
+        b: Of the shape, dtype and device of `a`.
+        need_a: Whether to compute this gradient; one that is not needed is returned with shape [0].
+        need_b: Likewise.
+
+    Returns:
+        Gradients of a and b, of their shape and dtype.
+    """
+    return call(torch.ops.arr_coc.muladd_grad.default, grad, a, b, need_a, need_b)
+
+
+def muladd_grad_reference(grad: Tensor, a: Tensor, b: Tensor, need_a: bool, need_b: bool) -> tuple[Tensor, Tensor]:
+    """`muladd_grad` in ATen."""
+    nothing = a.new_empty(0)
+    return grad * b if need_a else nothing, grad * a if need_b else nothing
+
+
 @torch.library.register_fake("arr_coc::muladd")
 def _muladd_fake(a: Tensor, b: Tensor, c: float) -> Tensor:
     op = "muladd"
@@ -43,6 +65,16 @@ def _muladd_fake(a: Tensor, b: Tensor, c: float) -> Tensor:
     check_alike(op, "a", a, "b", b)
     check_same_shape(op, "a", a, "b", b)
     return a.new_empty(a.shape)
+
+
+@torch.library.register_fake("arr_coc::muladd_grad")
+def _muladd_grad_fake(grad: Tensor, a: Tensor, b: Tensor, need_a: bool, need_b: bool) -> tuple[Tensor, Tensor]:
+    op = "muladd_grad"
+    check_floating(op, "a", a)
+    for name, other in (("b", b), ("grad", grad)):
+        check_alike(op, "a", a, name, other)
+        check_same_shape(op, "a", a, name, other)
+    return a.new_empty(a.shape if need_a else (0,)), a.new_empty(a.shape if need_b else (0,))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -53,10 +85,33 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     a, b = ctx.saved_tensors
     need_a, need_b, _ = ctx.needs_input_grad
-    return grad * b if need_a else None, grad * a if need_b else None, None
+    of_a, of_b = muladd_grad(grad, a, b, need_a, need_b)
+    return of_a if need_a else None, of_b if need_b else None, None
+
+
+def _setup_grad_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.need_a, ctx.need_b = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _grad_backward(
+    ctx: Any, of_a: Tensor, of_b: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    """The product rule: of grad * b, grad * a."""
+    grad, a, b = ctx.saved_tensors
+    need_grad, need_a, need_b = ctx.needs_input_grad[:3]
+    products = [of * x for of, x, needed in ((of_a, b, ctx.need_a), (of_b, a, ctx.need_b)) if needed]
+    return (
+        sum(products, torch.zeros_like(a)) if need_grad else None,
+        of_b * grad if need_a and ctx.need_b else None,
+        of_a * grad if need_b and ctx.need_a else None,
+        None,
+        None,
+    )
 
 
 torch.library.register_autograd("arr_coc::muladd", _backward, setup_context=_setup_context)
+torch.library.register_autograd("arr_coc::muladd_grad", _grad_backward, setup_context=_setup_grad_context)
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
@@ -65,12 +120,28 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         yield Sample(f"shape {list(shape)}", (a, b, 0.5))
 
 
+def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for index, sample in enumerate(_samples(device, dtype)):
+        a, b, _ = sample.args
+        needs = [(True, True), (True, True), (False, True), (True, False)][index % 4]
+        yield Sample(sample.label, (torch.randn_like(a), a, b, *needs))
+
+
 def _refusals(device: torch.device) -> Iterable[Refusal]:
     a = torch.randn(2, 3, device=device)
     yield Refusal("int64", (a.long(), a, 1.0), "a must be float32.* got int64")
     yield Refusal("b of other dtype", (a, a.half(), 1.0), "b is float16, a is float32")
     yield Refusal("b to broadcast", (a, a[:1], 1.0), r"b has shape \[1, 3\], a has shape \[2, 3\]")
     yield Refusal("b of other rank", (a, a[0], 1.0), r"b has shape \[3\], a has shape \[2, 3\]")
+
+
+def _grad_refusals(device: torch.device) -> Iterable[Refusal]:
+    a, needs = torch.randn(2, 3, device=device), (True, True)
+    yield Refusal("int64", (a, a.long(), a, *needs), "a must be float32.* got int64")
+    yield Refusal("b of other dtype", (a, a, a.half(), *needs), "b is float16, a is float32")
+    yield Refusal("b of other shape", (a, a, a[:1], *needs), r"b has shape \[1, 3\], a has shape \[2, 3\]")
+    yield Refusal("grad of other dtype", (a.half(), a, a, *needs), "grad is float16, a is float32")
+    yield Refusal("grad to broadcast", (a[:1], a, a, *needs), r"grad has shape \[1, 3\], a has shape \[2, 3\]")
 
 
 _BY_POSITION = {0: "B", 1: "N", 2: "D"}
@@ -82,5 +153,15 @@ SPEC = OpSpec(
     refusals=_refusals,
     differentiable=("a", "b"),
     dynamic={"a": _BY_POSITION, "b": _BY_POSITION},
+    second_order=True,
+)
+GRAD_SPEC = OpSpec(
+    name="muladd_grad",
+    wrapper=muladd_grad,
+    reference=muladd_grad_reference,
+    samples=_grad_samples,
+    refusals=_grad_refusals,
+    differentiable=("grad",),  # and a and b where they are needed: second derivatives of muladd are tested
+    dynamic={"grad": _BY_POSITION, "a": _BY_POSITION, "b": _BY_POSITION},
     second_order=True,
 )

@@ -2,39 +2,17 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "common/convert.h"
+#include "common/map.h"
 
 namespace arr_coc {
 namespace {
 
-template <class T>
-ARR_COC_INLINE T add(T a, T b) {
-  return store<T>(load(a) + load(b));
-}
-
-template <class T>
-ARR_COC_EVERY_ISA void add_linear(const T* a, const T* b, T* out, int64_t size) {
-#pragma omp simd
-  for (int64_t i = 0; i < size; ++i) out[i] = add(a[i], b[i]);
-}
-
-#ifdef ARR_COC_F16C
-// The sums of all elements that fill a vector; returns how many they are.
-ARR_COC_F16C int64_t add_vectors(const Half* a, const Half* b, Half* out, int64_t size) {
-  int64_t i = 0;
-  for (; i + 8 <= size; i += 8) {
-    const __m256 left = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a + i)));
-    const __m256 right = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + i)));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_add_ps(left, right), 0));
+struct Add {
+  template <class A>
+  ARR_COC_FUNCTION A operator()(A a, A b) const {
+    return a + b;
   }
-  return i;
-}
-
-void add_linear(const Half* a, const Half* b, Half* out, int64_t size) {
-  const int64_t done = has_f16c() ? add_vectors(a, b, out, size) : 0;
-  add_linear<Half>(a + done, b + done, out + done, size - done);
-}
-#endif
+};
 
 // Elements [begin, end) in the layout's order, one run along the innermost dimension at a time.
 template <class T>
@@ -52,7 +30,8 @@ void add_strided(const T* a, const T* b, T* out, const AddLayout& layout, int64_
     const T* a_run = a + offset[AddLayout::kA];
     const T* b_run = b + offset[AddLayout::kB];
     T* out_run = out + offset[AddLayout::kOut];
-    for (int64_t i = 0; i < run; ++i) out_run[i * out_step] = add(a_run[i * a_step], b_run[i * b_step]);
+    for (int64_t i = 0; i < run; ++i)
+      out_run[i * out_step] = store<T>(load(a_run[i * a_step]) + load(b_run[i * b_step]));
     begin += run;
   }
 }
@@ -70,7 +49,7 @@ void add_out_cpu(const Tensor& a, const Tensor& b, Tensor out) {
     T* sum = static_cast<T*>(out.mutable_data_ptr());
     parallel_rows(size, 1, [&](int64_t begin, int64_t end) {
       if (!layout.is_linear()) return add_strided(left, right, sum, layout, begin, end);
-      add_linear(left + begin, right + begin, sum + begin, end - begin);
+      map(Add{}, sum + begin, end - begin, left + begin, right + begin);
     });
   });
 }

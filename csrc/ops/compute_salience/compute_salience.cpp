@@ -23,6 +23,8 @@ void parallel_patches(const PatchGrid& grid, int64_t cost, const F& f) {
 
 template <class A>
 ARR_COC_EVERY_ISA void magnitude_row(const A* gx, const A* gy, A* magnitudes, int64_t width) {
+  prefetch_behind(gx, width);
+  prefetch_behind(gy, width);
 #pragma omp simd
   for (int64_t x = 0; x < width; ++x) magnitudes[x] = std::sqrt(gx[x] * gx[x] + gy[x] * gy[x] + A(kEdgeFloor));
 }
@@ -195,7 +197,8 @@ std::vector<A> mean_distances(const std::vector<A>& colours, const PatchGrid& gr
 // The samples' mean feature vectors [B, D], as unit vectors and norms.
 template <class A, class T>
 UnitRows<A> mean_features(const T* features, int64_t batch, int64_t count, int64_t width) {
-  std::vector<A> means = column_sums<A>(features, nullptr, nullptr, batch, count, width, 1);
+  std::vector<A> means =
+      column_sums<A>(features, [](int64_t, const A*) { return A(1); }, nullptr, batch, count, width, 1);
   for (A& mean : means) mean /= A(count);
   return unit_rows<A>(means.data(), nullptr, batch, width);
 }
@@ -243,17 +246,13 @@ template <class T, class A = accumulate_t<T>>
 void features_grad(const T* grad, const T* features, T* out, int64_t batch, int64_t count, int64_t width, A weight) {
   const UnitRows<A> mean = mean_features<A>(features, batch, count, width);
   std::vector<A> factor(batch * count), along(batch * count);
-  parallel_rows(batch * count, width * 2, [&](int64_t begin, int64_t end) {
-    std::vector<A> buffer;
-    for (int64_t item = begin; item < end; ++item) {
-      const A* row = accumulated(features + item * width, width, buffer);
-      const Products<A> both = products(row, mean.unit.data() + item / count * width, width);
-      const A norm = std::sqrt(both.square), inverse = inverse_norm(norm);
-      factor[item] = -load(grad[item]) * weight / 2 * inverse;
-      along[item] = norm_passes(norm) * both.dot * inverse * inverse;
-    }
-  });
-  std::vector<A> of_mean = column_sums(features, factor.data(), nullptr, batch, count, width, 1);
+  const auto factor_of = [&](int64_t item, const A* row) {
+    const Products<A> both = products(row, mean.unit.data() + item / count * width, width);
+    const A norm = std::sqrt(both.square), inverse = inverse_norm(norm);
+    along[item] = norm_passes(norm) * both.dot * inverse * inverse;
+    return factor[item] = -load(grad[item]) * weight / 2 * inverse;
+  };
+  std::vector<A> of_mean = column_sums<A>(features, factor_of, nullptr, batch, count, width, 1);
   for (int64_t sample = 0; sample < batch; ++sample) {
     A* upstream = of_mean.data() + sample * width;
     through_unit(upstream, mean.unit.data() + sample * width, mean.norm[sample], 1 / A(count), width, upstream);

@@ -8,6 +8,7 @@
 #include "common/contiguous.h"
 #include "common/convert.h"
 #include "common/lanes.h"
+#include "common/prefetch.h"
 
 namespace arr_coc {
 namespace {
@@ -25,6 +26,7 @@ ARR_COC_INLINE A sum_of(const A* x, int64_t width) {
   A sums[kStep] = {}, lanes[kLanes];
   int64_t d = 0;
   for (; d + 2 * kStep <= width; d += 2 * kStep) {
+    prefetch_behind(x + d, 2 * kStep);
 #pragma omp simd
     for (int64_t j = 0; j < kStep; ++j) sums[j] += x[d + j] + x[d + j + kStep];
   }
@@ -107,6 +109,8 @@ ARR_COC_EVERY_ISA void layer_norm_grad_rows(const A* grad, const A* x, const A* 
     A sums[kStep] = {}, products[kStep] = {}, lanes[kLanes], product_lanes[kLanes];
     int64_t d = 0;
     for (; d + kStep <= width; d += kStep) {
+      prefetch_behind(grad + d, kStep);
+      prefetch_behind(x + d, kStep);
 #pragma omp simd
       for (int64_t j = d; j < d + kStep; ++j) {
         const A z = (x[j] - mean) * rstd;

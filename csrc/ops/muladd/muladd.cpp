@@ -2,10 +2,14 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <tuple>
+
 #include "common/map.h"
 
 namespace arr_coc {
 namespace {
+
+constexpr int64_t kBlock = 1024;  // elements of `grad` that are read again from the first cache
 
 Tensor muladd_cpu(const Tensor& a, const Tensor& b, double c) {
   check_muladd(a, b);
@@ -20,10 +24,38 @@ Tensor muladd_cpu(const Tensor& a, const Tensor& b, double c) {
   return out;
 }
 
+std::tuple<Tensor, Tensor> muladd_grad_cpu(const Tensor& grad, const Tensor& a, const Tensor& b, bool need_a,
+                                           bool need_b) {
+  check_muladd_grad(grad, a, b);
+  const Tensor upstream = as_contiguous(grad), x = as_contiguous(a), y = as_contiguous(b);
+  Tensor grad_a = need_a ? allocate(x, x.sizes()) : allocate(x, {0});
+  Tensor grad_b = need_b ? allocate(x, x.sizes()) : allocate(x, {0});
+  dispatch_floating(x.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    const T *g = static_cast<const T*>(upstream.const_data_ptr()), *of_x = static_cast<const T*>(x.const_data_ptr()),
+            *of_y = static_cast<const T*>(y.const_data_ptr());
+    T *out_a = static_cast<T*>(grad_a.mutable_data_ptr()), *out_b = static_cast<T*>(grad_b.mutable_data_ptr());
+    parallel_rows(x.numel(), 2, [&](int64_t begin, int64_t end) {
+      for (int64_t at = begin; at < end; at += kBlock) {
+        const int64_t size = std::min(kBlock, end - at);
+        if (need_a) map(Multiply{}, out_a + at, size, g + at, of_y + at);
+        if (need_b) map(Multiply{}, out_b + at, size, g + at, of_x + at);
+      }
+    });
+  });
+  return {grad_a, grad_b};
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) { m.def("muladd(Tensor a, Tensor b, float c) -> Tensor"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
+  m.def("muladd(Tensor a, Tensor b, float c) -> Tensor");
+  m.def("muladd_grad(Tensor grad, Tensor a, Tensor b, bool need_a, bool need_b) -> (Tensor, Tensor)");
+}
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("muladd", TORCH_BOX(&muladd_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
+  m.impl("muladd", TORCH_BOX(&muladd_cpu));
+  m.impl("muladd_grad", TORCH_BOX(&muladd_grad_cpu));
+}
 
 }  // namespace arr_coc

@@ -133,7 +133,8 @@ std::tuple<Tensor, Tensor> query_alignment_grad_cpu(const Tensor& grad, const Te
     });
     if (!need_query) return;
     T* query_out = static_cast<T*>(grad_query.mutable_data_ptr());
-    const std::vector<A> sums = column_sums(in, factor.data(), chosen.data(), batch, count, width, tokens);
+    const auto factor_of = [&](int64_t n, const A*) { return factor[n]; };
+    const std::vector<A> sums = column_sums<A>(in, factor_of, chosen.data(), batch, count, width, tokens);
     parallel_rows(batch * tokens, width * 4, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const int64_t at = row * width;

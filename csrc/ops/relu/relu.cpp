@@ -5,6 +5,10 @@
 #include "common/map.h"
 
 namespace arr_coc {
+
+template <>
+constexpr bool kSelects<ReluGrad> = true;
+
 namespace {
 
 Tensor relu_cpu(const Tensor& x) {

@@ -7,6 +7,10 @@
 #include "common/map.h"
 
 namespace arr_coc {
+
+template <class A>
+constexpr bool kSelects<ScaleReluGrad<A>> = true;
+
 namespace {
 
 constexpr int64_t kMostChunks = 64;
@@ -29,16 +33,21 @@ Tensor scale_bias_relu_cpu(const Tensor& x, const Tensor& bias, double scale) {
 // Adds what passes to `sums`; writes it times `scale` unless grad_x is null.
 template <class T, class A, class O>
 ARR_COC_EVERY_ISA void grad_loop(const T* grad, const T* output, A scale, O* grad_x, A* sums, int64_t size) {
-  if (grad_x) {
+  for (int64_t begin = 0; begin < size; begin += kPrefetchBlock) {
+    const int64_t end = std::min(begin + kPrefetchBlock, size);
+    prefetch_behind(grad + begin);
+    prefetch_behind(output + begin);
+    if (grad_x) {
 #pragma omp simd
-    for (int64_t i = 0; i < size; ++i) {
-      const A passed = ReluGrad{}(load(grad[i]), load(output[i]));
-      sums[i] += passed;
-      grad_x[i] = store<O>(passed * scale);
+      for (int64_t i = begin; i < end; ++i) {
+        const A passed = ReluGrad{}(load(grad[i]), load(output[i]));
+        sums[i] += passed;
+        grad_x[i] = store<O>(passed * scale);
+      }
+    } else {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) sums[i] += ReluGrad{}(load(grad[i]), load(output[i]));
     }
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < size; ++i) sums[i] += ReluGrad{}(load(grad[i]), load(output[i]));
   }
 }
 

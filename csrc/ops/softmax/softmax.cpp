@@ -7,6 +7,7 @@
 #include "common/exponential.h"
 #include "common/lanes.h"
 #include "common/map.h"
+#include "common/prefetch.h"
 
 namespace arr_coc {
 namespace {
@@ -49,6 +50,8 @@ ARR_COC_INLINE A sum_of_products(const T* x, const T* y, int64_t width) {
     A sums[kStep] = {}, lanes[kLanes], last = 0;
     int64_t d = at;
     for (; d + kStep <= end; d += kStep) {
+      prefetch_behind(x + d, kStep);
+      prefetch_behind(y + d, kStep);
 #pragma omp simd
       for (int64_t j = 0; j < kStep; ++j) sums[j] += A(load(x[d + j])) * A(load(y[d + j]));
     }
