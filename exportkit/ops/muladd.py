@@ -161,7 +161,5 @@ GRAD_SPEC = OpSpec(
     reference=muladd_grad_reference,
     samples=_grad_samples,
     refusals=_grad_refusals,
-    differentiable=("grad",),  # and a and b where they are needed: second derivatives of muladd are tested
     dynamic={"grad": _BY_POSITION, "a": _BY_POSITION, "b": _BY_POSITION},
-    second_order=True,
 )
