@@ -18,6 +18,7 @@ from exportkit.errors import DigestMismatchError
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporaries, temporary_folder, written_whole
 from exportkit.verify.packaging import build_package
+from tests.artifacts import artifact
 from tests.fresh import killed_in_the_middle, run_python
 from tests.runtime import tiny
 
@@ -134,6 +135,29 @@ stop.set()
 for thread in threads:
     thread.join()
 print(all(children), len(children), torch.equal(call(), expected))
+"""
+
+# CUDA works in no fork of a process that used it: the child must say so, and not hang or crash.
+CUDA_FORK = """
+import os, sys
+import torch, exportkit
+from exportkit.errors import ExportkitError
+model = exportkit.load(sys.argv[1], device="cuda")
+case = model.cases[0]
+before = model(*case.args, **case.kwargs)
+child = os.fork()
+if child == 0:
+    try:
+        model(*case.args, **case.kwargs)
+        print("it answered", flush=True)
+    except ExportkitError as error:
+        print(type(error).__name__, str(error).replace(chr(10), " "), flush=True)
+    finally:
+        os._exit(0)
+_, status = os.waitpid(child, 0)
+after = model(*case.args, **case.kwargs)
+leaves = [torch.utils._pytree.tree_leaves(answer) for answer in (before, after)]
+print(status, all(torch.equal(*pair) for pair in zip(*leaves)))
 """
 
 POOL = """
@@ -341,3 +365,12 @@ def test_a_loaded_model_works_in_a_pool_of_forked_processes(tiny_package, tmp_pa
 
 def test_a_fork_while_other_threads_are_in_calls_finds_a_model_that_is_free(tiny_package, tmp_path):
     assert run_python(BUSY, tiny_package, cwd=tmp_path) == "True 20 True\n"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("route", ["cpp", "python"])
+def test_a_fork_of_a_process_that_used_cuda_is_told_to_spawn_and_the_parent_goes_on(route, tmp_path):
+    said = run_python(CUDA_FORK, artifact("weighted-cuda"), cwd=tmp_path, EXPORTKIT_RUNTIME=route)
+    child, parent = said.splitlines()
+    assert child.startswith("ModelRunError") and "use the start method spawn" in child
+    assert parent == "0 True"
