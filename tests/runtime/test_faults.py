@@ -372,5 +372,6 @@ def test_a_fork_while_other_threads_are_in_calls_finds_a_model_that_is_free(tiny
 def test_a_fork_of_a_process_that_used_cuda_is_told_to_spawn_and_the_parent_goes_on(route, tmp_path):
     said = run_python(CUDA_FORK, artifact("weighted-cuda"), cwd=tmp_path, EXPORTKIT_RUNTIME=route)
     child, parent = said.splitlines()
-    assert child.startswith("ModelRunError") and "use the start method spawn" in child
+    assert child.startswith("ModelRunError")
+    assert "use the start method spawn" in child
     assert parent == "0 True"
