@@ -6,6 +6,7 @@ of them. Inputs rotate, so that caches hold no more of them than in use.
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -81,14 +82,18 @@ def copy_rate(device: torch.device) -> float:
 
 
 def _take_turns(samplers: Sequence[Callable[[], float]], seconds: float) -> list[Timing]:
-    """Milliseconds of each sampler, one sample of each a round, the first of a round another each time."""
+    """Milliseconds of each sampler, one sample of each a round, in another order each time.
+
+    An order drawn at random: in a cycle each would always find the caches and the heap as the same other one left them.
+    """
     samples: list[list[float]] = [[] for _ in samplers]
+    turns, order = random.Random(0), list(range(len(samplers)))
     end = time.perf_counter() + seconds * len(samplers)
     for round_ in range(_MAX_SAMPLES):
         if round_ >= _MIN_SAMPLES and time.perf_counter() > end:
             break
-        for i in range(len(samplers)):
-            turn = (i + round_) % len(samplers)
+        turns.shuffle(order)
+        for turn in order:
             samples[turn].append(samplers[turn]())
     return [_timing(found) for found in samples]
 
