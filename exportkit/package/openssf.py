@@ -36,7 +36,7 @@ _WholeFile = Literal["."]
 _WHOLE_FILE: _WholeFile = "."  # what model signing calls the one file of a model that is a file
 Part = TypeVar("Part")
 
-_MAX_DEPTH = 16  # of brackets; model signing nests 5
+MAX_DEPTH = 16  # of brackets; model signing nests 5
 
 
 class _Key(Struct):
@@ -173,7 +173,7 @@ def _pre_authentication(payload: bytes) -> bytes:
 
 def _decode(data: bytes, kind: type[Part], name: str) -> Part:
     try:
-        strict_json.parse(data, max_depth=_MAX_DEPTH)
+        strict_json.parse(data, max_depth=MAX_DEPTH)
         return msgspec.json.decode(data, type=kind)
     except ValueError as error:  # msgspec's errors are such, too
         raise SignatureError(

@@ -14,7 +14,7 @@ Checks a package, loads it without Python, and replays its recorded cases.
 Options:
   --device DEVICE      auto, cpu, cuda or cuda:<index>  [auto]
   --public-key PEM     A key, of which one must have signed the package. Repeatable.
-  --signature FILE     The signature file  [PACKAGE.sig]
+  --signature FILE     The signature file  [PACKAGE.sig, or PACKAGE.sigstore.json for a key on an elliptic curve]
   --input FILE         A safetensors file of inputs, by name: runs them instead of the recorded cases.
   --output FILE        Where their outputs go, by name.
   --bench SECONDS      Times calls, with these inputs or those of the first case.

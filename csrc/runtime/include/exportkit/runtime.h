@@ -26,10 +26,11 @@ struct OpenOptions {
   std::string device = "auto";
   // How many calls can run at a time; they share the weights.
   int64_t runners = 1;
-  // Whoever must have signed the package, any of them: PEM files of Ed25519 keys, or PEM text. What this machine's
-  // policies ask for is asked for as well.
+  // Whoever must have signed the package, any of them: PEM files, or PEM text. An Ed25519 key checks `.sig` files, one
+  // on the curve P-256, P-384 or P-521 bundles of OpenSSF model signing. What this machine's policies ask for is asked
+  // for as well.
   std::vector<std::string> public_keys;
-  // The signature file, where it is not the package's name with `.sig`.
+  // The signature file, where it is not the package's name with `.sig`, or `.sigstore.json` for a bundle.
   std::string signature;
 };
 
