@@ -17,6 +17,7 @@
 #include "runtime/package/openssf.h"
 #include "runtime/package/reader.h"
 #include "runtime/package/safetensors.h"
+#include "runtime/package/state_matching.h"
 #include "runtime/package/text.h"
 #include "runtime/package/trust.h"
 #include "runtime/tests/json_text.h"
@@ -126,12 +127,19 @@ std::string tensors(const Words& words) {
   return answer("[" + out + "]");
 }
 
+// state PACKAGE PATH: whether a safetensors file has all of the state, and nothing else
+std::string state(const Words& words) {
+  const PackageReader reader(words.at(1));
+  const std::string content = content_of(words.at(2));
+  match_state(reader.manifest().weights, safetensors::parse_header(content, content.size()));
+  return answer("null");
+}
+
 std::string run(const Words& words) {
   static const std::map<std::string, std::string (*)(const Words&)> kCommands = {
-      {"package", package},         {"whole", whole},        {"extract", extract},
-      {"changed", changed},         {"crc32", crc},          {"key", key},
-      {"verifies", verifies},       {"trust", trust},        {"bundle", bundle},
-      {"identifiers", identifiers}, {"safetensors", tensors}};
+      {"package", package}, {"whole", whole},   {"extract", extract},         {"changed", changed},
+      {"crc32", crc},       {"key", key},       {"verifies", verifies},       {"trust", trust},
+      {"state", state},     {"bundle", bundle}, {"identifiers", identifiers}, {"safetensors", tensors}};
   try {
     return kCommands.at(words.at(0))(words);
   } catch (const Error& error) {
