@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +16,8 @@ from exportkit.errors import (
     InputError,
     LibraryLoadError,
     NoTargetError,
-    SignatureError,
-    SignatureMissingError,
     UsageError,
 )
-from exportkit.package.archive import PackageReader
 from exportkit.runtime.native import library_path
 from exportkit.verify.compare import compare_outputs
 from exportkit.verify.outcomes import Match, Mismatch
@@ -318,117 +313,3 @@ def test_without_a_usable_cache_it_says_so_and_leaves_nothing_behind(tiny_packag
     assert list((tmp_path / "tmp").iterdir()) == []
     answer = exportkit_run.run(tiny_package, **environment | {"TMPDIR": "/nowhere"})
     assert (answer.code, answer.document["error"]["kind"]) == (4, "CacheError")
-
-
-# --- signatures -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The private and public half of a key, as openssl writes them."""
-    private, public = (tmp_path_factory.mktemp("keys") / name for name in ("private.pem", "public.pem"))
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
-    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
-    return private, public
-
-
-def signature_of(package: Path, private: Path, tmp_path: Path) -> dict[str, object]:
-    """Made with openssl from what FORMAT.md says, without a line of the code under test."""
-    with PackageReader(package) as reader:
-        manifest_sha256 = reader.manifest_sha256
-    file_sha256 = hashlib.sha256(package.read_bytes()).hexdigest()
-    statement = tmp_path / "statement"
-    statement.write_text(
-        f"exportkit package signature 1\nmanifest-sha256 {manifest_sha256}\nfile-sha256 {file_sha256}\n"
-    )
-    command = ["openssl", "pkeyutl", "-sign", "-rawin", "-inkey", str(private), "-in", str(statement)]
-    signed = subprocess.run(command, capture_output=True, check=True).stdout
-    der = subprocess.run(
-        ["openssl", "pkey", "-in", private, "-pubout", "-outform", "DER"], capture_output=True, check=True
-    ).stdout
-    signature = {
-        "key_id": hashlib.sha256(der[-32:]).hexdigest(),
-        "algorithm": "ed25519",
-        "signature": base64.b64encode(signed).decode(),
-    }
-    return {
-        "format_version": 1,
-        "manifest_sha256": manifest_sha256,
-        "file_sha256": file_sha256,
-        "signatures": [signature],
-    }
-
-
-@pytest.fixture
-def signed(tiny_package: Path, tmp_path: Path, keys: tuple[Path, Path]) -> tuple[Path, dict[str, object]]:
-    package = tmp_path / "signed.pt2"
-    package.write_bytes(tiny_package.read_bytes())
-    signature = signature_of(package, keys[0], tmp_path)
-    package.with_name("signed.pt2.sig").write_text(json.dumps(signature))
-    return package, signature
-
-
-def test_a_signature_by_the_key_that_was_asked_for_is_taken(signed, keys, tmp_path):
-    package, _ = signed
-    assert exportkit_run.load(package, "--public-key", keys[1])["ok"] is True
-    assert exportkit_run.load(package, "--public-key", keys[1].read_text())["ok"] is True
-    link = tmp_path / "link.pt2"
-    link.symlink_to(package)
-    assert exportkit_run.load(link, "--public-key", keys[1])["ok"] is True
-    moved = package.with_name("signed.pt2.sig").rename(tmp_path / "elsewhere")
-    assert exportkit_run.load(package, "--public-key", keys[1], "--signature", moved)["ok"] is True
-    with pytest.raises(SignatureMissingError, match=r"there is no .*signed\.pt2\.sig"):
-        exportkit_run.load(package, "--public-key", keys[1])
-
-
-def test_a_signature_by_another_key_is_none(signed, tmp_path):
-    private, public = tmp_path / "other.pem", tmp_path / "other.pub"
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
-    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
-    with pytest.raises(SignatureMissingError, match="has signatures by other keys"):
-        exportkit_run.load(signed[0], "--public-key", public)
-    with pytest.raises(UsageError, match="is a private one"):
-        exportkit_run.load(signed[0], "--public-key", private)
-
-
-def with_other_bits(signature: dict[str, str]) -> dict[str, str]:
-    text = signature["signature"]
-    return signature | {"signature": ("B" if text[0] == "A" else "A") + text[1:]}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: s | {"manifest_sha256": "0" * 64}, "is the signature of another package"),
-        (lambda s: s | {"file_sha256": "0" * 64}, "does not hold"),
-        (lambda s: s | {"signatures": [with_other_bits(s["signatures"][0])]}, "does not hold"),
-        (lambda s: s | {"signatures": s["signatures"] * 2}, "two signatures by key"),
-        (lambda s: s | {"signatures": []}, "no signature"),
-        (lambda s: s | {"surprise": 1}, "unknown key"),
-        (lambda s: s | {"format_version": 2}, "has format version 2"),
-        (lambda s: s | {"signatures": [s["signatures"][0] | {"algorithm": "rsa"}]}, "other than ed25519"),
-        (lambda s: s | {"signatures": [s["signatures"][0] | {"signature": "AA=="}]}, "64 bytes"),
-        (lambda s: {k: v for k, v in s.items() if k != "file_sha256"}, "without a key"),
-    ],
-)  # fmt: skip
-def test_a_signature_that_does_not_hold_is_refused_before_anything_runs(signed, keys, tmp_path, change, message):
-    package, signature = signed
-    package.with_name("signed.pt2.sig").write_text(json.dumps(change(signature)))
-    with pytest.raises(SignatureError, match=message):
-        exportkit_run.load(package, "--public-key", keys[1])
-    assert not (tmp_path / "exportkit-cache").exists()
-
-
-def test_a_policy_asks_whatever_the_caller_says(signed, tiny_package, keys, tmp_path, monkeypatch):
-    policy = tmp_path / "policy.json"
-    policy.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": [str(keys[1])]}))
-    policy.chmod(0o600)
-    monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
-    assert exportkit_run.load(signed[0])["ok"] is True
-    with pytest.raises(SignatureMissingError, match=r"as the policy .*policy\.json asks for"):
-        exportkit_run.load(tiny_package)
-    policy.chmod(0o666)
-    answer = exportkit_run.run(signed[0])
-    assert (answer.code, answer.document["error"]["kind"]) == (4, "PolicyError")
-    monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "gone.json"))
-    assert exportkit_run.run(signed[0]).document["error"]["kind"] == "PolicyError"
