@@ -125,3 +125,19 @@ def test_patches_of_any_size(patch, device):
 def test_one_weight_for_all_is_expanded_as_torch_does(device):
     inputs = flat_image(device)
     assert torch.equal(torch.ops.arr_coc.compute_salience(*inputs, 2.0), compute_salience(*inputs, (1.0, 1.0, 1.0)))
+
+
+@pytest.mark.parametrize("width", [256, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_gradient_too_large_for_the_caches_has_the_bits_of_a_small_one(dtype, width):
+    patch, height = 8, 256
+    count = -(-(17 << 20) // (3 * height * width * dtype.itemsize))  # samples: more than 16 MiB of lab
+    torch.manual_seed(0)
+    features = torch.randn(1, height * width // patch**2, 4, dtype=dtype)
+    lab = torch.randn(1, 3, height, width, dtype=dtype) * 20
+    gx, gy = (torch.randn(1, 1, height, width, dtype=dtype) for _ in range(2))
+    grad = torch.randn(features.shape[:2], dtype=dtype)
+    rest = (patch, [0.5, 0.25, 0.25], False, True, False, False)
+    one = compute_salience_grad(grad, features, lab, gx, gy, *rest)[1]
+    many = [t.expand(count, *t.shape[1:]).contiguous() for t in (grad, features, lab, gx, gy)]
+    assert torch.equal(compute_salience_grad(*many, *rest)[1], one.expand(count, *one.shape[1:]))

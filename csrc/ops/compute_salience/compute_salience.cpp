@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/cosine.h"
+#include "common/stream.h"
 
 namespace arr_coc {
 namespace {
@@ -29,16 +30,23 @@ ARR_COC_EVERY_ISA void magnitude_row(const A* gx, const A* gy, A* magnitudes, in
   for (int64_t x = 0; x < width; ++x) magnitudes[x] = std::sqrt(gx[x] * gx[x] + gy[x] * gy[x] + A(kEdgeFloor));
 }
 
+// Of a pixel's gradient (gx, gy) through its magnitude. A null output is not needed.
 template <class A>
-ARR_COC_EVERY_ISA void multiply_row(const A* a, const A* b, A* out, int64_t width) {
+ARR_COC_EVERY_ISA void direction_row(const A* slopes, const A* magnitudes, const A* gx, const A* gy, A* out_x, A* out_y,
+                                     int64_t width) {
+  if (out_x && out_y) {
 #pragma omp simd
-  for (int64_t x = 0; x < width; ++x) out[x] = a[x] * b[x];
-}
-
-template <class A>
-ARR_COC_EVERY_ISA void divide_row(const A* a, A* b, int64_t width) {
+    for (int64_t x = 0; x < width; ++x) {
+      const A scale = slopes[x] / magnitudes[x];
+      out_x[x] = scale * gx[x];
+      out_y[x] = scale * gy[x];
+    }
+    return;
+  }
+  const A* in = out_x ? gx : gy;
+  A* out = out_x ? out_x : out_y;
 #pragma omp simd
-  for (int64_t x = 0; x < width; ++x) b[x] = a[x] / b[x];
+  for (int64_t x = 0; x < width; ++x) out[x] = slopes[x] / magnitudes[x] * in[x];
 }
 
 // means[j] of patch j's sums of columns.
@@ -282,6 +290,7 @@ void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weig
     slopes[item] = load(grad[item]) * weight * A(kContrastHalf) / (shifted * shifted) / neighbours / A(patch * patch);
   });
   parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
+    const RowStream stream(grid.batch * 3 * grid.plane * int64_t(sizeof(T)));
     std::vector<T> rows(3 * grid.width);
     std::vector<A> gradients(3 * grid.columns);
     for (int64_t band = begin; band < end; ++band) {
@@ -297,7 +306,7 @@ void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weig
           std::fill_n(rows.data() + c * grid.width + j * patch, patch, store<T>(gradients[c * grid.columns + j]));
       for (int64_t c = 0; c < 3; ++c)
         for (int64_t y = 0; y < patch; ++y)
-          std::copy_n(rows.data() + c * grid.width, grid.width,
+          stream.copy(rows.data() + c * grid.width, grid.width,
                       out + (sample * 3 + c) * grid.plane + (row * patch + y) * grid.width);
     }
   });
@@ -310,8 +319,8 @@ void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, T* out_x, T* 
   const int64_t patch = grid.patch, width = grid.width;
   parallel_bands(grid, 4, [&](int64_t begin, int64_t end) {
     BandEdges<T> edges(grid);
-    StagedRow<T> staged(width);
-    std::vector<A> means(grid.columns), slopes(width), buffer;
+    StagedRow<T> staged_x(width), staged_y(width);
+    std::vector<A> means(grid.columns), slopes(width), wide_x, wide_y;
     for (int64_t band = begin; band < end; ++band) {
       edges.read(sobel_x, sobel_y, band, means.data());
       for (int64_t j = 0; j < grid.columns; ++j) {
@@ -321,13 +330,11 @@ void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, T* out_x, T* 
       }
       for (int64_t y = 0; y < patch; ++y) {
         const int64_t at = (band * patch + y) * width;
-        A* scales = edges.row(y);
-        divide_row(slopes.data(), scales, width);
-        for (const auto& [in, out] : {std::pair(sobel_x, out_x), std::pair(sobel_y, out_y)}) {
-          if (!out) continue;
-          multiply_row(scales, accumulated(in + at, width, buffer), staged.at(out + at), width);
-          staged.store_to(out + at);
-        }
+        const A *in_x = accumulated(sobel_x + at, width, wide_x), *in_y = accumulated(sobel_y + at, width, wide_y);
+        direction_row(slopes.data(), edges.row(y), in_x, in_y, out_x ? staged_x.at(out_x + at) : nullptr,
+                      out_y ? staged_y.at(out_y + at) : nullptr, width);
+        if (out_x) staged_x.store_to(out_x + at);
+        if (out_y) staged_y.store_to(out_y + at);
       }
     }
   });
