@@ -1,5 +1,6 @@
 #include <torch/headeronly/version.h>
 
+#include <iostream>
 #include <optional>
 
 #include "exportkit/runtime.h"
@@ -11,6 +12,7 @@
 #include "runtime/package/errors.h"
 #include "runtime/package/trust.h"
 #include "runtime/session.h"
+#include "runtime/trust_records.h"
 #include "runtime/weights.h"
 
 namespace exportkit {
@@ -92,6 +94,11 @@ Session load_target(const PackageReader& reader, const Choice& choice, const Cac
   }
 }
 
+Unpacking unpacking(const OpenOptions& options) {
+  const auto to_stderr = [](const std::string& warning) { std::cerr << "warning: " << warning << "\n"; };
+  return {options.verify == Verify::kAlways, options.warn ? options.warn : to_stderr};
+}
+
 }  // namespace
 
 // In the order in which they must come to be; the session goes before the files that it maps.
@@ -108,7 +115,7 @@ struct Model::Impl {
       : reader(path),
         choice(checked(reader, options)),
         plan(reader.manifest().call, device_of(choice)),
-        entry(unpack(reader, *choice.target)),
+        entry(unpack(reader, *choice.target, unpacking(options))),
         weights(reader, *choice.target),
         session(load_target(reader, choice, entry, weights, options.runners)),
         inputs(describe_inputs(reader.manifest().call)),
@@ -123,9 +130,9 @@ struct Model::Impl {
       throw Error(errors::kUsage, "runners must be a whole number from 1, got " + std::to_string(options.runners));
     }
     check_trust(reader, options.public_keys, options.signature);
-    reader.verify();
+    verify_package(reader, options.verify == Verify::kAlways);
     const Choice choice = choose(reader.manifest(), options.device);
-    load_operators(reader, *choice.target, running_torch());
+    load_operators(reader, *choice.target, running_torch(), unpacking(options));
     return choice;
   }
 };

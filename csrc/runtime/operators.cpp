@@ -124,7 +124,7 @@ const char* linker_hint(const std::string& complaint) {
   return "`ldd` says which of the libraries it needs are missing here.";
 }
 
-void load(const PackageReader& reader, const Library& library) {
+void load(const PackageReader& reader, const Library& library, const Unpacking& how) {
   const std::lock_guard lock(loading);
   const std::set<std::string> defines = namespaces_of(library);
   if (loaded.contains(library.sha256)) return;
@@ -134,7 +134,7 @@ void load(const PackageReader& reader, const Library& library) {
   }
   const std::string file = file_name(library.record);
   refuse_conflict(file, library.sha256, defines);
-  const CacheEntry entry = unpack(reader, library);
+  const CacheEntry entry = unpack(reader, library, how);
   const std::filesystem::path path = entry.folder() / file;
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
     const char* said = dlerror();
@@ -175,7 +175,7 @@ void check_operators(const Manifest& manifest, const std::vector<const Library*>
 
 }  // namespace
 
-void load_operators(const PackageReader& reader, const Target& target, const std::string& torch) {
+void load_operators(const PackageReader& reader, const Target& target, const std::string& torch, const Unpacking& how) {
   const std::vector<const Library*> libraries = libraries_for(reader.manifest(), target);
   for (const Library* library : libraries) {
     if (const auto reason = library_rejection(*library, torch)) {
@@ -184,7 +184,7 @@ void load_operators(const PackageReader& reader, const Target& target, const std
                   "Install the torch it works with, or build it for the stable ABI (torch/csrc/stable).");
     }
   }
-  for (const Library* library : libraries) load(reader, *library);
+  for (const Library* library : libraries) load(reader, *library, how);
   check_operators(reader.manifest(), libraries);
 }
 

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "runtime/cache.h"
 #include "runtime/package/reader.h"
 
 namespace exportkit {
@@ -12,6 +13,6 @@ namespace exportkit {
 // Loading a second library that defines a registered namespace would end the process, so each is compared with what is
 // registered first. TorchVersionError, LibraryConflictError, LibraryLoadError, MissingLibraryError, SchemaChangedError;
 // the error of a record that does not hold.
-void load_operators(const PackageReader& reader, const Target& target, const std::string& torch);
+void load_operators(const PackageReader& reader, const Target& target, const std::string& torch, const Unpacking& how);
 
 }  // namespace exportkit
