@@ -1,5 +1,6 @@
 #include <torch/headeronly/version.h>
 
+#include <algorithm>
 #include <iostream>
 #include <optional>
 
@@ -82,10 +83,11 @@ std::filesystem::path library_of(const PackageReader& reader, const Target& targ
   return entry.folder() / library;
 }
 
-Session load_target(const PackageReader& reader, const Choice& choice, const CacheEntry& entry,
-                    const MappedWeights& weights, int64_t runners) {
+std::shared_ptr<const Session> load_target(const PackageReader& reader, const Choice& choice, const CacheEntry& entry,
+                                           const Weights& weights, int64_t runners) {
   try {
-    return Session(library_of(reader, *choice.target, entry), device_of(choice), runners, weights.constants());
+    return std::make_shared<const Session>(library_of(reader, *choice.target, entry), device_of(choice), runners,
+                                           constants_of(*choice.target, weights));
   } catch (const std::exception& error) {
     throw Error(errors::kModelLoad,
                 "torch " + running_torch() + " cannot load target " + choice.target->name + " of " +
@@ -101,14 +103,15 @@ Unpacking unpacking(const OpenOptions& options) {
 
 }  // namespace
 
-// In the order in which they must come to be; the session goes before the files that it maps.
+// In the order in which they must come to be; the sessions go before the files that they map.
 struct Model::Impl {
   PackageReader reader;
   Choice choice;
   InputPlan plan;
   CacheEntry entry;
   MappedWeights weights;
-  Session session;
+  int64_t runners;
+  CurrentSession session;
   std::vector<TensorInfo> inputs, outputs;
 
   Impl(const std::string& path, const OpenOptions& options)
@@ -116,8 +119,9 @@ struct Model::Impl {
         choice(checked(reader, options)),
         plan(reader.manifest().call, device_of(choice)),
         entry(unpack(reader, *choice.target, unpacking(options))),
-        weights(reader, *choice.target),
-        session(load_target(reader, choice, entry, weights, options.runners)),
+        weights(reader),
+        runners(options.runners),
+        session(load_target(reader, choice, entry, weights.tensors(), runners)),
         inputs(describe_inputs(reader.manifest().call)),
         outputs(describe_outputs(reader.manifest().call)) {
     reader.check_unchanged();  // what was unpacked was read once more
@@ -137,16 +141,33 @@ struct Model::Impl {
   }
 };
 
-Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+Model::Model(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Model Model::open(const std::string& path, const OpenOptions& options) {
-  return Model(std::make_shared<const Impl>(path, options));
+  return Model(std::make_shared<Impl>(path, options));
+}
+
+void Model::swap_weights(const std::string& path) {
+  const PackageReader& reader = impl_->reader;
+  const Manifest& manifest = reader.manifest();
+  const auto is_state = [](const Weight& weight) { return weight.state; };
+  if (std::none_of(manifest.weights.begin(), manifest.weights.end(), is_state)) {
+    throw Error(errors::kWeights, manifest.name + " has no weights outside of its compiled code",
+                "Weights can be swapped where it is exported without --embed-weights, in format 2 or newer.");
+  }
+  impl_->session.replace([&] {
+    const Target& target = *impl_->choice.target;
+    const Weights weights = replaced_weights(manifest, target, impl_->weights.tensors(), path);
+    auto session = load_target(reader, impl_->choice, impl_->entry, weights, impl_->runners);
+    reader.check_unchanged();
+    return session;
+  });
 }
 
 std::vector<at::Tensor> Model::run(const std::vector<at::Tensor>& inputs) const {
   const std::vector<at::Tensor> prepared = impl_->plan.prepare(inputs);
   try {
-    return impl_->session.run(prepared);
+    return impl_->session.get()->run(prepared);
   } catch (const std::exception& error) {
     std::string given;
     for (const at::Tensor& tensor : prepared) given += (given.empty() ? "" : ", ") + describe(tensor);

@@ -65,7 +65,7 @@ std::optional<std::string> mapped_copy(const std::string& sha256, int64_t size) 
     if (permissions.size() < 3 || permissions[2] != 'x' || !path.starts_with('/')) continue;
     if (!seen.emplace(inode, path).second) continue;
     // After an upgrade the path may lead to another file than the one that is mapped.
-    struct stat status{};
+    struct stat status {};
     if (stat(path.c_str(), &status) == 0 && status.st_ino == inode && status.st_size == size &&
         file_sha256(path) == sha256) {
       return path;

@@ -114,7 +114,7 @@ def _signer(reader: PackageReader, demand: Demand, given: Path | None) -> Public
             signatures = own.decode_signatures(data, file.name)
             signer = own.signer(signatures, reader.manifest_sha256, keys, file.name)
         else:
-            signer = openssf.signer(data, reader.sha256, keys, file.name)
+            signer = openssf.signer(data, lambda: reader.sha256, keys, file.name)
         if signer is not None:
             return signer
         reasons.append(f"{file} has signatures by {_some(_key_ids(data, suffix, file.name))}")

@@ -14,10 +14,12 @@ Checks a package, loads it without Python, and replays its recorded cases.
 Options:
   --device DEVICE      auto, cpu, cuda or cuda:<index>  [auto]
   --public-key PEM     A key, of which one must have signed the package. Repeatable.
-  --signature FILE     The signature file  [PACKAGE.sig]
+  --signature FILE     The signature file  [PACKAGE.sig, or PACKAGE.sigstore.json for a key on an elliptic curve]
   --verify HOW         once hashes what was not seen to hold before, or may have been changed; always, everything  [once]
   --input FILE         A safetensors file of inputs, by name: runs them instead of the recorded cases.
   --output FILE        Where their outputs go, by name.
+  --weights FILE       A safetensors file of all of the model's state: runs with it in the place of the package's own
+                       weights. The recorded cases, which are of those, are not replayed.
   --bench SECONDS      Times calls, with these inputs or those of the first case.
   --threads N          That many threads call at a time  [1]
   --runners N          That many calls run at a time; they share the weights  [--threads]
@@ -60,13 +62,26 @@ Verify verify(const std::string& text) {
 }  // namespace
 
 Options parse(int argc, char** argv) {
-  enum Name { kDevice = 1, kPublicKey, kSignature, kVerify, kInput, kOutput, kBench, kThreads, kRunners, kJson };
+  enum Name {
+    kDevice = 1,
+    kPublicKey,
+    kSignature,
+    kVerify,
+    kInput,
+    kOutput,
+    kWeights,
+    kBench,
+    kThreads,
+    kRunners,
+    kJson
+  };
   const option known[] = {{"device", required_argument, nullptr, kDevice},
                           {"public-key", required_argument, nullptr, kPublicKey},
                           {"signature", required_argument, nullptr, kSignature},
                           {"verify", required_argument, nullptr, kVerify},
                           {"input", required_argument, nullptr, kInput},
                           {"output", required_argument, nullptr, kOutput},
+                          {"weights", required_argument, nullptr, kWeights},
                           {"bench", required_argument, nullptr, kBench},
                           {"threads", required_argument, nullptr, kThreads},
                           {"runners", required_argument, nullptr, kRunners},
@@ -96,6 +111,9 @@ Options parse(int argc, char** argv) {
       case kOutput:
         options.output = optarg;
         break;
+      case kWeights:
+        options.weights = optarg;
+        break;
       case kBench:
         options.bench_seconds = seconds(optarg);
         break;
@@ -120,6 +138,9 @@ Options parse(int argc, char** argv) {
   if (!runners_given) options.open.runners = options.threads;
   if (!options.output.empty() && options.input.empty())
     usage("--output needs --input: nothing else makes outputs to keep");
+  if (!options.weights.empty() && options.input.empty() && options.bench_seconds == 0) {
+    usage("--weights needs --input or --bench: the recorded cases are of the package's own weights");
+  }
   if (options.threads > 1 && options.bench_seconds == 0) usage("--threads needs --bench");
   return options;
 }

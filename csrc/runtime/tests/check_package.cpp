@@ -6,9 +6,13 @@
 #include <vector>
 
 #include "runtime/package/digest.h"
+#include "runtime/package/keys.h"
+#include "runtime/package/openssf.h"
 #include "runtime/package/reader.h"
 #include "runtime/package/safetensors.h"
+#include "runtime/package/state_matching.h"
 #include "runtime/package/text.h"
+#include "runtime/package/trust.h"
 #include "runtime/tests/commands.h"
 
 using namespace exportkit;
@@ -65,10 +69,29 @@ std::string crc(const Words& words) {
   return answer(std::to_string(value));
 }
 
-// ed25519 KEY MESSAGE SIGNATURE, each a file
-std::string ed25519(const Words& words) {
-  const bool valid = verify_ed25519(content_of(words.at(1)), content_of(words.at(2)), content_of(words.at(3)));
-  return answer(valid ? "true" : "false");
+// key PEM: its id
+std::string key(const Words& words) { return answer(json_text(read_public_key(words.at(1)).id)); }
+
+// verifies PEM MESSAGE SIGNATURE, each a file
+std::string verifies(const Words& words) {
+  const PublicKey key = read_public_key(words.at(1));
+  return answer(key.verifies(content_of(words.at(3)), content_of(words.at(2))) ? "true" : "false");
+}
+
+// bundle PATH KEY_ID SHA256: whether it is one by this key over a file of this digest, if its signature holds
+std::string bundle(const Words& words) {
+  const openssf::Bundle bundle = openssf::decode(content_of(words.at(1)), "it");
+  const auto statement = decode_base64(bundle.payload);
+  const bool taken = bundle.key_id == words.at(2) && statement && decode_base64(bundle.signature) &&
+                     openssf::signed_digest(*statement, "it") == words.at(3);
+  return answer(taken ? "true" : "false");
+}
+
+// trust SYSTEM_POLICY PATH SIGNATURE KEY...: SIGNATURE may be empty
+std::string trust(const Words& words) {
+  const PackageReader reader(words.at(2));
+  check_trust(reader, {words.begin() + 4, words.end()}, words.at(3), words.at(1));
+  return answer("null");
 }
 
 // identifiers PATH: for each line of a file, whether it is one
@@ -93,6 +116,14 @@ std::string tensors(const Words& words) {
   return answer("[" + out + "]");
 }
 
+// state PACKAGE PATH: whether a safetensors file has all of the state, and nothing else
+std::string state(const Words& words) {
+  const PackageReader reader(words.at(1));
+  const std::string content = content_of(words.at(2));
+  match_state(reader.manifest().weights, safetensors::parse_header(content, content.size()));
+  return answer("null");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -101,7 +132,11 @@ int main(int argc, char** argv) {
                   {"extract", extract},
                   {"changed", changed},
                   {"crc32", crc},
-                  {"ed25519", ed25519},
+                  {"key", key},
+                  {"verifies", verifies},
+                  {"trust", trust},
+                  {"state", state},
+                  {"bundle", bundle},
                   {"identifiers", identifiers},
                   {"safetensors", tensors}},
                  argc, argv);

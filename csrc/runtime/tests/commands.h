@@ -21,7 +21,7 @@ inline std::string run(const Commands& commands, const Words& words) {
     return commands.at(words.at(0))(words);
   } catch (const exportkit::Error& error) {
     return "{\"error\": \"" + std::string(error.name()) + "\", \"exit_code\": " + std::to_string(error.exit_code()) +
-           ", \"message\": " + json_text(error.what()) + "}";
+           ", \"message\": " + json_text(error.message()) + ", \"hint\": " + json_text(error.hint()) + "}";
   } catch (const std::exception& error) {
     return "{\"error\": null, \"message\": " + json_text(error.what()) + "}";
   }
