@@ -58,7 +58,7 @@ void verify_or_extract(const fs::path& folder, const PackageReader& reader, cons
     if (!state) {
       fs::create_directories(path.parent_path());
       reader.extract(record->name, path, 0600);
-      struct stat status {};
+      struct stat status{};
       if (lstat(path.c_str(), &status) != 0) throw FileError(path);
       state = FileState::of(status);
     }
@@ -90,8 +90,7 @@ CacheEntry unpack_in(const fs::path& root, const PackageReader& reader, const Co
       if (!fd) throw FileError(folder);
       lock(fd.get(), LOCK_SH);
       fill(folder, reader, contents, again);
-      struct stat ours {
-      }, there{};
+      struct stat ours{}, there{};
       const bool same = fstat(fd.get(), &ours) == 0 && lstat(folder.c_str(), &there) == 0 &&
                         ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
       if (same) return {folder, std::move(fd)};

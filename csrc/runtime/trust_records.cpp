@@ -50,7 +50,7 @@ const char* others_may_change(const struct stat& status) {
 }
 
 struct stat status_of(const fs::path& path) {
-  struct stat status {};
+  struct stat status{};
   if (lstat(path.c_str(), &status) != 0) throw FileError(path);
   return status;
 }
@@ -106,7 +106,7 @@ std::string to_json(const FileState& state) {
 
 // Has `read` take a record that only we can have written; false where there is none, or it is none.
 bool read_record(const fs::path& path, const std::function<void(JsonReader&)>& read) {
-  struct stat status {};
+  struct stat status{};
   const Descriptor file = open_ours(path, status);
   if (!file || static_cast<size_t>(status.st_size) > kMaxRecordBytes) return false;
   try {
@@ -137,7 +137,7 @@ void write_record(const fs::path& path, const std::function<std::string(int fd)>
 int64_t time_after(int64_t changed_ns, int fd) {
   int64_t now = 0;
   for (int tries = 0; tries < 20; ++tries) {
-    struct stat status {};
+    struct stat status{};
     if (futimens(fd, nullptr) != 0 || fstat(fd, &status) != 0) throw FileError("the record");
     now = nanoseconds(status.st_mtim);
     if (now > changed_ns || changed_ns >= now + kSecond) break;  // past it; or nowhere near, by a clock set back
@@ -150,7 +150,7 @@ int64_t time_after(int64_t changed_ns, int fd) {
 // --- packages --------------------------------------------------------------------------------------------------------
 
 struct stat status_of(const PackageReader& reader) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(reader.fd(), &status) != 0) throw FileError(reader.path());
   return status;
 }
@@ -247,14 +247,14 @@ bool is_verified(const fs::path& folder, const std::optional<EntryRecord>& recor
         verified->second.state.changed_ns() >= record->checked_ns) {
       return false;
     }
-    struct stat status {};
+    struct stat status{};
     return lstat((folder / name).c_str(), &status) == 0 && !others_may_change(status) &&
            FileState::of(status) == verified->second.state;
   });
 }
 
 std::optional<FileState> state_if_content(const fs::path& path, const std::string& sha256) {
-  struct stat status {};
+  struct stat status{};
   const Descriptor file = open_ours(path, status);
   if (!file) return std::nullopt;
   Sha256 digest;

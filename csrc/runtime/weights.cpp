@@ -35,7 +35,7 @@ class StateFile {
   explicit StateFile(const std::string& path) : fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     if (fd_ < 0) cannot(path);
     try {
-      struct stat status {};
+      struct stat status{};
       if (fstat(fd_, &status) != 0) cannot(path);
       if (!S_ISREG(status.st_mode)) throw std::invalid_argument("it is not a plain file");
       const auto size = static_cast<uint64_t>(status.st_size);

@@ -107,4 +107,8 @@ def _ask(*words: object) -> object:
     said = process.ask(*words)
     if "ok" in said:
         return said["value"]
-    raise getattr(errors, said["error"])(said["message"], hint=said["hint"] or None) if said["error"] else RuntimeError(said["message"])
+    raise (
+        getattr(errors, said["error"])(said["message"], hint=said["hint"] or None)
+        if said["error"]
+        else RuntimeError(said["message"])
+    )
