@@ -120,6 +120,13 @@ std::string megabytes(const Contents& contents) {
   return text;
 }
 
+// As messages name it.
+std::string temporary_directory() {
+  std::error_code unusable;
+  const fs::path folder = fs::temp_directory_path(unusable);
+  return "the temporary directory" + (unusable ? "" : " " + folder.string());
+}
+
 CacheEntry unpack(const PackageReader& reader, const Contents& contents, const Unpacking& how) {
   const std::string cache = cache_directory().string();
   std::string reason;
@@ -137,7 +144,7 @@ CacheEntry unpack(const PackageReader& reader, const Contents& contents, const U
   } catch (const std::system_error& error) {
     throw Error(errors::kCache,
                 "cannot unpack " + reader.path().filename().string() + " (" + megabytes(contents) +
-                    "): not to the cache " + cache + " (" + reason + "), and not to a temporary directory (" +
+                    "): not to the cache " + cache + " (" + reason + "), and not to " + temporary_directory() + " (" +
                     reason_of(error) + ")",
                 "Make room, or set EXPORTKIT_CACHE to a private, writable directory that has some.");
   }

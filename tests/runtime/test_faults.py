@@ -151,6 +151,8 @@ print("all the same")
 """
 
 
+both_routes = pytest.mark.usefixtures("route")
+
 # --- no room ----------------------------------------------------------------------------------------------------------
 
 
@@ -172,12 +174,14 @@ def small_disk(size: str, folder: Path, code: str, package: Path, **environment:
     return run_python(code, package, cwd=folder.parent, prefix=mount, **environment)
 
 
+@both_routes
 def test_a_full_cache_is_replaced_by_a_temporary_directory(tiny_package, tmp_path):
     said = small_disk("100k", tmp_path / "full", LOAD, tiny_package, EXPORTKIT_CACHE=str(tmp_path / "full" / "cache"))
     assert said.startswith("loaded\nwarned: exportkit cannot use its cache")
     assert "(No space left on device" in said
 
 
+@both_routes
 def test_a_full_disk_is_refused_with_what_there_is_no_room_for(tiny_package, tmp_path):
     folder = tmp_path / "full"
     code = f"{LOAD}\nimport os; print([name for _, _, names in os.walk({str(folder)!r}) for name in names])"
@@ -192,6 +196,7 @@ def test_a_full_disk_is_refused_with_what_there_is_no_room_for(tiny_package, tmp
     assert ".tmp'" not in files, "half a file was left"
 
 
+@both_routes
 def test_files_that_may_not_grow_are_an_error_too(tiny_package, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))"
     said = run_python(f"{limit}\n{LOAD}", tiny_package, cwd=tmp_path, TMPDIR=str(tmp_path))
@@ -200,6 +205,7 @@ def test_files_that_may_not_grow_are_an_error_too(tiny_package, tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@both_routes
 def test_a_cache_that_can_only_be_read_serves_what_is_in_it(tiny_package, tmp_path):
     cache = tmp_path / "disk" / "cache"
     code = f"""
@@ -243,6 +249,7 @@ def test_a_disk_that_is_full_while_a_package_is_written_leaves_the_old_one(tiny_
 def test_a_clock_that_is_decades_off_stops_no_load_and_makes_nothing_trusted_wrongly(
     tiny_package, tmp_path, monkeypatch, now_ns
 ):
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "python")  # test_cache_packages.py sets the C++ runtime's clock
     monkeypatch.setattr(time, "time_ns", lambda: now_ns)
     args, kwargs = tiny.example()
     for _ in range(2):
