@@ -80,6 +80,15 @@ class LoadedLibrary(NamedTuple):
     namespaces: frozenset[str]
 
 
+def _forget_who_was_loading() -> None:
+    """In a fork: the thread that held it is not there to let it go."""
+    global loading
+    loading = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_who_was_loading)
+
+
 def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
     """Loads an operator library, or returns the same build if this process already has it.
 

@@ -64,7 +64,7 @@ struct Opening {
   static constexpr const char* kName = "package";
   std::vector<std::string> warnings;  // that Python was not told of
   std::optional<OpenedPackage> package;
-  std::vector<UnpackedLibrary> unsure;  // they are in use until Python has looked at them
+  std::optional<UnpackedLibrary> left;  // to Python, and in use until it has looked at it
 };
 
 // Never destroyed: when the process ends, torch's own statics may be gone before ours.
@@ -169,8 +169,8 @@ std::string to_python(const std::string& text) {
   return shown;
 }
 
-template <class Work>
-Said error_of(const Work& work) {
+template <class F>
+Said error_of(const F& work) {
   try {
     work();
     return {};
@@ -210,19 +210,22 @@ std::tuple<int64_t, int64_t, std::string, std::string, std::string, Said> open_p
   return {handle, file, manifest_sha256, target, where, error};
 }
 
-/// (sha256 and path of each library of the target, of each that Python has to look at, warnings, error)
+/// (sha256, path and namespaces of each library that is loaded by now, whatever went wrong; sha256 and path of one that
+/// Python has to look at, after which this is to be called again; warnings; error)
 std::tuple<Said, Said, Said, Said> load_operators_of(int64_t handle, const std::vector<std::string>& torch_namespaces) {
   const Work work;
   const auto opening = packages().get(handle);
-  Said loaded, unsure;
+  Said loaded, left;
   const Said error = error_of([&] {
-    OperatorLibraries libraries =
-        opening->package->load_operators(std::set<std::string>(torch_namespaces.begin(), torch_namespaces.end()));
-    for (const LoadedLibrary& each : libraries.loaded) loaded.insert(loaded.end(), {each.sha256, each.path.string()});
-    for (const UnpackedLibrary& each : libraries.unsure) unsure.insert(unsure.end(), {each.sha256, each.path.string()});
-    opening->unsure = std::move(libraries.unsure);
+    opening->left = opening->package->load_operators(std::set(torch_namespaces.begin(), torch_namespaces.end()));
+    if (opening->left) left = {opening->left->sha256, opening->left->path.string()};
   });
-  return {loaded, unsure, warnings_of(*opening), error};
+  for (const LoadedLibrary& library : loaded_libraries()) {
+    std::string namespaces;
+    for (const std::string& each : library.namespaces) namespaces += (namespaces.empty() ? "" : " ") + each;
+    loaded.insert(loaded.end(), {library.sha256, to_python(library.path.string()), namespaces});
+  }
+  return {loaded, left, warnings_of(*opening), error};
 }
 
 /// (session, warnings, error)
@@ -265,7 +268,7 @@ TORCH_LIBRARY(exportkit, m) {
       open_package);
   m.def(
       "load_operators(int package, str[] torch_namespaces) -> "
-      "(str[] loaded, str[] unsure, str[] warnings, str[] error)",
+      "(str[] loaded, str[] left, str[] warnings, str[] error)",
       load_operators_of);
   m.def("load_target(int package) -> (int handle, str[] warnings, str[] error)", load_target_of);
   m.def("close_package(int package) -> ()", close_package);

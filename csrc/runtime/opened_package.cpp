@@ -68,7 +68,8 @@ c10::Device OpenedPackage::device() const {
 
 Unpacking OpenedPackage::unpacking() const { return {options_.verify == Verify::kAlways, options_.warn}; }
 
-OperatorLibraries OpenedPackage::load_operators(const std::optional<std::set<std::string>>& torch_namespaces) const {
+std::optional<UnpackedLibrary> OpenedPackage::load_operators(
+    const std::optional<std::set<std::string>>& torch_namespaces) const {
   return exportkit::load_operators(reader_, target(), running_torch(), {unpacking(), torch_namespaces});
 }
 

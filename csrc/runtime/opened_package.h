@@ -25,8 +25,9 @@ class OpenedPackage {
   const Target& target() const { return *choice_.target; }
   c10::Device device() const;
 
-  // `torch_namespaces` as OperatorLoading has it.
-  OperatorLibraries load_operators(const std::optional<std::set<std::string>>& torch_namespaces = {}) const;
+  // As runtime/operators.h has it.
+  std::optional<UnpackedLibrary> load_operators(
+      const std::optional<std::set<std::string>>& torch_namespaces = {}) const;
   // The target's files.
   CacheEntry unpack_target() const;
   // Its compiled code, which needs the operators to be loaded: ModelLoadError. The weights and the files must outlive

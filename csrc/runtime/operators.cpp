@@ -230,18 +230,16 @@ const char* linker_hint(const std::string& complaint) {
 // --- loading
 // ----------------------------------------------------------------------------------------------------------
 
-void load(const PackageReader& reader, const Library& library, const OperatorLoading& how, OperatorLibraries& result) {
+// The library, unpacked, if it is left to the caller.
+std::optional<UnpackedLibrary> load(const PackageReader& reader, const Library& library, const OperatorLoading& how) {
   std::set<std::string> defines;
   for (const Operator& op : library.defines) defines.insert(namespace_of(op.name));
   const std::lock_guard lock(loading);
-  if (const auto known = loaded.find(library.sha256); known != loaded.end()) {
-    result.loaded.push_back(known->second);
-    return;
+  if (loaded.contains(library.sha256)) return std::nullopt;
+  if (const auto mapped = mapped_copy(library.sha256, reader.record(library.record).size)) {
+    loaded[library.sha256] = {library.sha256, *mapped, defines};
+    return std::nullopt;
   }
-  const auto add = [&](const fs::path& path) {
-    result.loaded.push_back(loaded[library.sha256] = {library.sha256, path, defines});
-  };
-  if (const auto mapped = mapped_copy(library.sha256, reader.record(library.record).size)) return add(*mapped);
   CacheEntry entry = unpack(reader, library, how.unpacking);
   const std::string file = file_name(library.record);
   const fs::path path = entry.folder() / file;
@@ -250,8 +248,7 @@ void load(const PackageReader& reader, const Library& library, const OperatorLoa
   const std::set<std::string> before = can_define ? registered_names() : std::set<std::string>();
   if (!can_define) refuse_other_kernels(file, library.sha256);
   if (can_define && how.torch_namespaces && mentions_undeclared(content, defines, before, *how.torch_namespaces)) {
-    result.unsure.push_back({library.sha256, path, std::move(entry)});
-    return;
+    return UnpackedLibrary{library.sha256, path, std::move(entry)};
   }
   refuse_second_definition(file, library, defines);
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
@@ -264,7 +261,8 @@ void load(const PackageReader& reader, const Library& library, const OperatorLoa
       if (!before.contains(name)) defines.insert(namespace_of(name));
     }
   }
-  add(path);
+  loaded[library.sha256] = {library.sha256, path, defines};
+  return std::nullopt;
 }
 
 // Every operator of the graph is registered with the schema that the graph was traced with.
@@ -292,8 +290,8 @@ void check_operators(const Manifest& manifest, const std::vector<const Library*>
 
 }  // namespace
 
-OperatorLibraries load_operators(const PackageReader& reader, const Target& target, const std::string& torch,
-                                 const OperatorLoading& how) {
+std::optional<UnpackedLibrary> load_operators(const PackageReader& reader, const Target& target,
+                                              const std::string& torch, const OperatorLoading& how) {
   const std::vector<const Library*> libraries = libraries_for(reader.manifest(), target);
   for (const Library* library : libraries) {
     if (const auto reason = library_rejection(*library, torch)) {
@@ -302,18 +300,23 @@ OperatorLibraries load_operators(const PackageReader& reader, const Target& targ
                   "Install the torch it works with, or build it for the stable ABI (torch/csrc/stable).");
     }
   }
-  OperatorLibraries result;
   for (const Library* library : libraries) {
-    load(reader, *library, how, result);
-    if (!result.unsure.empty()) return result;
+    if (auto left = load(reader, *library, how)) return left;
   }
   check_operators(reader.manifest(), libraries);
-  return result;
+  return std::nullopt;
 }
 
 void know_library(LoadedLibrary library) {
   const std::lock_guard lock(loading);
   loaded.emplace(library.sha256, std::move(library));
+}
+
+std::vector<LoadedLibrary> loaded_libraries() {
+  const std::lock_guard lock(loading);
+  std::vector<LoadedLibrary> libraries;
+  for (const auto& [sha256, library] : loaded) libraries.push_back(library);
+  return libraries;
 }
 
 }  // namespace exportkit

@@ -26,11 +26,6 @@ struct UnpackedLibrary {
   CacheEntry entry;
 };
 
-struct OperatorLibraries {
-  std::vector<LoadedLibrary> loaded;
-  std::vector<UnpackedLibrary> unsure;  // none, or the operators of the graph are not yet checked
-};
-
 struct OperatorLoading {
   Unpacking unpacking;
   // A library may define a registered namespace that the manifest does not say it defines, which only another process
@@ -44,10 +39,15 @@ struct OperatorLoading {
 // Loading a second library that defines a registered namespace would end the process, so each is compared with what is
 // registered first. TorchVersionError, LibraryConflictError, LibraryLoadError, MissingLibraryError, SchemaChangedError;
 // the error of a record that does not hold.
-OperatorLibraries load_operators(const PackageReader& reader, const Target& target, const std::string& torch,
-                                 const OperatorLoading& how);
+//
+// Gives the library that is left to the caller, if there is one: what comes after it was not looked at.
+std::optional<UnpackedLibrary> load_operators(const PackageReader& reader, const Target& target,
+                                              const std::string& torch, const OperatorLoading& how);
 
 // Makes known what something else loaded, which looks before it does as this does.
 void know_library(LoadedLibrary library);
+
+// What is known.
+std::vector<LoadedLibrary> loaded_libraries();
 
 }  // namespace exportkit

@@ -13,7 +13,6 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple
@@ -154,6 +153,8 @@ class PackageReader:
             self._entries = {entry.name.removeprefix(f"{ROOT}/"): entry for entry in entries}
             _check_order(list(self._entries))
             self._manifest_bytes = self._read_manifest(self._entries[MANIFEST_NAME])
+            self._manifest_sha256 = _sha256(self._manifest_bytes)
+            self._sha256: str | None = None
             self.manifest = decode_manifest(self._manifest_bytes)
             check_consistency(self.manifest)
             self._records = {record.name: record for record in self.manifest.records}
@@ -172,18 +173,23 @@ class PackageReader:
         """Of the file, in bytes."""
         return self._size
 
-    @cached_property
+    # No functools.cached_property here: before Python 3.12 it has one lock for all readers, which a fork in the middle of
+    # another thread's load would find held forever.
+
+    @property
     def manifest_sha256(self) -> str:
         """Hex digest of the manifest, which has every other record's: it identifies the content of the package."""
-        return hashlib.sha256(self._manifest_bytes).hexdigest()
+        return self._manifest_sha256
 
-    @cached_property
+    @property
     def sha256(self) -> str:
         """Hex digest of the whole file, read when first asked for."""
-        digest = hashlib.sha256()
-        for offset in range(0, self._size, _BLOCK):
-            digest.update(pread(self._fd, offset, min(_BLOCK, self._size - offset)))
-        return digest.hexdigest()
+        if self._sha256 is None:
+            digest = hashlib.sha256()
+            for offset in range(0, self._size, _BLOCK):
+                digest.update(pread(self._fd, offset, min(_BLOCK, self._size - offset)))
+            self._sha256 = digest.hexdigest()
+        return self._sha256
 
     def fileno(self) -> int:
         """The open file: `/proc/self/fd/<n>` is the file that was checked, whatever the path names by now."""

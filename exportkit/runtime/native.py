@@ -10,7 +10,7 @@ import functools
 import os
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -93,22 +93,22 @@ class NativePackage:
         with libraries.loading:
             for known in libraries.loaded_libraries():
                 torch.ops.exportkit.know_library.default(known.sha256, str(known.path), list(known.namespaces))
-            while True:
-                loaded, unsure, warned, error = torch.ops.exportkit.load_operators.default(
+            left = True
+            while left:
+                loaded, left, warned, error = torch.ops.exportkit.load_operators.default(
                     self._handle, list(libraries.TORCH_NAMESPACES)
                 )
-                for sha256, path in _pairs(loaded):
-                    defines = frozenset(operator.name.partition("::")[0] for operator in by_digest[sha256].defines)
-                    libraries.know_library(libraries.LoadedLibrary(Path(path), sha256, defines))
+                for sha256, path, namespaces in zip(loaded[::3], loaded[1::3], loaded[2::3]):
+                    library = libraries.LoadedLibrary(Path(path), sha256, frozenset(namespaces.split()))
+                    libraries.know_library(library)
                 _warn(warned)
                 _raise(error)
-                if not unsure:
-                    return
-                for sha256, path in _pairs(unsure):
+                if left:
                     # It may define more than the manifest says, which takes another Python process to find out.
+                    sha256, path = left
                     schemas = {operator.name: operator.schema for operator in by_digest[sha256].defines}
-                    namespaces = {name.partition("::")[0] for name in schemas}
-                    libraries.load_verified(Path(path), sha256, defines=namespaces, schemas=schemas)
+                    defines = {name.partition("::")[0] for name in schemas}
+                    libraries.load_verified(Path(path), sha256, defines=defines, schemas=schemas)
 
     def load_target(self) -> NativeRunner:
         """Loads the target's code, which executes it."""
@@ -120,10 +120,6 @@ class NativePackage:
     def close(self) -> None:
         """Lets go of what was opened to load it; what is loaded stays."""
         torch.ops.exportkit.close_package.default(self._handle)
-
-
-def _pairs(flat: Sequence[str]) -> Iterator[tuple[str, str]]:
-    return zip(flat[::2], flat[1::2])
 
 
 def _warn(messages: Sequence[str]) -> None:

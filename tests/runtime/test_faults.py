@@ -136,6 +136,50 @@ for thread in threads:
 print(all(children), len(children), torch.equal(call(), expected))
 """
 
+# Forks while another thread is in the middle of a load; each child loads as well.
+LOADING = """
+import os, sys, threading, time
+import torch, exportkit
+torch.set_num_threads(1)
+def right():
+    with exportkit.load(sys.argv[1]) as model:
+        case = model.cases[0]
+        return torch.allclose(model(*case.args, **case.kwargs)[0], case.outputs[0], rtol=1e-4, atol=1e-5)
+assert right()
+stop = threading.Event()
+def load_on():
+    while not stop.is_set():
+        right()
+thread = threading.Thread(target=load_on)
+thread.start()
+def ends_well(child):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.005)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False
+ends = []
+for number in range(20):
+    time.sleep(0.0007 * number)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if right() else 2
+        finally:
+            os._exit(status)
+    ends.append(ends_well(child))
+    if not ends[-1]:
+        break
+stop.set()
+thread.join()
+print(all(ends), len(ends))
+"""
+
 POOL = """
 import multiprocessing, sys
 import torch, exportkit
@@ -348,3 +392,8 @@ def test_a_loaded_model_works_in_a_pool_of_forked_processes(tiny_package, tmp_pa
 
 def test_a_fork_while_other_threads_are_in_calls_finds_a_model_that_is_free(tiny_package, tmp_path):
     assert run_python(BUSY, tiny_package, cwd=tmp_path) == "True 20 True\n"
+
+
+@both_routes
+def test_a_fork_while_another_thread_loads_can_load(softpool_package, tmp_path):
+    assert run_python(LOADING, softpool_package, cwd=tmp_path) == "True 20\n"
