@@ -173,8 +173,8 @@ class PackageReader:
         """Of the file, in bytes."""
         return self._size
 
-    # No functools.cached_property here: before Python 3.12 it has one lock for all readers, which a fork in the middle of
-    # another thread's load would find held forever.
+    # No functools.cached_property here: before Python 3.12 it has one lock for all readers, which a fork in the middle
+    # of another thread's load would find held forever.
 
     @property
     def manifest_sha256(self) -> str:
