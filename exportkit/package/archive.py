@@ -13,7 +13,6 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple
@@ -131,15 +130,19 @@ class PackageReader:
     threads, and as a context manager.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, file: int | None = None) -> None:
         """Opens a package and checks everything but the records' contents.
+
+        Args:
+            path: The `.pt2`.
+            file: It, open for reading, where it is: then that is read, and closed in the end, whatever the path names.
 
         Raises:
             UsageError: There is no such file, or it may not be read.
             PackageError: It breaks a rule of the format; the class says which.
         """
         self.path = Path(path)
-        self._fd = _open(self.path)
+        self._fd = _open(self.path) if file is None else file
         try:
             status = os.fstat(self._fd)
             self._size, self._modified = status.st_size, status.st_mtime_ns
@@ -150,6 +153,8 @@ class PackageReader:
             self._entries = {entry.name.removeprefix(f"{ROOT}/"): entry for entry in entries}
             _check_order(list(self._entries))
             self._manifest_bytes = self._read_manifest(self._entries[MANIFEST_NAME])
+            self._manifest_sha256 = _sha256(self._manifest_bytes)
+            self._sha256: str | None = None
             self.manifest = decode_manifest(self._manifest_bytes)
             check_consistency(self.manifest)
             self._records = {record.name: record for record in self.manifest.records}
@@ -168,18 +173,23 @@ class PackageReader:
         """Of the file, in bytes."""
         return self._size
 
-    @cached_property
+    # No functools.cached_property here: before Python 3.12 it has one lock for all readers, which a fork in the middle
+    # of another thread's load would find held forever.
+
+    @property
     def manifest_sha256(self) -> str:
         """Hex digest of the manifest, which has every other record's: it identifies the content of the package."""
-        return hashlib.sha256(self._manifest_bytes).hexdigest()
+        return self._manifest_sha256
 
-    @cached_property
+    @property
     def sha256(self) -> str:
         """Hex digest of the whole file, read when first asked for."""
-        digest = hashlib.sha256()
-        for offset in range(0, self._size, _BLOCK):
-            digest.update(pread(self._fd, offset, min(_BLOCK, self._size - offset)))
-        return digest.hexdigest()
+        if self._sha256 is None:
+            digest = hashlib.sha256()
+            for offset in range(0, self._size, _BLOCK):
+                digest.update(pread(self._fd, offset, min(_BLOCK, self._size - offset)))
+            self._sha256 = digest.hexdigest()
+        return self._sha256
 
     def fileno(self) -> int:
         """The open file: `/proc/self/fd/<n>` is the file that was checked, whatever the path names by now."""
@@ -262,10 +272,14 @@ class PackageReader:
         """
         status = os.fstat(self._fd)
         if (status.st_size, status.st_mtime_ns) != (self._size, self._modified):
-            raise DigestMismatchError(
-                f"{self.path.name} was written to while it was open",
-                hint="Put a new package in place by renaming it, so that nobody reads half of each.",
-            )
+            raise self.changed()
+
+    def changed(self) -> DigestMismatchError:
+        """The error for a file that somebody wrote into."""
+        return DigestMismatchError(
+            f"{self.path.name} was written to while it was open",
+            hint="Put a new package in place by renaming it, so that nobody reads half of each.",
+        )
 
     def close(self) -> None:
         """Closes the file; the manifest stays."""

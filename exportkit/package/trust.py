@@ -60,7 +60,7 @@ def check_trust(
     """
     demands = policy_demands()
     if public_key is not None:
-        demands = (Demand(_read_keys(public_key), "the caller"), *demands)
+        demands = (Demand(tuple(map(read_public_key, key_sources(public_key))), "the caller"), *demands)
     elif signature is not None and not demands:
         raise UsageError("a signature file was given, and no public key to check it with", hint="Give the key as well.")
     given = None if signature is None else Path(signature)
@@ -94,11 +94,16 @@ def signature_info(reader: PackageReader) -> tuple[SignatureInfo, ...]:
     return tuple(found)
 
 
-def _read_keys(public_key: KeySources) -> tuple[PublicKey, ...]:
+def key_sources(public_key: KeySources) -> list[KeySource]:
+    """One key or several, as a list.
+
+    Raises:
+        UsageError: It is empty.
+    """
     sources = [public_key] if isinstance(public_key, (str, os.PathLike)) else list(public_key)
     if not sources:
         raise UsageError("an empty list of public keys was given: no signature could satisfy it")
-    return tuple(map(read_public_key, sources))
+    return sources
 
 
 def _signer(reader: PackageReader, demand: Demand, given: Path | None) -> PublicKey:

@@ -13,6 +13,7 @@ import pytest
 from exportkit.runtime.cache import cache_directory
 from exportkit.runtime.cache.prune import cache_items
 from tests.fresh import ROOT, killed_in_the_middle, run_python
+from tests.package import c_library
 from tests.runtime import tiny
 
 # Processes that have torch already, and load at the same moment: each says whether its answers were right.
@@ -76,22 +77,24 @@ while True:
     prune(everything=True)
 """
 
-LOAD_SLOWLY = """
-import exportkit.package.archive as archive
-blocks = archive.PackageReader.blocks
-def slowly(self, name):
-    for block in blocks(self, name):
-        yield block[:1000]
-        if name.endswith(".so"):
-            pause()
-import exportkit.runtime.cache.entries as entries
-fill = entries._fill
-def with_slow_blocks(*args):
-    archive.PackageReader.blocks = slowly
-    fill(*args)
-entries._fill = with_slow_blocks
-import exportkit
-exportkit.load(sys.argv[1])
+# In the place of libc's: of a library that is being unpacked it writes a little, says so, and waits to be killed.
+WRITE_SLOWLY = r"""
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+ssize_t write(int fd, const void* data, size_t size) {
+  char link[64], path[4096] = "";
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  readlink(link, path, sizeof path - 1);
+  if (strstr(path, ".so.") && strstr(path, ".tmp")) {
+    syscall(SYS_write, fd, data, 1000);
+    syscall(SYS_write, 1, "now\n", 4);
+    for (;;) pause();
+  }
+  return syscall(SYS_write, fd, data, size);
+}
 """
 
 
@@ -148,8 +151,10 @@ def test_what_is_used_is_there_whatever_is_pruned_meanwhile(package):
         pruning.communicate()
 
 
-def test_a_load_that_is_killed_while_it_unpacks_leaves_nothing_that_is_used(tiny_package):
-    killed_in_the_middle(LOAD_SLOWLY, tiny_package)
+def test_a_load_that_is_killed_while_it_unpacks_leaves_nothing_that_is_used(tiny_package, tmp_path, route):
+    slow = c_library.build(tmp_path, WRITE_SLOWLY, name="slow.so")
+    load = "import exportkit; exportkit.load(sys.argv[1])"
+    killed_in_the_middle(load, tiny_package, LD_PRELOAD=str(slow), EXPORTKIT_RUNTIME=route)
     (left,) = cache_directory().rglob("*.tmp")
     assert left.stat().st_size <= 1000
     (item,) = [item for item in cache_items() if item.path == left.parent]

@@ -19,9 +19,10 @@ EMULATOR = shutil.which("qemu-x86_64")
 HASWELL = "x86-64-v3"  # of 2013: AVX2, and no AVX-512
 
 REPLAY = """
-import sys, torch, exportkit
+import os, sys, torch, exportkit
 from exportkit.runtime import targets
-if len(sys.argv) > 2:  # as if the CPU had it
+if len(sys.argv) > 2:  # as if the CPU had it; Python's own route asks this function
+    os.environ["EXPORTKIT_RUNTIME"] = "python"
     targets.host_cpu_isa = lambda: sys.argv[2]
 print(targets.host_cpu_isa(), flush=True)
 model = exportkit.load(sys.argv[1], device="cpu")

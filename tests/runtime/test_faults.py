@@ -160,6 +160,50 @@ leaves = [torch.utils._pytree.tree_leaves(answer) for answer in (before, after)]
 print(status, all(torch.equal(*pair) for pair in zip(*leaves)))
 """
 
+# Forks while another thread is in the middle of a load; each child loads as well.
+LOADING = """
+import os, sys, threading, time
+import torch, exportkit
+torch.set_num_threads(1)
+def right():
+    with exportkit.load(sys.argv[1]) as model:
+        case = model.cases[0]
+        return torch.allclose(model(*case.args, **case.kwargs)[0], case.outputs[0], rtol=1e-4, atol=1e-5)
+assert right()
+stop = threading.Event()
+def load_on():
+    while not stop.is_set():
+        right()
+thread = threading.Thread(target=load_on)
+thread.start()
+def ends_well(child):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.005)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False
+ends = []
+for number in range(20):
+    time.sleep(0.0007 * number)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if right() else 2
+        finally:
+            os._exit(status)
+    ends.append(ends_well(child))
+    if not ends[-1]:
+        break
+stop.set()
+thread.join()
+print(all(ends), len(ends))
+"""
+
 POOL = """
 import multiprocessing, sys
 import torch, exportkit
@@ -174,6 +218,8 @@ with multiprocessing.get_context("fork").Pool(3) as pool:
 print("all the same")
 """
 
+
+both_routes = pytest.mark.usefixtures("route")
 
 # --- no room ----------------------------------------------------------------------------------------------------------
 
@@ -196,12 +242,14 @@ def small_disk(size: str, folder: Path, code: str, package: Path, **environment:
     return run_python(code, package, cwd=folder.parent, prefix=mount, **environment)
 
 
+@both_routes
 def test_a_full_cache_is_replaced_by_a_temporary_directory(tiny_package, tmp_path):
     said = small_disk("100k", tmp_path / "full", LOAD, tiny_package, EXPORTKIT_CACHE=str(tmp_path / "full" / "cache"))
     assert said.startswith("loaded\nwarned: exportkit cannot use its cache")
     assert "(No space left on device" in said
 
 
+@both_routes
 def test_a_full_disk_is_refused_with_what_there_is_no_room_for(tiny_package, tmp_path):
     folder = tmp_path / "full"
     code = f"{LOAD}\nimport os; print([name for _, _, names in os.walk({str(folder)!r}) for name in names])"
@@ -216,6 +264,7 @@ def test_a_full_disk_is_refused_with_what_there_is_no_room_for(tiny_package, tmp
     assert ".tmp'" not in files, "half a file was left"
 
 
+@both_routes
 def test_files_that_may_not_grow_are_an_error_too(tiny_package, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))"
     said = run_python(f"{limit}\n{LOAD}", tiny_package, cwd=tmp_path, TMPDIR=str(tmp_path))
@@ -224,6 +273,7 @@ def test_files_that_may_not_grow_are_an_error_too(tiny_package, tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@both_routes
 def test_a_cache_that_can_only_be_read_serves_what_is_in_it(tiny_package, tmp_path):
     cache = tmp_path / "disk" / "cache"
     code = f"""
@@ -267,6 +317,7 @@ def test_a_disk_that_is_full_while_a_package_is_written_leaves_the_old_one(tiny_
 def test_a_clock_that_is_decades_off_stops_no_load_and_makes_nothing_trusted_wrongly(
     tiny_package, tmp_path, monkeypatch, now_ns
 ):
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "python")  # test_cache_packages.py sets the C++ runtime's clock
     monkeypatch.setattr(time, "time_ns", lambda: now_ns)
     args, kwargs = tiny.example()
     for _ in range(2):
@@ -375,3 +426,8 @@ def test_a_fork_of_a_process_that_used_cuda_is_told_to_spawn_and_the_parent_goes
     assert child.startswith("ModelRunError")
     assert "use the start method spawn" in child
     assert parent == "0 True"
+
+
+@both_routes
+def test_a_fork_while_another_thread_loads_can_load(softpool_package, tmp_path):
+    assert run_python(LOADING, softpool_package, cwd=tmp_path) == "True 20\n"

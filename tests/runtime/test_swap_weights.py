@@ -183,7 +183,7 @@ def test_a_failure_between_leaves_the_old_weights(model: exportkit.Model, monkey
     def fails(*_: object) -> None:
         raise RuntimeError("no memory")
 
-    for runner in ("NativeRunner", "ContainerRunner"):
+    for runner in ("NativeRunner.open", "ContainerRunner"):
         monkeypatch.setattr(f"exportkit.runtime.runner.{runner}", fails)
     with pytest.raises(ModelLoadError, match="no memory"):
         model.swap_weights(state(1))

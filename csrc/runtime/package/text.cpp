@@ -134,4 +134,6 @@ std::string shown(std::string_view text) {
   return out + (text.size() > kShown ? "...'" : "'");
 }
 
+std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
+
 }  // namespace exportkit

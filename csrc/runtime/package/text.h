@@ -23,6 +23,9 @@ bool is_keyword(std::string_view word);
 // than the one that it must be.
 std::optional<std::string> decode_base64(std::string_view text);
 
+// What comes before the first line feed.
+std::string first_line(std::string_view text);
+
 // For messages: in quotes, at most some 100 bytes of it, with nothing that a terminal would obey.
 std::string shown(std::string_view text);
 

@@ -15,6 +15,7 @@ Options:
   --device DEVICE      auto, cpu, cuda or cuda:<index>  [auto]
   --public-key PEM     A key, of which one must have signed the package. Repeatable.
   --signature FILE     The signature file  [PACKAGE.sig, or PACKAGE.sigstore.json for a key on an elliptic curve]
+  --verify HOW         once hashes what was not seen to hold before, or may have been changed; always, everything  [once]
   --input FILE         A safetensors file of inputs, by name: runs them instead of the recorded cases.
   --output FILE        Where their outputs go, by name.
   --weights FILE       A safetensors file of all of the model's state: runs with it in the place of the package's own
@@ -53,13 +54,31 @@ double seconds(const char* text) {
   return value;
 }
 
+Verify verify(const std::string& text) {
+  if (text != "once" && text != "always") usage("--verify must be once or always, got '" + text + "'");
+  return text == "once" ? Verify::kOnce : Verify::kAlways;
+}
+
 }  // namespace
 
 Options parse(int argc, char** argv) {
-  enum Name { kDevice = 1, kPublicKey, kSignature, kInput, kOutput, kWeights, kBench, kThreads, kRunners, kJson };
+  enum Name {
+    kDevice = 1,
+    kPublicKey,
+    kSignature,
+    kVerify,
+    kInput,
+    kOutput,
+    kWeights,
+    kBench,
+    kThreads,
+    kRunners,
+    kJson
+  };
   const option known[] = {{"device", required_argument, nullptr, kDevice},
                           {"public-key", required_argument, nullptr, kPublicKey},
                           {"signature", required_argument, nullptr, kSignature},
+                          {"verify", required_argument, nullptr, kVerify},
                           {"input", required_argument, nullptr, kInput},
                           {"output", required_argument, nullptr, kOutput},
                           {"weights", required_argument, nullptr, kWeights},
@@ -82,6 +101,9 @@ Options parse(int argc, char** argv) {
         break;
       case kSignature:
         options.open.signature = optarg;
+        break;
+      case kVerify:
+        options.open.verify = verify(optarg);
         break;
       case kInput:
         options.input = optarg;

@@ -1,18 +1,11 @@
-// What the C++ reader says of packages and their parts, for the tests to hold against what Python says. A line of JSON
-// for each command; commands come as arguments, or a line each on standard input, with tabs between their words.
-#include <fcntl.h>
-#include <unistd.h>
-
+// What the C++ reader says of packages and their parts, for the tests to hold against what Python says.
 #include <fstream>
-#include <iostream>
 #include <iterator>
-#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "runtime/package/digest.h"
-#include "runtime/package/errors.h"
 #include "runtime/package/keys.h"
 #include "runtime/package/openssf.h"
 #include "runtime/package/reader.h"
@@ -20,20 +13,16 @@
 #include "runtime/package/state_matching.h"
 #include "runtime/package/text.h"
 #include "runtime/package/trust.h"
-#include "runtime/tests/json_text.h"
+#include "runtime/tests/commands.h"
 
 using namespace exportkit;
 
 namespace {
 
-using Words = std::vector<std::string>;
-
 std::string content_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
-
-std::string answer(const std::string& value) { return "{\"ok\": true, \"value\": " + value + "}"; }
 
 // package PATH
 std::string package(const Words& words) {
@@ -135,32 +124,20 @@ std::string state(const Words& words) {
   return answer("null");
 }
 
-std::string run(const Words& words) {
-  static const std::map<std::string, std::string (*)(const Words&)> kCommands = {
-      {"package", package}, {"whole", whole},   {"extract", extract},         {"changed", changed},
-      {"crc32", crc},       {"key", key},       {"verifies", verifies},       {"trust", trust},
-      {"state", state},     {"bundle", bundle}, {"identifiers", identifiers}, {"safetensors", tensors}};
-  try {
-    return kCommands.at(words.at(0))(words);
-  } catch (const Error& error) {
-    return "{\"error\": \"" + std::string(error.name()) + "\", \"exit_code\": " + std::to_string(error.exit_code()) +
-           ", \"message\": " + json_text(error.message()) + ", \"hint\": " + json_text(error.hint()) + "}";
-  } catch (const std::exception& error) {
-    return "{\"error\": null, \"message\": " + json_text(error.what()) + "}";
-  }
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1) {
-    std::cout << run(Words(argv + 1, argv + argc)) << std::endl;
-    return 0;
-  }
-  for (std::string line; std::getline(std::cin, line);) {
-    std::istringstream text(line);
-    Words words;
-    for (std::string word; std::getline(text, word, '\t');) words.push_back(word);
-    std::cout << run(words) << std::endl;
-  }
+  return run_all({{"package", package},
+                  {"whole", whole},
+                  {"extract", extract},
+                  {"changed", changed},
+                  {"crc32", crc},
+                  {"key", key},
+                  {"verifies", verifies},
+                  {"trust", trust},
+                  {"state", state},
+                  {"bundle", bundle},
+                  {"identifiers", identifiers},
+                  {"safetensors", tensors}},
+                 argc, argv);
 }

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,6 +22,10 @@
 
 namespace exportkit {
 
+// What is hashed: what was not seen to hold before, or may have been changed since, by what the file system says of it;
+// or everything again. exportkit/runtime/cache has the rules.
+enum class Verify { kOnce, kAlways };
+
 struct OpenOptions {
   // auto, cpu, cuda or cuda:<index>; auto is CUDA where the package has a target for it that runs here.
   std::string device = "auto";
@@ -32,6 +37,9 @@ struct OpenOptions {
   std::vector<std::string> public_keys;
   // The signature file, where it is not the package's name with `.sig`, or `.sigstore.json` for a bundle.
   std::string signature;
+  Verify verify = Verify::kOnce;
+  // Is told what is worth knowing and no error: that the cache cannot be used. Unset: stderr.
+  std::function<void(const std::string&)> warn;
 };
 
 // A size of a tensor: from `min` to `max`, in steps. One that is fixed has min == max.
