@@ -29,8 +29,8 @@ from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.spec import ExportSpec
 from exportkit.verify.compare import compare_outputs
+from exportkit.verify.eager import input_texts
 from exportkit.verify.outcomes import Match
-from exportkit.verify.verify import input_texts
 
 EAGER, COMPILE = "eager", "compile"
 ALTERNATIVES = (EAGER, COMPILE)

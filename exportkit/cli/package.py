@@ -59,8 +59,8 @@ def command(
         step("importing the packager")
         import msgspec
 
+        from exportkit.verify.options import VerifyOptions
         from exportkit.verify.packaging import build_package
-        from exportkit.verify.verify import VerifyOptions
 
         # Recorded cases are of the weights before.
         against: Literal["cases", "eager"] = "cases" if weights is None else "eager"

@@ -73,7 +73,8 @@ def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) ->
     exportkit verify arr_coc.pt2 --public-key release.pem
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     check_tolerances(options["rtol"], options["atol"])
-    from exportkit.verify.verify import VerifyOptions, verify
+    from exportkit.verify.options import VerifyOptions
+    from exportkit.verify.verify import verify
 
     with progress() as step:
         report = verify(artifact, VerifyOptions(max_input_bytes=max_input_mb * 10**6, **options), progress=step)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from exportkit.verify.messages import Call, Called, Load, Loaded
 from exportkit.verify.protocol import serve
 
 EXPORTER = ("exportkit.export", "exportkit.models", "exportkit.ops")
@@ -38,32 +39,27 @@ class Replay:
         self.device = "cpu"
         self._unpacked = tempfile.TemporaryDirectory(prefix="exportkit-program-")
 
-    def load(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Loads `artifact` on `device`, after the operator `libraries` that it does not bring itself."""
-        sys.meta_path.insert(0, BlockedImports([*EXPORTER, *command["blocked"]]))
+    def load(self, command: Load) -> Loaded:
+        """Loads the artifact, after the operator libraries that it does not bring itself."""
+        sys.meta_path.insert(0, BlockedImports([*EXPORTER, *command.blocked]))
         import torch
 
         from exportkit.libraries import load_library
 
         # As the outputs were recorded: convolutions use TF32 unless told otherwise, and answer a little differently.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = command["tf32"]
-        for library, namespaces in command["libraries"]:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = command.tf32
+        for library, namespaces in command.libraries:
             load_library(Path(library), defines=namespaces)
         start = time.perf_counter()
-        trust = {"public_key": command["public_keys"], "signature": command["signature"]}
-        if command["program"]:
-            target = self._load_program(Path(command["artifact"]), command["device"], trust)
+        trust = {"public_key": command.public_keys, "signature": command.signature}
+        if command.program:
+            target = self._load_program(Path(command.artifact), command.device, trust)
         else:
-            target = self._load_target(command["artifact"], command["device"], trust)
-        return {
-            "target": target,
-            "device": self.device,
-            "torch": torch.__version__,
-            "seconds": time.perf_counter() - start,
-        }
+            target = self._load_target(command.artifact, command.device, trust)
+        return Loaded(target, self.device, str(torch.__version__), time.perf_counter() - start)
 
-    def run(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Calls the model with `input.<i>` of the file `inputs`; writes `output.<i>` to the file `outputs`."""
+    def run(self, command: Call) -> Called:
+        """Calls the model."""
         import msgspec
         import torch
         from safetensors import safe_open
@@ -71,7 +67,7 @@ class Replay:
 
         from exportkit.package.structure import flatten, unflatten
 
-        with safe_open(command["inputs"], framework="pt", device=self.device) as file:
+        with safe_open(command.inputs, framework="pt", device=self.device) as file:
             flat = [file.get_tensor(f"input.{i}") for i in range(len(self.call.inputs))]
         args, kwargs = [], {}
         for parameter in self.call.parameters:
@@ -89,8 +85,8 @@ class Replay:
         node, leaves = flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))
         # safetensors takes neither transposed tensors nor two that share memory; a model may well return such.
         packable = [leaf.detach().cpu().contiguous().clone() for leaf in leaves]
-        save_file({f"output.{i}": leaf for i, leaf in enumerate(packable)}, command["outputs"])
-        return {"seconds": seconds, "structure": msgspec.json.encode(node).decode()}
+        save_file({f"output.{i}": leaf for i, leaf in enumerate(packable)}, command.outputs)
+        return Called(seconds, msgspec.json.encode(node).decode())
 
     def _load_target(self, artifact: str, device: str, trust: dict[str, Any]) -> str:
         import exportkit
@@ -144,7 +140,7 @@ def _same_structure(a: Any, b: Any) -> bool:
 def main() -> None:
     """Entry point of the child."""
     replay = Replay()
-    serve({"load": replay.load, "run": replay.run})
+    serve({Load: replay.load, Call: replay.run})
 
 
 if __name__ == "__main__":

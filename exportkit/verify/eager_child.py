@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from exportkit.errors import UsageError
+from exportkit.verify.messages import Draw, Drawn, Resolve, Resolved
 from exportkit.verify.protocol import serve
 
 
@@ -20,33 +21,33 @@ class Eager:
         self._device: Any = None
         self._tf32 = False
 
-    def resolve(self, command: dict[str, Any]) -> dict[str, Any]:
+    def resolve(self, command: Resolve) -> Resolved:
         """Makes MODEL again, from its name, arguments and seed."""
         from exportkit.export.cases import state_sha256
         from exportkit.export.model import resolve
         from exportkit.export.program import parse_floating, prepared, usable_device
         from exportkit.package.archive import PackageReader
 
-        with PackageReader(Path(command["artifact"])) as reader:
+        with PackageReader(Path(command.artifact)) as reader:
             self._call, self._tf32 = reader.manifest.call, reader.manifest.provenance.tf32
         arguments: dict[str, Any] = {
-            "model_kwargs": command["model_kwargs"],
-            "weights": Path(command["weights"]) if command["weights"] else None,
-            "op_libraries": [Path(library) for library in command["libraries"]],
-            "seed": command["seed"],
+            "model_kwargs": command.model_kwargs,
+            "weights": Path(command.weights) if command.weights else None,
+            "op_libraries": [Path(library) for library in command.libraries],
+            "seed": command.seed,
         }
         try:
-            resolved = resolve(command["model"], **arguments)
+            resolved = resolve(command.model, **arguments)
         except UsageError:
             # A bare module has no inputs of its own: it was exported with --input, and gets the same again.
-            resolved = resolve(command["model"], inputs=command["inputs"], **arguments)
-        self._device = usable_device(command["device"])
-        floating = parse_floating(command["dtype"])
+            resolved = resolve(command.model, inputs=command.inputs, **arguments)
+        self._device = usable_device(command.device)
+        floating = parse_floating(command.dtype)
         self._spec = self._stack.enter_context(prepared(resolved.spec, self._device, floating))
-        return {"state_sha256": state_sha256(self._spec.model)}
+        return Resolved(state_sha256(self._spec.model))
 
-    def run(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Draws inputs of `sizes`, writes them to `inputs`, and what the model answers to `outputs`."""
+    def draw(self, command: Draw) -> Drawn:
+        """Draws inputs, and writes them and what the model answers."""
         import msgspec
         from safetensors.torch import save_file
 
@@ -56,15 +57,15 @@ class Eager:
         from exportkit.package.structure import flatten
 
         model = self._spec.model
-        bound = describe_call(model, *draw_inputs(self._spec, self._call, command["sizes"], command["seed"]))
+        bound = describe_call(model, *draw_inputs(self._spec, self._call, command.sizes, command.seed))
         # Saved before the call: a model may write into its inputs.
-        save_file({f"input.{i}": _packable(tensor) for i, tensor in enumerate(bound.tensors)}, command["inputs"])
+        save_file({f"input.{i}": _packable(tensor) for i, tensor in enumerate(bound.tensors)}, command.inputs)
         bound = on_device(bound, self._device)
         with eager_mode(tf32=self._tf32):
             result = model(*bound.args, **bound.kwargs)
         node, leaves = flatten(result, is_tensor, where="the model's output")
-        save_file({f"output.{i}": _packable(leaf) for i, leaf in enumerate(leaves)}, command["outputs"])
-        return {"structure": msgspec.json.encode(node).decode()}
+        save_file({f"output.{i}": _packable(leaf) for i, leaf in enumerate(leaves)}, command.outputs)
+        return Drawn(msgspec.json.encode(node).decode())
 
 
 def _packable(tensor: Any) -> Any:
@@ -76,7 +77,7 @@ def main() -> None:
     """Entry point of the child."""
     with ExitStack() as stack:
         eager = Eager(stack)
-        serve({"resolve": eager.resolve, "run": eager.run})
+        serve({Resolve: eager.resolve, Draw: eager.draw})
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from exportkit.package import policy
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.manifest import Manifest, Program
 from exportkit.package.signing import sign_package
-from exportkit.verify import verify as verification
-from exportkit.verify.verify import VerifyOptions
+from exportkit.verify import replay
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.verify import verify
 from exportkit.verify.worker import Worker
 from tests.fresh import run_python
 from tests.package import samples
@@ -231,13 +232,13 @@ def test_a_package_that_is_exchanged_while_it_is_verified_is_not_run(
     exchanged(evil, release)
 
     class Exchanging(Worker):
-        def ask(self, command: dict[str, Any], **options: Any) -> Any:
+        def ask(self, *command: Any, **options: Any) -> Any:
             evil.replace(path)
-            return super().ask(command, **options)
+            return super().ask(*command, **options)
 
     monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.setattr(verification, "Worker", Exchanging)
-    report = verification.verify(path, VerifyOptions(against="cases", public_keys=[release.public]))
+    monkeypatch.setattr(replay, "Worker", Exchanging)
+    report = verify(path, VerifyOptions(against="cases", public_keys=[release.public]))
     assert [check.verdict.kind for check in report.checks] == ["signed", "load_failed"]
     assert "SignatureError" in report.checks[1].verdict.message
     assert not mark.exists()

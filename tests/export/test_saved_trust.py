@@ -12,7 +12,8 @@ from exportkit.errors import SignatureMissingError
 from exportkit.export.saved import load_program
 from exportkit.package import policy
 from exportkit.package.signing import sign_package
-from exportkit.verify.verify import VerifyOptions, verify
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.verify import verify
 from tests.artifacts import artifact
 from tests.package.signers import signer
 

@@ -9,7 +9,12 @@ from safetensors.torch import save_file
 from verify_artifacts import Affine, affine_call, right, write_artifact
 
 from exportkit.package import manifest as m
+from exportkit.verify import eager as eager_module
+from exportkit.verify import replay
 from exportkit.verify import verify as module
+from exportkit.verify.eager import input_texts
+from exportkit.verify.messages import Called, Drawn, Failed, Loaded, Resolved
+from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     Crashed,
     EagerDiffers,
@@ -22,11 +27,11 @@ from exportkit.verify.outcomes import (
     TimedOut,
     WrongStructure,
 )
-from exportkit.verify.verify import VerifyOptions, verify
+from exportkit.verify.verify import verify
 
 X = torch.arange(6.0).reshape(2, 3)
 STRUCTURE = msgspec.json.encode(affine_call().result).decode()
-LOADED = {"target": "t", "device": "cpu", "torch": "2.13.0", "seconds": 0.01}
+LOADED = Loaded("t", "cpu", "2.13.0", 0.01)
 CRASH = Crashed(11, None, "doing", "")
 
 
@@ -70,35 +75,34 @@ class _Process:
     def printed(self):
         return ""
 
-    def ask(self, command, *, doing, timeout):
+    def ask(self, command, expected, *, doing, timeout):
         self.script.commands.append(command)
-        answer = self.script.answers[f"{self.name}_{command['do']}"]
+        answer = self.script.answers[f"{self.name}_{type(command).__name__.lower()}"]
         answer = answer(command) if callable(answer) else answer
         if isinstance(answer, (Crashed, TimedOut)):
             self.alive = False
         return answer
 
 
-def replays(command):
-    x = torch.zeros(command["rows"], 3) if "rows" in command else X
-    save_file({f"output.{i}": t for i, t in enumerate(right(x).values())}, command["outputs"])
-    return {"seconds": 0.001, "structure": STRUCTURE}
+def replays(command, structure=STRUCTURE):
+    save_file({f"output.{i}": t for i, t in enumerate(right(X).values())}, command.outputs)
+    return Called(0.001, structure)
 
 
-def answers(command):
-    tensors = {"input.0": X} | {f"output.{i}": t for i, t in enumerate(right(X).values())}
-    save_file(tensors, command["outputs"])
-    save_file({"input.0": X}, command["inputs"])
-    return {"structure": STRUCTURE}
+def answers(command, x=X):
+    save_file({f"output.{i}": t for i, t in enumerate(right(x).values())}, command.outputs)
+    save_file({"input.0": X}, command.inputs)
+    return Drawn(STRUCTURE)
 
 
 @pytest.fixture
 def run(monkeypatch, path):
     def go(artifact=path, options=None, **script):
-        good = {"child_load": LOADED, "child_run": replays}
-        good |= {"eager_child_resolve": {"state_sha256": "0" * 64}, "eager_child_run": answers}
+        good = {"child_load": LOADED, "child_call": replays}
+        good |= {"eager_child_resolve": Resolved("0" * 64), "eager_child_draw": answers}
         worker = Script(**(good | script))
-        monkeypatch.setattr(module, "Worker", worker)
+        monkeypatch.setattr(replay, "Worker", worker)
+        monkeypatch.setattr(eager_module, "Worker", worker)
         go.worker = worker
         return verify(artifact, options or VerifyOptions(shapes=2))
 
@@ -126,15 +130,15 @@ def test_only_what_was_asked_for_is_done(run, against, started):
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
-        ({"error": "NoTargetError", "detail": "no", "exit_code": 4}, 4),
-        ({"error": "SchemaChangedError", "detail": "no", "exit_code": 3}, 3),
-        ({"error": "RuntimeError", "detail": "no", "exit_code": None}, 3),
+        (Failed("NoTargetError", "no", 4), 4),
+        (Failed("SchemaChangedError", "no", 3), 3),
+        (Failed("RuntimeError", "no", None), 3),
     ],
 )
 def test_what_does_not_load_has_the_exit_code_of_its_error(run, answer, code):
     report = run(child_load=answer)
     (check,) = report.checks
-    assert check.verdict == LoadFailed(answer["error"], "no", code)
+    assert check.verdict == LoadFailed(answer.error, "no", code)
     assert report.exit_code == code
 
 
@@ -146,7 +150,7 @@ def test_what_does_not_load_has_the_exit_code_of_its_error(run, answer, code):
     ],
 )
 def test_an_operator_that_loading_misses_is_a_verdict_of_its_own(run, detail):
-    report = run(child_load={"error": "ModelLoadError", "detail": detail, "exit_code": 3})
+    report = run(child_load=Failed("ModelLoadError", detail, 3))
     (check,) = report.checks
     assert isinstance(check.verdict, MissingOperator)
     assert check.verdict.operator == "ns::op"
@@ -159,35 +163,29 @@ def test_a_crash_while_loading_is_a_crash(run):
 
 def test_a_wrong_structure_shows_both(run):
     def flat(command):
-        return {**replays(command), "structure": '{"type":"tensor","index":0}'}
+        return replays(command, '{"type":"tensor","index":0}')
 
-    verdict = run(child_run=flat).checks[0].verdict
+    verdict = run(child_call=flat).checks[0].verdict
     assert isinstance(verdict, WrongStructure)
     assert "mapping" in verdict.message
-    assert run(child_run=flat).exit_code == 11
+    assert run(child_call=flat).exit_code == 11
 
 
 def test_eager_that_answers_otherwise_is_a_mismatch(run):
-    def otherwise(command):
-        answer = answers(command)
-        tensors = {f"output.{i}": t for i, t in enumerate(right(X + 1).values())}
-        save_file(tensors, command["outputs"])
-        return answer
-
-    report = run(eager_child_run=otherwise)
+    report = run(eager_child_draw=lambda command: answers(command, X + 1))
     assert isinstance(eager(report)[0], Mismatch)
     assert report.exit_code == 1
 
 
 def test_eager_with_other_weights_is_not_compared(run):
-    report = run(eager_child_resolve={"state_sha256": "1" * 64})
+    report = run(eager_child_resolve=Resolved("1" * 64))
     (verdict,) = eager(report)
     assert isinstance(verdict, EagerDiffers)
     assert "--weights" in verdict.message
     assert report.exit_code == 17
 
 
-NOT_FOUND = {"error": "ModelNotFoundError", "detail": "there is no module", "exit_code": 2}
+NOT_FOUND = Failed("ModelNotFoundError", "there is no module", 2)
 
 
 def test_eager_that_cannot_be_imported_is_skipped_where_cases_spoke(run):
@@ -202,7 +200,7 @@ def test_eager_that_cannot_be_imported_fails_where_nothing_else_was_compared(run
 
 
 def test_eager_that_raises_when_it_is_made_is_not_taken_for_one_that_is_not_there(run):
-    report = run(eager_child_resolve={"error": "RuntimeError", "detail": "boom", "exit_code": None})
+    report = run(eager_child_resolve=Failed("RuntimeError", "boom", None))
     assert isinstance(eager(report)[0], EagerFailed)
     assert report.exit_code == 18
 
@@ -212,11 +210,11 @@ def test_an_artifact_that_names_no_model_says_how_to_name_one(run, tmp_path):
     (verdict,) = eager(run(unnamed))
     assert "--model" in verdict.message
     assert eager(run(unnamed, options=VerifyOptions(model="models:other", shapes=1)))[0].kind == "match"
-    assert run.worker.commands[-3]["model"] == "models:other"
+    assert run.worker.commands[-3].model == "models:other"
 
 
 def test_a_crash_of_eager_ends_the_comparison_and_says_whose_it_was(run):
-    report = run(eager_child_run=CRASH)
+    report = run(eager_child_draw=CRASH)
     assert eager(report) == [CRASH]
     assert report.exit_code == 13
 
@@ -262,18 +260,18 @@ def test_given_tolerances_replace_the_recorded_ones(run, tmp_path):
 @pytest.mark.parametrize(
     ("model", "blocked"),
     [
-        ("mypackage.net:build", ["mypackage"]),
-        ("net.py:Net", []),
-        ("torch.nn:Linear", []),
-        ("arr-coc", []),
-        ("program.pt2", []),
-        (None, []),
+        ("mypackage.net:build", ("mypackage",)),
+        ("net.py:Net", ()),
+        ("torch.nn:Linear", ()),
+        ("arr-coc", ()),
+        ("program.pt2", ()),
+        (None, ()),
     ],
 )
 def test_the_model_s_own_package_is_refused_to_the_replay_process(model, blocked):
-    assert module._blocked(model) == blocked
+    assert replay.blocked(model) == blocked
 
 
 def test_inputs_for_a_bare_module_are_written_as_the_command_line_has_them():
     call = affine_call(inputs=(m.TensorInput(name="x", dtype="int64", shape=(m.Size(dimension="rows", scale=2), 3)),))
-    assert module.input_texts(call) == ["x=int64[16, 3]"]
+    assert input_texts(call) == ["x=int64[16, 3]"]

@@ -16,6 +16,8 @@ from exportkit.errors import UsageError
 from exportkit.export.cases import eager_mode
 from exportkit.package import manifest as m
 from exportkit.verify.child import EXPORTER, BlockedImports, Replay
+from exportkit.verify.messages import Load
+from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     CallFailed,
     Crashed,
@@ -29,7 +31,7 @@ from exportkit.verify.outcomes import (
     WrongDtype,
     WrongShape,
 )
-from exportkit.verify.verify import VerifyOptions, verify
+from exportkit.verify.verify import verify
 
 X = torch.arange(6.0).reshape(2, 3)
 CASES = VerifyOptions(against="cases")
@@ -142,8 +144,16 @@ def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it
         for tf32 in (True, False):
             with eager_mode(tf32=tf32):
                 eager = [backend.allow_tf32 for backend in backends]
-            command = {"artifact": "", "device": "cpu", "libraries": [], "blocked": [], "program": False, "tf32": tf32}
-            command |= {"public_keys": None, "signature": None}
+            command = Load(
+                artifact="",
+                program=False,
+                device="cpu",
+                tf32=tf32,
+                libraries=(),
+                blocked=(),
+                public_keys=None,
+                signature=None,
+            )
             Replay().load(command)
             assert [backend.allow_tf32 for backend in backends] == eager == [tf32, tf32]
     finally:
