@@ -134,7 +134,8 @@ def _run_elsewhere(
     with temporary_folder(None, "exportkit-demo") as folder:
         given, returned = folder / "inputs.safetensors", folder / "outputs.safetensors"
         save_file({f"input.{i}": tensor.contiguous() for i, tensor in enumerate(inputs)}, given)
-        with ReplayProcess(package, manifest, VerifyOptions(device="cpu"), folder=folder) as replay:
+        target = manifest.targets[0].name
+        with ReplayProcess(package, manifest, _CASES, target=target, device="cpu", folder=folder) as replay:
             loaded = replay.load()
             if not isinstance(loaded, Loaded):
                 raise ExportError(loaded.message)

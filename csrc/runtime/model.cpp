@@ -58,11 +58,13 @@ void check_torch() {
               "Build it for the torch that is installed (make build).");
 }
 
-Choice choose(const Manifest& manifest, const std::string& device) {
+Choice choose(const Manifest& manifest, const OpenOptions& options) {
   bool with_cuda = false;
-  for (const Target& target : manifest.targets) with_cuda |= target.device == "cuda";
-  with_cuda &= parse_device(device).first != "cpu";
-  return pick(manifest.targets, device, this_host(with_cuda));
+  for (const Target& target : manifest.targets) {
+    with_cuda |= target.device == "cuda" && (!options.target || *options.target == target.name);
+  }
+  with_cuda &= parse_device(options.device).first != "cpu";
+  return pick(manifest.targets, options.device, this_host(with_cuda), options.target);
 }
 
 c10::Device device_of(const Choice& choice) {
@@ -124,7 +126,7 @@ struct Model::Impl {
     }
     check_trust(reader, options.public_keys, options.signature);
     reader.verify();
-    const Choice choice = choose(reader.manifest(), options.device);
+    const Choice choice = choose(reader.manifest(), options);
     load_operators(reader, *choice.target, running_torch());
     return choice;
   }

@@ -39,6 +39,7 @@ def load(
     signature: str | os.PathLike[str] | None = None,
     verify: Verify = "once",
     isolate: bool = False,
+    target: str | None = None,
 ) -> Model:
     """Loads a package: needs torch and the file, nothing of the model's or the operators' source.
 
@@ -55,12 +56,14 @@ def load(
             time. `always` hashes everything again.
         isolate: Loads and runs the package in a worker process: it may bring another build of operators that this
             process has, and a crash of it is an error here. Each call copies its tensors, through shared memory.
+        target: The name of the target to run, such as one of those that `exportkit verify` found to differ. None takes
+            the best one that runs here.
 
     Returns:
         The model. Close it, or leave its `with` block, to free its memory and the file.
 
     Raises:
-        UsageError: There is no such file, or an argument means nothing.
+        UsageError: There is no such file or target, or an argument means nothing.
         PackageError: The package is not signed as it must be, breaks a rule of the format, was changed, or its operator
             libraries cannot be loaded beside what is loaded already; the class says which.
         PolicyError: A policy of this machine cannot be read.
@@ -84,7 +87,8 @@ def load(
         check_trust(reader, public_key, signature)
         verify_package(reader, again=again)
         manifest = reader.manifest
-        choice = _choose(manifest, str(device))
+        candidates = targets.named(manifest.targets, target)
+        choice = targets.pick(candidates, str(device), targets.host_for(candidates, str(device)))
         _load_operators(reader, choice.target, again=again)
         weights = mapped_weights(reader) if manifest.weights else {}
         construct_with = partial(construct, reader, choice, runners, again=again)
@@ -94,15 +98,6 @@ def load(
     except BaseException:
         reader.close()
         raise
-
-
-def _choose(manifest: Manifest, device: str) -> targets.Choice:
-    kind, _ = targets.parse_device(device)
-    with_cuda = kind != "cpu" and any(target.device == "cuda" for target in manifest.targets)
-    host = targets.host(with_cuda=with_cuda)
-    return targets.pick(
-        manifest.targets, device, host, current_cuda=torch.cuda.current_device() if host.capabilities else 0
-    )
 
 
 def _load_operators(reader: PackageReader, target: Target, *, again: bool) -> None:

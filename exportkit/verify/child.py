@@ -52,11 +52,11 @@ class Replay:
             load_library(Path(library), defines=namespaces)
         start = time.perf_counter()
         trust = {"public_key": command.public_keys, "signature": command.signature}
-        if command.program:
-            target = self._load_program(Path(command.artifact), command.device, trust)
+        if command.target is None:
+            self._load_program(Path(command.artifact), command.device, trust)
         else:
-            target = self._load_target(command.artifact, command.device, trust)
-        return Loaded(target, self.device, str(torch.__version__), time.perf_counter() - start)
+            self._load_target(command.artifact, command.target, command.device, trust)
+        return Loaded(self.device, str(torch.__version__), time.perf_counter() - start)
 
     def run(self, command: Call) -> Called:
         """Calls the model."""
@@ -88,15 +88,14 @@ class Replay:
         save_file({f"output.{i}": leaf for i, leaf in enumerate(packable)}, command.outputs)
         return Called(seconds, msgspec.json.encode(node).decode())
 
-    def _load_target(self, artifact: str, device: str, trust: dict[str, Any]) -> str:
+    def _load_target(self, artifact: str, target: str, device: str, trust: dict[str, Any]) -> None:
         import exportkit
 
-        self.model = exportkit.load(artifact, device=device, **trust)
+        self.model = exportkit.load(artifact, device=device, target=target, **trust)
         self.call = self.model.manifest.call
         self.device = str(self.model.device)
-        return str(self.model.target.name)
 
-    def _load_program(self, artifact: Path, device: str, trust: dict[str, Any]) -> str:
+    def _load_program(self, artifact: Path, device: str, trust: dict[str, Any]) -> None:
         import torch
 
         from exportkit.package.archive import PackageReader
@@ -108,11 +107,10 @@ class Replay:
             program = reader.manifest.program
             assert program is not None
             self.call = reader.manifest.call
-            self.device = program.device if device == "auto" else device
+            self.device = device
             unpacked = Path(self._unpacked.name) / "program.pt2"
             reader.extract(program.record, unpacked)
         self.model = self._named(torch.export.load(unpacked).module())
-        return "program"
 
     def _named(self, program: Any) -> Any:
         """A program takes and returns plain tuples where the model has named ones; the manifest has their names."""

@@ -17,23 +17,30 @@ from exportkit.verify.worker import LOAD_TIMEOUT, Worker
 
 
 class EagerProcess:
-    """MODEL as its source makes it today, in a process that can import what the caller can."""
+    """MODEL as its source makes it today, on one device, in a process that can import what the caller can."""
 
-    def __init__(self, artifact: Path, manifest: Manifest, model: str, options: VerifyOptions, *, folder: Path) -> None:
-        """Starts the process.
+    def __init__(
+        self, artifact: Path, manifest: Manifest, options: VerifyOptions, *, device: str, folder: Path, required: bool
+    ) -> None:
+        """Starts nothing yet.
 
         Args:
             artifact: The file that MODEL was exported to.
-            manifest: Its manifest.
-            model: MODEL.
-            options: Its weights and operator libraries, and how long a call may take.
+            manifest: Its manifest, which names MODEL unless the options do.
+            options: MODEL's weights and operator libraries, and how long a call may take.
+            device: Where it runs, such as "cuda:0".
             folder: A private directory, for the process.
+            required: Whether it is a failure that there is no such model here.
         """
+        self.model = options.model or manifest.source.model
         self._artifact = artifact
         self._manifest = manifest
-        self._model = model
         self._options = options
-        self._worker = Worker("exportkit.verify.eager_child", folder=folder, cwd=Path.cwd())
+        self._device = device
+        self._folder = folder
+        self._required = required
+        self._worker: Worker | None = None
+        self._objection: Verdict | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -41,47 +48,53 @@ class EagerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._worker.close()
+        if self._worker is not None:
+            self._worker.close()
 
     @property
     def alive(self) -> bool:
         """Whether it can be asked."""
-        return self._worker.alive
+        return self._worker is not None and self._worker.alive
 
-    def resolve(self, device: str, *, required: bool) -> Verdict | None:
-        """Makes the model on a device; why it cannot be compared with, if it cannot.
+    def make(self) -> Verdict | None:
+        """Makes the model, unless it is there already; why it cannot be compared with, if it cannot."""
+        if not self.alive:
+            self._objection = self._start()
+        return self._objection
 
-        Args:
-            device: Such as "cuda:0".
-            required: Whether it is a failure that there is no such model here.
-        """
+    def _start(self) -> Verdict | None:
+        if self.model is None:
+            reason = "the artifact was exported from an object, not from a MODEL that can be imported; name it: --model"
+            return EagerUnavailable(reason, self._required)
         source, options = self._manifest.source, self._options
         command = Resolve(
             artifact=str(self._artifact.absolute()),
-            model=self._model,
+            model=self.model,
             model_kwargs=source.model_kwargs,
             dtype=source.dtype,
             inputs=tuple(input_texts(self._manifest.call)),
             seed=source.seed,
             weights=str(options.weights.resolve()) if options.weights else None,
             libraries=tuple(str(Path(library).resolve()) for library in options.op_libraries),
-            device=device,
+            device=self._device,
         )
+        self._worker = Worker("exportkit.verify.eager_child", folder=self._folder, cwd=Path.cwd())
         timeout = max(options.timeout, LOAD_TIMEOUT)
-        answer = self._worker.ask(command, Resolved, doing=f"making the eager model {self._model}", timeout=timeout)
+        answer = self._worker.ask(command, Resolved, doing=f"making the eager model {self.model}", timeout=timeout)
         if isinstance(answer, Failed):
             if answer.error == "ModelNotFoundError":
-                return EagerUnavailable(answer.detail, required)
-            return EagerFailed(answer.error, answer.detail, f"making {self._model}")
+                return EagerUnavailable(answer.detail, self._required)
+            return EagerFailed(answer.error, answer.detail, f"making {self.model}")
         if isinstance(answer, Resolved):
             same = answer.state_sha256 == source.state_sha256
-            return None if same else EagerDiffers(source.state_sha256, answer.state_sha256, self._model)
+            return None if same else EagerDiffers(source.state_sha256, answer.state_sha256, self.model)
         return answer
 
     def draw(
         self, sizes: Mapping[str, int], *, label: str, seed: int, inputs: Path, outputs: Path
     ) -> Drawn | EagerFailed | Crashed | TimedOut:
-        """Draws inputs of these sizes and has the model answer them; both are written to files."""
+        """Draws inputs of these sizes and has the model, once made, answer them; both are written to files."""
+        assert self._worker is not None
         doing = f"running the eager model at {label}, which is inside the exported range"
         command = Draw(dict(sizes), seed, str(inputs), str(outputs))
         answer = self._worker.ask(command, Drawn, doing=doing, timeout=self._options.timeout)

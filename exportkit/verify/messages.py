@@ -23,8 +23,8 @@ class Load(Message):
 
     Attributes:
         artifact: Its absolute path, of a link the link's own: its signature may be beside that.
-        program: Whether to run its exported program, since it has no target.
-        device: As exportkit.load takes it.
+        target: Of its targets, the one to run; None for its exported program.
+        device: Where it runs, as exportkit.load takes it.
         tf32: Whether its cases were recorded with TF32.
         libraries: Operator libraries to load first, each with the namespaces it defines.
         blocked: Top-level packages that it must do without, the exporter and our operators aside.
@@ -33,7 +33,7 @@ class Load(Message):
     """
 
     artifact: str
-    program: bool
+    target: str | None
     device: str
     tf32: bool
     libraries: tuple[tuple[str, tuple[str, ...]], ...]
@@ -43,9 +43,8 @@ class Load(Message):
 
 
 class Loaded(Message):
-    """Which target of the artifact runs and where ("program" for an exported program), and how long loading took."""
+    """Where the artifact runs, with which torch, and how long loading took."""
 
-    target: str
     device: str
     torch: str
     seconds: float

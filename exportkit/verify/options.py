@@ -19,7 +19,8 @@ class VerifyOptions:
         shapes: How many sizes to compare with eager at.
         rtol: With `atol`, replaces the recorded tolerances of floating outputs.
         atol: See `rtol`.
-        device: "auto", "cpu", "cuda" or "cuda:1".
+        device: "auto" for every target that runs here; "cpu", "cuda" or "cuda:1" for those of that device.
+        target: The only one to run, by its name.
         model: MODEL, where it is no longer what the artifact recorded.
         weights: Of the eager model, where it was exported with a weights file.
         op_libraries: Operator libraries that an artifact without libraries needs.
@@ -35,6 +36,7 @@ class VerifyOptions:
     rtol: float | None = None
     atol: float | None = None
     device: str = "auto"
+    target: str | None = None
     model: str | None = None
     weights: Path | None = None
     op_libraries: Sequence[Path] = ()

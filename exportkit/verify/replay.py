@@ -21,7 +21,7 @@ _MAX_DEAD = 2  # processes that may die before the remaining calls are given up
 
 
 class ReplayProcess:
-    """An artifact, loaded where the exporter, the operators' Python and the model's source cannot be imported.
+    """A target of an artifact, loaded where neither the exporter nor the model's or operators' source can be imported.
 
     Where the process dies of a call, another one takes its place for the next.
     """
@@ -32,6 +32,8 @@ class ReplayProcess:
         manifest: Manifest,
         options: VerifyOptions,
         *,
+        target: str | None,
+        device: str,
         folder: Path,
         libraries: Mapping[Path, Sequence[str]] | None = None,
     ) -> None:
@@ -40,15 +42,17 @@ class ReplayProcess:
         Args:
             artifact: The file.
             manifest: Its manifest.
-            options: Who must have signed it, where it runs, and how long a call may take.
+            options: Who must have signed it, what it must do without, and how long a call may take.
+            target: Of its targets, the one to run; None for its exported program.
+            device: Where it runs.
             folder: A private directory, for the process.
             libraries: Operator libraries that the artifact does not bring, each with the namespaces it defines.
         """
         keys = tuple(str(key.absolute()) for key in options.public_keys)
         self._command = Load(
             artifact=str(artifact.absolute()),
-            program=not manifest.targets,
-            device=options.device,
+            target=target,
+            device=device,
             tf32=manifest.provenance.tf32,
             libraries=tuple((str(library), tuple(names)) for library, names in (libraries or {}).items()),
             blocked=blocked(options.model or manifest.source.model),

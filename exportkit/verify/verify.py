@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from exportkit.errors import ExportkitError, PolicyError, SignatureError, SignatureMissingError, UsageError
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.libraries import describe_library
-from exportkit.package.manifest import Manifest, Node
-from exportkit.package.sizes import label_of, plan_sizes
+from exportkit.package.manifest import Manifest
+from exportkit.package.sizes import SizePlan, plan_sizes
 from exportkit.package.trust import check_trust
+from exportkit.runtime.targets import host_for, named, parse_device, survey
+from exportkit.verify.calls import TargetCalls
 from exportkit.verify.eager import EagerProcess
-from exportkit.verify.messages import Called, Drawn, Loaded
+from exportkit.verify.messages import Loaded
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import (
-    Check,
-    EagerUnavailable,
-    LoadFailed,
-    MissingOperator,
-    Report,
-    Signed,
-    Verdict,
-    WrongStructure,
-)
+from exportkit.verify.outcomes import Check, LoadFailed, MissingOperator, Report, Signed, TargetReport
 from exportkit.verify.replay import ReplayProcess
 
 
 def verify(
     artifact: Path, options: VerifyOptions | None = None, *, progress: Callable[[str], None] = lambda step: None
 ) -> Report:
-    """Runs an artifact in a fresh process, and compares what it returns.
+    """Runs every target of an artifact that this machine can run, and compares what each returns.
 
     Signatures come first, where somebody asks for them: an artifact that is not trusted is not looked into any further.
 
-    That process imports torch and the runtime; the exporter, the operators' Python and the model's source are refused
-    to it. The eager model runs in a process of its own. Whatever either does, a crash included, is a verdict.
+    Each target runs in a fresh process that imports torch and the runtime; the exporter, the operators' Python and the
+    model's source are refused to it. The eager model runs in a process of its own. Whatever either does, a crash
+    included, is a verdict.
 
     Args:
         artifact: A `.pt2` that exportkit wrote.
@@ -49,7 +41,7 @@ def verify(
         progress: Told what is about to be done.
 
     Raises:
-        UsageError: The options contradict the artifact: cases are asked for, and it has none.
+        UsageError: The options contradict the artifact: cases are asked for, and it has none, or a target is.
     """
     options = options or VerifyOptions()
     progress(f"checking {artifact.name}")
@@ -62,22 +54,53 @@ def verify(
                 raise UsageError(
                     f"{artifact.name} has no recorded cases", hint="Export with --cases N, or use --against eager."
                 )
-            libraries = _needed_libraries(reader.manifest, options)
+            runs, left_out = _targets(reader.manifest, options)
+            libraries = _needed_libraries(reader.manifest, options, {run.device for run in runs})
             if isinstance(libraries, MissingOperator):
                 missing = Check("package", "operators", {}, libraries)
-                return Report(str(artifact), None, None, None, None, (*signed, missing))
-            with ReplayProcess(artifact, reader.manifest, options, folder=folder, libraries=libraries) as replay:
-                run = _Verification(artifact, reader, options, folder, replay, progress, checks=signed)
-                return run.report()
+                left_out += [TargetReport(run.name, left_out="an operator is missing") for run in runs]
+                return Report(str(artifact), None, tuple(left_out), (*signed, missing))
+            verification = _Verification(artifact, reader, options, folder, libraries, progress, checks=signed)
+            return verification.report(runs, left_out)
     except UsageError:
         raise
     except ExportkitError as error:
         failed = LoadFailed(type(error).__name__, str(error), error.exit_code)
         label = "signature" if isinstance(error, (SignatureMissingError, SignatureError, PolicyError)) else "load"
-        return Report(str(artifact), None, None, None, None, (Check("package", label, {}, failed),))
+        return Report(str(artifact), None, (), (Check("package", label, {}, failed),))
 
 
-def _needed_libraries(manifest: Manifest, options: VerifyOptions) -> dict[Path, list[str]] | MissingOperator:
+@dataclass(frozen=True)
+class _Run:
+    """What is to be run where; the target is None for an exported program."""
+
+    target: str | None
+    device: str
+
+    @property
+    def name(self) -> str:
+        return self.target or "program"
+
+
+def _targets(manifest: Manifest, options: VerifyOptions) -> tuple[list[_Run], list[TargetReport]]:
+    """What can be run here, the best first, and what cannot.
+
+    Raises:
+        UsageError: There is no such device, or no such target.
+        NoTargetError: Nothing can; the message has a reason for each target.
+    """
+    kind, _ = parse_device(options.device)
+    candidates = named(manifest.targets, options.target)
+    if not candidates and manifest.program is not None:
+        return [_Run(None, manifest.program.device if kind == "auto" else options.device)], []
+    found = survey(candidates, options.device, host_for(candidates, options.device))
+    left_out = [TargetReport(name, left_out=reason) for name, reason in found.rejected.items()]
+    return [_Run(choice.target.name, choice.device) for choice in found.fitting], left_out
+
+
+def _needed_libraries(
+    manifest: Manifest, options: VerifyOptions, devices: Set[str]
+) -> dict[Path, list[str]] | MissingOperator:
     """The libraries that the replay process must load first, because the artifact does not bring them.
 
     Each with the operator namespaces it defines.
@@ -88,8 +111,8 @@ def _needed_libraries(manifest: Manifest, options: VerifyOptions) -> dict[Path, 
         return {}
     libraries = [Path(library).resolve() for library in options.op_libraries]
     if any(name.startswith("arr_coc::") for name in missing):
-        devices = {target.device for target in manifest.targets} if options.device != "cpu" else set()
-        libraries += [path for device, path in built_in_libraries().items() if device == "cpu" or device in devices]
+        kinds = {"cpu", *(device.partition(":")[0] for device in devices)}  # the CPU's defines the operators
+        libraries += [path for device, path in built_in_libraries().items() if device in kinds]
     given = {library: [operator.name for operator in describe_library(library).defines] for library in libraries}
     for name in missing:
         if not any(name in names for names in given.values()):
@@ -100,136 +123,56 @@ def _needed_libraries(manifest: Manifest, options: VerifyOptions) -> dict[Path, 
 
 @dataclass
 class _Verification:
-    """One run."""
+    """The runs of one artifact, and what was found so far."""
 
     artifact: Path
     reader: PackageReader
     options: VerifyOptions
     folder: Path
-    replay: ReplayProcess
+    libraries: Mapping[Path, Sequence[str]]
     progress: Callable[[str], None]
-    loaded: Loaded | None = None
-    checks: list[Check] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
+    checks: list[Check]
+    torch: str | None = None
 
     @property
     def manifest(self) -> Manifest:
         return self.reader.manifest
 
-    def report(self) -> Report:
-        self.progress("loading in a fresh process")
-        answer = self.replay.load()
-        if not isinstance(answer, Loaded):
-            self.checks.append(Check("package", "load", {}, answer))
-            return Report(str(self.artifact), None, None, None, None, tuple(self.checks), tuple(self.skipped))
-        self.loaded = answer
-        if self.options.against != "eager":
-            self._check_cases()
-        if self.options.against != "cases":
-            self._check_eager()
-        others = (target.name for target in self.manifest.targets if target.name != answer.target)
-        self.skipped += [f"target {name}: another one was run here; --device chooses" for name in others]
-        return Report(
-            artifact=str(self.artifact),
-            target=answer.target,
-            device=answer.device,
-            torch=answer.torch,
-            load_seconds=answer.seconds,
-            checks=tuple(self.checks),
-            skipped=tuple(self.skipped),
-        )
-
-    def _check_cases(self) -> None:
-        for index, case in enumerate(self.manifest.cases):
-            label = f"case {index} ({label_of(case.sizes)})"
-            self.progress(f"running {label}")
-            file = self.folder / f"case-{index}.safetensors"
-            self.reader.extract(case.record, file)
-            self._check("cases", label, case.sizes, inputs=file, expected=file, doing=f"running {label}")
-            file.unlink()
-
-    def _check(
-        self,
-        against: Literal["cases", "eager"],
-        label: str,
-        sizes: Mapping[str, int],
-        *,
-        inputs: Path,
-        expected: Path,
-        doing: str,
-    ) -> None:
-        """One call of the packaged model."""
-        outputs = self.folder / "outputs.safetensors"
-        answer = self.replay.call(inputs, outputs, doing=doing)
-        if isinstance(answer, Called):
-            verdict = self._judge(answer.structure, expected, outputs)
-            outputs.unlink()
-            self.checks.append(Check(against, label, dict(sizes), verdict, answer.seconds))
-        else:
-            self.checks.append(Check(against, label, dict(sizes), answer))
-
-    def _judge(self, structure: str, expected: Path, outputs: Path) -> Verdict:
-        from safetensors.torch import load_file
-
-        from exportkit.verify.compare import compare_outputs
-
-        call = self.manifest.call
-        if (wrong := _compare_structure(call.result, structure)) is not None:
-            return wrong
-        want, got = load_file(expected), load_file(outputs)
-        names = [f"output.{i}" for i in range(len(call.outputs))]
-        return compare_outputs(
-            call.outputs,
-            [want[name] for name in names],
-            [got[name] for name in names],
-            rtol=self.options.rtol,
-            atol=self.options.atol,
-        )
-
-    # --- against the eager model --------------------------------------------------------------------------------------
-
-    def _check_eager(self) -> None:
-        assert self.loaded is not None
-        model = self.options.model or self.manifest.source.model
-        plan = plan_sizes(
-            self.manifest.call, self.options.shapes, seed=self.options.seed, max_bytes=self.options.max_input_bytes
-        )
-        self.skipped += plan.skipped
+    def report(self, runs: Iterable[_Run], left_out: Iterable[TargetReport]) -> Report:
+        """Makes the runs, with one eager model for all those on one device."""
+        options = self.options
+        plan = SizePlan((), ())
+        if options.against != "cases":
+            plan = plan_sizes(self.manifest.call, options.shapes, seed=options.seed, max_bytes=options.max_input_bytes)
         # Where nothing else was compared, a verification that skips eager would have verified nothing.
-        required = self.options.against == "eager" or not self.manifest.cases
-        if model is None:
-            reason = "the artifact was exported from an object, not from a MODEL that can be imported; name it: --model"
-            self._no_eager(EagerUnavailable(reason, required))
-            return
-        self.progress(f"making the eager model {model}")
-        with EagerProcess(self.artifact, self.manifest, model, self.options, folder=self.folder) as eager:
-            if (verdict := eager.resolve(self.loaded.device, required=required)) is not None:
-                self._no_eager(verdict)
-                return
-            for number, sizes in enumerate(plan.sizes):
-                self._compare_with_eager(eager, number, sizes)
-                if not eager.alive:
-                    break
+        required = options.against == "eager" or not self.manifest.cases
+        reports = []
+        for device, same in groupby(runs, key=lambda run: run.device):
+            with EagerProcess(
+                self.artifact, self.manifest, options, device=device, folder=self.folder, required=required
+            ) as eager:
+                reports += [self._run(run, eager, plan.sizes) for run in same]
+        return Report(str(self.artifact), self.torch, (*reports, *left_out), tuple(self.checks), plan.skipped)
 
-    def _no_eager(self, verdict: Verdict) -> None:
-        self.checks.append(Check("eager", "the eager model", {}, verdict))
-
-    def _compare_with_eager(self, eager: EagerProcess, number: int, sizes: Mapping[str, int]) -> None:
-        label = label_of(sizes)
-        self.progress(f"comparing with eager at {label}")
-        inputs, expected = self.folder / "eager-inputs.safetensors", self.folder / "eager-outputs.safetensors"
-        answer = eager.draw(sizes, label=label, seed=self.options.seed + number, inputs=inputs, outputs=expected)
-        if not isinstance(answer, Drawn):
-            self.checks.append(Check("eager", label, dict(sizes), answer))
-        elif (wrong := _compare_structure(self.manifest.call.result, answer.structure)) is not None:
-            self.checks.append(Check("eager", label, dict(sizes), wrong))
-        else:
-            doing = f"running the packaged model at {label}"
-            self._check("eager", label, sizes, inputs=inputs, expected=expected, doing=doing)
-
-
-def _compare_structure(expected: Node, structure: str) -> WrongStructure | None:
-    actual = msgspec.json.decode(structure, type=Node)
-    if actual == expected:
-        return None
-    return WrongStructure(msgspec.json.encode(expected).decode(), structure)
+    def _run(self, run: _Run, eager: EagerProcess, sizes: Sequence[Mapping[str, int]]) -> TargetReport:
+        self.progress(f"loading {run.name} in a fresh process")
+        with ReplayProcess(
+            self.artifact,
+            self.manifest,
+            self.options,
+            target=run.target,
+            device=run.device,
+            folder=self.folder,
+            libraries=self.libraries,
+        ) as replay:
+            loaded = replay.load()
+            if not isinstance(loaded, Loaded):
+                self.checks.append(Check("package", "load", {}, loaded, target=run.name))
+                return TargetReport(run.name, run.device)
+            self.torch = loaded.torch
+            calls = TargetCalls(run.name, replay, self.reader, self.options, self.folder, self.progress)
+            if self.options.against != "eager":
+                self.checks += calls.with_cases()
+            if self.options.against != "cases":
+                self.checks += calls.with_eager(eager, sizes)
+        return TargetReport(run.name, loaded.device, loaded.seconds)

@@ -8,12 +8,16 @@ import torch
 from safetensors.torch import save_file
 from verify_artifacts import Affine, affine_call, right, write_artifact
 
+from exportkit.errors import UsageError
+from exportkit.libraries import host_platform
 from exportkit.package import manifest as m
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.runtime.targets import Host
 from exportkit.verify import eager as eager_module
 from exportkit.verify import replay
 from exportkit.verify import verify as module
 from exportkit.verify.eager import input_texts
-from exportkit.verify.messages import Called, Drawn, Failed, Loaded, Resolved
+from exportkit.verify.messages import Called, Drawn, Failed, Load, Loaded, Resolve, Resolved
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     Crashed,
@@ -31,7 +35,7 @@ from exportkit.verify.verify import verify
 
 X = torch.arange(6.0).reshape(2, 3)
 STRUCTURE = msgspec.json.encode(affine_call().result).decode()
-LOADED = Loaded("t", "cpu", "2.13.0", 0.01)
+LOADED = Loaded("cpu", "2.13.0", 0.01)
 CRASH = Crashed(11, None, "doing", "")
 
 
@@ -225,29 +229,109 @@ def test_sizes_beyond_the_budget_are_named(run):
     assert max(check.sizes["rows"] for check in report.checks) == 4
 
 
-def test_targets_that_were_not_run_are_named(run, path, monkeypatch):
-    def target(name, device):
-        architecture = "sm_90" if device == "cuda" else None
-        return m.Target(
-            name=name,
-            device=device,
-            platform="linux-x86_64",
-            cpu_isa=None,
-            cuda_architecture=architecture,
-            cuda_ptx=False,
-            needs_torch="2.11",
-            built_with_torch="2.13.0",
-            built_with_cuda=None,
-        )
+def target(name, **changes):
+    plain = {
+        "device": "cpu",
+        "platform": host_platform(),
+        "cpu_isa": None,
+        "cuda_architecture": None,
+        "cuda_ptx": False,
+        "needs_torch": "2.11",
+        "built_with_torch": "2.13.0",
+        "built_with_cuda": None,
+    }
+    return m.Target(name=name, **(plain | changes))
 
-    targets = (target("t", "cpu"), target("gpu", "cuda"))
-    monkeypatch.setattr(module._Verification, "manifest", property(lambda self: with_targets(self.reader.manifest)))
 
-    def with_targets(manifest):
-        return msgspec.structs.replace(manifest, targets=targets)
+HOST = Host(host_platform(), "x86-64-v4", "2.13.0+cu130", "13.0", ((9, 0), (9, 0)), current_cuda=1)
+GPU = {"device": "cuda", "cuda_architecture": "sm_90", "built_with_cuda": "13.0"}
 
-    report = run(options=VerifyOptions(against="cases"))
-    assert report.skipped == ("target gpu: another one was run here; --device chooses",)
+
+@pytest.fixture
+def several(path, tmp_path, monkeypatch):
+    """An artifact of four targets, on a machine that runs three of them."""
+    monkeypatch.setattr(module, "host_for", lambda targets, device: HOST)
+    targets = (
+        target("old", cpu_isa="x86-64-v3"),
+        target("arm", platform="linux-aarch64"),
+        target("gpu", **GPU),
+        target("new", cpu_isa="x86-64-v4"),
+    )
+    with PackageReader(path) as reader:
+        records = {name: reader.read(name) for name in reader.names}
+        records |= {f"data/aotinductor/{each.name}/model.so": b"\x7fELF" for each in targets}
+        changed = msgspec.structs.replace(reader.manifest, targets=targets)
+        write_package(tmp_path / "several.pt2", changed, records)
+    return tmp_path / "several.pt2"
+
+
+def loads(command):
+    return Loaded(command.device, "2.13.0", 0.01)
+
+
+def ran(report):
+    return [(target.name, target.device) for target in report.targets if target.left_out is None]
+
+
+def test_every_target_that_runs_here_is_checked_and_the_others_are_named_with_the_reason(run, several):
+    report = run(several, child_load=loads)
+    assert ran(report) == [("gpu", "cuda:1"), ("new", "cpu"), ("old", "cpu")]
+    assert [target.left_out for target in report.targets[3:]] == [f"it is for linux-aarch64, this is {host_platform()}"]
+    assert [(check.target, check.against) for check in report.checks] == [
+        (name, against) for name in ("gpu", "new", "old") for against in ("cases", "eager", "eager")
+    ]
+    loaded = [(command.target, command.device) for command in run.worker.commands if isinstance(command, Load)]
+    assert loaded == ran(report)
+
+
+def test_targets_of_one_device_share_one_eager_model(run, several):
+    run(several, child_load=loads)
+    assert run.worker.started == ["child", "eager_child", "child", "eager_child", "child"]
+    assert [c.device for c in run.worker.commands if isinstance(c, Resolve)] == ["cuda:1", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"device": "cpu"}, ["new", "old"]),
+        ({"device": "cuda"}, ["gpu"]),
+        ({"device": "cuda:0"}, ["gpu"]),
+        ({"target": "old"}, ["old"]),
+    ],
+)
+def test_a_device_or_a_name_says_which_are_run(run, several, options, names):
+    report = run(several, VerifyOptions(against="cases", **options), child_load=loads)
+    assert [name for name, _ in ran(report)] == names
+    if options.get("device") == "cpu":
+        assert [t.left_out for t in report.targets if t.name == "gpu"] == ["it is for cuda, and cpu was asked for"]
+
+
+def test_a_target_that_there_is_not_is_the_caller_s_mistake(run, several):
+    with pytest.raises(UsageError, match=r"no target 'olde'(?s:.*)old, arm, gpu, new"):
+        run(several, VerifyOptions(target="olde"))
+
+
+def test_that_no_target_runs_here_is_a_failure_with_the_reasons(run, several):
+    for options in (VerifyOptions(target="arm"), VerifyOptions(device="cuda:2")):
+        report = run(several, options)
+        assert report.exit_code == 4
+        assert "NoTargetError" in report.checks[0].verdict.message
+        assert "arm: it is for" in report.checks[0].verdict.message
+        assert run.worker.started == []
+
+
+def test_one_target_that_fails_does_not_keep_the_others_from_being_checked(run, several):
+    def crashes(command):
+        return CRASH if command.target == "new" else loads(command)
+
+    report = run(several, VerifyOptions(against="cases"), child_load=crashes)
+    assert [(check.target, type(check.verdict)) for check in report.checks] == [
+        ("gpu", Match),
+        ("new", Crashed),
+        ("old", Match),
+    ]
+    assert report.exit_code == 13
+    assert [target.load_seconds for target in report.targets[:3]] == [0.01, None, 0.01]
 
 
 def test_given_tolerances_replace_the_recorded_ones(run, tmp_path):

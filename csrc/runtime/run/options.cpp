@@ -13,6 +13,7 @@ Checks a package, loads it without Python, and replays its recorded cases.
 
 Options:
   --device DEVICE      auto, cpu, cuda or cuda:<index>  [auto]
+  --target NAME        The target to run  [the best one that runs here]
   --public-key PEM     A key, of which one must have signed the package. Repeatable.
   --signature FILE     The signature file  [PACKAGE.sig]
   --input FILE         A safetensors file of inputs, by name: runs them instead of the recorded cases.
@@ -54,8 +55,9 @@ double seconds(const char* text) {
 }  // namespace
 
 Options parse(int argc, char** argv) {
-  enum Name { kDevice = 1, kPublicKey, kSignature, kInput, kOutput, kBench, kThreads, kRunners, kJson };
+  enum Name { kDevice = 1, kTarget, kPublicKey, kSignature, kInput, kOutput, kBench, kThreads, kRunners, kJson };
   const option known[] = {{"device", required_argument, nullptr, kDevice},
+                          {"target", required_argument, nullptr, kTarget},
                           {"public-key", required_argument, nullptr, kPublicKey},
                           {"signature", required_argument, nullptr, kSignature},
                           {"input", required_argument, nullptr, kInput},
@@ -73,6 +75,9 @@ Options parse(int argc, char** argv) {
     switch (name) {
       case kDevice:
         options.open.device = optarg;
+        break;
+      case kTarget:
+        options.open.target = optarg;
         break;
       case kPublicKey:
         options.open.public_keys.emplace_back(optarg);
