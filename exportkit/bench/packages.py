@@ -53,6 +53,8 @@ class PackageOptions:
         model: MODEL, where it is not what the package recorded.
         weights: Of the eager model, where it was exported with a weights file.
         op_libraries: Operator libraries that a package without them needs.
+        public_keys: PEM files, of which any must have signed each package; what a policy asks for comes on top.
+        signature: The signature file of a package that is timed alone, where it is not beside it under its name.
     """
 
     against: Sequence[str] = ALTERNATIVES
@@ -62,6 +64,8 @@ class PackageOptions:
     model: str | None = None
     weights: Path | None = None
     op_libraries: Sequence[Path] = ()
+    public_keys: Sequence[Path] = ()
+    signature: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def bench_packages(
         loaded: list[_Loaded] = []
         for path in paths:
             progress(f"loading {path.name}")
-            loaded.append(_load(path, device, stack, first=not loaded))
+            loaded.append(_load(path, device, options, stack, first=not loaded))
         manifest = loaded[0].model.manifest
         for other in loaded[1:]:
             if _interface(other.model.manifest.call) != _interface(manifest.call):
@@ -115,9 +119,10 @@ def bench_packages(
             yield _row(loaded, spec, note, sizes, inputs, device, options)
 
 
-def _load(path: Path, device: torch.device, stack: ExitStack, *, first: bool) -> _Loaded:
+def _load(path: Path, device: torch.device, options: PackageOptions, stack: ExitStack, *, first: bool) -> _Loaded:
+    trust: dict[str, Any] = {"public_key": options.public_keys or None, "signature": options.signature}
     start = time.perf_counter()
-    model = stack.enter_context(load(path, device=str(device)))
+    model = stack.enter_context(load(path, device=str(device), **trust))
     return _Loaded(OURS if first else str(path), model, (time.perf_counter() - start) * 1e3)
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option("--model", metavar="MODEL", help="The eager model, where it is not what the artifact recorded.")
 @weights_option("Weights of the eager model, where it was exported with a file of them.")
 @op_library_option("A library of operators that the artifact calls and does not bring. Repeatable.")
-@public_key_options
+@public_key_options("ARTIFACT")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of sizes and inputs.")
 @click.option(
     "--timeout",
