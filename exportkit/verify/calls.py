@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,11 +11,11 @@ import msgspec
 
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Node
-from exportkit.package.sizes import label_of
+from exportkit.package.sizes import SizePlan, label_of
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.messages import Called, Drawn
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import Check, Verdict, WrongStructure
+from exportkit.verify.outcomes import Check, EagerUnavailable, Verdict, WrongStructure
 from exportkit.verify.replay import ReplayProcess
 
 
@@ -50,15 +50,19 @@ class TargetCalls:
             yield self._call("cases", label, case.sizes, inputs=file, expected=file, doing=doing)
             file.unlink()
 
-    def with_eager(self, eager: EagerProcess, plan: Sequence[Mapping[str, int]]) -> Iterator[Check]:
-        """Against the eager model, at each of these sizes."""
+    def with_eager(self, eager: EagerProcess, plan: SizePlan) -> Iterator[Check]:
+        """Against the eager model, at each of the planned sizes."""
+        if not plan.sizes:
+            nothing = EagerUnavailable("; ".join(plan.skipped), eager.required)
+            yield Check("eager", "the sizes", {}, nothing, target=self.target)
+            return
         if not eager.alive and eager.model is not None:
             self.progress(f"making the eager model {eager.model}")
         if (objection := eager.make()) is not None:
             yield Check("eager", "the eager model", {}, objection, target=self.target)
             return
         inputs, expected = self.folder / "eager-inputs.safetensors", self.folder / "eager-outputs.safetensors"
-        for number, sizes in enumerate(plan):
+        for number, sizes in enumerate(plan.sizes):
             label = label_of(sizes)
             self.progress(f"comparing {self.target} with eager at {label}")
             answer = eager.draw(sizes, label=label, seed=self.options.seed + number, inputs=inputs, outputs=expected)

@@ -38,7 +38,7 @@ class EagerProcess:
         self._options = options
         self._device = device
         self._folder = folder
-        self._required = required
+        self.required = required
         self._worker: Worker | None = None
         self._objection: Verdict | None = None
 
@@ -65,7 +65,7 @@ class EagerProcess:
     def _start(self) -> Verdict | None:
         if self.model is None:
             reason = "the artifact was exported from an object, not from a MODEL that can be imported; name it: --model"
-            return EagerUnavailable(reason, self._required)
+            return EagerUnavailable(reason, self.required)
         source, options = self._manifest.source, self._options
         command = Resolve(
             artifact=str(self._artifact.absolute()),
@@ -83,7 +83,7 @@ class EagerProcess:
         answer = self._worker.ask(command, Resolved, doing=f"making the eager model {self.model}", timeout=timeout)
         if isinstance(answer, Failed):
             if answer.error == "ModelNotFoundError":
-                return EagerUnavailable(answer.detail, self._required)
+                return EagerUnavailable(answer.detail, self.required)
             return EagerFailed(answer.error, answer.detail, f"making {self.model}")
         if isinstance(answer, Resolved):
             same = answer.state_sha256 == source.state_sha256

@@ -255,7 +255,7 @@ class LoadFailed:
 
 @dataclass(frozen=True)
 class EagerUnavailable:
-    """The eager model cannot be made here, so nothing was compared with it. A failure only where it was asked for."""
+    """Nothing was compared with eager: it cannot be made here, or its inputs are too large. A failure if asked for."""
 
     reason: str
     required: bool
@@ -347,7 +347,7 @@ EXIT_CODES: Mapping[int, str] = {
     13: "verify: the process of the packaged model, or of eager, crashed",
     14: "verify: the packaged model, or eager, did not answer in time",
     15: "verify: an operator is missing",
-    16: "verify --against eager: the eager model cannot be made here",
+    16: "verify --against eager: the eager model cannot be made here, or all sizes are beyond --max-input-mb",
     17: "verify: the eager model has other weights today than when it was exported",
     18: "verify: eager itself fails, at sizes inside the exported range or when it is made",
     70: "a bug of exportkit; a traceback is on stderr",

@@ -151,10 +151,10 @@ class _Verification:
             with EagerProcess(
                 self.artifact, self.manifest, options, device=device, folder=self.folder, required=required
             ) as eager:
-                reports += [self._run(run, eager, plan.sizes) for run in same]
+                reports += [self._run(run, eager, plan) for run in same]
         return Report(str(self.artifact), self.torch, (*reports, *left_out), tuple(self.checks), plan.skipped)
 
-    def _run(self, run: _Run, eager: EagerProcess, sizes: Sequence[Mapping[str, int]]) -> TargetReport:
+    def _run(self, run: _Run, eager: EagerProcess, plan: SizePlan) -> TargetReport:
         self.progress(f"loading {run.name} in a fresh process")
         with ReplayProcess(
             self.artifact,
@@ -174,5 +174,5 @@ class _Verification:
             if self.options.against != "eager":
                 self.checks += calls.with_cases()
             if self.options.against != "cases":
-                self.checks += calls.with_eager(eager, sizes)
+                self.checks += calls.with_eager(eager, plan)
         return TargetReport(run.name, loaded.device, loaded.seconds)

@@ -229,6 +229,20 @@ def test_sizes_beyond_the_budget_are_named(run):
     assert max(check.sizes["rows"] for check in report.checks) == 4
 
 
+def test_where_every_size_is_beyond_the_budget_eager_was_not_compared(run, without_cases):
+    for options, artifact, code in (
+        (VerifyOptions(against="eager", max_input_bytes=1), None, 16),
+        (VerifyOptions(max_input_bytes=1), without_cases, 16),
+        (VerifyOptions(max_input_bytes=1), None, 0),
+    ):
+        report = run(**({"artifact": artifact} if artifact else {}), options=options)
+        (verdict,) = eager(report)
+        assert isinstance(verdict, EagerUnavailable)
+        assert "even at the smallest sizes" in verdict.message
+        assert report.exit_code == code
+        assert "eager_child" not in run.worker.started
+
+
 def target(name, **changes):
     plain = {
         "device": "cpu",
