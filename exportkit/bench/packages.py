@@ -21,15 +21,14 @@ from exportkit.bench.results import OURS, OURS_EAGER, Measurement, Row
 from exportkit.bench.timing import Alternative, Within, measure
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.cases import draw_inputs, eager_mode, state_sha256
-from exportkit.export.model import load_operator_libraries, load_our_operators, resolve
-from exportkit.export.program import parse_floating, prepared
+from exportkit.export.model import load_operator_libraries, load_our_operators
+from exportkit.export.remake import remade
 from exportkit.package.manifest import Call, Manifest
 from exportkit.package.sizes import label_of
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.spec import ExportSpec
 from exportkit.verify.compare import compare_outputs
-from exportkit.verify.eager import input_texts
 from exportkit.verify.outcomes import Match
 
 EAGER, COMPILE = "eager", "compile"
@@ -142,18 +141,8 @@ def _eager(
     if model is None:
         return None, "the package was exported from an object, not from a MODEL that can be imported; name it: --model"
     progress(f"making the eager model {model}")
-    arguments: dict[str, Any] = {
-        "model_kwargs": source.model_kwargs,
-        "weights": options.weights,
-        "op_libraries": options.op_libraries,
-        "seed": source.seed,
-    }
-    try:
-        resolved = resolve(model, **arguments)
-    except UsageError:
-        # A bare module has no inputs of its own: it was exported with --input, and gets the same again.
-        resolved = resolve(model, inputs=input_texts(manifest.call), **arguments)
-    spec = stack.enter_context(prepared(resolved.spec, device, parse_floating(source.dtype)))
+    made = remade(model, source, manifest.call, device, weights=options.weights, op_libraries=options.op_libraries)
+    spec = stack.enter_context(made)
     if state_sha256(spec.model) != source.state_sha256:
         raise UsageError(
             f"{model} has other weights today than when it was exported",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from typing_extensions import Self
 
-from exportkit.package.manifest import Call, Manifest
-from exportkit.package.sizes import shape_at
+from exportkit.package.manifest import Manifest
 from exportkit.verify.messages import Draw, Drawn, Failed, Resolve, Resolved
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, EagerDiffers, EagerFailed, EagerUnavailable, TimedOut, Verdict
@@ -20,20 +18,18 @@ class EagerProcess:
     """MODEL as its source makes it today, on one device, in a process that can import what the caller can."""
 
     def __init__(
-        self, artifact: Path, manifest: Manifest, options: VerifyOptions, *, device: str, folder: Path, required: bool
+        self, manifest: Manifest, options: VerifyOptions, *, device: str, folder: Path, required: bool
     ) -> None:
         """Starts nothing yet.
 
         Args:
-            artifact: The file that MODEL was exported to.
-            manifest: Its manifest, which names MODEL unless the options do.
+            manifest: Of the artifact that MODEL was exported to; it names MODEL unless the options do.
             options: MODEL's weights and operator libraries, and how long a call may take.
             device: Where it runs, such as "cuda:0".
             folder: A private directory, for the process.
             required: Whether it is a failure that there is no such model here.
         """
         self.model = options.model or manifest.source.model
-        self._artifact = artifact
         self._manifest = manifest
         self._options = options
         self._device = device
@@ -45,9 +41,7 @@ class EagerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._worker is not None:
             self._worker.close()
 
@@ -68,12 +62,10 @@ class EagerProcess:
             return EagerUnavailable(reason, self.required)
         source, options = self._manifest.source, self._options
         command = Resolve(
-            artifact=str(self._artifact.absolute()),
             model=self.model,
-            model_kwargs=source.model_kwargs,
-            dtype=source.dtype,
-            inputs=tuple(input_texts(self._manifest.call)),
-            seed=source.seed,
+            source=source,
+            call=self._manifest.call,
+            tf32=self._manifest.provenance.tf32,
             weights=str(options.weights.resolve()) if options.weights else None,
             libraries=tuple(str(Path(library).resolve()) for library in options.op_libraries),
             device=self._device,
@@ -99,12 +91,3 @@ class EagerProcess:
         command = Draw(dict(sizes), seed, str(inputs), str(outputs))
         answer = self._worker.ask(command, Drawn, doing=doing, timeout=self._options.timeout)
         return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer
-
-
-def input_texts(call: Call) -> list[str]:
-    """The tensors of a call as --input has them, for parameters that are one tensor each."""
-    # Their values are what inputs of other sizes are drawn from, so there should be some.
-    sizes = {dimension.name: min(max(dimension.min, 8), dimension.max) for dimension in call.dimensions}
-    return [
-        f"{tensor.name}={tensor.dtype}{shape_at(tensor, sizes)}" for tensor in call.inputs if "." not in tensor.name
-    ]

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from exportkit.errors import UsageError
 from exportkit.verify.messages import Draw, Drawn, Resolve, Resolved
 from exportkit.verify.protocol import serve
 
@@ -24,26 +23,20 @@ class Eager:
     def resolve(self, command: Resolve) -> Resolved:
         """Makes MODEL again, from its name, arguments and seed."""
         from exportkit.export.cases import state_sha256
-        from exportkit.export.model import resolve
-        from exportkit.export.program import parse_floating, prepared, usable_device
-        from exportkit.package.archive import PackageReader
+        from exportkit.export.program import usable_device
+        from exportkit.export.remake import remade
 
-        with PackageReader(Path(command.artifact)) as reader:
-            self._call, self._tf32 = reader.manifest.call, reader.manifest.provenance.tf32
-        arguments: dict[str, Any] = {
-            "model_kwargs": command.model_kwargs,
-            "weights": Path(command.weights) if command.weights else None,
-            "op_libraries": [Path(library) for library in command.libraries],
-            "seed": command.seed,
-        }
-        try:
-            resolved = resolve(command.model, **arguments)
-        except UsageError:
-            # A bare module has no inputs of its own: it was exported with --input, and gets the same again.
-            resolved = resolve(command.model, inputs=command.inputs, **arguments)
+        self._call, self._tf32 = command.call, command.tf32
         self._device = usable_device(command.device)
-        floating = parse_floating(command.dtype)
-        self._spec = self._stack.enter_context(prepared(resolved.spec, self._device, floating))
+        made = remade(
+            command.model,
+            command.source,
+            command.call,
+            self._device,
+            weights=Path(command.weights) if command.weights else None,
+            op_libraries=[Path(library) for library in command.libraries],
+        )
+        self._spec = self._stack.enter_context(made)
         return Resolved(state_sha256(self._spec.model))
 
     def draw(self, command: Draw) -> Drawn:

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from exportkit.errors import ExportkitError
+from exportkit.package.manifest import Call as ModelCall
+from exportkit.package.manifest import Source
 
 
 class Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -68,23 +70,19 @@ class Resolve(Message):
     """To the eager process: make MODEL as it was made for the export. The answer is Resolved.
 
     Attributes:
-        artifact: The path of the artifact, which describes the call.
         model: MODEL.
-        model_kwargs: Its arguments.
-        dtype: What its floating tensors were cast to.
-        inputs: As --input has them, for a bare module.
-        seed: That the export had.
+        source: Of the artifact.
+        call: Likewise.
+        tf32: Whether its cases were recorded with TF32.
         weights: A safetensors file.
         libraries: Operator libraries.
         device: Where it runs.
     """
 
-    artifact: str
     model: str
-    model_kwargs: dict[str, Any]
-    dtype: str | None
-    inputs: tuple[str, ...]
-    seed: int
+    source: Source
+    call: ModelCall
+    tf32: bool
     weights: str | None
     libraries: tuple[str, ...]
     device: str

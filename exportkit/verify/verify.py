@@ -148,9 +148,7 @@ class _Verification:
         required = options.against == "eager" or not self.manifest.cases
         reports = []
         for device, same in groupby(runs, key=lambda run: run.device):
-            with EagerProcess(
-                self.artifact, self.manifest, options, device=device, folder=self.folder, required=required
-            ) as eager:
+            with EagerProcess(self.manifest, options, device=device, folder=self.folder, required=required) as eager:
                 reports += [self._run(run, eager, plan) for run in same]
         return Report(str(self.artifact), self.torch, (*reports, *left_out), tuple(self.checks), plan.skipped)
 

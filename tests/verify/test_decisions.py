@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from verify_artifacts import Affine, affine_call, right, write_artifact
 
 from exportkit.errors import UsageError
+from exportkit.export.remake import input_texts
 from exportkit.libraries import host_platform
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
@@ -16,7 +17,6 @@ from exportkit.runtime.targets import Host
 from exportkit.verify import eager as eager_module
 from exportkit.verify import replay
 from exportkit.verify import verify as module
-from exportkit.verify.eager import input_texts
 from exportkit.verify.messages import Called, Drawn, Failed, Load, Loaded, Resolve, Resolved
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
