@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from exportkit.errors import ExportError
 from exportkit.package.atomic import temporary_folder
+from exportkit.package.case_files import named_tensors
 from exportkit.package.manifest import Manifest
 from exportkit.verify.messages import Called, Loaded
 from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import Report
 from exportkit.verify.packaging import build_package
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.verify import verify
@@ -133,7 +135,7 @@ def _run_elsewhere(
 
     with temporary_folder(None, "exportkit-demo") as folder:
         given, returned = folder / "inputs.safetensors", folder / "outputs.safetensors"
-        save_file({f"input.{i}": tensor.contiguous() for i, tensor in enumerate(inputs)}, given)
+        save_file(named_tensors("input", inputs), given)
         target = manifest.targets[0].name
         with ReplayProcess(package, manifest, _CASES, target=target, device="cpu", folder=folder) as replay:
             loaded = replay.load()
@@ -150,10 +152,9 @@ def _run_elsewhere(
     return loaded.seconds, outputs, calls
 
 
-def _require(report: Any) -> None:
+def _require(report: Report | None) -> None:
     """The demo goes on only with a package that passed."""
-    if report.failure is not None:
-        check = report.failure
+    if report is not None and (check := report.failure) is not None:
         raise ExportError(f"{check.against}, {check.label}: {check.verdict.message}")
 
 

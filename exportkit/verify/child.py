@@ -65,6 +65,7 @@ class Replay:
         from safetensors import safe_open
         from safetensors.torch import save_file
 
+        from exportkit.package.case_files import named_tensors
         from exportkit.package.structure import flatten, unflatten
 
         with safe_open(command.inputs, framework="pt", device=self.device) as file:
@@ -83,9 +84,7 @@ class Replay:
                 torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - start
         node, leaves = flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))
-        # safetensors takes neither transposed tensors nor two that share memory; a model may well return such.
-        packable = [leaf.detach().cpu().contiguous().clone() for leaf in leaves]
-        save_file({f"output.{i}": leaf for i, leaf in enumerate(packable)}, command.outputs)
+        save_file(named_tensors("output", leaves), command.outputs)
         return Called(seconds, msgspec.json.encode(node).decode())
 
     def _load_target(self, artifact: str, target: str, device: str, trust: dict[str, Any]) -> None:

@@ -47,23 +47,19 @@ class Eager:
         from exportkit.export.cases import draw_inputs, eager_mode
         from exportkit.export.program import on_device
         from exportkit.export.signature import describe_call, is_tensor
+        from exportkit.package.case_files import named_tensors
         from exportkit.package.structure import flatten
 
         model = self._spec.model
         bound = describe_call(model, *draw_inputs(self._spec, self._call, command.sizes, command.seed))
         # Saved before the call: a model may write into its inputs.
-        save_file({f"input.{i}": _packable(tensor) for i, tensor in enumerate(bound.tensors)}, command.inputs)
+        save_file(named_tensors("input", bound.tensors), command.inputs)
         bound = on_device(bound, self._device)
         with eager_mode(tf32=self._tf32):
             result = model(*bound.args, **bound.kwargs)
         node, leaves = flatten(result, is_tensor, where="the model's output")
-        save_file({f"output.{i}": _packable(leaf) for i, leaf in enumerate(leaves)}, command.outputs)
+        save_file(named_tensors("output", leaves), command.outputs)
         return Drawn(msgspec.json.encode(node).decode())
-
-
-def _packable(tensor: Any) -> Any:
-    # safetensors refuses tensors that share memory, and outputs may well be views of one another.
-    return tensor.detach().cpu().contiguous().clone()
 
 
 def main() -> None:
