@@ -1,7 +1,8 @@
 """The operator libraries loaded in this process: one namespace, one build, once.
 
 Loading a second library that defines an already registered namespace ends the process (a crash inside the library's
-static initialisers, not an exception), so every load goes through `load_library`, which looks before it leaps.
+static initialisers, not an exception), so every load looks before it leaps: `load_library` here, and the C++ runtime's
+(csrc/runtime/operators.cpp), which is told what was loaded here and tells what it loaded.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _TORCH_NAMESPACES = (
     "export higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prim prims profiler quantization "
     "quantized rngprims sparse static_runtime symm_mem"
 )
+TORCH_NAMESPACES = frozenset(_TORCH_NAMESPACES.split())
 
 # A line of /proc/self/maps: addresses, permissions, offset, device, inode, path.
 _EXECUTABLE_MAPPING = re.compile(r"^\S+ ..x\S \S+ \S+ (\d+) +(/.+)$", re.MULTILINE)
@@ -59,7 +61,8 @@ _CONFLICT_HINT = (
 )
 _SHOWN_SCHEMAS = 40
 
-_lock = threading.RLock()
+# Held by who looks what is registered and then loads a library: nobody registers anything in between.
+loading = threading.RLock()
 _loaded: dict[str, LoadedLibrary] = {}  # by sha256
 
 
@@ -92,7 +95,7 @@ def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
         LibraryLoadError: The dynamic linker refused the file.
     """
     path = Path(path).resolve()
-    with _lock:
+    with loading:
         try:
             sha256, size = file_sha256(path), path.stat().st_size
         except OSError as error:
@@ -117,7 +120,7 @@ def load_verified(
     """
     import torch
 
-    with _lock:
+    with loading:
         if sha256 in _loaded:  # by another thread, since it was looked for
             return _loaded[sha256]
         content = path.read_bytes()
@@ -149,10 +152,22 @@ def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> 
         size: Of the file, in bytes; spares reading files of another size.
         defines: The namespaces it is known to define, for one that exportkit did not load.
     """
-    with _lock:
+    with loading:
         if sha256 not in _loaded and (mapped := _mapped_copy(sha256, size)):
             _loaded[sha256] = LoadedLibrary(mapped, sha256, frozenset(defines))
         return _loaded.get(sha256)
+
+
+def loaded_libraries() -> tuple[LoadedLibrary, ...]:
+    """Those that are known to be loaded."""
+    with loading:
+        return tuple(_loaded.values())
+
+
+def know_library(library: LoadedLibrary) -> None:
+    """Makes known what the C++ runtime loaded, by the same rules."""
+    with loading:
+        _loaded.setdefault(library.sha256, library)
 
 
 def registered_schemas(namespace: str | None = None) -> dict[str, str]:
@@ -239,7 +254,7 @@ def _mapped_copy(sha256: str, size: int) -> Path | None:
 
 def _mentioned_namespaces(content: bytes, registered: Collection[str]) -> set[str]:
     """The registered namespaces, torch's own apart, that a library could define a second time."""
-    others = {name.partition("::")[0] for name in registered} - set(_TORCH_NAMESPACES.split())
+    others = {name.partition("::")[0] for name in registered} - TORCH_NAMESPACES
     # A library's namespaces are string literals in it, and so cannot hide.
     return {namespace for namespace in others if namespace.encode() + b"\0" in content}
 

@@ -34,9 +34,9 @@ def both_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = cpp_reader().verdict
     opened = PackageReader.__init__
 
-    def open_twice(self: PackageReader, path: Path) -> None:
+    def open_twice(self: PackageReader, path: Path, *, file: int | None = None) -> None:
         with _Said() as opening:
-            opened(self, path)
+            opened(self, path, file=file)
         with _Said() as verifying:
             if opening.error is None:
                 self.verify()

@@ -26,14 +26,14 @@ FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-D_GLIBCXX_ASSERTI
 
 
 class CppReader:
-    """A process of `check_package`, usable from several threads."""
+    """A process of a program of csrc/runtime/tests, usable from several threads."""
 
     def __init__(self, program: Path) -> None:
         self._process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._lock = threading.Lock()
 
     def ask(self, *words: object) -> dict[str, Any]:
-        """The answer to one command of csrc/runtime/tests/check_package.cpp."""
+        """The answer to one command, as the program's source has them."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._lock:
@@ -61,21 +61,22 @@ def cpp_reader() -> CppReader:
     return CppReader(program())
 
 
-@functools.lru_cache(maxsize=1)
-def program() -> Path:
-    """The built check_package; skips the test where it cannot be built, unless EXPORTKIT_REQUIRE_RUNTIME=1."""
+@functools.lru_cache
+def program(name: str = "check_package") -> Path:
+    """A built program; skips the test where it cannot be built, unless EXPORTKIT_REQUIRE_RUNTIME=1."""
     compiler = os.environ.get("CXX", "g++")
     if reason := _what_is_missing(compiler):
         message = f"{reason} to build the C++ reader with (EXPORTKIT_REQUIRE_RUNTIME=1 makes this a failure)"
         pytest.fail(message) if REQUIRED else pytest.skip(message)
-    return build("check_package", compiler, FLAGS)
+    return build(name, compiler, FLAGS)
 
 
 def build(name: str, compiler: str, flags: Sequence[str]) -> Path:
-    """A program of csrc/runtime/tests with the reader's sources, compiled once for their content."""
-    sources = [*sorted((SOURCES / "package").glob("*.cpp")), SOURCES / "tests" / f"{name}.cpp"]
+    """A program of csrc/runtime/tests with all sources that need no torch, compiled once for their content."""
+    beside = [SOURCES / f"{part}.{kind}" for part in ("cache", "trust_records") for kind in ("cpp", "h")]
+    sources = [*sorted((SOURCES / "package").glob("*.cpp")), *beside[::2], SOURCES / "tests" / f"{name}.cpp"]
     digest = hashlib.sha256(repr((compiler, flags)).encode())
-    for source in sorted([*(SOURCES / "package").iterdir(), *(SOURCES / "tests").iterdir()]):
+    for source in sorted([*(SOURCES / "package").iterdir(), *(SOURCES / "tests").iterdir(), *beside]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     folder = CACHE / digest.hexdigest()[:16]
     if (folder / name).exists():

@@ -1,20 +1,23 @@
 #include "runtime/cache.h"
 
 #include <fcntl.h>
-#include <pwd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <iostream>
+#include <chrono>
+#include <cstdio>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <system_error>
+#include <vector>
 
 #include "runtime/package/digest.h"
 #include "runtime/package/errors.h"
+#include "runtime/trust_records.h"
 
 namespace exportkit {
 namespace {
@@ -22,6 +25,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kAotInductorDir = "data/aotinductor/";
+constexpr const char* kRecord = "~verified.json";
+constexpr const char* kWritersLock = "~lock";
+constexpr const char* kTemporaryPrefix = "exportkit-cache";
+constexpr auto kLockPatience = std::chrono::seconds(60);  // a writer that was stopped is not waited for any longer
 constexpr int kRaces = 20;  // how often an entry may be deleted while it is being unpacked
 
 // What an entry is to hold: the folder it is in, its name there, and the package's records by the names of their files.
@@ -30,177 +37,120 @@ struct Contents {
   std::map<std::string, const Record*> records;
 };
 
-[[noreturn]] void fail(int error, const std::string& path) {
-  throw std::system_error(error, std::generic_category(), path);
-}
+bool is_gone(const std::system_error& error) { return error.code() == std::errc::no_such_file_or_directory; }
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-// $EXPORTKIT_CACHE, or exportkit under $XDG_CACHE_HOME or ~/.cache. It need not exist yet.
-fs::path cache_directory() {
-  if (const std::string own = variable("EXPORTKIT_CACHE"); !own.empty()) return own;
-  // The XDG specification: a relative path in it is to be ignored.
-  if (const fs::path base = variable("XDG_CACHE_HOME"); base.is_absolute()) return base / "exportkit";
-  std::string home = variable("HOME");
-  if (home.empty()) {
-    const passwd* user = getpwuid(getuid());
-    home = user == nullptr ? "~" : user->pw_dir;
-  }
-  return fs::path(home) / ".cache" / "exportkit";
-}
-
-// Why another user could change a file or what is in a directory; null if none can.
-const char* others_may_change(const struct stat& status) {
-  if (S_ISLNK(status.st_mode)) return "it is a link";
-  if (status.st_uid != 0 && status.st_uid != geteuid()) return "it belongs to another user";  // root's will do
-  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) return "other users may write to it";
-  return nullptr;
-}
-
-struct stat status_of(const fs::path& path) {
-  struct stat status{};
-  if (lstat(path.c_str(), &status) != 0) fail(errno, path);
-  return status;
-}
-
-// A folder under the cache's, made where it is missing, in which no other user could exchange a file for theirs.
-fs::path private_folder(const fs::path& directory, const Contents& contents) {
-  // Links on the way are followed once, here: who may exchange one cannot lead the dynamic linker elsewhere later.
-  const fs::path root = fs::weakly_canonical(fs::absolute(directory));
-  fs::create_directories(root.parent_path());
-  fs::path folder = root;
-  for (const std::string& part : {std::string(), contents.kind, contents.digest}) {
-    if (!part.empty()) folder /= part;
-    if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) fail(errno, folder);
-    const struct stat status = status_of(folder);
-    if (const char* reason = others_may_change(status)) {
-      throw std::system_error(EACCES, std::generic_category(), folder.string() + ": " + reason);
-    }
-    if (!S_ISDIR(status.st_mode)) fail(ENOTDIR, folder);
-  }
-  for (fs::path above = root.parent_path();; above = above.parent_path()) {
-    const mode_t mode = status_of(above).st_mode;
-    if ((mode & S_IWOTH) != 0 && (mode & S_ISVTX) == 0) {  // /tmp's bit: only its owner renames what is in it
-      throw std::system_error(EACCES, std::generic_category(),
-                              above.string() + ": other users may rename what is in it");
-    }
-    if (above == above.parent_path()) return folder;
+// Locks a file, unless the file system has no locks, or whoever has the lock keeps it for too long.
+void lock(int fd, int operation) {
+  const auto deadline = std::chrono::steady_clock::now() + kLockPatience;
+  while (flock(fd, operation | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() >= deadline) return;
+    const timespec pause{0, 5'000'000};
+    nanosleep(&pause, nullptr);
   }
 }
 
-// Whether there is a file of this content that only we can change; a link is no such file.
-bool holds(const fs::path& path, const std::string& sha256) {
-  // Non-blocking, or a FIFO would wait for a writer.
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  struct stat status{};
-  if (file.get() < 0 || fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || others_may_change(status)) {
-    return false;
-  }
-  Sha256 digest;
-  const auto buffer = std::make_unique<char[]>(size_t{1} << 20);
-  ssize_t count = 0;
-  while ((count = read(file.get(), buffer.get(), size_t{1} << 20)) > 0)
-    digest.update(buffer.get(), static_cast<size_t>(count));
-  return count == 0 && digest.hex() == sha256;
-}
-
-void fill(const fs::path& folder, const PackageReader& reader, const Contents& contents) {
-  // Writers take turns, where files can be locked: the others would write the same once more.
-  const Descriptor turns(open((folder / "~lock").c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (turns.get() >= 0) flock(turns.get(), LOCK_EX);
+void verify_or_extract(const fs::path& folder, const PackageReader& reader, const Contents& contents) {
+  std::map<std::string, VerifiedFile> files;
   for (const auto& [name, record] : contents.records) {
     const fs::path path = folder / name;
-    if (holds(path, record->sha256)) continue;
-    fs::create_directories(path.parent_path());
-    reader.extract(record->name, path, 0600);
+    std::optional<FileState> state = state_if_content(path, record->sha256);
+    if (!state) {
+      fs::create_directories(path.parent_path());
+      reader.extract(record->name, path, 0600);
+      struct stat status{};
+      if (lstat(path.c_str(), &status) != 0) throw FileError(path);
+      state = FileState::of(status);
+    }
+    files.emplace(name, VerifiedFile{record->sha256, *state});
   }
+  write_entry_record(folder / kRecord, files);
 }
 
-CacheEntry unpack_in(const fs::path& root, const PackageReader& reader, const Contents& contents,
-                     const fs::path& temporary = {}) {
+// Brings the files into the folder, unless they are there and known to be right.
+void fill(const fs::path& folder, const PackageReader& reader, const Contents& contents, bool again) {
+  std::map<std::string, std::string> digests;
+  for (const auto& [name, record] : contents.records) digests.emplace(name, record->sha256);
+  const auto verified = [&] { return !again && is_verified(folder, read_entry_record(folder / kRecord), digests); };
+  if (!verified()) {
+    // Writers take turns, where files can be locked: the others would write the same once more.
+    const Descriptor turns(open((folder / kWritersLock).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!turns && errno == ENOENT) throw FileError(folder);
+    if (turns) lock(turns.get(), LOCK_EX);  // else it is read-only, and yet all may be there
+    if (!verified()) verify_or_extract(folder, reader, contents);
+  }
+  touch(folder);
+}
+
+CacheEntry unpack_in(const fs::path& root, const PackageReader& reader, const Contents& contents, bool again) {
   for (int race = 0; race < kRaces; ++race) {
-    const fs::path folder = private_folder(root, contents);
-    Descriptor fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    if (fd.get() < 0 && errno == ENOENT) continue;  // deleted under our hands
-    if (fd.get() < 0) fail(errno, folder);
-    flock(fd.get(), LOCK_SH);
     try {
-      fill(folder, reader, contents);
+      const fs::path folder = private_folder(root, {contents.kind, contents.digest});
+      Descriptor fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+      if (!fd) throw FileError(folder);
+      lock(fd.get(), LOCK_SH);
+      fill(folder, reader, contents, again);
+      struct stat ours{}, there{};
+      const bool same = fstat(fd.get(), &ours) == 0 && lstat(folder.c_str(), &there) == 0 &&
+                        ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
+      if (same) return {folder, std::move(fd)};
     } catch (const std::system_error& error) {
-      if (error.code() == std::errc::no_such_file_or_directory) continue;
-      throw;
-    }
-    struct stat ours{}, there{};
-    if (fstat(fd.get(), &ours) == 0 && lstat(folder.c_str(), &there) == 0 && ours.st_ino == there.st_ino) {
-      futimens(fd.get(), nullptr);  // for `prune` to know what was not used
-      return {folder, fd.release(), temporary};
+      if (!is_gone(error) || race + 1 == kRaces) throw;  // else it was deleted under our hands
     }
   }
-  fail(ENOENT, (root / contents.kind / contents.digest).string() + " is deleted again and again");
+  throw FileError(root / contents.kind / contents.digest, "it is deleted again and again", ENOENT);
 }
 
-CacheEntry unpack(const PackageReader& reader, const Contents& contents) {
+// A directory of this process, removed when it ends.
+fs::path fallback_directory() {
+  static std::mutex mutex;
+  static std::unique_ptr<TemporaryFolder> folder;
+  const std::lock_guard lock(mutex);
+  if (!folder || folder->maker() != getpid()) {  // the parent of a fork removes its own
+    folder = std::make_unique<TemporaryFolder>(kTemporaryPrefix);
+  }
+  return folder->path();
+}
+
+std::string megabytes(const Contents& contents) {
+  int64_t size = 0;
+  for (const auto& [name, record] : contents.records) size += record->size;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(size) / 1e6);
+  return text;
+}
+
+CacheEntry unpack(const PackageReader& reader, const Contents& contents, const Unpacking& how) {
+  const std::string cache = cache_directory().string();
   std::string reason;
   try {
-    return unpack_in(cache_directory(), reader, contents);
-  } catch (const std::system_error& error) {  // of the file system: fs::filesystem_error is one
-    reason = error.what();
-  }
-  std::cerr << "exportkit: cannot use the cache " << cache_directory().string() << " (" << reason
-            << "); unpacking to a temporary directory instead. Set EXPORTKIT_CACHE to a private, writable directory.\n";
-  std::string folder;
-  try {
-    folder = (fs::temp_directory_path() / "exportkit-XXXXXX").string();
-    if (mkdtemp(folder.data()) == nullptr) fail(errno, folder);
-    return unpack_in(folder, reader, contents, folder);
+    return unpack_in(cache, reader, contents, how.again);
   } catch (const std::system_error& error) {
-    std::error_code ignored;
-    if (!folder.empty()) fs::remove_all(folder, ignored);
+    reason = reason_of(error);
+  }
+  if (how.warn) {
+    how.warn("exportkit cannot use its cache " + cache + " (" + reason +
+             "); unpacking to a temporary directory instead. Set EXPORTKIT_CACHE to a private, writable directory.");
+  }
+  try {
+    return unpack_in(fallback_directory(), reader, contents, how.again);
+  } catch (const std::system_error& error) {
     throw Error(errors::kCache,
-                "cannot unpack " + reader.path().filename().string() + ": not to the cache " +
-                    cache_directory().string() + " (" + reason + "), and not to a temporary directory (" +
-                    error.what() + ")",
+                "cannot unpack " + reader.path().filename().string() + " (" + megabytes(contents) +
+                    "): not to the cache " + cache + " (" + reason + "), and not to a temporary directory (" +
+                    reason_of(error) + ")",
                 "Make room, or set EXPORTKIT_CACHE to a private, writable directory that has some.");
   }
 }
 
 }  // namespace
 
-CacheEntry::CacheEntry(CacheEntry&& other) noexcept
-    : folder_(std::move(other.folder_)),
-      fd_(std::exchange(other.fd_, -1)),
-      temporary_(std::exchange(other.temporary_, {})) {}
-
-CacheEntry::~CacheEntry() {
-  std::error_code ignored;
-  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
-  if (fd_ >= 0) close(fd_);
-}
-
-CacheEntry unpack(const PackageReader& reader, const Library& library) {
+CacheEntry unpack(const PackageReader& reader, const Library& library, const Unpacking& how) {
   const std::string name = library.record.substr(library.record.rfind('/') + 1);
-  return unpack(reader, {"libraries", library.sha256, {{name, &reader.record(library.record)}}});
+  return unpack(reader, {"libraries", library.sha256, {{name, &reader.record(library.record)}}}, how);
 }
 
-CacheEntry unpack(const PackageReader& reader, const Target& target) {
+CacheEntry unpack(const PackageReader& reader, const Target& target, const Unpacking& how) {
   const std::string folder = std::string(kAotInductorDir) + target.name + "/";
   Contents contents{"targets", {}, {}};
   for (const Record& record : reader.manifest().records) {
@@ -209,7 +159,7 @@ CacheEntry unpack(const PackageReader& reader, const Target& target) {
   std::string lines;
   for (const auto& [name, record] : contents.records) lines += record->sha256 + "  " + name + "\n";
   contents.digest = sha256_hex(lines);
-  return unpack(reader, contents);
+  return unpack(reader, contents, how);
 }
 
 }  // namespace exportkit

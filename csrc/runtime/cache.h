@@ -1,9 +1,12 @@
-// What is unpacked from packages, in the folders that the Python runtime uses: exportkit/runtime/cache has the layout
-// and the rules. Files that are there are hashed each time; what Python remembers of them is not looked at.
+// What is unpacked from packages, once for all processes: the twin of exportkit/runtime/cache/entries.py, in the same
+// folders. exportkit/runtime/cache has the layout and the rules.
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <string>
 
+#include "runtime/package/atomic.h"
 #include "runtime/package/reader.h"
 
 namespace exportkit {
@@ -11,23 +14,25 @@ namespace exportkit {
 // An unpacked entry that is in use: `exportkit cache prune` leaves it alone as long as this lives.
 class CacheEntry {
  public:
-  CacheEntry(std::filesystem::path folder, int fd, std::filesystem::path temporary)
-      : folder_(std::move(folder)), fd_(fd), temporary_(std::move(temporary)) {}
-  CacheEntry(CacheEntry&& other) noexcept;
-  CacheEntry& operator=(CacheEntry&&) = delete;
-  ~CacheEntry();
+  CacheEntry(std::filesystem::path folder, Descriptor locked)
+      : folder_(std::move(folder)), locked_(std::move(locked)) {}
 
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
   std::filesystem::path folder_;
-  int fd_;
-  std::filesystem::path temporary_;  // what took the place of a cache that cannot be used; it goes away with this
+  Descriptor locked_;
+};
+
+struct Unpacking {
+  bool again = false;  // whether to hash files that count as verified
+  // Is told why the cache cannot be used, where that is so: a temporary directory takes its place.
+  std::function<void(const std::string&)> warn;
 };
 
 // An operator library, the only file of its entry; a target's files. The error of the record that does not hold;
 // CacheError where there is no room for it.
-CacheEntry unpack(const PackageReader& reader, const Library& library);
-CacheEntry unpack(const PackageReader& reader, const Target& target);
+CacheEntry unpack(const PackageReader& reader, const Library& library, const Unpacking& how);
+CacheEntry unpack(const PackageReader& reader, const Target& target, const Unpacking& how);
 
 }  // namespace exportkit

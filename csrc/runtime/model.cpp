@@ -1,22 +1,16 @@
-#include <torch/headeronly/version.h>
-
-#include <optional>
+#include <algorithm>
 
 #include "exportkit/runtime.h"
-#include "runtime/cache.h"
 #include "runtime/cases.h"
 #include "runtime/host.h"
 #include "runtime/inputs.h"
-#include "runtime/operators.h"
+#include "runtime/opened_package.h"
 #include "runtime/package/errors.h"
-#include "runtime/package/trust.h"
-#include "runtime/session.h"
+#include "runtime/package/text.h"
 #include "runtime/weights.h"
 
 namespace exportkit {
 namespace {
-
-std::string first_line(const char* text) { return std::string(text).substr(0, std::string(text).find('\n')); }
 
 SizeRange range_of(const Call& call, const Extent& extent) {
   if (const auto* fixed = std::get_if<int64_t>(&extent)) return {*fixed, *fixed, 1, std::to_string(*fixed)};
@@ -49,99 +43,58 @@ std::vector<TensorInfo> describe_outputs(const Call& call) {
   return described;
 }
 
-// torch's C++ API, which this uses, holds for one minor version only.
-void check_torch() {
-  const std::string built = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
-  if (running_torch().starts_with(built + ".")) return;
-  throw Error(errors::kTorchVersion,
-              "the C++ runtime was built with torch " + built + ", and runs with torch " + running_torch(),
-              "Build it for the torch that is installed (make build).");
-}
-
-Choice choose(const Manifest& manifest, const OpenOptions& options) {
-  bool with_cuda = false;
-  for (const Target& target : manifest.targets) {
-    with_cuda |= target.device == "cuda" && (!options.target || *options.target == target.name);
-  }
-  with_cuda &= parse_device(options.device).first != "cpu";
-  return pick(manifest.targets, options.device, this_host(with_cuda), options.target);
-}
-
-c10::Device device_of(const Choice& choice) {
-  return choice.device_index < 0 ? c10::Device(c10::kCPU)
-                                 : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(choice.device_index));
-}
-
-// The target's library in the cache: the last by name, as torch takes it.
-std::filesystem::path library_of(const PackageReader& reader, const Target& target, const CacheEntry& entry) {
-  const std::string folder = "data/aotinductor/" + target.name + "/";
-  std::string library;
-  for (const Record& record : reader.manifest().records) {  // sorted
-    if (record.name.starts_with(folder) && record.name.ends_with(".so")) library = record.name.substr(folder.size());
-  }
-  return entry.folder() / library;
-}
-
-Session load_target(const PackageReader& reader, const Choice& choice, const CacheEntry& entry,
-                    const MappedWeights& weights, int64_t runners) {
-  try {
-    return Session(library_of(reader, *choice.target, entry), device_of(choice), runners, weights.constants());
-  } catch (const std::exception& error) {
-    throw Error(errors::kModelLoad,
-                "torch " + running_torch() + " cannot load target " + choice.target->name + " of " +
-                    reader.path().filename().string() + ": " + first_line(error.what()),
-                "Where the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that may hold code.");
-  }
-}
-
 }  // namespace
 
-// In the order in which they must come to be; the session goes before the files that it maps.
+// In the order in which they must come to be; the sessions go before the files that they map.
 struct Model::Impl {
-  PackageReader reader;
-  Choice choice;
+  OpenedPackage package;
   InputPlan plan;
-  CacheEntry entry;
+  CacheEntry files;
   MappedWeights weights;
-  Session session;
+  CurrentSession session;
   std::vector<TensorInfo> inputs, outputs;
 
   Impl(const std::string& path, const OpenOptions& options)
-      : reader(path),
-        choice(checked(reader, options)),
-        plan(reader.manifest().call, device_of(choice)),
-        entry(unpack(reader, *choice.target)),
-        weights(reader, *choice.target),
-        session(load_target(reader, choice, entry, weights, options.runners)),
-        inputs(describe_inputs(reader.manifest().call)),
-        outputs(describe_outputs(reader.manifest().call)) {
-    reader.check_unchanged();  // what was unpacked was read once more
-  }
+      : package(path, options),
+        plan(manifest().call, package.device()),
+        files(with_operators(package).unpack_target()),
+        weights(package.reader()),
+        session(package.load_target(files, weights.tensors())),
+        inputs(describe_inputs(manifest().call)),
+        outputs(describe_outputs(manifest().call)) {}
 
-  // Everything that is known before anything of the package is executed, and then its operator libraries.
-  static Choice checked(const PackageReader& reader, const OpenOptions& options) {
-    check_torch();
-    if (options.runners < 1) {
-      throw Error(errors::kUsage, "runners must be a whole number from 1, got " + std::to_string(options.runners));
-    }
-    check_trust(reader, options.public_keys, options.signature);
-    reader.verify();
-    const Choice choice = choose(reader.manifest(), options);
-    load_operators(reader, *choice.target, running_torch());
-    return choice;
+  const Manifest& manifest() const { return package.reader().manifest(); }
+
+ private:
+  static const OpenedPackage& with_operators(const OpenedPackage& package) {
+    package.load_operators();
+    return package;
   }
 };
 
-Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+Model::Model(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Model Model::open(const std::string& path, const OpenOptions& options) {
-  return Model(std::make_shared<const Impl>(path, options));
+  return Model(std::make_shared<Impl>(path, options));
+}
+
+void Model::swap_weights(const std::string& path) {
+  const Manifest& manifest = impl_->manifest();
+  const auto is_state = [](const Weight& weight) { return weight.state; };
+  if (std::none_of(manifest.weights.begin(), manifest.weights.end(), is_state)) {
+    throw Error(errors::kWeights, manifest.name + " has no weights outside of its compiled code",
+                "Weights can be swapped where it is exported without --embed-weights, in format 2 or newer.");
+  }
+  impl_->session.replace([&] {
+    const Weights weights = replaced_weights(manifest, impl_->package.target(), impl_->weights.tensors(), path);
+    return impl_->package.load_target(impl_->files, weights);
+  });
 }
 
 std::vector<at::Tensor> Model::run(const std::vector<at::Tensor>& inputs) const {
   const std::vector<at::Tensor> prepared = impl_->plan.prepare(inputs);
   try {
-    return impl_->session.run(prepared);
+    return impl_->session.get()->run(prepared);
   } catch (const std::exception& error) {
     std::string given;
     for (const at::Tensor& tensor : prepared) given += (given.empty() ? "" : ", ") + describe(tensor);
@@ -150,19 +103,19 @@ std::vector<at::Tensor> Model::run(const std::vector<at::Tensor>& inputs) const 
   }
 }
 
-const std::string& Model::name() const { return impl_->reader.manifest().name; }
-const std::string& Model::version() const { return impl_->reader.manifest().version; }
-const std::string& Model::target() const { return impl_->choice.target->name; }
-at::Device Model::device() const { return device_of(impl_->choice); }
+const std::string& Model::name() const { return impl_->manifest().name; }
+const std::string& Model::version() const { return impl_->manifest().version; }
+const std::string& Model::target() const { return impl_->package.target().name; }
+at::Device Model::device() const { return impl_->package.device(); }
 const std::vector<TensorInfo>& Model::inputs() const { return impl_->inputs; }
 const std::vector<TensorInfo>& Model::outputs() const { return impl_->outputs; }
-size_t Model::case_count() const { return impl_->reader.manifest().cases.size(); }
+size_t Model::case_count() const { return impl_->manifest().cases.size(); }
 
-RecordedCase Model::recorded_case(size_t index) const { return read_case(impl_->reader, index, device()); }
+RecordedCase Model::recorded_case(size_t index) const { return read_case(impl_->package.reader(), index, device()); }
 
 CaseReport Model::replay(size_t index) const {
   const RecordedCase recorded = recorded_case(index);
-  CaseReport report = compare(impl_->reader.manifest().call.outputs, recorded.outputs, run(recorded.inputs));
+  CaseReport report = compare(impl_->manifest().call.outputs, recorded.outputs, run(recorded.inputs));
   report.sizes = recorded.sizes;
   return report;
 }

@@ -3,19 +3,20 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
-#include <filesystem>
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <mutex>
-#include <optional>
-#include <set>
 #include <sstream>
+#include <string_view>
 
-#include "runtime/cache.h"
 #include "runtime/package/consistency.h"
+#include "runtime/package/container.h"
 #include "runtime/package/digest.h"
 #include "runtime/package/errors.h"
 #include "runtime/targets.h"
@@ -23,38 +24,76 @@
 namespace exportkit {
 namespace {
 
-// A library that this process has: by its sha256, the file and the namespaces it defines.
-struct Loaded {
-  std::filesystem::path path;
-  std::set<std::string> namespaces;
-};
+namespace fs = std::filesystem;
+using namespace std::string_view_literals;
+using Schemas = std::map<std::string, std::string>;  // by operator, with overload
+
+constexpr const char* kConflictHint =
+    "One process holds one build: bring the same file with both, or run one package in a process of its own, with "
+    "exportkit.load(..., isolate=True).";
+constexpr size_t kShownSchemas = 40;
+
+// Who defines operators imports one of these: the stable ABI's functions, TORCH_LIBRARY's, or those of before it. Who
+// only adds kernels to operators that another library defines does not.
+constexpr std::string_view kDefiningSymbols[] = {"\0aoti_torch_library_init_def\0"sv,
+                                                 "\0aoti_torch_library_init_fragment\0"sv,
+                                                 "\0_ZNR5torch7Library4_defE"sv, "\0_ZN3c1017RegisterOperators"sv};
 
 std::mutex loading;
-std::map<std::string, Loaded> loaded;
+std::map<std::string, LoadedLibrary> loaded;  // by sha256
 
 std::string file_name(const std::string& record) { return record.substr(record.rfind('/') + 1); }
 
-std::set<std::string> namespaces_of(const Library& library) {
+std::string namespace_of(const std::string& name) { return name.substr(0, name.find("::")); }
+
+std::string joined(const std::vector<std::string>& parts, const char* by = ", ") {
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : by) + part;
+  return text;
+}
+
+// Empty where it cannot be read.
+std::string content_of(const fs::path& path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status{};
+  if (!file || fstat(file.get(), &status) != 0) return {};
+  return read_at(file.get(), 0, static_cast<uint64_t>(status.st_size));
+}
+
+bool mentions(std::string_view content, const std::string& name_space) {
+  return content.find(std::string_view(name_space.c_str(), name_space.size() + 1)) != std::string_view::npos;
+}
+
+bool has_defining_symbol(std::string_view content) {
+  return std::any_of(std::begin(kDefiningSymbols), std::end(kDefiningSymbols),
+                     [&](std::string_view symbol) { return content.find(symbol) != std::string_view::npos; });
+}
+
+// --- what is in the process
+// -------------------------------------------------------------------------------------------
+
+// Every operator that the dispatcher has heard of; some may have kernels and no schema yet.
+std::set<std::string> registered_names() {
   std::set<std::string> names;
-  for (const Operator& op : library.defines) names.insert(op.name.substr(0, op.name.find("::")));
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) names.insert(c10::toString(name));
   return names;
 }
 
-std::optional<std::string> file_sha256(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return std::nullopt;
-  Sha256 digest;
-  std::string block(size_t{1} << 18, '\0');
-  while (file.read(block.data(), static_cast<std::streamsize>(block.size())), file.gcount() > 0) {
-    digest.update(block.data(), static_cast<size_t>(file.gcount()));
+Schemas registered_in(const std::string& name_space) {
+  Schemas schemas;
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!name.name.starts_with(name_space + "::")) continue;
+    if (const auto found = c10::Dispatcher::singleton().findSchema(name)) {
+      schemas.emplace(c10::toString(name), c10::toString(found->schema()));
+    }
   }
-  return digest.hex();
+  return schemas;
 }
 
-// A file with this content that something else (a plain dlopen, Python's runtime) already mapped into the process.
-std::optional<std::string> mapped_copy(const std::string& sha256, int64_t size) {
+// The files whose code is mapped into the process, those that are still there.
+std::map<fs::path, struct stat> mapped_files() {
   std::ifstream maps("/proc/self/maps");
-  std::set<std::pair<uint64_t, std::string>> seen;
+  std::map<fs::path, struct stat> files;
   for (std::string line; std::getline(maps, line);) {
     // Addresses, permissions, offset, device, inode, path.
     std::istringstream fields(line);
@@ -63,55 +102,119 @@ std::optional<std::string> mapped_copy(const std::string& sha256, int64_t size) 
     fields >> addresses >> permissions >> offset >> device >> inode >> std::ws;
     std::getline(fields, path);
     if (permissions.size() < 3 || permissions[2] != 'x' || !path.starts_with('/')) continue;
-    if (!seen.emplace(inode, path).second) continue;
     // After an upgrade the path may lead to another file than the one that is mapped.
     struct stat status{};
-    if (stat(path.c_str(), &status) == 0 && status.st_ino == inode && status.st_size == size &&
-        file_sha256(path) == sha256) {
-      return path;
-    }
+    if (stat(path.c_str(), &status) == 0 && status.st_ino == inode) files.emplace(path, status);
+  }
+  return files;
+}
+
+// A file with this content that something else (a plain dlopen, an import) already mapped into the process.
+std::optional<fs::path> mapped_copy(const std::string& sha256, int64_t size) {
+  for (const auto& [path, status] : mapped_files()) {
+    if (status.st_size == size && sha256_hex(content_of(path)) == sha256) return path;
   }
   return std::nullopt;
 }
 
-// The registered schemas of a namespace's operators, as far as they have one; some may have kernels only.
-std::vector<std::string> registered_in(const std::string& name_space) {
-  std::vector<std::string> names;
-  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (name.name.starts_with(name_space + "::") && c10::Dispatcher::singleton().findSchema(name)) {
-      names.push_back(c10::toString(name));
-    }
-  }
-  return names;
+fs::path torch_folder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&aoti_torch_abi_version), &info) == 0) return {};
+  return fs::path(info.dli_fname).parent_path().parent_path();
 }
 
-std::string joined(const std::vector<std::string>& parts) {
-  std::string text;
-  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
-  return text;
-}
-
-void refuse_conflict(const std::string& file, const std::string& sha256, const std::set<std::string>& defines) {
-  for (const auto& [other, library] : loaded) {
-    if (library.path.filename() == file) {
-      throw Error(errors::kLibraryConflict,
-                  "another build of " + file + " is loaded in this process: sha256 " + other + " from " +
-                      library.path.string() + "; this one is " + sha256,
-                  "One process holds one build of a library. Use a second process, or one build for both.");
+// Which library registered a namespace, as far as that can be known.
+std::string owner_of(const std::string& name_space) {
+  for (const auto& [sha256, library] : loaded) {
+    if (library.namespaces.contains(name_space)) return "sha256 " + sha256 + " from " + library.path.string();
+  }
+  std::vector<std::string> found;
+  const std::string torch = torch_folder().string() + "/";
+  for (const auto& [path, status] : mapped_files()) {
+    if (path.string().starts_with(torch)) continue;
+    const std::string content = content_of(path);
+    if (mentions(content, name_space) && has_defining_symbol(content)) {
+      found.push_back("sha256 " + sha256_hex(content) + " from " + path.string());
     }
   }
+  if (found.empty()) return "Python code, or a library whose file is gone, that exportkit did not load";
+  return joined(found, " or ") + ", which exportkit did not load";
+}
+
+// --- what is refused
+// --------------------------------------------------------------------------------------------------
+
+// Parsed, since the text of a schema may differ from one torch to another in no more than spelling.
+bool same_schema(const c10::FunctionSchema& registered, const std::string& text) {
+  try {
+    return registered == torch::jit::parseSchema(text);
+  } catch (const c10::Error&) {  // then it is no operator's
+    return false;
+  }
+}
+
+// What a second build would change, a line each.
+std::string differences(const Schemas& there, const Schemas& here) {
+  std::vector<std::string> changed, there_only, here_only, same;
+  for (const auto& [name, schema] : there) {
+    const auto other = here.find(name);
+    if (other == here.end()) {
+      there_only.push_back("registered only: " + schema);
+    } else if (same_schema(torch::jit::parseSchema(schema), other->second)) {
+      same.push_back("the same in both: " + schema);
+    } else {
+      changed.push_back("registered as " + schema + ", in this file " + other->second);
+    }
+  }
+  for (const auto& [name, schema] : here) {
+    if (!there.contains(name)) here_only.push_back("in this file only: " + schema);
+  }
+  std::vector<std::string> lines;
+  for (const auto& part : {changed, there_only, here_only, same}) lines.insert(lines.end(), part.begin(), part.end());
+  if (lines.size() > kShownSchemas) {
+    lines[kShownSchemas] = "and " + std::to_string(lines.size() - kShownSchemas) + " operators more";
+    lines.resize(kShownSchemas + 1);
+  }
+  return lines.empty() ? "" : "\n    " + joined(lines, "\n    ");
+}
+
+// Refuses another build of a registered namespace, for which dlopen would end the process.
+void refuse_second_definition(const std::string& file, const Library& library, const std::set<std::string>& defines) {
   for (const std::string& name_space : defines) {
-    const std::vector<std::string> registered = registered_in(name_space);
-    if (registered.empty()) continue;
-    std::string owner = "a build exportkit did not load";
-    for (const auto& [other, library] : loaded) {
-      if (library.namespaces.contains(name_space)) owner = "sha256 " + other + " from " + library.path.string();
+    const Schemas there = registered_in(name_space);
+    if (there.empty()) continue;
+    Schemas here;
+    for (const Operator& op : library.defines) {
+      if (namespace_of(op.name) == name_space) here.emplace(op.name, op.schema);
     }
     throw Error(errors::kLibraryConflict,
-                "operator namespace `" + name_space + "` is already registered by " + owner + "; " + file +
-                    " (sha256 " + sha256 + ") defines it too. Registered: " + joined(registered),
-                "One process holds one build of a namespace. Use a second process, or the same file for both.");
+                "operator namespace `" + name_space + "` is already registered, by " + owner_of(name_space) + "; " +
+                    file + " (sha256 " + library.sha256 + ") defines it too" + differences(there, here),
+                kConflictHint);
   }
+}
+
+// Refuses another build of a library that adds kernels: they would replace those of the first for all its users.
+void refuse_other_kernels(const std::string& file, const std::string& sha256) {
+  for (const auto& [other, library] : loaded) {
+    if (library.path.filename() == file && library.namespaces.empty()) {
+      throw Error(errors::kLibraryConflict,
+                  "another build of " + file + " is loaded in this process: sha256 " + other + " from " +
+                      library.path.string() + "; this one is sha256 " + sha256,
+                  kConflictHint);
+    }
+  }
+}
+
+// Whether a library could define a registered namespace that is neither torch's own nor among those it is known for.
+bool mentions_undeclared(std::string_view content, const std::set<std::string>& defines,
+                         const std::set<std::string>& registered, const std::set<std::string>& torchs) {
+  std::set<std::string> others;
+  for (const std::string& name : registered) others.insert(namespace_of(name));
+  // A library's namespaces are string literals in it, and so cannot hide.
+  return std::any_of(others.begin(), others.end(), [&](const std::string& name_space) {
+    return !torchs.contains(name_space) && !defines.contains(name_space) && mentions(content, name_space);
+  });
 }
 
 const char* linker_hint(const std::string& complaint) {
@@ -124,24 +227,44 @@ const char* linker_hint(const std::string& complaint) {
   return "`ldd` says which of the libraries it needs are missing here.";
 }
 
-void load(const PackageReader& reader, const Library& library) {
+// --- loading
+// ----------------------------------------------------------------------------------------------------------
+
+void load(const PackageReader& reader, const Library& library, const OperatorLoading& how, OperatorLibraries& result) {
+  std::set<std::string> defines;
+  for (const Operator& op : library.defines) defines.insert(namespace_of(op.name));
   const std::lock_guard lock(loading);
-  const std::set<std::string> defines = namespaces_of(library);
-  if (loaded.contains(library.sha256)) return;
-  if (const auto mapped = mapped_copy(library.sha256, reader.record(library.record).size)) {
-    loaded.emplace(library.sha256, Loaded{*mapped, defines});
+  if (const auto known = loaded.find(library.sha256); known != loaded.end()) {
+    result.loaded.push_back(known->second);
     return;
   }
+  const auto add = [&](const fs::path& path) {
+    result.loaded.push_back(loaded[library.sha256] = {library.sha256, path, defines});
+  };
+  if (const auto mapped = mapped_copy(library.sha256, reader.record(library.record).size)) return add(*mapped);
+  CacheEntry entry = unpack(reader, library, how.unpacking);
   const std::string file = file_name(library.record);
-  refuse_conflict(file, library.sha256, defines);
-  const CacheEntry entry = unpack(reader, library);
-  const std::filesystem::path path = entry.folder() / file;
+  const fs::path path = entry.folder() / file;
+  const std::string content = content_of(path);
+  const bool can_define = !defines.empty() || has_defining_symbol(content);
+  const std::set<std::string> before = can_define ? registered_names() : std::set<std::string>();
+  if (!can_define) refuse_other_kernels(file, library.sha256);
+  if (can_define && how.torch_namespaces && mentions_undeclared(content, defines, before, *how.torch_namespaces)) {
+    result.unsure.push_back({library.sha256, path, std::move(entry)});
+    return;
+  }
+  refuse_second_definition(file, library, defines);
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
     const char* said = dlerror();
     const std::string complaint = said == nullptr ? "" : said;
     throw Error(errors::kLibraryLoad, "the dynamic linker refused " + file + ": " + complaint, linker_hint(complaint));
   }
-  loaded.emplace(library.sha256, Loaded{path, defines});
+  if (can_define && defines.empty()) {
+    for (const std::string& name : registered_names()) {
+      if (!before.contains(name)) defines.insert(namespace_of(name));
+    }
+  }
+  add(path);
 }
 
 // Every operator of the graph is registered with the schema that the graph was traced with.
@@ -158,13 +281,7 @@ void check_operators(const Manifest& manifest, const std::vector<const Library*>
                       (names.empty() ? "none" : joined(names)) + ")",
                   "`exportkit package` adds the library; `--op-library` names one that is not exportkit's own.");
     }
-    // Parsed, since the text of a schema may differ from one torch to another in no more than spelling.
-    std::optional<c10::FunctionSchema> recorded;
-    try {
-      recorded.emplace(torch::jit::parseSchema(op.schema));
-    } catch (const c10::Error&) {  // then it is no operator's
-    }
-    if (!recorded || !(registered->schema() == *recorded)) {
+    if (!same_schema(registered->schema(), op.schema)) {
       throw Error(errors::kSchemaChanged,
                   "operator " + op.name + " is registered as " + c10::toString(registered->schema()) +
                       "; the package was made with " + op.schema,
@@ -175,7 +292,8 @@ void check_operators(const Manifest& manifest, const std::vector<const Library*>
 
 }  // namespace
 
-void load_operators(const PackageReader& reader, const Target& target, const std::string& torch) {
+OperatorLibraries load_operators(const PackageReader& reader, const Target& target, const std::string& torch,
+                                 const OperatorLoading& how) {
   const std::vector<const Library*> libraries = libraries_for(reader.manifest(), target);
   for (const Library* library : libraries) {
     if (const auto reason = library_rejection(*library, torch)) {
@@ -184,8 +302,18 @@ void load_operators(const PackageReader& reader, const Target& target, const std
                   "Install the torch it works with, or build it for the stable ABI (torch/csrc/stable).");
     }
   }
-  for (const Library* library : libraries) load(reader, *library);
+  OperatorLibraries result;
+  for (const Library* library : libraries) {
+    load(reader, *library, how, result);
+    if (!result.unsure.empty()) return result;
+  }
   check_operators(reader.manifest(), libraries);
+  return result;
+}
+
+void know_library(LoadedLibrary library) {
+  const std::lock_guard lock(loading);
+  loaded.emplace(library.sha256, std::move(library));
 }
 
 }  // namespace exportkit

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,31 @@ class Session {
   Constants constants_;
   std::vector<at::Tensor> aliases_;  // what the compiled code has of them: tensors that own nothing
   std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
+};
+
+// The session of the calls that begin now. Each call keeps the one that it began with: another can take its place
+// meanwhile.
+class CurrentSession {
+ public:
+  explicit CurrentSession(std::shared_ptr<const Session> session) : session_(std::move(session)) {}
+
+  std::shared_ptr<const Session> get() const {
+    const std::lock_guard lock(reading_);
+    return session_;
+  }
+  // Puts what `make` returns in its place, one at a time; if it throws, the one before stays.
+  template <class Make>
+  void replace(const Make& make) {
+    const std::lock_guard one_at_a_time(replacing_);
+    std::shared_ptr<const Session> session = make();
+    const std::lock_guard lock(reading_);
+    session_.swap(session);  // the last of the calls that have it, or this, lets go of the one before
+  }
+
+ private:
+  std::mutex replacing_;
+  mutable std::mutex reading_;
+  std::shared_ptr<const Session> session_;
 };
 
 }  // namespace exportkit

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -138,6 +139,28 @@ std::string host_platform() {
   return system + "-" + name.machine;
 }
 
+namespace {
+
+// Whether the CPU itself says that it lacks what this /proc/cpuinfo flag stands for. The kernel's list has what the
+// kernel allows, but is that of the real CPU under an emulator; so both are asked.
+bool cpu_lacks(const std::string& flag) {
+#if defined(__x86_64__)
+  static const std::map<std::string, bool> has = {
+      {"avx", __builtin_cpu_supports("avx")},           {"avx2", __builtin_cpu_supports("avx2")},
+      {"bmi1", __builtin_cpu_supports("bmi")},          {"bmi2", __builtin_cpu_supports("bmi2")},
+      {"fma", __builtin_cpu_supports("fma")},           {"avx512f", __builtin_cpu_supports("avx512f")},
+      {"avx512bw", __builtin_cpu_supports("avx512bw")}, {"avx512cd", __builtin_cpu_supports("avx512cd")},
+      {"avx512dq", __builtin_cpu_supports("avx512dq")}, {"avx512vl", __builtin_cpu_supports("avx512vl")}};
+  const auto found = has.find(flag);
+  return found != has.end() && !found->second;
+#else
+  (void)flag;
+  return false;
+#endif
+}
+
+}  // namespace
+
 std::string host_cpu_isa() {
   utsname name{};
   uname(&name);
@@ -149,7 +172,7 @@ std::string host_cpu_isa() {
   const std::set<std::string> flags{std::istream_iterator<std::string>(words), {}};
   std::string level;
   for (const IsaLevel& next : isa_levels()) {
-    const auto has = [&](const std::string& flag) { return flags.contains(flag); };
+    const auto has = [&](const std::string& flag) { return flags.contains(flag) && !cpu_lacks(flag); };
     if (!std::all_of(next.flags.begin(), next.flags.end(), has)) break;
     level = next.name;
   }

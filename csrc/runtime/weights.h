@@ -1,26 +1,44 @@
-// Weights outside of the compiled code, mapped from the package: nothing is read before it is used.
+// Weights outside of the compiled code: mapped from the package, or given in their place. The twin of
+// exportkit/runtime/weights.py.
 #pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
 
 #include "runtime/package/reader.h"
 #include "runtime/session.h"
 
 namespace exportkit {
 
+using Weights = std::map<std::string, at::Tensor>;  // by the weights' names in the manifest
+
 class MappedWeights {
  public:
-  // Maps a package, if the target's code takes anything from outside. std::system_error where it cannot be mapped.
-  MappedWeights(const PackageReader& reader, const Target& target);
+  // Maps a package, if some code takes weights from it: nothing is read before it is used. std::system_error where it
+  // cannot be mapped.
+  explicit MappedWeights(const PackageReader& reader);
   ~MappedWeights();
   MappedWeights(const MappedWeights&) = delete;
   MappedWeights& operator=(const MappedWeights&) = delete;
 
-  // What the code takes from outside. The tensors may not be written to, nor outlive this.
-  const Constants& constants() const { return constants_; }
+  // Those with a record. The tensors may not be written to, nor outlive this.
+  const Weights& tensors() const { return tensors_; }
 
  private:
   void* file_ = nullptr;
   size_t size_ = 0;
-  Constants constants_;
+  Weights tensors_;
 };
+
+// What a target's code takes from outside.
+Constants constants_of(const Target& target, const Weights& weights);
+
+// The weights of another fine-tune, in memory of their own, in the place of those that the model has. `packaged` are
+// the package's, for what stays: constants of the code, and weights that are built into it. `path` is a safetensors
+// file of all of the model's state. WeightsError: there is no such file, or it does not fit.
+Weights replaced_weights(const Manifest& manifest, const Target& target, const Weights& packaged,
+                         const std::string& path);
 
 }  // namespace exportkit

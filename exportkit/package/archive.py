@@ -131,15 +131,19 @@ class PackageReader:
     threads, and as a context manager.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, file: int | None = None) -> None:
         """Opens a package and checks everything but the records' contents.
+
+        Args:
+            path: The `.pt2`.
+            file: It, open for reading, where it is: then that is read, and closed in the end, whatever the path names.
 
         Raises:
             UsageError: There is no such file, or it may not be read.
             PackageError: It breaks a rule of the format; the class says which.
         """
         self.path = Path(path)
-        self._fd = _open(self.path)
+        self._fd = _open(self.path) if file is None else file
         try:
             status = os.fstat(self._fd)
             self._size, self._modified = status.st_size, status.st_mtime_ns
@@ -262,10 +266,14 @@ class PackageReader:
         """
         status = os.fstat(self._fd)
         if (status.st_size, status.st_mtime_ns) != (self._size, self._modified):
-            raise DigestMismatchError(
-                f"{self.path.name} was written to while it was open",
-                hint="Put a new package in place by renaming it, so that nobody reads half of each.",
-            )
+            raise self.changed()
+
+    def changed(self) -> DigestMismatchError:
+        """The error for a file that somebody wrote into."""
+        return DigestMismatchError(
+            f"{self.path.name} was written to while it was open",
+            hint="Put a new package in place by renaming it, so that nobody reads half of each.",
+        )
 
     def close(self) -> None:
         """Closes the file; the manifest stays."""

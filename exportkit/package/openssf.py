@@ -10,6 +10,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -18,6 +20,7 @@ from msgspec import Meta, Struct
 from exportkit.errors import SignatureError
 from exportkit.package import strict_json
 from exportkit.package.keys import PrivateKey, PublicKey
+from exportkit.package.manifest import Sha256
 
 SUFFIX = ".sigstore.json"
 
@@ -33,11 +36,11 @@ _WholeFile = Literal["."]
 _WHOLE_FILE: _WholeFile = "."  # what model signing calls the one file of a model that is a file
 Part = TypeVar("Part")
 
-_MAX_DEPTH = 16  # of brackets; model signing nests 5
+MAX_DEPTH = 16  # of brackets; model signing nests 5
 
 
 class _Key(Struct):
-    hint: str
+    hint: Sha256
 
 
 class _Material(Struct, rename="camel"):
@@ -65,7 +68,7 @@ class _Bundle(Struct, rename="camel"):
 class _Resource(Struct):
     name: _WholeFile
     algorithm: Literal["sha256"]
-    digest: str
+    digest: Sha256
 
 
 class _Serialization(Struct):
@@ -130,12 +133,12 @@ def key_id(data: bytes, name: str) -> str:
     return _decode(data, _Bundle, name).verification_material.public_key.hint
 
 
-def signer(data: bytes, file_sha256: str, keys: tuple[PublicKey, ...], name: str) -> PublicKey | None:
+def signer(data: bytes, file_sha256: Callable[[], str], keys: tuple[PublicKey, ...], name: str) -> PublicKey | None:
     """The key that made a bundle over this file; None where it is none of these.
 
     Args:
         data: The bundle.
-        file_sha256: Of the package.
+        file_sha256: Of the package, asked for once the signature holds, since all of the file is read for it.
         keys: On elliptic curves.
         name: Of the bundle's file, for messages.
 
@@ -155,9 +158,9 @@ def signer(data: bytes, file_sha256: str, keys: tuple[PublicKey, ...], name: str
             hint="The bundle was changed after it was written. Get it again.",
         )
     signed = _decode(payload, _Statement, name).predicate.resources[0].digest
-    if signed != file_sha256:
+    if signed != (package := file_sha256()):
         raise SignatureError(
-            f"{name} is the signature of another file: of one with sha256 {signed}, and the package has {file_sha256}",
+            f"{name} is the signature of another file: of one with sha256 {signed}, and the package has {package}",
             hint="The package was changed or exchanged after it was signed, or the signature is of another build.",
         )
     return key
@@ -170,7 +173,7 @@ def _pre_authentication(payload: bytes) -> bytes:
 
 def _decode(data: bytes, kind: type[Part], name: str) -> Part:
     try:
-        strict_json.parse(data, max_depth=_MAX_DEPTH)
+        strict_json.parse(data, max_depth=MAX_DEPTH)
         return msgspec.json.decode(data, type=kind)
     except ValueError as error:  # msgspec's errors are such, too
         raise SignatureError(
@@ -179,7 +182,8 @@ def _decode(data: bytes, kind: type[Part], name: str) -> Part:
 
 
 def _base64(text: str, name: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:  # of binascii, or of a letter that is not ASCII
-        raise SignatureError(f"{name} holds what is no base64: {error}") from error
+    with suppress(ValueError):  # of binascii, or of a letter that is not ASCII
+        content = base64.b64decode(text, validate=True)
+        if base64.b64encode(content).decode() == text:  # else its last letter has more than the last byte
+            return content
+    raise SignatureError(f"{name} holds what is no base64")

@@ -160,7 +160,7 @@ def read_signature_file(path: Path) -> bytes | None:
     """
     try:
         return read_small(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise UsageError(f"cannot read the signature file {path}: {error.strerror}") from error

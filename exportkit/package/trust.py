@@ -99,17 +99,22 @@ def _demands(public_key: KeySources | None, signature: Path | None) -> tuple[Dem
     """What the caller asks for, and what this machine's policies do."""
     demands = policy_demands()
     if public_key is not None:
-        return (Demand(_read_keys(public_key), "the caller"), *demands)
+        return (Demand(tuple(map(read_public_key, key_sources(public_key))), "the caller"), *demands)
     if signature is not None and not demands:
         raise UsageError("a signature file was given, and no public key to check it with", hint="Give the key as well.")
     return demands
 
 
-def _read_keys(public_key: KeySources) -> tuple[PublicKey, ...]:
+def key_sources(public_key: KeySources) -> list[KeySource]:
+    """One key or several, as a list.
+
+    Raises:
+        UsageError: It is empty.
+    """
     sources = [public_key] if isinstance(public_key, (str, os.PathLike)) else list(public_key)
     if not sources:
         raise UsageError("an empty list of public keys was given: no signature could satisfy it")
-    return tuple(map(read_public_key, sources))
+    return sources
 
 
 def _signer(reader: PackageReader, demand: Demand, given: Path | None) -> PublicKey:
@@ -125,7 +130,7 @@ def _signer(reader: PackageReader, demand: Demand, given: Path | None) -> Public
             signatures = own.decode_signatures(data, file.name)
             signer = own.signer(signatures, reader.manifest_sha256, keys, file.name)
         else:
-            signer = openssf.signer(data, reader.sha256, keys, file.name)
+            signer = openssf.signer(data, lambda: reader.sha256, keys, file.name)
         if signer is not None:
             return signer
         reasons.append(f"{file} has signatures by {_some(_key_ids(data, suffix, file.name))}")

@@ -8,6 +8,7 @@ version, the operators that are loaded already.
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,11 +20,13 @@ from exportkit.libraries import load_verified, loaded_library, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
 from exportkit.package.manifest import Library, Manifest, Target
-from exportkit.package.trust import KeySources, check_trust
+from exportkit.package.trust import KeySource, KeySources, check_trust, key_sources
 from exportkit.runtime import targets
 from exportkit.runtime.cache.entries import library_contents, unpack
 from exportkit.runtime.cache.trust import verify_package
+from exportkit.runtime.fork import survive_forks
 from exportkit.runtime.model import Model
+from exportkit.runtime.native import NativePackage, use_native
 from exportkit.runtime.runner import construct
 from exportkit.runtime.weights import mapped_weights
 
@@ -82,19 +85,77 @@ def load(
 
         return load_isolated(**arguments)
     again = verify == "always"
-    reader = PackageReader(Path(path))
+    keys = None if public_key is None else key_sources(public_key)
+    # The C++ runtime speaks UTF-8, and not every file's name is.
+    texts = (path, *(keys or ()), signature or "", target or "")
+    native = use_native() and all(_is_utf8(os.fspath(each)) for each in texts)
+    route = _load_native if native else _load_python
+    named = None if signature is None else os.fspath(signature)
+    return route(Path(path), str(device), target, runners, keys, named, again=again)
+
+
+def _is_utf8(text: str) -> bool:
     try:
-        check_trust(reader, public_key, signature)
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _load_native(
+    path: Path,
+    device: str,
+    name: str | None,
+    runners: int,
+    keys: list[KeySource] | None,
+    signature: str | None,
+    *,
+    again: bool,
+) -> Model:
+    """Through the C++ runtime. Python reads what the model says of itself, from the file that was checked."""
+    key_texts = [os.fspath(key) for key in keys or ()]
+    with closing(NativePackage(str(path), device, name, runners, key_texts, signature or "", again=again)) as opened:
+        reader = PackageReader(path, file=opened.file)
+        try:
+            if reader.manifest_sha256 != opened.manifest_sha256:
+                raise reader.changed()
+            target = next(target for target in reader.manifest.targets if target.name == opened.target)
+            where = torch.device(opened.device)
+            if where.type == "cuda":
+                torch.cuda.init()  # torch then knows a fork of this process for what cannot use CUDA
+            survive_forks()
+            opened.load_operators(libraries_for(reader.manifest, target))
+            runner = opened.load_target()
+            choice = targets.Choice(target, -1 if where.index is None else where.index)
+            return Model(reader, target, where, runner, partial(construct, reader, choice, runners, again=again))
+        except BaseException:
+            reader.close()
+            raise
+
+
+def _load_python(
+    path: Path,
+    device: str,
+    name: str | None,
+    runners: int,
+    keys: list[KeySource] | None,
+    signature: str | None,
+    *,
+    again: bool,
+) -> Model:
+    """The same without the C++ runtime."""
+    reader = PackageReader(path)
+    try:
+        check_trust(reader, keys, signature)
         verify_package(reader, again=again)
         manifest = reader.manifest
-        candidates = targets.named(manifest.targets, target)
-        choice = targets.pick(candidates, str(device), targets.host_for(candidates, str(device)))
+        candidates = targets.named(manifest.targets, name)
+        choice = targets.pick(candidates, device, targets.host_for(candidates, device))
         _load_operators(reader, choice.target, again=again)
-        weights = mapped_weights(reader) if manifest.weights else {}
         construct_with = partial(construct, reader, choice, runners, again=again)
-        runner = construct_with(weights)
+        runner = construct_with(mapped_weights(reader) if manifest.weights else {})
         reader.check_unchanged()  # what was unpacked was read once more
-        return Model(reader, choice.target, torch.device(choice.device), runner, weights, construct_with)
+        return Model(reader, choice.target, torch.device(choice.device), runner, construct_with)
     except BaseException:
         reader.close()
         raise

@@ -17,7 +17,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.structure import builder
 from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.runtime.runner import Runner
-from exportkit.runtime.weights import Weights, WeightsSource, replaced_weights
+from exportkit.runtime.weights import Weights, WeightsSource, mapped_weights, replaced_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,6 @@ class Model:
         target: package.Target,
         device: torch.device,
         runner: Runner,
-        weights: Weights | None = None,
         construct: Callable[[Weights], Runner] | None = None,
     ) -> None:
         """Takes over the open package and the target's runners; `exportkit.load` is how to get here.
@@ -65,7 +64,6 @@ class Model:
             target: The target that was chosen.
             device: Where it runs.
             runner: Its runners.
-            weights: The package's, where they are outside of the compiled code.
             construct: Makes runners with other weights; None where they cannot be swapped.
         """
         self.manifest = reader.manifest
@@ -74,7 +72,6 @@ class Model:
         self.cases = Cases(reader, device)
         self._reader = reader
         self._runner: Runner | None = runner
-        self._weights = weights or {}
         self._construct = construct
         self._changing = threading.Lock()  # what runs: one swap at a time, and none after close()
         self._inputs = InputPlan(self.manifest.call, device)
@@ -147,7 +144,7 @@ class Model:
         with self._changing:
             if self._runner is None:
                 raise ModelClosedError(f"the model {self.manifest.name} was closed")
-            weights = replaced_weights(self.manifest, [self.target], self._weights, source)
+            weights = replaced_weights(self.manifest, [self.target], mapped_weights(self._reader), source)
             # A second runner rather than the buffer for it in torch's: with that one, a failure between would leave a
             # mixture behind, and calls that have begun on a GPU might still read what the next swap writes.
             runner = self._construct(weights)
@@ -157,7 +154,7 @@ class Model:
     def close(self) -> None:
         """Lets go of the compiled code and the file. Calls that have begun in other threads finish first."""
         with self._changing:
-            self._runner, self._weights = None, {}
+            self._runner = None
             self._reader.close()
 
     def __enter__(self) -> Self:

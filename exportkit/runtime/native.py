@@ -1,4 +1,4 @@
-"""The C++ runtime (csrc/runtime), called through the dispatcher: it loads and runs compiled code without the GIL.
+"""The C++ runtime (csrc/runtime), called through the dispatcher: it opens, checks and runs packages without the GIL.
 
 It uses torch's C++ API, which holds for one minor version only, so there is one library for each version it was built
 with, and Python's own route where there is none for the torch that is installed.
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from typing_extensions import Self
 
+from exportkit import errors, libraries
 from exportkit.errors import HostError, UsageError
 from exportkit.libraries import LIBRARY_DIR
+from exportkit.package.manifest import Library
 from exportkit.runtime.targets import Choice
 
 _NAME = "libexportkit_runtime.so"
@@ -24,7 +28,15 @@ _NAME = "libexportkit_runtime.so"
 class NativeRunner:
     """Compiled code that is run without the GIL: other threads of Python go on meanwhile."""
 
-    def __init__(self, library: Path, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, handle: int) -> None:
+        """Takes over what the C++ runtime has loaded under this number."""
+        operators = torch.ops.exportkit
+        self._handle = handle
+        self._run = operators.run.default
+        weakref.finalize(self, operators.close.default, handle)
+
+    @classmethod
+    def open(cls, library: Path, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> Self:
         """Loads a target's library, which must have been checked: this executes it.
 
         Args:
@@ -36,12 +48,9 @@ class NativeRunner:
         Raises:
             RuntimeError: torch's loader refused it, or the constants are not the code's.
         """
-        operators = torch.ops.exportkit
-        self._handle: int = operators.open_target.default(
-            str(library), torch.device(choice.device), runners, list(constants), list(constants.values())
-        )
-        self._run = operators.run.default
-        weakref.finalize(self, operators.close.default, self._handle)
+        device = torch.device(choice.device)
+        names, tensors = list(constants), list(constants.values())
+        return cls(torch.ops.exportkit.open_target.default(str(library), device, runners, names, tensors))
 
     def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
         """The flat outputs for flat inputs that the package allows.
@@ -51,6 +60,93 @@ class NativeRunner:
         """
         outputs: list[torch.Tensor] = self._run(self._handle, inputs)
         return outputs
+
+
+class NativePackage:
+    """A package that the C++ runtime opened and checked as `exportkit.load` does; nothing of it was executed yet.
+
+    Close it, once its target is loaded or cannot be.
+
+    Attributes:
+        file: What was checked, open once more; the caller's to close.
+        manifest_sha256: Of the manifest that it read.
+        target: The name of the target that it chose.
+        device: Where that runs, as torch names it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        device: str,
+        target: str | None,
+        runners: int,
+        public_keys: list[str],
+        signature: str,
+        *,
+        again: bool,
+    ) -> None:
+        """Opens it; arguments and errors are those of `exportkit.load`, an empty `signature` is none."""
+        self._handle, self.file, self.manifest_sha256, self.target, self.device, error = (
+            torch.ops.exportkit.open_package.default(path, device, target, runners, public_keys, signature, again)
+        )
+        _raise(error)
+
+    def load_operators(self, described: Sequence[Library]) -> None:
+        """Loads the operator libraries of the target, and checks the operators of the graph.
+
+        Args:
+            described: Those libraries, as the manifest has them.
+        """
+        by_digest = {library.sha256: library for library in described}
+        with libraries.loading:
+            for known in libraries.loaded_libraries():
+                torch.ops.exportkit.know_library.default(known.sha256, str(known.path), list(known.namespaces))
+            while True:
+                loaded, unsure, warned, error = torch.ops.exportkit.load_operators.default(
+                    self._handle, list(libraries.TORCH_NAMESPACES)
+                )
+                for sha256, path in _pairs(loaded):
+                    defines = frozenset(operator.name.partition("::")[0] for operator in by_digest[sha256].defines)
+                    libraries.know_library(libraries.LoadedLibrary(Path(path), sha256, defines))
+                _warn(warned)
+                _raise(error)
+                if not unsure:
+                    return
+                for sha256, path in _pairs(unsure):
+                    # It may define more than the manifest says, which takes another Python process to find out.
+                    schemas = {operator.name: operator.schema for operator in by_digest[sha256].defines}
+                    namespaces = {name.partition("::")[0] for name in schemas}
+                    libraries.load_verified(Path(path), sha256, defines=namespaces, schemas=schemas)
+
+    def load_target(self) -> NativeRunner:
+        """Loads the target's code, which executes it."""
+        handle, warned, error = torch.ops.exportkit.load_target.default(self._handle)
+        _warn(warned)
+        _raise(error)
+        return NativeRunner(handle)
+
+    def close(self) -> None:
+        """Lets go of what was opened to load it; what is loaded stays."""
+        torch.ops.exportkit.close_package.default(self._handle)
+
+
+def _pairs(flat: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return zip(flat[::2], flat[1::2])
+
+
+def _warn(messages: Sequence[str]) -> None:
+    for message in messages:
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _raise(error: Sequence[str]) -> None:
+    """Raises what the C++ runtime says went wrong: class, message and hint; nothing where nothing did."""
+    if not error:
+        return
+    kind, message, hint = error
+    if kind == OSError.__name__:
+        raise OSError(message)
+    raise getattr(errors, kind)(message, hint=hint or None)
 
 
 def use_native() -> bool:

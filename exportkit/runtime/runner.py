@@ -53,7 +53,7 @@ def construct(reader: PackageReader, choice: Choice, runners: int, weights: Weig
     # The model among a target's libraries: the last by name, as torch's own loader has it.
     library = entry.folder / max(name for name in contents.records if name.endswith(".so"))
     try:
-        runner = (NativeRunner if native else ContainerRunner)(library, choice, runners, constants)
+        runner = (NativeRunner.open if native else ContainerRunner)(library, choice, runners, constants)
     except RuntimeError as error:
         entry.close()
         raise ModelLoadError(
@@ -70,7 +70,7 @@ class ContainerRunner:
     """Compiled code that is run through torch's own binding, which holds the GIL."""
 
     def __init__(self, library: Path, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> None:
-        """Loads a target's library; arguments and errors are NativeRunner's.
+        """Loads a target's library; arguments and errors are those of NativeRunner.open.
 
         torch finds the calls of custom operators in a `.json` beside the library, and CUDA kernels in files there.
         """

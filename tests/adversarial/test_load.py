@@ -25,6 +25,7 @@ from exportkit.errors import (
     UnlistedRecordError,
 )
 from exportkit.libraries import host_platform
+from exportkit.runtime import native
 from tests.adversarial.forge import Document, changed, document, package, records
 from tests.package import samples
 from tests.runtime import exportkit_run
@@ -32,17 +33,22 @@ from tests.runtime import exportkit_run
 Load = Callable[[Path], object]
 
 
-@pytest.fixture(params=[exportkit.load, exportkit_run.load], ids=["exportkit.load", "exportkit-run"])
-def load(request: pytest.FixtureRequest) -> Load:
-    """Loads a package, or raises the error class."""
-    loads: Load = request.param
-    return loads
+@pytest.fixture(params=["python", "cpp", "exportkit-run"])
+def load(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Loads a package, or raises the error class: exportkit.load by both routes, and exportkit-run."""
+    if request.param != "python":
+        exportkit_run.require_built()
+    if request.param == "exportkit-run":
+        return exportkit_run.load
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", request.param)
+    return exportkit.load
 
 
 @pytest.fixture(autouse=True)
 def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """What of a package was handed to the dynamic linker or to torch's loader."""
     calls: list[str] = []
+    native.use_native()  # the C++ runtime is loaded by now: that is no package's library
 
     def refuse(name: str) -> Callable[..., NoReturn]:
         def call(*args: Any, **kwargs: Any) -> NoReturn:
@@ -54,7 +60,8 @@ def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setattr(torch.ops, "load_library", refuse("load_library"))
     for runner in ("AOTIModelContainerRunnerCpu", "AOTIModelContainerRunnerCuda", "AOTIModelPackageLoader"):
         monkeypatch.setattr(torch._C._aoti, runner, refuse(runner), raising=False)
-    monkeypatch.setattr("exportkit.runtime.runner.NativeRunner", refuse("NativeRunner"))
+    monkeypatch.setattr(native.NativeRunner, "open", refuse("NativeRunner.open"))
+    monkeypatch.setattr(native.NativePackage, "load_target", refuse("NativePackage.load_target"))
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
     return calls
 
@@ -110,7 +117,11 @@ def test_an_operator_that_no_library_gives_is_named(load: Load, file: Path, exec
     assert executed == []
 
 
-def test_an_operator_that_is_registered_with_another_schema_is_named_with_both(file: Path, executed: list[str]) -> None:
+@pytest.mark.parametrize("route", ["python", "cpp"])
+def test_an_operator_that_is_registered_with_another_schema_is_named_with_both(
+    file: Path, executed: list[str], monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", route)
     file.write_bytes(package(changed("libraries", [], runnable())))
     library = torch.library.Library("toy", "DEF")
     library.define("twice(Tensor x, int n=2) -> Tensor")

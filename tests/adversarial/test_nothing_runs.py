@@ -35,6 +35,7 @@ from tests.fresh import run_python
 from tests.package import samples
 from tests.package.c_library import build
 from tests.package.signers import Signer, signer
+from tests.runtime import exportkit_run
 
 MARK = "EXPORTKIT_TEST_MARK"
 CONSTRUCTOR = """
@@ -53,9 +54,15 @@ PROGRAM = "exportkit/program.pt2"
 Break = Callable[[Path, Signer], None]
 
 
-@pytest.fixture
-def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that is there once anything of a package has run. No policy and no cache but the test's own."""
+@pytest.fixture(params=["python", "cpp"])
+def mark(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that is there once anything of a package has run, loaded by either route.
+
+    No policy and no cache but the test's own.
+    """
+    if request.param == "cpp":
+        exportkit_run.require_built()
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", request.param)
     monkeypatch.setenv(MARK, str(tmp_path / "mark"))
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import sys
@@ -14,6 +15,7 @@ from safetensors.numpy import save
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import MANIFEST_NAME
 from tests.adversarial import forge
+from tests.fuzz import mutations
 from tests.package import samples
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +38,10 @@ def main(folder: Path) -> None:
     _write(folder / "package", packages + [path.read_bytes() for path in golden])
     tensors = [{}, {"a": np.zeros((2, 3), np.float32)}, {"a": np.array(1), "b": np.zeros((0, 2), np.uint8)}]
     _write(folder / "safetensors", [save(one, {"k": "v"}) for one in tensors])
-    text = msgspec.json.encode(manifests).decode() + MANIFEST_NAME
+    bundles = mutations.bundles() + [path.read_bytes() for path in (ROOT / "tests" / "golden").glob("*.sigstore.json")]
+    statements = [base64.b64decode(json.loads(one)["dsseEnvelope"]["payload"]) for one in bundles]
+    _write(folder / "bundle", bundles + statements)
+    text = msgspec.json.encode(manifests).decode() + MANIFEST_NAME + b"".join(bundles + statements).decode()
     words = sorted({json.dumps(word) for word in re.findall(r"[A-Za-z_][\w./:-]*", text)})
     (folder / "words.txt").write_text("\n".join([*words, '"9223372036854775807"', '"1e999"', '"\\\\ud800"']) + "\n")
 

@@ -111,7 +111,7 @@ def bundle(data: bytes) -> bool:
         Whether it was taken.
     """
     try:
-        return openssf.signer(data, FILE_SHA256, (_ANYBODY,), "it") is not None
+        return openssf.signer(data, lambda: FILE_SHA256, (_ANYBODY,), "it") is not None
     except SignatureError:
         return False
 

@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from exportkit.package.archive import PackageReader, write_package
 from tests.cpp_reader import FLAGS, SOURCES, CppReader, cpp_reader, program
 from tests.package import samples
+from tests.package.signers import signer
 
 
 @pytest.fixture
@@ -114,32 +116,22 @@ def test_crc_32_of_any_length_and_in_any_pieces(cpp: CppReader, tmp_path: Path, 
     assert cpp.ask("crc32", tmp_path / "x")["value"] == zlib.crc32(content)
 
 
-def test_ed25519_signatures(cpp: CppReader, tmp_path: Path) -> None:
-    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
-    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
-    key = ed25519.Ed25519PrivateKey.generate()
-    public, other = key.public_key(), ed25519.Ed25519PrivateKey.generate().public_key()
-    signature = key.sign(b"message")
+@pytest.mark.parametrize("kind", ["ed25519", "secp256r1", "secp384r1", "secp521r1"])
+def test_signatures(cpp: CppReader, tmp_path: Path, kind: str) -> None:
+    curve = {one.name: one for one in (ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1())}.get(kind)
+    key, other = (signer(tmp_path, name, curve=curve) for name in ("key", "other"))
+    signature = key.key.sign(b"message")
 
-    def pem(one: Any) -> bytes:
-        return bytes(one.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
+    def verdict(key: Path, message: bytes, signature: bytes) -> Any:
+        (tmp_path / "message").write_bytes(message)
+        (tmp_path / "signature").write_bytes(signature)
+        return cpp.ask("verifies", key, tmp_path / "message", tmp_path / "signature")["value"]
 
-    def verdict(key: bytes, message: bytes, signature: bytes) -> Any:
-        for name, content in (("key", key), ("message", message), ("signature", signature)):
-            (tmp_path / name).write_bytes(content)
-        answer = cpp.ask("ed25519", tmp_path / "key", tmp_path / "message", tmp_path / "signature")
-        return answer.get("value", answer.get("error"))
-
-    for good in (pem(public), public.public_bytes_raw()):
-        assert verdict(good, b"message", signature) is True
-        assert verdict(good, b"massage", signature) is False
-        for bad in (b"", signature[:-1], signature + b"\0", bytes(64), signature[:10] + b"\0" + signature[11:]):
-            assert verdict(good, b"message", bad) is False
-    assert verdict(pem(other), b"message", signature) is False
-    ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")
-    elliptic = ec.generate_private_key(ec.SECP256R1()).public_key()
-    for key_text in (b"", b"x" * 31, b"not a key", pem(elliptic), pem(public)[:40]):
-        assert verdict(key_text, b"message", signature) == "UsageError"
+    assert verdict(key.public, b"message", signature) is True
+    assert verdict(key.public, b"massage", signature) is False
+    assert verdict(other.public, b"message", signature) is False
+    for bad in (b"", signature[:-1], signature + b"\0", bytes(64), signature[:10] + b"\0\0" + signature[12:]):
+        assert verdict(key.public, b"message", bad) is False
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
+import json
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import NODEFAULT
 
@@ -35,6 +38,7 @@ from exportkit.package.manifest import (
 )
 from exportkit.package.structure import MAX_DEPTH
 from tests.package import samples
+from tests.package.signers import signer
 
 TEXT = Path(package.__file__).with_name("FORMAT.md").read_text()
 STRUCTS = {
@@ -126,6 +130,7 @@ def test_numbers_and_names_in_the_text_are_those_of_the_code() -> None:
         f"nested at most {signature.MAX_DEPTH} brackets deep",
         f"`model.pt2{signature.SUFFIX}` beside",
         f"`model.pt2{openssf.SUFFIX}`",
+        f"nested at most {openssf.MAX_DEPTH} brackets deep",
         f"{len(signature.statement('0' * 64, '0' * 64))} bytes in all",
         f"`{policy.SYSTEM_POLICY}`",
         *(MANIFEST_NAME, AOTINDUCTOR_DIR, OPERATORS_DIR, CASES_DIR),
@@ -160,6 +165,21 @@ def test_the_example_of_a_signature_file_is_of_the_example_package(tmp_path: Pat
     assert only.key_id == hashlib.sha256(key).hexdigest()
     lines = f"exportkit package signature 1\nmanifest-sha256 {manifest_sha256}\nfile-sha256 {file_sha256}\n"
     Ed25519PublicKey.from_public_bytes(key).verify(base64.b64decode(only.signature), lines.encode())
+
+
+def test_a_bundle_has_what_the_text_says_of_bundles(tmp_path: Path) -> None:
+    bundle = json.loads(openssf.sign("model.pt2", "1" * 64, signer(tmp_path, curve=ec.SECP256R1()).key))
+    parts = {"bundle": bundle, "statement": json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))}
+    rows = re.findall(r"^\| (bundle|statement) \| `([^`]+)` \| (.*) \|$", TEXT, re.MULTILINE)
+    assert len(rows) == 9
+    for part, path, said in rows:
+        value = functools.reduce(lambda inner, key: inner[key], path.split("."), parts[part])
+        if said.startswith('`"'):
+            assert json.loads(said.strip("`")) == value
+        elif said.startswith("One object"):
+            assert len(value) == 1
+            assert set(re.findall(r"`(\w+)`", said)) <= value[0].keys()
+    assert parts["statement"]["predicate"]["resources"] == [{"name": ".", "algorithm": "sha256", "digest": "1" * 64}]
 
 
 def test_the_example_of_a_policy_is_one() -> None:

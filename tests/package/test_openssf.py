@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from exportkit.errors import SignatureError, SignatureMissingError
 from exportkit.package.archive import PackageReader
+from exportkit.package.keys import read_public_key
 from exportkit.package.openssf import _pre_authentication
 from exportkit.package.signing import sign_package
+from exportkit.package.small_files import MAX_BYTES
 from exportkit.package.trust import check_trust, signature_info
+from tests.cpp_reader import cpp_reader
+from tests.fuzz import mutations, promises
 from tests.package.signers import Signer, package, signer
 
 Document = dict[str, Any]
@@ -26,6 +32,7 @@ TOOL = shutil.which("model_signing")
 needs_tool = pytest.mark.skipif(TOOL is None, reason="no model_signing: pip install model-signing==1.1.1 pyOpenSSL")
 
 CURVES = [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()]
+HASHES = [hashes.SHA1(), hashes.SHA256(), hashes.SHA384(), hashes.SHA512()]
 
 
 @pytest.fixture
@@ -141,7 +148,15 @@ def set_at(*path: Any) -> Callable[[Document], object]:
         (set_at("dsseEnvelope", "signatures", 0, "sig", base64.b64encode(bytes(70)).decode()), "does not hold"),
         (set_at("dsseEnvelope", "signatures", 0, "sig", "no base64!"), "no base64"),
         (set_at("dsseEnvelope", "signatures", 0, "sig", "AAA\u00e9"), "no base64"),  # found by fuzzing
+        (set_at("dsseEnvelope", "signatures", 0, "sig", ""), "does not hold"),
+        (set_at("dsseEnvelope", "signatures", 0, "sig", "AB=="), "no base64"),  # four bits more than the byte
+        (set_at("dsseEnvelope", "signatures", 0, "sig", "QUJD\n"), "no base64"),
         (set_at("dsseEnvelope", "payload", base64.b64encode(b"{}").decode()), "does not hold"),
+        (set_at("dsseEnvelope", "payload", ""), "does not hold"),
+        (set_at("dsseEnvelope", "payload", None), "payload"),
+        (set_at("verificationMaterial", "publicKey", "hint", "\x1b[2J"), "hint"),  # is printed
+        (set_at("verificationMaterial", "tlogEntries", ["\ud800"]), "no bundle"),
+        (lambda document: document["dsseEnvelope"]["signatures"].append({"sig": "AA=="}), "signatures"),
     ],
 )
 def test_a_bundle_that_was_tampered_with(
@@ -163,6 +178,9 @@ def test_a_bundle_that_was_tampered_with(
         (set_at("predicate", "resources", []), "resources"),
         (set_at("predicate", "resources", 0, "name", "model.pt2"), "name"),
         (set_at("predicate", "resources", 0, "algorithm", "blake2"), "algorithm"),
+        (set_at("predicate", "resources", 0, "digest", "of nothing"), "digest"),
+        (lambda statement: statement["predicate"]["resources"].append({}), "resources"),
+        (lambda statement: statement.pop("_type"), "_type"),
         (set_at("predicate", "resources", 0, "digest", "0" * 64), "of another file"),
     ],
 )
@@ -175,11 +193,119 @@ def test_a_statement_that_the_key_signed_about_something_else(
         signed_by(signed, release.public)
 
 
-@pytest.mark.parametrize("content", [b"", b"null", b"\xff", b"[" * 1000, b'{"mediaType": 1, "mediaType": 1}'])
-def test_what_is_no_bundle_is_refused(signed: Path, release: Signer, content: bytes) -> None:
-    beside(signed).write_bytes(content)
+NO_BUNDLES: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda bundle: b"",
+    "null": lambda bundle: b"null",
+    "a list": lambda bundle: b"[" + bundle + b"]",
+    "no UTF-8": lambda bundle: b"\xff" + bundle,
+    "a byte order mark": lambda bundle: b"\xef\xbb\xbf" + bundle,
+    "another after it": lambda bundle: bundle + bundle,
+    "half of it": lambda bundle: bundle[: len(bundle) // 2],
+    "all but its end": lambda bundle: bundle.rstrip()[:-1],
+    "brackets": lambda bundle: b"[" * 1000,
+    "a key twice": lambda bundle: bundle.replace(b'{"keyid"', b'{"keyid": "", "keyid"').replace(
+        b"{", b'{"x": 1, "x": 1,', 1
+    ),
+    "the same key twice within": lambda bundle: bundle.replace(b'"hint"', b'"hint": "", "hint"'),
+    "NaN": lambda bundle: bundle.replace(b"[]", b"[NaN]"),
+    "Infinity": lambda bundle: bundle.replace(b"[]", b"[-Infinity]"),
+    "too deep": lambda bundle: bundle.replace(b"[]", b"[" * 16 + b"]" * 16),
+    "an integer of thousands of digits": lambda bundle: bundle.replace(b"[]", b"[" + b"1" * 5000 + b"]"),
+    "a NUL": lambda bundle: bundle + b"\0",
+}
+
+
+@pytest.mark.parametrize("change", NO_BUNDLES.values(), ids=NO_BUNDLES)
+def test_what_is_no_bundle_is_refused(signed: Path, release: Signer, change: Callable[[bytes], bytes]) -> None:
+    before = beside(signed).read_bytes()
+    beside(signed).write_bytes(change(before))
+    assert beside(signed).read_bytes() != before
     with pytest.raises(SignatureError, match="no bundle"):
         signed_by(signed, release.public)
+
+
+def test_a_file_that_is_too_large_for_a_bundle_is_not_looked_at(signed: Path, release: Signer) -> None:
+    content = beside(signed).read_bytes()
+    beside(signed).write_bytes(content + b" " * (MAX_BYTES - len(content)))
+    assert signed_by(signed, release.public)
+    beside(signed).write_bytes(content + b" " * (MAX_BYTES - len(content) + 1))
+    with pytest.raises(SignatureError, match=f"more than {MAX_BYTES} bytes"):
+        signed_by(signed, release.public)
+
+
+def test_what_a_bundle_says_beside_what_is_signed_changes_nothing(signed: Path, release: Signer) -> None:
+    content = beside(signed).read_bytes()
+    for more in (b"[1e999]", b'[{"deep": [[[]]]}]', b"null", b'"\\ud83d\\ude00 \\u0000"'):
+        beside(signed).write_bytes(content.replace(b"[]", more))
+        assert beside(signed).read_bytes() != content
+        assert signed_by(signed, release.public)
+
+
+def test_the_file_is_read_only_for_a_signature_that_holds(
+    signed: Path, release: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PackageReader, "sha256", property(lambda self: pytest.fail("the file was read")))
+    document = json.loads(beside(signed).read_bytes())
+    beside(signed).write_text(json.dumps(document | {"mediaType": "application/json"}))
+    with pytest.raises(SignatureError, match="mediaType"):
+        signed_by(signed, release.public)
+    beside(signed).write_text(json.dumps(document))
+    with pytest.raises(pytest.fail.Exception):  # the control
+        signed_by(signed, release.public)
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
+@pytest.mark.parametrize(
+    "hash_", [hashes.SHA1(), hashes.SHA256(), hashes.SHA384(), hashes.SHA512()], ids=lambda h: h.name
+)
+def test_the_curve_says_which_hash_is_signed(tmp_path: Path, curve: Any, hash_: Any) -> None:
+    key = signer(tmp_path, "release", curve=curve)
+    path = package(tmp_path)
+    sign_package(path, key.key)
+    document = json.loads(beside(path).read_bytes())
+    payload = base64.b64decode(document["dsseEnvelope"]["payload"])
+    signature = key.key._key.sign(_pre_authentication(payload), ec.ECDSA(hash_))
+    document["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(signature).decode()
+    beside(path).write_text(json.dumps(document))
+    if hash_.name == {256: "sha256", 384: "sha384", 521: "sha512"}[curve.key_size]:
+        assert signed_by(path, key.public)
+    else:
+        with pytest.raises(SignatureError, match="does not hold"):
+            signed_by(path, key.public)
+
+
+@pytest.mark.parametrize(
+    "options", [["-conv_form", "compressed"], ["-conv_form", "hybrid"], ["-param_enc", "explicit"]]
+)
+@pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
+def test_a_key_has_one_id_however_it_is_written(tmp_path: Path, curve: Any, form: str) -> None:
+    key = signer(tmp_path, "release", curve=curve)
+    other = tmp_path / "other.pem"
+    command = ["openssl", "ec", "-pubin", "-in", key.public, "-pubout", "-out", other, *form.split()]
+    subprocess.run(command, check=True, capture_output=True)
+    assert other.read_bytes() != key.public.read_bytes()
+    assert read_public_key(other).id == key.public_key.id
+    path = package(tmp_path)
+    sign_package(path, key.key)
+    assert signed_by(path, other) == [str(other)]
+
+
+def test_python_and_cpp_take_the_same_of_mutated_bundles(tmp_path: Path) -> None:
+    promise, mutate, first = mutations.PROMISES["bundle"]
+    chance, taken, file = random.Random(0), 0, tmp_path / "bundle"
+
+    def bytewise(data: bytes) -> bytes:
+        at = chance.randrange(len(data) or 1)
+        return data[:at] + chance.randbytes(chance.randrange(3)) + data[at + chance.randrange(3) :]
+
+    for _ in range(2000):
+        data = mutate(chance.choice(first), bytewise, chance)
+        file.write_bytes(data)
+        answer = cpp_reader().ask("bundle", file, promises.KEY_ID, promises.FILE_SHA256)
+        assert answer.get("value", False) == promise(data), (data, answer)
+        assert answer.get("error") in (None, "SignatureError")
+        taken += promise(data)
+    assert 0 < taken < 2000
 
 
 def test_each_kind_of_key_is_held_against_the_file_of_its_own_form(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,21 +16,19 @@ import exportkit
 from exportkit.errors import DigestMismatchError
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.cache import cache_directory
-from exportkit.runtime.cache.trust import verify_package
 from tests.runtime import tiny
+from tests.runtime.caches import Cache
 
 SECOND = 10**9
 
 
+Hashes = Callable[..., bool]
+
+
 @pytest.fixture
-def clock(monkeypatch):
+def clock(cache: Cache) -> Callable[[float], None]:
     """Sets the system's clock ahead by so many seconds, or back."""
-    real = time.time_ns
-
-    def set_ahead(seconds: float) -> None:
-        monkeypatch.setattr(time, "time_ns", lambda: real() + int(seconds * SECOND))
-
-    return set_ahead
+    return lambda seconds: cache.set_clock(int(seconds * SECOND))
 
 
 @pytest.fixture
@@ -38,32 +39,20 @@ def package(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hashes(package, monkeypatch):
+def hashes(package: Path, cache: Cache) -> Hashes:
     """Whether verifying the package reads it; raises what that finds."""
-    read: list[PackageReader] = []
-    verify = PackageReader.verify
-
-    def recorded(self: PackageReader) -> None:
-        read.append(self)
-        verify(self)
-
-    monkeypatch.setattr(PackageReader, "verify", recorded)
-
-    def check(path: Path = package, *, again: bool = False) -> bool:
-        read.clear()
-        with PackageReader(path) as reader:
-            verify_package(reader, again=again)
-        return bool(read)
-
-    return check
+    return lambda path=package, *, again=False: cache.verify(path, again=again)
 
 
 def change_a_byte(package: Path) -> None:
+    """A second time, it is right again."""
     with PackageReader(package) as reader:
         at = reader.data_offset("data/aotinductor/cpu/a.so") + 50
     with open(package, "r+b") as file:
         file.seek(at)
-        file.write(b"\xff")
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0xFF]))
 
 
 def test_a_package_is_hashed_once_and_again_when_asked(hashes, clock):
@@ -106,10 +95,10 @@ def test_another_package_in_its_place_is_hashed_and_the_moved_one_is_not(hashes,
     assert not hashes(moved)
 
 
-def test_a_package_that_was_just_written_is_hashed_until_it_is_two_seconds_old(hashes, package, monkeypatch):
+def test_a_package_that_was_just_written_is_hashed_until_it_is_two_seconds_old(hashes, package, cache):
     written_ns = package.stat().st_ctime_ns
     for age, expected in [(0, True), (2 * SECOND - 1, True), (2 * SECOND, True), (2 * SECOND, False)]:
-        monkeypatch.setattr(time, "time_ns", lambda age=age: written_ns + age)
+        cache.stop_clock(written_ns + age)
         assert hashes() is expected
 
 
@@ -151,17 +140,74 @@ def test_a_package_of_another_user_is_always_hashed(hashes, clock, package):
     assert hashes()
 
 
-def test_a_package_that_changes_while_it_is_hashed_is_not_remembered(hashes, clock, package, monkeypatch):
+def test_a_package_that_changes_while_it_is_hashed_is_not_remembered(hashes, clock, tmp_path):
+    code = tmp_path / "large.so"
+    code.write_bytes(bytes(1 << 26))  # many ticks of the file system's clock
+    package = tiny.write(tmp_path / "large.pt2", {"a.so": code}, cases=())
     clock(3)
-    verify = PackageReader.verify
+    over = threading.Event()
 
-    def meanwhile(self: PackageReader) -> None:
-        verify(self)
-        os.utime(package)
+    def change() -> None:
+        while not over.wait(0.0005):
+            os.utime(package)
 
-    monkeypatch.setattr(PackageReader, "verify", meanwhile)
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        assert hashes(package)
+    finally:
+        over.set()
+        changing.join()
+    clock(6)
+    assert hashes(package)
+    assert not hashes(package)
+
+
+def test_what_one_verified_the_other_knows(both_caches, package):
+    for first, second in (both_caches, both_caches[::-1]):
+        first.set_clock(3 * SECOND)
+        second.set_clock(3 * SECOND)
+        assert first.verify(package, again=True)
+        assert not second.verify(package)
+        package.chmod(0o640)
+        assert second.verify(package)
+        assert not first.verify(package)
+        change_a_byte(package)
+        for cache in (first, second):
+            with pytest.raises(DigestMismatchError, match=r"a\.so"):
+                cache.verify(package)
+        change_a_byte(package)
+
+
+@pytest.mark.parametrize("field", ["device", "inode", "size", "mtime_ns", "ctime_ns"])
+def test_each_part_of_a_packages_state_counts(hashes, clock, field):
+    clock(3)
     assert hashes()
+    (record,) = (cache_directory() / "packages").iterdir()
+    document = json.loads(record.read_bytes())
+    document["state"][field] -= 1
+    record.write_text(json.dumps(document))
     assert hashes()
+    assert not hashes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document | {"surprise": 1},
+        lambda document: {key: value for key, value in document.items() if key != "checked_ns"},
+        lambda document: document | {"state": document["state"] | {"mode": 0o600}},
+        lambda document: document | {"checked_ns": str(document["checked_ns"])},
+        lambda document: [document],
+    ],
+)
+def test_a_record_with_other_keys_counts_for_nothing(hashes, clock, change):
+    clock(3)
+    assert hashes()
+    (record,) = (cache_directory() / "packages").iterdir()
+    record.write_text(json.dumps(change(json.loads(record.read_bytes()))))
+    assert hashes()
+    assert not hashes()
 
 
 def test_nothing_is_remembered_in_a_cache_that_others_may_write_to(hashes, clock):
@@ -184,39 +230,22 @@ def test_the_record_of_one_manifest_is_none_of_another(hashes, clock, package):
     assert hashes()
 
 
-def test_load_hashes_once_and_with_verify_always_each_time(tiny_package, clock, monkeypatch):
-    read: list[str] = []
-    verify = PackageReader.verify
-    monkeypatch.setattr(PackageReader, "verify", lambda self: (read.append("package"), verify(self)))
-    clock(3)
-    for how, expected in [("once", ["package"]), ("once", []), ("always", ["package"]), ("once", [])]:
-        read.clear()
-        with exportkit.load(tiny_package, verify=how) as model:
-            args, kwargs = tiny.example()
+def bytes_read() -> int:
+    """By this process, ever, mapped memory apart."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_load_hashes_once_and_with_verify_always_each_time(tiny_files, tmp_path, route):
+    """What is counted is what the process reads: a later load reads nothing of the size of the contents."""
+    large = 1 << 24
+    extra = {"data/weights/large.bin": os.urandom(large)}
+    package = tiny.write(tmp_path / "large.pt2", tiny_files, extra=extra, cases=())
+    time.sleep(max(0.0, package.stat().st_ctime + 2.1 - time.time()))  # until its times can be relied on
+    args, kwargs = tiny.example()
+    hashed = []
+    for how in ("once", "once", "always", "once"):
+        before = bytes_read()
+        with exportkit.load(package, verify=how) as model:
+            hashed.append(bytes_read() - before > large // 2)
             assert model(*args, **kwargs)["regions"].mean.shape == (3, 3)
-        assert read == expected
-
-
-def test_a_second_load_reads_nothing_of_the_size_of_its_contents(tiny_files, tmp_path, clock, monkeypatch):
-    """Weights would be mapped: what is counted is what the process reads."""
-    import exportkit.package.archive as archive
-    import exportkit.package.container as container
-
-    package = tiny.write(
-        tmp_path / "large.pt2", tiny_files, extra={"data/weights/large.bin": os.urandom(1 << 24)}, cases=()
-    )
-    clock(3)
-    exportkit.load(package).close()
-    total = 0
-    pread = container.pread
-
-    def counting(fd: int, offset: int, size: int) -> bytes:
-        nonlocal total
-        data = pread(fd, offset, size)
-        total += len(data)
-        return data
-
-    for module in (archive, container):
-        monkeypatch.setattr(module, "pread", counting)
-    exportkit.load(package).close()
-    assert 0 < total < 1 << 16
+    assert hashed == [True, False, True, False]

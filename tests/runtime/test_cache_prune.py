@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 import time
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -15,6 +17,7 @@ from exportkit.runtime.cache import cache_directory
 from exportkit.runtime.cache.entries import target_contents, unpack
 from exportkit.runtime.cache.prune import cache_items, prune
 from exportkit.runtime.cache.trust import verify_package
+from tests.cpp_reader import program
 from tests.fresh import killed_in_the_middle
 from tests.runtime import tiny
 
@@ -173,6 +176,33 @@ def test_directories_that_were_left_in_the_temporary_directory_are_removed(tmp_p
     (removed,) = prune().removed
     assert (removed.kind, removed.path, removed.size) == ("leftover", left, 4)
     assert others.exists()
+
+
+@pytest.mark.parametrize("ends", ["by itself", "killed"])
+def test_what_the_cpp_runtime_puts_in_the_caches_place_goes_with_its_process(packages, tmp_path, ends):
+    temporary = tmp_path / "temporary"
+    process = subprocess.Popen([program("check_cache")], stdin=PIPE, stdout=PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for words in (
+        ("environment", "EXPORTKIT_CACHE", "/proc/nowhere"),
+        ("environment", "TMPDIR", temporary),
+        ("unpack", packages[0], "target", 0, "once"),
+    ):
+        process.stdin.write("\t".join(map(str, words)) + "\n")
+        process.stdin.flush()
+        said = process.stdout.readline()
+    assert "unpacking to a temporary directory instead" in said
+    (item,) = cache_items()
+    assert (item.kind, item.path.parent, item.in_use) == ("leftover", temporary, True)
+    assert prune(everything=True).removed == ()
+    if ends == "killed":
+        process.kill()
+    process.communicate()
+    assert item.path.exists() == (ends == "killed")
+    if ends == "killed":
+        assert [removed.path for removed in prune().removed] == [item.path]
+        assert list(temporary.iterdir()) == []
 
 
 def test_what_is_not_ours_is_left_alone(packages, tmp_path):

@@ -32,6 +32,16 @@ def test_the_example_is_built_and_runs_a_package(tiny_package, tmp_path):
     assert done.stdout.startswith("tiny 1 on cpu\ntakes:\n  image float32 batch 3 16*gh 8\n")
     assert "case 0: ok\ncase 1: ok\ngot [1, 3]\n" in done.stdout
 
+    done = subprocess.run(
+        [tmp_path / "predict", tiny_package, "new.safetensors"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("WeightsError: tiny has no weights outside of its compiled code")
+
     damaged = tmp_path / "damaged.pt2"
     damaged.write_bytes(tiny_package.read_bytes()[:-1])
     done = subprocess.run([tmp_path / "predict", damaged], capture_output=True, text=True, env=environment, check=False)

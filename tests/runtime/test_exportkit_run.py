@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import exportkit
 from exportkit.errors import (
+    DigestMismatchError,
     ExportkitError,
     InputError,
     LibraryLoadError,
@@ -63,6 +66,7 @@ def test_help_goes_to_stdout_and_names_every_exit_code():
         (["a.pt2", "--threads", "2"], "--threads needs --bench"),
         (["a.pt2", "--runners", "none"], "--runners must be a whole number from 1 to 1024, got 'none'"),
         (["a.pt2", "--output", "y"], "--output needs --input"),
+        (["a.pt2", "--verify", "twice"], "--verify must be once or always, got 'twice'"),
         (["nowhere.pt2"], "cannot open nowhere.pt2"),
     ],
 )
@@ -134,6 +138,42 @@ def test_a_library_is_unpacked_where_python_finds_it(meeting_package, monkeypatc
         pass
     assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.so")} == unpacked
     assert len(unpacked) == 2
+
+
+def test_what_it_verified_is_not_hashed_again_unless_that_is_asked_for(meeting_package, tmp_path):
+    """A file that is hashed has another record afterwards, written under another name and renamed."""
+    time.sleep(max(0.0, meeting_package.stat().st_ctime + 2.1 - time.time()))  # until its times can be relied on
+
+    def records() -> dict[str, int]:
+        found = [*tmp_path.rglob("~verified.json"), *tmp_path.rglob("packages/*.json")]
+        return {str(path): path.stat().st_ino for path in found}
+
+    exportkit_run.load(meeting_package)
+    first = records()
+    assert len(first) == 3, "of the package, its library and its target"
+    exportkit_run.load(meeting_package)
+    exportkit_run.load(meeting_package, "--verify", "once")
+    exportkit.load(meeting_package).close()
+    assert records() == first
+    exportkit_run.load(meeting_package, "--verify", "always")
+    assert records().keys() == first.keys()
+    assert not records().items() & first.items()
+
+
+def test_a_change_behind_its_back_is_found(tiny_package, tmp_path):
+    package = tmp_path / "changed.pt2"
+    package.write_bytes(tiny_package.read_bytes())
+    time.sleep(2.1)
+    exportkit_run.load(package)
+    before = package.stat()
+    with PackageReader(package) as reader:
+        at = reader.data_offset(next(name for name in reader.names if name.endswith(".so"))) + 5000
+    with open(package, "r+b") as file:
+        file.seek(at)
+        file.write(b"\xff\xfe\xfd")
+    os.utime(package, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(DigestMismatchError):
+        exportkit_run.load(package)
 
 
 def recorded_wrongly() -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
@@ -329,7 +369,7 @@ def test_without_a_usable_cache_it_says_so_and_leaves_nothing_behind(tiny_packag
     environment = {"EXPORTKIT_CACHE": "/proc/nowhere", "TMPDIR": str(tmp_path / "tmp")}
     answer = exportkit_run.run(tiny_package, **environment)
     assert answer.document["ok"] is True
-    assert "cannot use the cache /proc/nowhere" in answer.said
+    assert "warning: exportkit cannot use its cache /proc/nowhere (" in answer.said
     assert list((tmp_path / "tmp").iterdir()) == []
     answer = exportkit_run.run(tiny_package, **environment | {"TMPDIR": "/nowhere"})
     assert (answer.code, answer.document["error"]["kind"]) == (4, "CacheError")
@@ -400,7 +440,7 @@ def test_a_signature_by_another_key_is_none(signed, tmp_path):
     private, public = tmp_path / "other.pem", tmp_path / "other.pub"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
     subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
-    with pytest.raises(SignatureMissingError, match="has signatures by other keys"):
+    with pytest.raises(SignatureMissingError, match="has signatures by key "):
         exportkit_run.load(signed[0], "--public-key", public)
     with pytest.raises(UsageError, match="is a private one"):
         exportkit_run.load(signed[0], "--public-key", private)
@@ -447,3 +487,112 @@ def test_a_policy_asks_whatever_the_caller_says(signed, tiny_package, keys, tmp_
     assert (answer.code, answer.document["error"]["kind"]) == (4, "PolicyError")
     monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "gone.json"))
     assert exportkit_run.run(signed[0]).document["error"]["kind"] == "PolicyError"
+
+
+# --- bundles of model signing -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[("prime256v1", "sha256"), ("secp384r1", "sha384"), ("secp521r1", "sha512")])
+def curve(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """The private and public half of a key on a curve, as openssl writes them, and the hash that goes with it."""
+    name, hash_ = request.param
+    private, public = (tmp_path_factory.mktemp("keys") / name for name in ("private.pem", "public.pem"))
+    command = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", f"ec_paramgen_curve:{name}", "-out", private]
+    subprocess.run(command, check=True)
+    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+    return private, public, hash_
+
+
+def write_bundle(package: Path, key: tuple[Path, Path, str]) -> Path:
+    """Made with openssl from what FORMAT.md says, without a line of the code under test."""
+    private, public, hash_ = key
+    digest = hashlib.sha256(package.read_bytes()).hexdigest()
+    statement = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "predicateType": "https://model_signing/signature/v1.0",
+        "predicate": {
+            "serialization": {"method": "files"},
+            "resources": [{"name": ".", "algorithm": "sha256", "digest": digest}],
+        },
+    }
+    payload, kind = json.dumps(statement).encode(), b"application/vnd.in-toto+json"
+    signed = subprocess.run(
+        ["openssl", "dgst", f"-{hash_}", "-sign", private],
+        input=b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload),
+        capture_output=True,
+        check=True,
+    ).stdout
+    bundle = {
+        "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+        "verificationMaterial": {"publicKey": {"hint": hashlib.sha256(public.read_bytes()).hexdigest()}},
+        "dsseEnvelope": {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": kind.decode(),
+            "signatures": [{"sig": base64.b64encode(signed).decode()}],
+        },
+    }
+    file = package.with_name(f"{package.name}.sigstore.json")
+    file.write_text(json.dumps(bundle))
+    return file
+
+
+def test_a_bundle_by_the_key_that_was_asked_for_is_taken(tiny_package, curve, tmp_path):
+    package = tmp_path / "signed.pt2"
+    package.write_bytes(tiny_package.read_bytes())
+    with pytest.raises(SignatureMissingError, match=r"there is no .*signed\.pt2\.sigstore\.json"):
+        exportkit_run.load(package, "--public-key", curve[1])
+    bundle = write_bundle(package, curve)
+    assert exportkit_run.load(package, "--public-key", curve[1])["ok"] is True
+    moved = bundle.rename(tmp_path / "elsewhere")
+    assert exportkit_run.load(package, "--public-key", curve[1].read_text(), "--signature", moved)["ok"] is True
+
+
+def test_a_bundle_of_another_file_or_with_other_bits_stops_before_anything_runs(tiny_package, curve, tmp_path):
+    package = tmp_path / "signed.pt2"
+    package.write_bytes(tiny_package.read_bytes())
+    bundle = write_bundle(package, curve)
+    document = json.loads(bundle.read_text())
+    (signature,) = document["dsseEnvelope"]["signatures"]
+    signature["sig"] = base64.b64encode(base64.b64decode(signature["sig"])[:-1] + b"\0").decode()
+    bundle.write_text(json.dumps(document))
+    with pytest.raises(SignatureError, match="does not hold"):
+        exportkit_run.load(package, "--public-key", curve[1])
+    write_bundle(package, curve)
+    package.write_bytes(GOLDEN.read_bytes())
+    with pytest.raises(SignatureError, match="is the signature of another file"):
+        exportkit_run.load(package, "--public-key", curve[1])
+    assert not (tmp_path / "exportkit-cache").exists()
+
+
+def test_the_bundle_of_the_model_signing_tool_is_taken():
+    key = GOLDEN.with_name("model-signing-1.1.1.pem")
+    assert exportkit_run.load(GOLDEN, "--public-key", key)["ok"] is True
+
+
+def test_a_policy_of_both_kinds_of_keys_takes_either_signature_while_one_replaces_the_other(
+    tiny_package, keys, curve, tmp_path, monkeypatch
+):
+    package, policy = tmp_path / "signed.pt2", tmp_path / "policy.json"
+    package.write_bytes(tiny_package.read_bytes())
+
+    def demand(*public: Path) -> None:
+        policy.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": list(map(str, public))}))
+        policy.chmod(0o600)
+
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
+    demand(curve[1])
+    with pytest.raises(SignatureMissingError, match=r"as the policy .*policy\.json asks for: there is no .*sigstore"):
+        exportkit_run.load(package)
+    bundle = write_bundle(package, curve)
+    assert exportkit_run.load(package)["ok"] is True
+    demand(curve[1], keys[1])  # the new key comes
+    assert exportkit_run.load(package)["ok"] is True
+    own = package.with_name("signed.pt2.sig")
+    own.write_text(json.dumps(signature_of(package, keys[0], tmp_path)))
+    bundle.unlink()
+    assert exportkit_run.load(package)["ok"] is True
+    demand(curve[1])  # and is withdrawn
+    with pytest.raises(SignatureMissingError):
+        exportkit_run.load(package)
+    demand(keys[1])  # or the old one goes
+    assert exportkit_run.load(package)["ok"] is True

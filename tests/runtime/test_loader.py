@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,7 +28,7 @@ from exportkit.errors import (
 from exportkit.libraries import host_platform
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Library, Operator
-from exportkit.runtime import loader
+from exportkit.runtime.native import NativePackage
 from tests.fixtures.softpool_library import build
 from tests.fresh import run_python
 from tests.runtime import tiny
@@ -180,24 +182,30 @@ def test_code_that_torch_cannot_load_is_an_error_not_a_crash(tiny_files, tmp_pat
     assert str(package) not in open_files()
 
 
-def test_the_file_that_was_checked_is_the_file_that_is_loaded(tiny_package, tmp_path, monkeypatch):
+def after_the_checks(monkeypatch: pytest.MonkeyPatch, route: str, do: Callable[[], object]) -> None:
+    """Has a load do this once it has checked the package, and before it loads anything of it."""
+    owner, name = (NativePackage, "__init__") if route == "cpp" else (PackageReader, "verify")
+    checks = getattr(owner, name)
+
+    def check_and_do(*args: Any, **kwargs: Any) -> None:
+        checks(*args, **kwargs)
+        do()
+
+    monkeypatch.setattr(owner, name, check_and_do)
+
+
+def test_the_file_that_was_checked_is_the_file_that_is_loaded(tiny_package, tmp_path, monkeypatch, route):
     package = tmp_path / "replaced.pt2"
     package.write_bytes(tiny_package.read_bytes())
-    verify = PackageReader.verify
-
     evil = tmp_path / "evil.pt2"
     evil.write_bytes(b"another archive")
-
-    def verify_and_replace(self: PackageReader) -> None:
-        verify(self)
-        evil.replace(package)
-
-    monkeypatch.setattr(PackageReader, "verify", verify_and_replace)
+    after_the_checks(monkeypatch, route, lambda: evil.replace(package))
     with exportkit.load(package) as model:
         args, kwargs = tiny.example()
         assert model(*args, **kwargs)["regions"].mean.isfinite().all()
         assert len(model.cases) == 2
         assert model.cases[0].sizes == {"batch": 1, "gh": 1}
+    assert not evil.exists()
 
 
 # --- operator libraries -----------------------------------------------------------------------------------------------
@@ -333,16 +341,23 @@ except AttributeError as error:
     assert run_python(code, cwd=tmp_path) == "module 'exportkit' has no attribute 'nothing'\n"
 
 
-def test_a_package_that_is_written_to_while_it_loads_is_refused(tiny_package, tmp_path, monkeypatch):
+@pytest.mark.parametrize("by", ["the same", "another"])
+def test_a_package_that_is_written_to_while_it_loads_is_refused(
+    tiny_package, tiny_files, tmp_path, monkeypatch, route, by
+):
     path = tmp_path / "tiny.pt2"
     shutil.copy(tiny_package, path)
     os.utime(path, ns=(0, 0))
-    construct = loader.construct
+    other = tiny_package if by == "the same" else tiny.write(tmp_path / "other.pt2", tiny_files)
+    after_the_checks(monkeypatch, route, lambda: path.write_bytes(other.read_bytes()))
+    with pytest.raises(DigestMismatchError, match=r"tiny\.pt2 was written to while it was open|record data/"):
+        exportkit.load(path)
+    assert str(path) not in open_files()
 
-    def meanwhile(*args, **kwargs):
-        path.write_bytes(tiny_package.read_bytes())
-        return construct(*args, **kwargs)
 
-    monkeypatch.setattr(loader, "construct", meanwhile)
-    with pytest.raises(DigestMismatchError, match=r"tiny\.pt2 was written to while it was open"):
-        loader.load(path)
+def test_a_name_that_is_no_utf_8_is_one_as_well(tiny_package, tmp_path):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.pt2"))
+    shutil.copy(tiny_package, path)
+    with exportkit.load(path) as model:
+        args, kwargs = tiny.example()
+        assert model(*args, **kwargs)["regions"].mean.shape == (3, 3)

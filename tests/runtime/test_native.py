@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ import exportkit
 from exportkit.errors import HostError, ModelClosedError, ModelRunError, UsageError
 from exportkit.package.structure import flatten
 from exportkit.runtime import native
-from exportkit.runtime.native import NativeRunner
+from exportkit.runtime.native import NativePackage, NativeRunner
 from exportkit.runtime.runner import ContainerRunner
 from tests.artifacts import artifact
 from tests.runtime import exportkit_run, tiny
@@ -201,6 +203,49 @@ def test_whatever_autograd_does_outputs_carry_no_gradients(tiny_package, monkeyp
             assert torch.is_grad_enabled() == (mode is torch.enable_grad)
         assert same(outputs, expected)
         assert not any(leaf.requires_grad for leaf in leaves(outputs))
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """How often another thread was run so far. This one is never made to yield: it must let go of the GIL itself."""
+    count, over = 0, threading.Event()
+
+    def work() -> None:
+        nonlocal count
+        while not over.wait(0.0002):
+            count += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        yield lambda: count
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        thread.join()
+
+
+def test_python_goes_on_while_a_package_is_hashed(tiny_files, tmp_path, monkeypatch, counting):
+    exportkit_run.require_built()
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
+    extra = {"data/weights/large.bin": bytes(1 << 27)}
+    package = tiny.write(tmp_path / "large.pt2", tiny_files, extra=extra, cases=())
+    meanwhile = []
+    opened = NativePackage.__init__
+
+    def watched(*args: object, **kwargs: object) -> None:
+        before = counting()
+        opened(*args, **kwargs)
+        meanwhile.append(counting() - before)
+
+    monkeypatch.setattr(NativePackage, "__init__", watched)
+    exportkit.load(package).close()
+    assert meanwhile[0] > 0
+    before = counting()
+    ctypes.PyDLL(None).usleep(50_000)  # the control: it keeps the GIL
+    assert counting() == before
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 #include "runtime/package/digest.h"
 
 #include <openssl/evp.h>
-#include <openssl/pem.h>
 
 #include <new>
 
@@ -145,27 +144,6 @@ uint32_t crc32(uint32_t before, const void* data, size_t size) {
   }
 #endif
   return ~crc32_by_table(state, bytes, size);
-}
-
-bool verify_ed25519(std::string_view public_key, std::string_view message, std::string_view signature) {
-  using Key = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
-  const auto bytes = [](std::string_view text) { return reinterpret_cast<const uint8_t*>(text.data()); };
-  Key key(nullptr, EVP_PKEY_free);
-  if (public_key.size() == 32) {
-    key.reset(EVP_PKEY_new_raw_public_key(EVP_PKEY_ED25519, nullptr, bytes(public_key), public_key.size()));
-  } else if (public_key.size() < (1 << 16)) {
-    const std::unique_ptr<BIO, decltype(&BIO_free)> text(
-        BIO_new_mem_buf(public_key.data(), static_cast<int>(public_key.size())), BIO_free);
-    if (text) key.reset(PEM_read_bio_PUBKEY(text.get(), nullptr, nullptr, nullptr));
-  }
-  if (!key || EVP_PKEY_id(key.get()) != EVP_PKEY_ED25519) {
-    throw Error(errors::kUsage, "the public key is no Ed25519 key: neither 32 bytes nor PEM (BEGIN PUBLIC KEY)");
-  }
-  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
-  if (!context) throw std::bad_alloc();
-  must(EVP_DigestVerifyInit(context.get(), nullptr, nullptr, nullptr, key.get()) == 1);
-  // Anything but 1 is a refusal: a signature of another length is an error to OpenSSL.
-  return EVP_DigestVerify(context.get(), bytes(signature), signature.size(), bytes(message), message.size()) == 1;
 }
 
 }  // namespace exportkit

@@ -1,4 +1,4 @@
-// SHA-256, CRC-32 and Ed25519.
+// SHA-256 and CRC-32.
 #pragma once
 
 #include <array>
@@ -32,9 +32,5 @@ std::string sha256_hex(std::string_view data);
 
 // The CRC-32 of zip archives. `before` is that of what precedes `data`.
 uint32_t crc32(uint32_t before, const void* data, size_t size);
-
-// Whether `signature` (64 bytes) is the Ed25519 signature of `message` by the holder of `public_key`: 32 raw bytes, or
-// PEM ("BEGIN PUBLIC KEY"). UsageError where the key is neither.
-bool verify_ed25519(std::string_view public_key, std::string_view message, std::string_view signature);
 
 }  // namespace exportkit

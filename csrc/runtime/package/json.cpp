@@ -85,6 +85,14 @@ std::string JsonReader::string() {
   }
 }
 
+std::string JsonReader::sha256() {
+  std::string text = string();
+  if (text.size() != 64 || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
+    fail("expected 64 lower-case hexadecimal digits, found " + shown(text));
+  }
+  return text;
+}
+
 // What follows a backslash.
 void JsonReader::escape(std::string& out) {
   constexpr std::string_view kLetters = "\"\\/bfnrt", kMeanings = "\"\\/\b\f\n\r\t";
@@ -105,7 +113,7 @@ void JsonReader::escape(std::string& out) {
       at_ = before;
     }
   }
-  if (code_point >= 0xD800 && code_point < 0xE000) oddity_ = "a string with half of a surrogate pair";
+  if (code_point >= 0xD800 && code_point < 0xE000) half_pair_ = true;
   append_utf8(out, code_point);
 }
 
@@ -200,7 +208,7 @@ void JsonReader::skip() {
       return;
     case Kind::kNumber: {
       const std::string_view text = number_text();
-      if (!is_integer(text) && !std::isfinite(to_double(text))) oddity_ = "a number that is out of range";
+      if (!is_integer(text) && !std::isfinite(to_double(text))) infinite_ = true;
       return;
     }
     case Kind::kBool:
@@ -267,6 +275,11 @@ std::string JsonReader::key() {
 void JsonReader::expected(const char* what) {
   if (at_ >= text_.size()) fail(std::string("expected ") + what + ", found the end");
   fail(std::string("expected ") + what + ", found " + shown(text_.substr(at_, 20)));
+}
+
+std::string JsonReader::oddity() const {
+  if (half_pair_) return "a string with half of a surrogate pair";
+  return infinite_ ? "a number that is out of range" : "";
 }
 
 void JsonReader::fail(const std::string& what) const {

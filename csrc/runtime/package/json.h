@@ -53,6 +53,8 @@ class JsonReader {
     --depth_;
   }
   std::string string();
+  // A string of 64 hexadecimal digits in lower case.
+  std::string sha256();
   // An integer, not written as 1.0 or 1e0. JsonError where it does not fit.
   int64_t integer();
   // A number, however written, that is finite in double precision.
@@ -73,7 +75,9 @@ class JsonReader {
 
   // What the text holds that is JSON, and which Python's module reads, but which no value has: a half of a surrogate
   // pair, a number that is infinite. Empty if nothing was seen yet.
-  const std::string& oddity() const { return oddity_; }
+  std::string oddity() const;
+  // The one of both that msgspec refuses even in a value that it passes over.
+  bool has_half_pair() const { return half_pair_; }
 
   // JsonError that names the place of the value that is being read.
   [[noreturn]] void fail(const std::string& what) const;
@@ -97,7 +101,7 @@ class JsonReader {
   size_t at_ = 0;
   int depth_ = 0, max_depth_;
   std::vector<Step> path_;
-  std::string oddity_;
+  bool half_pair_ = false, infinite_ = false;
 };
 
 }  // namespace exportkit

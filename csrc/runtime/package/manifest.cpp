@@ -59,14 +59,7 @@ std::string checked_symbol(const JsonReader& json, std::string value) {
 
 std::string symbol(JsonReader& json) { return checked_symbol(json, json.string()); }
 
-std::string sha256(JsonReader& json) {
-  std::string value = json.string();
-  const auto allowed = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
-  if (value.size() != 64 || !std::all_of(value.begin(), value.end(), allowed)) {
-    json.fail("expected 64 lower-case hexadecimal digits, found " + shown(value));
-  }
-  return value;
-}
+std::string sha256(JsonReader& json) { return json.sha256(); }
 
 Constant constant(JsonReader& json) {
   switch (json.peek()) {

@@ -2,19 +2,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
-#include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <memory>
 #include <system_error>
 #include <unordered_set>
 
+#include "runtime/package/atomic.h"
 #include "runtime/package/consistency.h"
 #include "runtime/package/digest.h"
 #include "runtime/package/errors.h"
@@ -149,59 +145,6 @@ std::string some(const std::vector<std::string_view>& names) {
   for (size_t i = 0; i < std::min(names.size(), kShown); ++i) out += (i ? ", " : "") + shown(names[i]);
   return out + (names.size() > kShown ? " and " + std::to_string(names.size() - kShown) + " more" : "");
 }
-
-// --- writing -------------------------------------------------------------------------------------------------------
-
-// A file that takes its name when it is complete, and goes away if that never comes.
-class WrittenWhole {
- public:
-  WrittenWhole(const std::filesystem::path& path, mode_t mode) : path_(path) {
-    struct stat status{};
-    do {
-      if (fd_ >= 0) close(fd_);  // it was taken for left over before it was locked
-      uint64_t random;
-      if (getrandom(&random, sizeof random, 0) != sizeof random) fail("getrandom");
-      std::array<char, 17> hex;
-      std::snprintf(hex.data(), hex.size(), "%016" PRIx64, random);
-      // In the same folder, or the rename would be a copy. Of this form, unlocked, it is what a killed process left,
-      // and the next one to write there removes it (exportkit/package/atomic.py), or `exportkit cache prune`.
-      temporary_ = path.parent_path() / ("." + path.filename().string().substr(0, 200) + "." + hex.data() + ".tmp");
-      fd_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-      if (fd_ < 0) fail("cannot create " + temporary_.string());
-      flock(fd_, LOCK_EX);
-    } while (fstat(fd_, &status) == 0 && status.st_nlink == 0);
-  }
-  ~WrittenWhole() {
-    if (fd_ >= 0) close(fd_);
-    if (!complete_) unlink(temporary_.c_str());
-  }
-  WrittenWhole(const WrittenWhole&) = delete;
-  WrittenWhole& operator=(const WrittenWhole&) = delete;
-
-  void write(std::string_view data) {
-    while (!data.empty()) {
-      const ssize_t count = ::write(fd_, data.data(), data.size());
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) fail("cannot write " + path_.string());
-      data.remove_prefix(static_cast<size_t>(count));
-    }
-  }
-  void finish() {
-    // Some file systems say only now that the disk is full.
-    if (close(std::exchange(fd_, -1)) != 0) fail("cannot write " + path_.string());
-    if (rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot write " + path_.string());
-    complete_ = true;
-  }
-
- private:
-  [[noreturn]] static void fail(const std::string& what) {
-    throw std::system_error(errno, std::generic_category(), what);
-  }
-
-  std::filesystem::path path_, temporary_;
-  int fd_ = -1;
-  bool complete_ = false;
-};
 
 }  // namespace
 

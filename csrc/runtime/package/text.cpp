@@ -95,6 +95,28 @@ bool is_keyword(std::string_view word) {
   return std::find(std::begin(kKeywords), std::end(kKeywords), word) != std::end(kKeywords);
 }
 
+std::optional<std::string> decode_base64(std::string_view text) {
+  constexpr std::string_view kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  if (text.size() % 4 != 0) return std::nullopt;
+  const size_t end = std::min(text.find('='), text.size());
+  if (text.size() - end > 2 || text.find_first_not_of('=', end) != std::string_view::npos) return std::nullopt;
+  std::string bytes;
+  bytes.reserve(text.size() / 4 * 3);
+  uint32_t bits = 0;
+  int count = 0;
+  for (const char letter : text.substr(0, end)) {
+    const size_t value = kLetters.find(letter);
+    if (value == std::string_view::npos) return std::nullopt;
+    bits = bits << 6 | static_cast<uint32_t>(value);
+    if ((count += 6) >= 8) {
+      bytes += static_cast<char>(bits >> (count -= 8) & 0xff);
+      bits &= (1U << count) - 1;
+    }
+  }
+  if (bits != 0) return std::nullopt;  // a last letter with more than the last byte
+  return bytes;
+}
+
 std::string shown(std::string_view text) {
   constexpr size_t kShown = 100;
   constexpr char kHex[] = "0123456789abcdef";
@@ -111,5 +133,7 @@ std::string shown(std::string_view text) {
   }
   return out + (text.size() > kShown ? "...'" : "'");
 }
+
+std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
 
 }  // namespace exportkit

@@ -1,6 +1,7 @@
 // What a string is made of.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -17,6 +18,13 @@ bool is_identifier(std::string_view text);
 
 // Whether Python's grammar has this word for itself, such as `class`.
 bool is_keyword(std::string_view word);
+
+// The bytes of base64 with its padding and without line breaks; nothing where it is none, or spelled in another way
+// than the one that it must be.
+std::optional<std::string> decode_base64(std::string_view text);
+
+// What comes before the first line feed.
+std::string first_line(std::string_view text);
 
 // For messages: in quotes, at most some 100 bytes of it, with nothing that a terminal would obey.
 std::string shown(std::string_view text);

@@ -3,21 +3,25 @@
 #include <pwd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <stdexcept>
 #include <system_error>
 
 #include "runtime/package/errors.h"
 #include "runtime/package/json.h"
+#include "runtime/package/openssf.h"
 #include "runtime/package/signature.h"
+#include "runtime/package/small_files.h"
 
 namespace exportkit {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kSystemPolicy = "/etc/exportkit/policy.json";
 constexpr int kMaxDepth = 4;  // of brackets
+constexpr const char *kOwnSuffix = ".sig", *kBundleSuffix = ".sigstore.json";
 
 // Somebody asks for a signature by any of these keys.
 struct Demand {
@@ -30,9 +34,9 @@ struct Policy {
   std::vector<std::string> public_keys;
 };
 
-[[noreturn]] void refuse(const fs::path& policy, const std::string& reason) {
+[[noreturn]] void refuse(const fs::path& policy, const std::string& reason, const std::string& hint = "") {
   throw Error(errors::kPolicy, "the policy " + policy.string() + " " + reason,
-              "As long as this is so, nothing is loaded.");
+              hint + "As long as this is so, nothing is loaded.");
 }
 
 Policy parse_policy(std::string_view content) {
@@ -63,13 +67,13 @@ void add_demand(const fs::path& path, bool must_exist, std::vector<Demand>& dema
   Policy policy;
   try {
     const auto content = read_small(path, /*guarded=*/true);
-    if (!content && must_exist) refuse(path, "is not there, and EXPORTKIT_POLICY names it");
+    if (!content && must_exist) refuse(path, "is not there", "EXPORTKIT_POLICY names it. ");
     if (!content) return;
     policy = parse_policy(*content);
   } catch (const std::system_error& error) {
     refuse(path, "cannot be read: " + error.code().message());
   } catch (const JsonError& error) {
-    refuse(path, std::string("is not JSON of the shape FORMAT.md gives: ") + error.what());
+    refuse(path, std::string("is not of the shape FORMAT.md gives: ") + error.what());
   } catch (const std::invalid_argument& error) {
     refuse(path, error.what());
   }
@@ -105,60 +109,90 @@ fs::path user_policy() {
 
 // What this machine's policies ask of every package. What a user sets can add to what the system demands, and take
 // nothing from it.
-std::vector<Demand> policy_demands() {
+std::vector<Demand> policy_demands(const fs::path& system) {
   std::vector<Demand> demands;
   const fs::path named = variable("EXPORTKIT_POLICY");
-  add_demand(kSystemPolicy, false, demands);
-  add_demand(named.empty() ? user_policy() : named, !named.empty() && named != kSystemPolicy, demands);
+  add_demand(system, false, demands);
+  add_demand(named.empty() ? user_policy() : named, !named.empty() && named != system, demands);
   return demands;
 }
 
-std::string listed(const std::vector<PublicKey>& keys) {
-  std::string text = keys.size() > 1 ? "keys " : "key ";
-  for (const PublicKey& key : keys) text += (&key == &keys.front() ? "" : ", ") + key.id + " (" + key.source + ")";
-  return text;
+std::string some(const std::vector<std::string>& items) {
+  constexpr size_t kShown = 4;
+  std::string text = items.size() > 1 ? "keys " : "key ";
+  for (size_t i = 0; i < std::min(items.size(), kShown); ++i) text += (i ? ", " : "") + items[i];
+  return text + (items.size() > kShown ? " and " + std::to_string(items.size() - kShown) + " more" : "");
+}
+
+// The keys that check signature files of a form, and what the names of those end with.
+struct Form {
+  std::string suffix;
+  std::vector<PublicKey> keys;
+};
+
+// The forms of signature that some of the keys check. Where a given file could be of either, its own name decides.
+std::vector<Form> forms_of(const std::vector<PublicKey>& keys, const fs::path& given) {
+  std::vector<Form> forms{{kOwnSuffix, {}}, {kBundleSuffix, {}}};
+  for (const PublicKey& key : keys) forms[key.is_ed25519() ? 0 : 1].keys.push_back(key);
+  std::erase_if(forms, [](const Form& form) { return form.keys.empty(); });
+  if (!given.empty() && forms.size() > 1) {
+    forms.erase(forms.begin() + (given.filename().string().ends_with(kBundleSuffix) ? 0 : 1));
+  }
+  return forms;
 }
 
 // The signature file beside the name that was given; if there is none, beside the file that it links to.
-fs::path signature_beside(const fs::path& package) {
-  const fs::path file = package.string() + ".sig";
-  return fs::exists(fs::symlink_status(file)) ? file : fs::path(fs::weakly_canonical(package).string() + ".sig");
+fs::path signature_beside(const fs::path& package, const std::string& suffix) {
+  const fs::path file = package.string() + suffix;
+  return fs::exists(fs::symlink_status(file)) ? file : fs::path(fs::weakly_canonical(package).string() + suffix);
 }
 
-void satisfy(const PackageReader& reader, const Demand& demand, const fs::path& file) {
-  const std::string package = reader.path().filename().string();
-  std::vector<PublicKey> keys;  // those of the form that is checked here
-  for (const PublicKey& key : demand.keys) {
-    if (!key.raw.empty()) keys.push_back(key);
-  }
-  if (keys.empty()) {
-    throw Error(
-        errors::kSignatureMissing,
-        package + " is to be signed as " + demand.by + " asks for, by keys that are not Ed25519",
-        "The C++ runtime does not check bundles of OpenSSF model signing: use Python's (EXPORTKIT_RUNTIME=python).");
-  }
-  std::string reason = "there is no " + file.string();
+std::optional<std::string> read_signature_file(const fs::path& file) {
   try {
-    if (const auto content = read_small(file)) {
-      const Signatures signatures = decode_signatures(*content, file.filename().string());
-      if (signer(signatures, reader.manifest_sha256(), keys, file.filename().string()) != nullptr) return;
-      reason = file.string() + " has signatures by other keys";
-    }
+    return read_small(file);
   } catch (const std::system_error& error) {
     throw Error(errors::kUsage, "cannot read the signature file " + file.string() + ": " + error.code().message());
   } catch (const std::invalid_argument& error) {
     throw Error(errors::kSignature, "the signature file " + file.filename().string() + " " + error.what());
   }
+}
+
+// Whether one of the keys has signed. `signers` are the ids of those that have, as the file says.
+bool is_signed(const PackageReader& reader, const Form& form, std::string_view content, const std::string& name,
+               std::vector<std::string>& signers) {
+  if (form.suffix == kBundleSuffix) {
+    const openssf::Bundle bundle = openssf::decode(content, name);
+    signers.push_back(bundle.key_id);
+    return openssf::signer(bundle, reader, form.keys, name) != nullptr;
+  }
+  const Signatures signatures = decode_signatures(content, name);
+  for (const Signature& signature : signatures.signatures) signers.push_back(signature.key_id);
+  return signer(signatures, reader.manifest_sha256(), form.keys, name) != nullptr;
+}
+
+void satisfy(const PackageReader& reader, const Demand& demand, const fs::path& given) {
+  std::string reasons;
+  for (const Form& form : forms_of(demand.keys, given)) {
+    const fs::path file = given.empty() ? signature_beside(reader.path(), form.suffix) : given;
+    const auto content = read_signature_file(file);
+    std::vector<std::string> signers;
+    if (content && is_signed(reader, form, *content, file.filename().string(), signers)) return;
+    reasons += (reasons.empty() ? "" : "; ") +
+               (content ? file.string() + " has signatures by " + some(signers) : "there is no " + file.string());
+  }
+  std::vector<std::string> wanted;
+  for (const PublicKey& key : demand.keys) wanted.push_back(key.id + " (" + key.source + ")");
   throw Error(errors::kSignatureMissing,
-              package + " is not signed as " + demand.by + " asks for: " + reason + "; wanted: " + listed(keys),
+              reader.path().filename().string() + " is not signed as " + demand.by + " asks for: " + reasons +
+                  "; wanted: " + some(wanted),
               "`exportkit sign` signs a package; a signature file of another name or place must be given.");
 }
 
 }  // namespace
 
-void check_trust(const PackageReader& reader, const std::vector<std::string>& public_keys,
-                 const std::string& signature) {
-  std::vector<Demand> demands = policy_demands();
+void check_trust(const PackageReader& reader, const std::vector<std::string>& public_keys, const std::string& signature,
+                 const std::string& system_policy) {
+  std::vector<Demand> demands = policy_demands(system_policy);
   if (!public_keys.empty()) {
     Demand caller{{}, "the caller"};
     for (const std::string& key : public_keys) caller.keys.push_back(read_public_key(key));
@@ -167,8 +201,7 @@ void check_trust(const PackageReader& reader, const std::vector<std::string>& pu
     throw Error(errors::kUsage, "a signature file was given, and no public key to check it with",
                 "Give the key as well.");
   }
-  const fs::path file = signature.empty() ? signature_beside(reader.path()) : fs::path(signature);
-  for (const Demand& demand : demands) satisfy(reader, demand, file);
+  for (const Demand& demand : demands) satisfy(reader, demand, signature);
 }
 
 }  // namespace exportkit

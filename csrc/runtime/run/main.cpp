@@ -76,12 +76,13 @@ class Run {
 
   int operator()() {
     const auto start = Clock::now();
-    const Model model = Model::open(options_.package, options_.open);
+    Model model = Model::open(options_.package, options_.open);
     describe(model, seconds_since(start));
+    if (!options_.weights.empty()) swap(model);
     std::vector<at::Tensor> inputs;
     if (!options_.input.empty()) {
       inputs = run_file(model);
-    } else {
+    } else if (options_.weights.empty()) {
       replay(model);
     }
     if (ok_ && options_.bench_seconds > 0) time(model, std::move(inputs));
@@ -102,6 +103,15 @@ class Run {
     std::cout << model.name() << " " << model.version() << ", target " << model.target() << " on " << model.device()
               << ", torch " << torch_version() << ": loaded in " << static_cast<int>(seconds * 1e3) << " ms\n"
               << "  takes " << shown(model.inputs()) << "\n  gives " << shown(model.outputs()) << "\n";
+  }
+
+  void swap(Model& model) {
+    const auto start = Clock::now();
+    model.swap_weights(options_.weights);
+    document_["weights"] = {{"file", options_.weights}, {"seconds", seconds_since(start)}};
+    if (options_.json) return;
+    std::cout << "  runs with the weights of " << options_.weights
+              << "; the recorded cases, which are of the package's own, are not replayed\n";
   }
 
   void replay(const Model& model) {

@@ -15,9 +15,12 @@ Options:
   --device DEVICE      auto, cpu, cuda or cuda:<index>  [auto]
   --target NAME        The target to run  [the best one that runs here]
   --public-key PEM     A key, of which one must have signed the package. Repeatable.
-  --signature FILE     The signature file  [PACKAGE.sig]
+  --signature FILE     The signature file  [PACKAGE.sig, or PACKAGE.sigstore.json for a key on an elliptic curve]
+  --verify HOW         once hashes what was not seen to hold before, or may have been changed; always, everything  [once]
   --input FILE         A safetensors file of inputs, by name: runs them instead of the recorded cases.
   --output FILE        Where their outputs go, by name.
+  --weights FILE       A safetensors file of all of the model's state: runs with it in the place of the package's own
+                       weights. The recorded cases, which are of those, are not replayed.
   --bench SECONDS      Times calls, with these inputs or those of the first case.
   --threads N          That many threads call at a time  [1]
   --runners N          That many calls run at a time; they share the weights  [--threads]
@@ -52,16 +55,36 @@ double seconds(const char* text) {
   return value;
 }
 
+Verify verify(const std::string& text) {
+  if (text != "once" && text != "always") usage("--verify must be once or always, got '" + text + "'");
+  return text == "once" ? Verify::kOnce : Verify::kAlways;
+}
+
 }  // namespace
 
 Options parse(int argc, char** argv) {
-  enum Name { kDevice = 1, kTarget, kPublicKey, kSignature, kInput, kOutput, kBench, kThreads, kRunners, kJson };
+  enum Name {
+    kDevice = 1,
+    kTarget,
+    kPublicKey,
+    kSignature,
+    kVerify,
+    kInput,
+    kOutput,
+    kWeights,
+    kBench,
+    kThreads,
+    kRunners,
+    kJson
+  };
   const option known[] = {{"device", required_argument, nullptr, kDevice},
                           {"target", required_argument, nullptr, kTarget},
                           {"public-key", required_argument, nullptr, kPublicKey},
                           {"signature", required_argument, nullptr, kSignature},
+                          {"verify", required_argument, nullptr, kVerify},
                           {"input", required_argument, nullptr, kInput},
                           {"output", required_argument, nullptr, kOutput},
+                          {"weights", required_argument, nullptr, kWeights},
                           {"bench", required_argument, nullptr, kBench},
                           {"threads", required_argument, nullptr, kThreads},
                           {"runners", required_argument, nullptr, kRunners},
@@ -85,11 +108,17 @@ Options parse(int argc, char** argv) {
       case kSignature:
         options.open.signature = optarg;
         break;
+      case kVerify:
+        options.open.verify = verify(optarg);
+        break;
       case kInput:
         options.input = optarg;
         break;
       case kOutput:
         options.output = optarg;
+        break;
+      case kWeights:
+        options.weights = optarg;
         break;
       case kBench:
         options.bench_seconds = seconds(optarg);
@@ -115,6 +144,9 @@ Options parse(int argc, char** argv) {
   if (!runners_given) options.open.runners = options.threads;
   if (!options.output.empty() && options.input.empty())
     usage("--output needs --input: nothing else makes outputs to keep");
+  if (!options.weights.empty() && options.input.empty() && options.bench_seconds == 0) {
+    usage("--weights needs --input or --bench: the recorded cases are of the package's own weights");
+  }
   if (options.threads > 1 && options.bench_seconds == 0) usage("--threads needs --bench");
   return options;
 }

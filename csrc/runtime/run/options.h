@@ -10,8 +10,8 @@ namespace exportkit::run {
 struct Options {
   std::string package;
   OpenOptions open;
-  std::string input, output;  // safetensors files
-  double bench_seconds = 0;   // 0: no bench
+  std::string input, output, weights;  // safetensors files
+  double bench_seconds = 0;            // 0: no bench
   int64_t threads = 1;
   bool json = false;
   bool help = false;

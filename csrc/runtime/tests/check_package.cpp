@@ -1,35 +1,28 @@
-// What the C++ reader says of packages and their parts, for the tests to hold against what Python says. A line of JSON
-// for each command; commands come as arguments, or a line each on standard input, with tabs between their words.
-#include <fcntl.h>
-#include <unistd.h>
-
+// What the C++ reader says of packages and their parts, for the tests to hold against what Python says.
 #include <fstream>
-#include <iostream>
 #include <iterator>
-#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "runtime/package/digest.h"
-#include "runtime/package/errors.h"
+#include "runtime/package/keys.h"
+#include "runtime/package/openssf.h"
 #include "runtime/package/reader.h"
 #include "runtime/package/safetensors.h"
+#include "runtime/package/state_matching.h"
 #include "runtime/package/text.h"
-#include "runtime/tests/json_text.h"
+#include "runtime/package/trust.h"
+#include "runtime/tests/commands.h"
 
 using namespace exportkit;
 
 namespace {
 
-using Words = std::vector<std::string>;
-
 std::string content_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
-
-std::string answer(const std::string& value) { return "{\"ok\": true, \"value\": " + value + "}"; }
 
 // package PATH
 std::string package(const Words& words) {
@@ -76,10 +69,29 @@ std::string crc(const Words& words) {
   return answer(std::to_string(value));
 }
 
-// ed25519 KEY MESSAGE SIGNATURE, each a file
-std::string ed25519(const Words& words) {
-  const bool valid = verify_ed25519(content_of(words.at(1)), content_of(words.at(2)), content_of(words.at(3)));
-  return answer(valid ? "true" : "false");
+// key PEM: its id
+std::string key(const Words& words) { return answer(json_text(read_public_key(words.at(1)).id)); }
+
+// verifies PEM MESSAGE SIGNATURE, each a file
+std::string verifies(const Words& words) {
+  const PublicKey key = read_public_key(words.at(1));
+  return answer(key.verifies(content_of(words.at(3)), content_of(words.at(2))) ? "true" : "false");
+}
+
+// bundle PATH KEY_ID SHA256: whether it is one by this key over a file of this digest, if its signature holds
+std::string bundle(const Words& words) {
+  const openssf::Bundle bundle = openssf::decode(content_of(words.at(1)), "it");
+  const auto statement = decode_base64(bundle.payload);
+  const bool taken = bundle.key_id == words.at(2) && statement && decode_base64(bundle.signature) &&
+                     openssf::signed_digest(*statement, "it") == words.at(3);
+  return answer(taken ? "true" : "false");
+}
+
+// trust SYSTEM_POLICY PATH SIGNATURE KEY...: SIGNATURE may be empty
+std::string trust(const Words& words) {
+  const PackageReader reader(words.at(2));
+  check_trust(reader, {words.begin() + 4, words.end()}, words.at(3), words.at(1));
+  return answer("null");
 }
 
 // identifiers PATH: for each line of a file, whether it is one
@@ -104,31 +116,28 @@ std::string tensors(const Words& words) {
   return answer("[" + out + "]");
 }
 
-std::string run(const Words& words) {
-  static const std::map<std::string, std::string (*)(const Words&)> kCommands = {
-      {"package", package}, {"whole", whole},     {"extract", extract},         {"changed", changed},
-      {"crc32", crc},       {"ed25519", ed25519}, {"identifiers", identifiers}, {"safetensors", tensors}};
-  try {
-    return kCommands.at(words.at(0))(words);
-  } catch (const Error& error) {
-    return "{\"error\": \"" + std::string(error.name()) + "\", \"exit_code\": " + std::to_string(error.exit_code()) +
-           ", \"message\": " + json_text(error.what()) + "}";
-  } catch (const std::exception& error) {
-    return "{\"error\": null, \"message\": " + json_text(error.what()) + "}";
-  }
+// state PACKAGE PATH: whether a safetensors file has all of the state, and nothing else
+std::string state(const Words& words) {
+  const PackageReader reader(words.at(1));
+  const std::string content = content_of(words.at(2));
+  match_state(reader.manifest().weights, safetensors::parse_header(content, content.size()));
+  return answer("null");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1) {
-    std::cout << run(Words(argv + 1, argv + argc)) << std::endl;
-    return 0;
-  }
-  for (std::string line; std::getline(std::cin, line);) {
-    std::istringstream text(line);
-    Words words;
-    for (std::string word; std::getline(text, word, '\t');) words.push_back(word);
-    std::cout << run(words) << std::endl;
-  }
+  return run_all({{"package", package},
+                  {"whole", whole},
+                  {"extract", extract},
+                  {"changed", changed},
+                  {"crc32", crc},
+                  {"key", key},
+                  {"verifies", verifies},
+                  {"trust", trust},
+                  {"state", state},
+                  {"bundle", bundle},
+                  {"identifiers", identifiers},
+                  {"safetensors", tensors}},
+                 argc, argv);
 }

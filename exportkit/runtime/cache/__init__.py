@@ -7,6 +7,9 @@
       {libraries,targets}/*/~lock           held by who writes
       packages/<device>-<inode>.json        that every digest of a package was seen to hold, and what the file was then
 
+Python (`trust.py`, `entries.py`) and the C++ runtime (csrc/runtime/trust_records.cpp, cache.cpp) keep it by the same
+rules, in the same files: what one of them unpacked or verified, the other does not unpack or hash again.
+
 All of it may be deleted at any time; `exportkit cache prune` does so without taking a file from a running model.
 
 **Names.** A target's digest is the SHA-256 of one line `<sha256>  <name>` (ended by a newline) for each of its

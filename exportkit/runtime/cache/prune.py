@@ -97,7 +97,7 @@ def _entries(parent: Path, kind: Kind) -> Iterator[Item]:
         if in_use or (folder / RECORD).exists():
             yield from (_item("leftover", path, in_use=_in_use(path)) for path in unfinished)
             yield _item(kind, folder, in_use=in_use)
-        else:  # without a record: of a loader that writes none, or of one that was killed
+        else:  # without a record: of a loader that could not write it, or of one that was killed
             nothing = not any(path.is_file() and path.name != WRITERS_LOCK for path in folder.rglob("*"))
             yield _item("leftover" if unfinished or nothing else kind, folder, in_use=False)
 

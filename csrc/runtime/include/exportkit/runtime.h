@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,6 +22,10 @@
 
 namespace exportkit {
 
+// What is hashed: what was not seen to hold before, or may have been changed since, by what the file system says of it;
+// or everything again. exportkit/runtime/cache has the rules.
+enum class Verify { kOnce, kAlways };
+
 struct OpenOptions {
   // auto, cpu, cuda or cuda:<index>; auto is CUDA where the package has a target for it that runs here.
   std::string device = "auto";
@@ -28,11 +33,15 @@ struct OpenOptions {
   std::optional<std::string> target;
   // How many calls can run at a time; they share the weights.
   int64_t runners = 1;
-  // Whoever must have signed the package, any of them: PEM files of Ed25519 keys, or PEM text. What this machine's
-  // policies ask for is asked for as well.
+  // Whoever must have signed the package, any of them: PEM files, or PEM text. An Ed25519 key checks `.sig` files, one
+  // on the curve P-256, P-384 or P-521 bundles of OpenSSF model signing. What this machine's policies ask for is asked
+  // for as well.
   std::vector<std::string> public_keys;
-  // The signature file, where it is not the package's name with `.sig`.
+  // The signature file, where it is not the package's name with `.sig`, or `.sigstore.json` for a bundle.
   std::string signature;
+  Verify verify = Verify::kOnce;
+  // Is told what is worth knowing and no error: that the cache cannot be used. Unset: stderr.
+  std::function<void(const std::string&)> warn;
 };
 
 // A size of a tensor: from `min` to `max`, in steps. One that is fixed has min == max.
@@ -82,6 +91,16 @@ class EXPORTKIT_API Model {
   // InputError: the package does not allow these inputs; nothing was run. ModelRunError: the compiled code failed.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
 
+  // Puts another fine-tune's weights in the place of the model's, while calls go on: a safetensors file of all of the
+  // model's state_dict, of its dtypes and shapes, in which a tied weight may be under any of its names. They are
+  // copied, and are those of every copy of this Model. Each call runs with the old weights or with the new ones, never
+  // with some of both: those that have begun finish on the old ones. One swap goes on at a time. One that fails, for
+  // whatever reason, leaves the old ones in place. Needs memory for both while it lasts.
+  //
+  // WeightsError: they do not fit, or the model has none outside of its compiled code. ModelLoadError,
+  // DigestMismatchError: the loader refused what it took before, or the package was written to since.
+  void swap_weights(const std::string& path);
+
   const std::string& name() const;
   const std::string& version() const;
   const std::string& target() const;  // which of the package's compiled models was chosen
@@ -98,8 +117,8 @@ class EXPORTKIT_API Model {
   struct Impl;
 
  private:
-  explicit Model(std::shared_ptr<const Impl> impl);
-  std::shared_ptr<const Impl> impl_;
+  explicit Model(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
 };
 
 // Tensors of a safetensors file, by name: InputError.

@@ -1,0 +1,95 @@
+#include "runtime/opened_package.h"
+
+#include <torch/headeronly/version.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "runtime/host.h"
+#include "runtime/package/errors.h"
+#include "runtime/package/text.h"
+#include "runtime/package/trust.h"
+#include "runtime/trust_records.h"
+
+namespace exportkit {
+namespace {
+
+// torch's C++ API, which this uses, holds for one minor version only.
+void check_torch() {
+  const std::string built = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
+  if (running_torch().starts_with(built + ".")) return;
+  throw Error(errors::kTorchVersion,
+              "the C++ runtime was built with torch " + built + ", and runs with torch " + running_torch(),
+              "Build it for the torch that is installed (make build).");
+}
+
+OpenOptions checked(OpenOptions options) {
+  check_torch();
+  if (options.runners < 1) {
+    throw Error(errors::kUsage, "runners must be a whole number from 1, got " + std::to_string(options.runners));
+  }
+  if (!options.warn) {
+    options.warn = [](const std::string& warning) { std::cerr << "warning: " << warning << "\n"; };
+  }
+  return options;
+}
+
+Choice choose(const Manifest& manifest, const OpenOptions& options) {
+  const auto may_use_cuda = [&](const Target& target) {
+    return target.device == "cuda" && (!options.target || *options.target == target.name);
+  };
+  const bool with_cuda = std::any_of(manifest.targets.begin(), manifest.targets.end(), may_use_cuda);
+  const Host host = this_host(with_cuda && parse_device(options.device).first != "cpu");
+  return pick(manifest.targets, options.device, host, options.target);
+}
+
+// The target's library among its files: the last by name, as torch takes it.
+std::filesystem::path library_of(const PackageReader& reader, const Target& target, const CacheEntry& files) {
+  const std::string folder = "data/aotinductor/" + target.name + "/";
+  std::string library;
+  for (const Record& record : reader.manifest().records) {  // sorted
+    if (record.name.starts_with(folder) && record.name.ends_with(".so")) library = record.name.substr(folder.size());
+  }
+  return files.folder() / library;
+}
+
+}  // namespace
+
+OpenedPackage::OpenedPackage(const std::string& path, OpenOptions options)
+    : options_(checked(std::move(options))), reader_(path), choice_(checked_choice()) {}
+
+Choice OpenedPackage::checked_choice() const {
+  check_trust(reader_, options_.public_keys, options_.signature);
+  verify_package(reader_, options_.verify == Verify::kAlways);
+  return choose(reader_.manifest(), options_);
+}
+
+c10::Device OpenedPackage::device() const {
+  if (choice_.device_index < 0) return c10::Device(c10::kCPU);
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(choice_.device_index)};
+}
+
+Unpacking OpenedPackage::unpacking() const { return {options_.verify == Verify::kAlways, options_.warn}; }
+
+OperatorLibraries OpenedPackage::load_operators(const std::optional<std::set<std::string>>& torch_namespaces) const {
+  return exportkit::load_operators(reader_, target(), running_torch(), {unpacking(), torch_namespaces});
+}
+
+CacheEntry OpenedPackage::unpack_target() const { return unpack(reader_, target(), unpacking()); }
+
+std::shared_ptr<const Session> OpenedPackage::load_target(const CacheEntry& files, const Weights& weights) const {
+  std::shared_ptr<const Session> session;
+  try {
+    session = std::make_shared<const Session>(library_of(reader_, target(), files), device(), options_.runners,
+                                              constants_of(target(), weights));
+  } catch (const std::exception& error) {
+    throw Error(errors::kModelLoad,
+                "torch " + running_torch() + " cannot load target " + target().name + " of " +
+                    reader_.path().filename().string() + ": " + first_line(error.what()),
+                "Where the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that may hold code.");
+  }
+  reader_.check_unchanged();  // what was unpacked was read once more
+  return session;
+}
+
+}  // namespace exportkit

@@ -1,0 +1,16 @@
+// Reading files of which no more is known than that they are small: signatures, keys, policies. The twin of
+// exportkit/package/small_files.py.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace exportkit {
+
+// A file of at most 64 KiB; nothing where there is none. A guarded one must be such that other users can neither change
+// nor replace it. std::system_error where it cannot be read, std::invalid_argument where it is no plain file, too
+// large, or not guarded: "is not a plain file".
+std::optional<std::string> read_small(const std::filesystem::path& path, bool guarded = false);
+
+}  // namespace exportkit

@@ -1,0 +1,98 @@
+// swap_threads PACKAGE ANSWERS OLD NEW [BAD...]: swaps a model's weights while threads call it, between those of two
+// files, and keeps what it answers with each. Every call must answer bit for bit with one or with the other. What is
+// refused must be refused in words, a line each, and change nothing. Status 0 where all of that holds.
+#include <ATen/ATen.h>
+#include <exportkit/runtime.h>
+
+#include <atomic>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int kCallers = 4, kSwappers = 2, kSwaps = 20;
+
+bool same(const std::vector<at::Tensor>& one, const std::vector<at::Tensor>& other) {
+  if (one.size() != other.size()) return false;
+  for (size_t i = 0; i < one.size(); ++i) {
+    if (!at::equal(one[i], other[i])) return false;
+  }
+  return true;
+}
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "%s\n", what);
+  std::_Exit(1);
+}
+
+struct Fixture {
+  exportkit::Model model;
+  std::vector<at::Tensor> inputs, old_answer, new_answer;
+  std::string old_file, new_file;
+};
+
+void refuse(Fixture& fixture, const std::string& bad) {
+  const auto before = fixture.model.run(fixture.inputs);
+  try {
+    fixture.model.swap_weights(bad);
+  } catch (const exportkit::Error& error) {
+    std::printf("%s: %s\n\n", error.name(), error.what());
+    if (!same(fixture.model.run(fixture.inputs), before)) fail("a swap that failed changed something");
+    return;
+  }
+  fail("what should be refused was taken");
+}
+
+void swap_while_calls_go_on(const Fixture& fixture) {
+  std::atomic<int> swapping = kSwappers, with_old = 0, with_new = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kCallers; ++i) {
+    threads.emplace_back([&] {
+      while (swapping > 0) {
+        const auto answer = fixture.model.run(fixture.inputs);
+        const bool old = same(answer, fixture.old_answer);
+        if (!old && !same(answer, fixture.new_answer)) fail("a call ran with something else than either weights");
+        ++(old ? with_old : with_new);
+      }
+    });
+  }
+  for (int i = 0; i < kSwappers; ++i) {
+    threads.emplace_back([&fixture, &swapping, i] {
+      exportkit::Model copy = fixture.model;  // is the same model
+      for (int swap = i; swap < i + kSwaps; ++swap) copy.swap_weights(swap % 2 ? fixture.old_file : fixture.new_file);
+      --swapping;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (with_old == 0 || with_new == 0) fail("no call ran with the old weights, or none with the new ones");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 5) return 2;
+  exportkit::OpenOptions options;
+  options.runners = kCallers;
+  try {
+    exportkit::Model model = exportkit::Model::open(argv[1], options);
+    Fixture fixture{model, model.recorded_case(0).inputs, {}, {}, argv[3], argv[4]};
+    const auto packaged = model.run(fixture.inputs);
+    model.swap_weights(fixture.new_file);
+    fixture.new_answer = model.run(fixture.inputs);
+    model.swap_weights(fixture.old_file);
+    fixture.old_answer = model.run(fixture.inputs);
+    if (same(fixture.old_answer, fixture.new_answer)) fail("both files give one answer");
+    if (!same(exportkit::Model::open(argv[1]).run(fixture.inputs), packaged)) fail("another model was changed");
+    for (int i = 5; i < argc; ++i) refuse(fixture, argv[i]);
+    swap_while_calls_go_on(fixture);
+    exportkit::write_safetensors(argv[2], {{"input", fixture.inputs.at(0)},
+                                           {"packaged", packaged.at(0)},
+                                           {"old", fixture.old_answer.at(0)},
+                                           {"new", fixture.new_answer.at(0)}});
+  } catch (const exportkit::Error& error) {
+    std::fprintf(stderr, "%s: %s\n", error.name(), error.what());
+    return error.exit_code();
+  }
+}

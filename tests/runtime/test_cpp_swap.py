@@ -1,0 +1,173 @@
+"""`Model::swap_weights` of the C++ runtime, in a program of its own and in exportkit-run: what Python's promises."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import exportkit
+from exportkit.errors import InputError, UsageError, WeightsError
+from exportkit.runtime.native import library_path
+from tests.artifacts import artifact
+from tests.export.weights_models import Weighted
+from tests.runtime import exportkit_run, tiny
+
+SOURCE = Path(__file__).with_name("swap_threads.cpp")
+
+State = dict[str, torch.Tensor]
+
+
+def state(seed: int) -> State:
+    return {name: tensor.detach().clone().contiguous() for name, tensor in Weighted(seed).state_dict().items()}
+
+
+def eager(seed: int, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return Weighted(seed).eval()(x)
+
+
+def save(path: Path, tensors: State, *left_out: str) -> Path:
+    save_file({name: tensor.clone() for name, tensor in tensors.items() if name not in left_out}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    """The C++ program, built once for its source, the runtime and this torch."""
+    exportkit_run.require_built()
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to build the program with")
+    runtime, folder = library_path(), Path(torch.__file__).parent
+    command = ["g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{runtime.parents[2] / 'include'}"]
+    command += ["-isystem", str(folder / "include"), "-isystem", str(folder / "include/torch/csrc/api/include")]
+    command += [
+        str(SOURCE),
+        f"-L{runtime.parent}",
+        f"-L{folder / 'lib'}",
+        f"-Wl,-rpath,{runtime.parent}:{folder / 'lib'}",
+    ]
+    command += [
+        "-Wl,--allow-shlib-undefined",
+        "-lexportkit_runtime",
+        "-Wl,--no-as-needed",
+        "-ltorch",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
+    content = (SOURCE.read_bytes(), runtime.read_bytes(), repr((torch.__version__, command)).encode())
+    built = tiny.CACHE / hashlib.sha256(b"".join(content)).hexdigest()[:16] / "swap_threads"
+    if not built.exists():
+        built.parent.mkdir(parents=True, exist_ok=True)
+        temporary = built.with_name(f"{os.getpid()}")
+        subprocess.run([*command, "-o", temporary], check=True)
+        temporary.replace(built)
+    return built
+
+
+def run(program: Path, *arguments: object) -> list[str]:
+    """What it refused, in words."""
+    environment = {"EXPORTKIT_CACHE": os.environ["EXPORTKIT_CACHE"]}
+    done = subprocess.run(
+        [program, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    return done.stdout.split("\n\n")[:-1]
+
+
+def python_says(source: Path) -> str:
+    with exportkit.load(artifact("weighted"), device="cpu") as model, pytest.raises(WeightsError) as caught:
+        model.swap_weights(source)
+    return f"WeightsError: {caught.value}"
+
+
+def test_every_call_has_the_old_weights_or_the_new_ones_and_they_are_those_of_the_files(program, tmp_path):
+    # One of tied names will do.
+    old, new = save(tmp_path / "old", state(1), "tied"), save(tmp_path / "new", state(2), "mix")
+    assert run(program, artifact("weighted"), tmp_path / "answers", old, new) == []
+    answers = load_file(tmp_path / "answers")
+    for name, seed in (("packaged", 0), ("old", 1), ("new", 2)):
+        torch.testing.assert_close(answers[name], eager(seed, answers["input"]))
+
+
+@pytest.mark.cuda
+def test_they_are_copied_to_the_gpu_and_swapped_there_while_calls_go_on(program, tmp_path):
+    old, new = save(tmp_path / "old", state(1)), save(tmp_path / "new", state(2))
+    assert run(program, artifact("weighted-cuda"), tmp_path / "answers", old, new) == []
+    answers = load_file(tmp_path / "answers")
+    for name, seed in (("packaged", 0), ("old", 1), ("new", 2)):
+        torch.testing.assert_close(answers[name], eager(seed, answers["input"]), rtol=1e-4, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused_in_pythons_words_and_nothing_changes(program, tmp_path):
+    wrong = state(1)
+    del wrong["few"], wrong["norm.weight"], wrong["mix"], wrong["tied"]
+    wrong |= {"more": torch.ones(2), "another": torch.ones(2), "one": torch.ones(3), "counts": wrong["counts"].int()}
+    untied = state(1)
+    untied["tied"] = untied["tied"] + 1
+    bad = [save(tmp_path / "wrong", wrong), save(tmp_path / "untied", untied), save(tmp_path / "none", {})]
+    files = (save(tmp_path / "old", state(1)), save(tmp_path / "new", state(2)))
+    refused = run(program, artifact("weighted"), tmp_path / "answers", *files, *bad)
+    assert refused == [python_says(file) for file in bad]
+    assert "missing: mix or tied, few, norm.weight" in refused[0]
+
+
+def test_what_is_no_file_of_weights_is_refused(program, tmp_path):
+    files = (save(tmp_path / "old", state(1)), save(tmp_path / "new", state(2)))
+    whole = files[0].read_bytes()
+    contents: Mapping[str, bytes] = {
+        "empty": b"",
+        "noise": b"\xff" * 64,
+        "short": whole[:-8],
+        "long": whole + bytes(8),
+        "header": whole[:100],
+        "huge": (10**8).to_bytes(8, "little") + whole[8:],
+    }
+    bad = [tmp_path / "absent", tmp_path]
+    for name, content in contents.items():
+        bad.append(tmp_path / name)
+        bad[-1].write_bytes(content)
+    os.mkfifo(tmp_path / "fifo")
+    refused = run(program, artifact("weighted"), tmp_path / "answers", *files, *bad, tmp_path / "fifo")
+    assert refused[0] == f"WeightsError: cannot read the weights {bad[0]}: No such file or directory"
+    for said, file in zip(refused[1:], [*bad[1:], tmp_path / "fifo"], strict=True):
+        assert said.startswith(f"WeightsError: {file} is no safetensors file: ")
+    for file in bad:
+        assert python_says(file).startswith("WeightsError: ")
+
+
+def test_weights_inside_the_code_are_not_swapped(tmp_path):
+    x = save(tmp_path / "x", {"x": torch.zeros(3, 16)})
+    file = save(tmp_path / "new", state(1))
+    with pytest.raises(WeightsError, match="weighted has no weights outside of its compiled code") as caught:
+        exportkit_run.load(artifact("weighted-embedded"), "--weights", file, "--input", x)
+    assert "--embed-weights" in (caught.value.hint or "")
+
+
+def test_exportkit_run_takes_other_weights_and_then_replays_no_case(tmp_path):
+    x = torch.linspace(-1, 1, 48).reshape(3, 16)
+    inputs, new = save(tmp_path / "x", {"x": x}), save(tmp_path / "new", state(1))
+    arguments = (artifact("weighted"), "--weights", new, "--input", inputs, "--output", tmp_path / "y")
+    document = exportkit_run.load(*arguments)
+    assert document["weights"]["file"] == str(new)
+    assert "cases" not in document
+    (answer,) = load_file(tmp_path / "y").values()
+    torch.testing.assert_close(answer, eager(1, x))
+    said = exportkit_run.run(*arguments, json_output=False).document["text"]
+    assert (
+        f"runs with the weights of {new}; the recorded cases, which are of the package's own, are not replayed" in said
+    )
+    timed = exportkit_run.load(artifact("weighted"), "--weights", new, "--bench", "0.1")
+    assert timed["bench"]["calls"] > 0
+    assert "cases" not in timed
+    with pytest.raises(UsageError, match="--weights needs --input or --bench: the recorded cases are of the package's"):
+        exportkit_run.load(artifact("weighted"), "--weights", new)
+    with pytest.raises(InputError):
+        exportkit_run.load(artifact("weighted"), "--weights", new, "--input", new)
