@@ -28,8 +28,9 @@ TARGET_TORCH = "0x020b000000000000"  # 2.11: the oldest torch the libraries load
 ARCHITECTURES = "8.0;8.6;8.9;9.0+PTX"  # A100, RTX 30xx, Ada, Hopper; PTX for what comes later
 DEBUG = os.environ.get("DEBUG", "0") == "1"
 
-# Messages and libraries name no build folder; only the registrations run, so nothing else is visible.
-COMMON = ["-fPIC", "-fvisibility=hidden", f"-ffile-prefix-map={ROOT}/="]
+# Messages and libraries name no build folder, nor where torch was; only the registrations run, so nothing else is
+# visible.
+COMMON = ["-fPIC", "-fvisibility=hidden", f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={TORCH}/="]
 DEFINES = [f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-I{ROOT / 'csrc'}", "-isystem", str(TORCH / "include")]
 # Nobody here reads errno or the floating-point exception flags, and a loop that must keep them is not vectorised. No
 # result changes, unlike with -ffast-math. torch is built so too.

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from exportkit.errors import ExportError
 from exportkit.package.atomic import temporary_folder
-from exportkit.verify.outcomes import Crashed, TimedOut
+from exportkit.package.case_files import named_tensors
+from exportkit.package.manifest import Manifest
+from exportkit.verify.messages import Called, Loaded
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import Report
 from exportkit.verify.packaging import build_package
-from exportkit.verify.verify import VerifyOptions, verify
-from exportkit.verify.worker import Worker
+from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.verify import verify
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
 DYNAMIC = ("image:0=batch[1:4]", "image:2=16*gh[4:60]", "image:3=16*gw[4:60]", "query:0=batch[1:4]")
 CALLS = 20
 SHAPES = 4
-_TIMEOUT = 600.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def run_demo(
     progress(f"asking the packaged model: where is more like {photo.subject}?")
     with torch.no_grad():
         query = region_query(model, photo.pixels, photo.region)
-    loaded, outputs, calls = _run_elsewhere(package, [photo.pixels, query], [o.name for o in manifest.call.outputs])
+    loaded, outputs, calls = _run_elsewhere(package, manifest, [photo.pixels, query])
     clock.done(
         "load and run",
         f"in a fresh process: loaded in {loaded * 1e3:.0f} ms; first call {calls[0] * 1e3:.1f} ms, "
@@ -125,37 +128,33 @@ class _Clock:
 
 
 def _run_elsewhere(
-    package: Path, inputs: list[torch.Tensor], names: list[str]
+    package: Path, manifest: Manifest, inputs: list[torch.Tensor]
 ) -> tuple[float, dict[str, torch.Tensor], list[float]]:
     """Seconds to load, the outputs by name, and the seconds of each call, in a process that has the package only."""
     from safetensors.torch import load_file, save_file
 
     with temporary_folder(None, "exportkit-demo") as folder:
         given, returned = folder / "inputs.safetensors", folder / "outputs.safetensors"
-        save_file({f"input.{i}": tensor.contiguous() for i, tensor in enumerate(inputs)}, given)
-        load = {"do": "load", "artifact": str(package.resolve()), "program": False, "device": "cpu", "tf32": False}
-        with Worker("exportkit.verify.child", folder=folder, cwd=folder) as worker:
-            none: dict[str, Any] = {"libraries": [], "blocked": [], "public_keys": None, "signature": None}
-            loaded = _ask(worker, load | none, "loading the package")
-            call = {"do": "run", "inputs": str(given), "outputs": str(returned)}
-            calls = [_ask(worker, call, "running the model")["seconds"] for _ in range(CALLS)]
+        save_file(named_tensors("input", inputs), given)
+        target = manifest.targets[0].name
+        with ReplayProcess(package, manifest, _CASES, target=target, device="cpu", folder=folder) as replay:
+            loaded = replay.load()
+            if not isinstance(loaded, Loaded):
+                raise ExportError(loaded.message)
+            calls = []
+            for _ in range(CALLS):
+                called = replay.call(given, returned, doing="running the model")
+                if not isinstance(called, Called):
+                    raise ExportError(called.message)
+                calls.append(called.seconds)
         tensors = load_file(returned)
-    return loaded["seconds"], {name: tensors[f"output.{i}"] for i, name in enumerate(names)}, calls
+    outputs = {output.name: tensors[f"output.{i}"] for i, output in enumerate(manifest.call.outputs)}
+    return loaded.seconds, outputs, calls
 
 
-def _ask(worker: Worker, command: dict[str, Any], doing: str) -> dict[str, Any]:
-    answer = worker.ask(command, doing=doing, timeout=_TIMEOUT)
-    if isinstance(answer, (Crashed, TimedOut)):
-        raise ExportError(answer.message)
-    if "error" in answer:
-        raise ExportError(f"{doing}: {answer['error']}: {answer['detail']}")
-    return answer
-
-
-def _require(report: Any) -> None:
+def _require(report: Report | None) -> None:
     """The demo goes on only with a package that passed."""
-    if report.failure is not None:
-        check = report.failure
+    if report is not None and (check := report.failure) is not None:
         raise ExportError(f"{check.against}, {check.label}: {check.verdict.message}")
 
 

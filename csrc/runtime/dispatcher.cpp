@@ -189,8 +189,8 @@ Said warnings_of(Opening& opening) {
 
 /// (package, a file descriptor of it that is Python's to close, its manifest's sha256, target, device, error)
 std::tuple<int64_t, int64_t, std::string, std::string, std::string, Said> open_package(
-    const std::string& path, const std::string& device, int64_t runners, const std::vector<std::string>& public_keys,
-    const std::string& signature, bool again) {
+    const std::string& path, const std::string& device, const std::optional<std::string>& target_name, int64_t runners,
+    const std::vector<std::string>& public_keys, const std::string& signature, bool again) {
   const Work work;
   int64_t handle = 0, file = -1;
   std::string manifest_sha256, target, where;
@@ -198,7 +198,7 @@ std::tuple<int64_t, int64_t, std::string, std::string, std::string, Said> open_p
     const auto opening = std::make_shared<Opening>();
     const auto warn = [into = opening.get()](const std::string& warning) { into->warnings.push_back(warning); };
     const Verify verify = again ? Verify::kAlways : Verify::kOnce;
-    opening->package.emplace(path, OpenOptions{device, runners, public_keys, signature, verify, warn});
+    opening->package.emplace(path, OpenOptions{device, target_name, runners, public_keys, signature, verify, warn});
     const OpenedPackage& package = *opening->package;
     manifest_sha256 = package.reader().manifest_sha256();
     target = package.target().name;
@@ -263,7 +263,7 @@ TORCH_LIBRARY(exportkit, m) {
   m.def("run(int handle, Tensor[] inputs) -> Tensor[]", run);
   m.def("close(int handle) -> ()", close);
   m.def(
-      "open_package(str path, str device, int runners, str[] public_keys, str signature, bool again) -> "
+      "open_package(str path, str device, str? target, int runners, str[] public_keys, str signature, bool again) -> "
       "(int package, int file, str manifest_sha256, str target, str device, str[] error)",
       open_package);
   m.def(

@@ -34,10 +34,13 @@ OpenOptions checked(OpenOptions options) {
   return options;
 }
 
-Choice choose(const Manifest& manifest, const std::string& device) {
-  const auto is_cuda = [](const Target& target) { return target.device == "cuda"; };
-  const bool with_cuda = std::any_of(manifest.targets.begin(), manifest.targets.end(), is_cuda);
-  return pick(manifest.targets, device, this_host(with_cuda && parse_device(device).first != "cpu"));
+Choice choose(const Manifest& manifest, const OpenOptions& options) {
+  const auto may_use_cuda = [&](const Target& target) {
+    return target.device == "cuda" && (!options.target || *options.target == target.name);
+  };
+  const bool with_cuda = std::any_of(manifest.targets.begin(), manifest.targets.end(), may_use_cuda);
+  const Host host = this_host(with_cuda && parse_device(options.device).first != "cpu");
+  return pick(manifest.targets, options.device, host, options.target);
 }
 
 // The target's library among its files: the last by name, as torch takes it.
@@ -58,7 +61,7 @@ OpenedPackage::OpenedPackage(const std::string& path, OpenOptions options)
 Choice OpenedPackage::checked_choice() const {
   check_trust(reader_, options_.public_keys, options_.signature);
   verify_package(reader_, options_.verify == Verify::kAlways);
-  return choose(reader_.manifest(), options_.device);
+  return choose(reader_.manifest(), options_);
 }
 
 c10::Device OpenedPackage::device() const {

@@ -111,6 +111,17 @@ std::optional<std::string> rejection(const Target& target, const std::string& ki
   return target.device == "cuda" ? cuda_rejection(target, index, host) : std::nullopt;
 }
 
+// Refuses a name that no target has.
+void require(const std::vector<Target>& targets, const std::string& name) {
+  std::string names;
+  for (const Target& target : targets) {
+    if (target.name == name) return;
+    names += (names.empty() ? "" : ", ") + target.name;
+  }
+  throw Error(errors::kUsage, "the package has no target '" + name + "'",
+              "It has: " + (names.empty() ? "none" : names) + ".");
+}
+
 // Sorts targets that all run here.
 auto preference(const Target& target) {
   const auto architecture = parse_architecture(target.cuda_architecture.value_or(""));
@@ -177,9 +188,11 @@ std::pair<std::string, std::optional<int>> parse_device(const std::string& devic
   return {match[1], match[2].matched ? std::optional(std::stoi(match[2])) : std::nullopt};
 }
 
-Choice pick(const std::vector<Target>& targets, const std::string& device, const Host& host) {
+Choice pick(const std::vector<Target>& targets, const std::string& device, const Host& host,
+            const std::optional<std::string>& name) {
   const auto [kind, given] = parse_device(device);
   const int index = given.value_or(host.current_cuda);
+  if (name) require(targets, *name);
   if (targets.empty()) {
     throw Error(errors::kNoTarget, "the package has no compiled target",
                 "It holds an exported program: compile it with `exportkit export`.");
@@ -187,6 +200,7 @@ Choice pick(const std::vector<Target>& targets, const std::string& device, const
   const Target* best = nullptr;
   std::string reasons;
   for (const Target& target : targets) {
+    if (name && target.name != *name) continue;
     if (const auto reason = rejection(target, kind, index, host)) {
       reasons += "\n  " + target.name + ": " + *reason;
     } else if (best == nullptr || preference(*best) < preference(target)) {

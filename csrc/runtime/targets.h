@@ -35,9 +35,10 @@ std::string host_cpu_isa();
 // `auto`, `cpu`, `cuda` or `cuda:1`, taken apart: UsageError.
 std::pair<std::string, std::optional<int>> parse_device(const std::string& device);
 
-// The best of the targets that run on `host`: CUDA before CPU, newer instructions before older ones. UsageError;
-// NoTargetError, with the reason for each.
-Choice pick(const std::vector<Target>& targets, const std::string& device, const Host& host);
+// The best of the targets that run on `host`: CUDA before CPU, newer instructions before older ones. A name leaves
+// only the target of that name. UsageError; NoTargetError, with the reason for each.
+Choice pick(const std::vector<Target>& targets, const std::string& device, const Host& host,
+            const std::optional<std::string>& name = std::nullopt);
 
 // Why an operator library does not work with this torch, or nothing if it does.
 std::optional<std::string> library_rejection(const Library& library, const std::string& torch);

@@ -21,8 +21,8 @@ from exportkit.bench.results import OURS, OURS_EAGER, Measurement, Row
 from exportkit.bench.timing import Alternative, Within, measure
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.cases import draw_inputs, eager_mode, state_sha256
-from exportkit.export.model import load_operator_libraries, load_our_operators, resolve
-from exportkit.export.program import parse_floating, prepared
+from exportkit.export.model import load_operator_libraries, load_our_operators
+from exportkit.export.remake import remade
 from exportkit.package.manifest import Call, Manifest
 from exportkit.package.sizes import label_of
 from exportkit.runtime.loader import load
@@ -30,7 +30,6 @@ from exportkit.runtime.model import Model
 from exportkit.spec import ExportSpec
 from exportkit.verify.compare import compare_outputs
 from exportkit.verify.outcomes import Match
-from exportkit.verify.verify import input_texts
 
 EAGER, COMPILE = "eager", "compile"
 ALTERNATIVES = (EAGER, COMPILE)
@@ -53,6 +52,8 @@ class PackageOptions:
         model: MODEL, where it is not what the package recorded.
         weights: Of the eager model, where it was exported with a weights file.
         op_libraries: Operator libraries that a package without them needs.
+        public_keys: PEM files, of which any must have signed each package; what a policy asks for comes on top.
+        signature: The signature file of a package that is timed alone, where it is not beside it under its name.
     """
 
     against: Sequence[str] = ALTERNATIVES
@@ -62,6 +63,8 @@ class PackageOptions:
     model: str | None = None
     weights: Path | None = None
     op_libraries: Sequence[Path] = ()
+    public_keys: Sequence[Path] = ()
+    signature: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def bench_packages(
         loaded: list[_Loaded] = []
         for path in paths:
             progress(f"loading {path.name}")
-            loaded.append(_load(path, device, stack, first=not loaded))
+            loaded.append(_load(path, device, options, stack, first=not loaded))
         manifest = loaded[0].model.manifest
         for other in loaded[1:]:
             if _interface(other.model.manifest.call) != _interface(manifest.call):
@@ -115,9 +118,10 @@ def bench_packages(
             yield _row(loaded, spec, note, sizes, inputs, device, options)
 
 
-def _load(path: Path, device: torch.device, stack: ExitStack, *, first: bool) -> _Loaded:
+def _load(path: Path, device: torch.device, options: PackageOptions, stack: ExitStack, *, first: bool) -> _Loaded:
+    trust: dict[str, Any] = {"public_key": options.public_keys or None, "signature": options.signature}
     start = time.perf_counter()
-    model = stack.enter_context(load(path, device=str(device)))
+    model = stack.enter_context(load(path, device=str(device), **trust))
     return _Loaded(OURS if first else str(path), model, (time.perf_counter() - start) * 1e3)
 
 
@@ -137,18 +141,8 @@ def _eager(
     if model is None:
         return None, "the package was exported from an object, not from a MODEL that can be imported; name it: --model"
     progress(f"making the eager model {model}")
-    arguments: dict[str, Any] = {
-        "model_kwargs": source.model_kwargs,
-        "weights": options.weights,
-        "op_libraries": options.op_libraries,
-        "seed": source.seed,
-    }
-    try:
-        resolved = resolve(model, **arguments)
-    except UsageError:
-        # A bare module has no inputs of its own: it was exported with --input, and gets the same again.
-        resolved = resolve(model, inputs=input_texts(manifest.call), **arguments)
-    spec = stack.enter_context(prepared(resolved.spec, device, parse_floating(source.dtype)))
+    made = remade(model, source, manifest.call, device, weights=options.weights, op_libraries=options.op_libraries)
+    spec = stack.enter_context(made)
     if state_sha256(spec.model) != source.state_sha256:
         raise UsageError(
             f"{model} has other weights today than when it was exported",

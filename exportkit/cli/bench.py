@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.options import OUTPUT_FILE, device_option, op_library_option, weights_option
+from exportkit.cli.options import OUTPUT_FILE, device_option, op_library_option, public_key_options, weights_option
 from exportkit.cli.output import progress
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
 @click.option("--model", metavar="MODEL", help="The eager model, where it is not what the package recorded.")
 @weights_option("Weights of the eager model, where it was exported with a file of them.")
 @op_library_option("A library of operators that the package calls and does not bring. Repeatable.")
+@public_key_options("each package")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Write the results as JSON.")
 @click.option("--plot", type=OUTPUT_FILE, help="Draw bars against the limit: .svg or .png (needs matplotlib).")
 def command(
@@ -126,7 +127,8 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
 
     from exportkit.bench.operators import ALTERNATIVES, OperatorOptions, bench_operators
 
-    for name, option in (("model", "--model"), ("weights", "--weights"), ("op_libraries", "--op-library")):
+    of_packages = ("model", "--model"), ("weights", "--weights"), ("op_libraries", "--op-library")
+    for name, option in (*of_packages, ("public_keys", "--public-key"), ("signature", "--signature")):
         if options[name]:
             raise click.UsageError(f"{option} is for packages; {', '.join(what)} names operators.")
     dtype, direction = options["dtype"], options["direction"]
@@ -149,6 +151,8 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
         raise click.UsageError("--against library is for operators; give other packages as arguments.")
     if options["dtype"] or options["direction"] == "backward":
         raise click.UsageError("--dtype and --direction are for operators; a package has a dtype and no gradient.")
+    if options["signature"] and len(packages) > 1:
+        raise click.UsageError("--signature is of one package; of several, each has its own beside it.")
     chosen = PackageOptions(
         against=options["against"] or ALTERNATIVES,
         sizes=options["sizes"],
@@ -157,6 +161,8 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
         model=options["model"],
         weights=options["weights"],
         op_libraries=options["op_libraries"],
+        public_keys=options["public_keys"],
+        signature=options["signature"],
     )
     return lambda device, rate: bench_packages(packages, device, chosen, step)
 

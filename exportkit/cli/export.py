@@ -14,6 +14,7 @@ from exportkit.cli.options import (
     json_object,
     op_library_option,
     output_option,
+    public_key_options,
     weights_option,
 )
 from exportkit.cli.output import print_json, print_table, progress, size_text
@@ -71,6 +72,7 @@ from exportkit.cli.output import print_json, print_table, progress, size_text
     is_flag=True,
     help="Leave the weights inside the compiled code, for torch's own loaders. They cannot be swapped there.",
 )
+@public_key_options("MODEL, an exported program")
 @click.option("--name", help="Of the package. Default: the model's own.")
 @click.option("--model-version", default="0", show_default=True, help="Of the model.")
 def command(
@@ -81,6 +83,8 @@ def command(
     model_kwargs: dict[str, Any],
     weights: Path | None,
     inputs: tuple[str, ...],
+    public_keys: tuple[Path, ...],
+    signature: Path | None,
     seed: int,
     cpu_isas: tuple[Any, ...],
     cuda_arch: Any,
@@ -111,7 +115,14 @@ def command(
         from exportkit.export.model import resolve
 
         resolved = resolve(
-            model, model_kwargs=model_kwargs, inputs=inputs, weights=weights, op_libraries=op_libraries, seed=seed
+            model,
+            model_kwargs=model_kwargs,
+            inputs=inputs,
+            weights=weights,
+            op_libraries=op_libraries,
+            seed=seed,
+            public_keys=public_keys,
+            signature=signature,
         )
         common: dict[str, Any] = {"seed": seed, "version": model_version, "progress": step, **options}
         if output_format == "program":

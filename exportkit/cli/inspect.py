@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @exportkit_command("inspect", short_help="Say what an artifact holds.")
 @click.argument("artifact", type=EXISTING_FILE)
-@public_key_options
+@public_key_options("ARTIFACT")
 def command(artifact: Path, public_keys: tuple[Path, ...], signature: Path | None, as_json: bool) -> None:
     """Say what an artifact or package holds, without running or importing any of it.
 

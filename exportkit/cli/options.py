@@ -35,19 +35,26 @@ def weights_option(text: str) -> Callable[[F], F]:
     return click.option("--weights", type=EXISTING_FILE, metavar="FILE.safetensors", help=text)
 
 
-def public_key_options(function: F) -> F:
-    """--public-key, repeatable, and --signature."""
-    function = click.option(
-        "--signature", type=EXISTING_FILE, metavar="FILE", help="The signature, where it is not ARTIFACT.sig."
-    )(function)
-    return click.option(
-        "--public-key",
-        "public_keys",
-        type=EXISTING_FILE,
-        multiple=True,
-        metavar="KEY.pem",
-        help="Check first that this key signed ARTIFACT; of several, any will do. Repeatable.",
-    )(function)
+def public_key_options(argument: str) -> Callable[[F], F]:
+    """--public-key, repeatable, and --signature, of the file that the command's argument names."""
+
+    def decorate(function: F) -> F:
+        function = click.option(
+            "--signature",
+            type=EXISTING_FILE,
+            metavar="FILE",
+            help="The signature, where it is not beside the file.",
+        )(function)
+        return click.option(
+            "--public-key",
+            "public_keys",
+            type=EXISTING_FILE,
+            multiple=True,
+            metavar="KEY.pem",
+            help=f"Check first that this key signed {argument}; of several, any will do. Repeatable.",
+        )(function)
+
+    return decorate
 
 
 def device_option(text: str, default: str) -> Callable[[F], F]:

@@ -23,7 +23,7 @@ from exportkit.errors import HostError
 @click.option("--model-version", help="Of the model. Default: the first artifact's.")
 @weights_option("Another fine-tune's weights, in the place of the artifacts': all of the model's state_dict.")
 @click.option("--sign-key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="Sign it, as `exportkit sign` does.")
-@device_option("Where the package is verified.", default="auto")
+@device_option("Of which device targets are verified; auto: every target that runs here.", default="auto")
 @click.option("--no-verify", is_flag=True, help="Do not run it, for instance because none of its targets runs here.")
 def command(
     artifacts: tuple[Path, ...],
@@ -39,8 +39,9 @@ def command(
 ) -> None:
     """Put one or several compiled artifacts, operator libraries, manifest and cases into one .pt2, and verify it.
 
-    Several artifacts become the targets of one package: the loader picks the one that runs on its machine. The package
-    replays its recorded cases in a fresh process before it gets its name; one that fails is not written.
+    Several artifacts become the targets of one package: the loader picks the one that runs on its machine. Each
+    target that runs here replays the recorded cases in a fresh process before the package gets its name; one that fails
+    is not written.
 
     With --weights nothing is compiled, and the package has no cases: their answers are of other weights. It is compared
     with the eager model, where MODEL can still be imported; elsewhere --no-verify writes it.
@@ -59,8 +60,8 @@ def command(
         step("importing the packager")
         import msgspec
 
+        from exportkit.verify.options import VerifyOptions
         from exportkit.verify.packaging import build_package
-        from exportkit.verify.verify import VerifyOptions
 
         # Recorded cases are of the weights before.
         against: Literal["cases", "eager"] = "cases" if weights is None else "eager"

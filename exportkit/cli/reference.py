@@ -24,6 +24,20 @@ to stderr. A failure is `{"error": {"kind", "message", "hint", "exit_code"}}`. N
 strings `"inf"`, `"-inf"` and `"nan"`. `--debug` shows the traceback of an error.
 """
 
+_REPORT = """\
+## The document of `verify --json`
+
+`package --json` has it under `verification`.
+
+| key | value |
+| --- | --- |
+| `ok`, `exit_code` | whether no check failed; the code of the first one that did |
+| `artifact`, `torch` | the file; the version of the torch that ran it, null where nothing was loaded |
+| `targets` | each compiled target, or the exported program: `name`, `device`, `load_seconds`, `left_out`. `left_out` is why it was not run here, null where it was |
+| `checks` | in the order they were made: `target` (null for those of the whole package), `against` (`package`, `cases`, `eager`), `label`, `sizes`, `seconds`, `verdict`. A verdict has `kind`, `exit_code` (0: no failure), `message`, and what its kind is about |
+| `skipped` | sizes that were not compared with eager, and why |
+"""  # noqa: E501 (a table's row is one line)
+
 
 def reference() -> str:
     """The text of docs/cli.md."""
@@ -31,7 +45,7 @@ def reference() -> str:
     root = group.make_context("exportkit", [], resilient_parsing=True, **_WIDTH)
     parts = [_HEAD, "## Exit codes\n", "| code | meaning |", "| --- | --- |"]
     parts += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
-    parts += ["", "The first check that fails decides.\n"]
+    parts += ["", "The first check that fails decides.\n", _REPORT]
     for name in group.list_commands(root):
         command = group.get_command(root, name)
         assert command is not None

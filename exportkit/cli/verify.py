@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     "--shapes", type=click.IntRange(min=1), default=8, show_default=True, help="Sizes to compare with eager at."
 )
 @tolerance_options
-@device_option("Where the packaged model runs; auto: CUDA where it has a target for it.", default="auto")
+@device_option("Of which device targets are run; auto: every target that runs here.", default="auto")
+@click.option("--target", metavar="NAME", help="The only target to run. `exportkit inspect` names them.")
 @click.option("--model", metavar="MODEL", help="The eager model, where it is not what the artifact recorded.")
 @weights_option("Weights of the eager model, where it was exported with a file of them.")
 @op_library_option("A library of operators that the artifact calls and does not bring. Repeatable.")
-@public_key_options
+@public_key_options("ARTIFACT")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of sizes and inputs.")
 @click.option(
     "--timeout",
@@ -60,12 +61,13 @@ if TYPE_CHECKING:
     help="Sizes whose inputs take more are left out, and named.",
 )
 def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) -> None:
-    """Run ARTIFACT in a fresh process and compare what it returns.
+    """Run every target of ARTIFACT that this machine can run, each in a fresh process, and compare what it returns.
 
-    That process has the package and torch; neither the exporter nor the source of model or operators can be imported in
-    it. First it replays the recorded cases; then, where MODEL can be imported here, its outputs are compared with
-    eager's over sizes drawn from the dynamic ranges, their ends included. The first check that fails gives the exit
-    code. With --public-key, or where a policy of this machine asks for signatures, they are checked before all else.
+    Such a process has the package and torch; neither the exporter nor the source of model or operators can be imported
+    in it. First it replays the recorded cases; then, where MODEL can be imported here, its outputs are compared with
+    eager's over sizes drawn from the dynamic ranges, their ends included. Targets that cannot run here are named, each
+    with the reason; where none can, that is a failure. The first check that fails gives the exit code. With
+    --public-key, or where a policy of this machine asks for signatures, they are checked before all else.
 
     \b
     exportkit verify arr_coc.pt2
@@ -73,7 +75,8 @@ def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) ->
     exportkit verify arr_coc.pt2 --public-key release.pem
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     check_tolerances(options["rtol"], options["atol"])
-    from exportkit.verify.verify import VerifyOptions, verify
+    from exportkit.verify.options import VerifyOptions
+    from exportkit.verify.verify import verify
 
     with progress() as step:
         report = verify(artifact, VerifyOptions(max_input_bytes=max_input_mb * 10**6, **options), progress=step)
@@ -95,23 +98,32 @@ def report_document(report: Report) -> dict[str, Any]:
 
 
 def print_report(report: Report) -> None:
-    """The report in words, the failures in full."""
-    where = f"{report.target} on {report.device}, torch {report.torch}" if report.target else "not loaded"
-    loaded = f", loaded in {report.load_seconds * 1e3:.0f} ms" if report.load_seconds is not None else ""
-    click.echo(f"{report.artifact}: {where}{loaded}")
-    print_table([_row(check) for check in report.checks])
+    """The report in words: what was found of each target under its name, and the failures in full."""
+    click.echo(f"{report.artifact}: {f'torch {report.torch}' if report.torch else 'not loaded'}")
+    print_table([_row(check) for check in report.checks if check.target is None])
+    for target in report.targets:
+        if target.left_out is None:
+            loaded = f", loaded in {target.load_seconds * 1e3:.0f} ms" if target.load_seconds is not None else ""
+            click.echo(f"  {target.name} on {target.device}{loaded}")
+            print_table([_row(check) for check in report.checks if check.target == target.name], indent=4)
+    for target in report.targets:
+        if target.left_out is not None:
+            click.echo(f"  not run  {target.name}: {printable(target.left_out)}")
     for note in report.skipped:
         click.echo(f"  left out  {note}")
     for check in report.checks:
         if check.failed:
-            click.echo(f"\n{check.against}, {check.label}:")
+            of = f" of {check.target}" if check.target else ""
+            click.echo(f"\n{check.against}, {check.label}{of}:")
             click.echo("\n".join(f"  {printable(line)}" for line in check.verdict.message.splitlines()))
     failed = sum(check.failed for check in report.checks)
-    ran = sum(check.seconds is not None for check in report.checks)
     if failed:
         click.echo(f"\nFAILED: {failed} of {len(report.checks)} checks; exit code {report.exit_code}")
-    else:
-        click.echo(f"ok: {ran} calls agree")
+        return
+    calls = sum(check.seconds is not None for check in report.checks)
+    ran = sum(target.left_out is None for target in report.targets)
+    of = f"; {ran} of {len(report.targets)} targets were run" if len(report.targets) > 1 else ""
+    click.echo(f"ok: {calls} calls agree{of}")
 
 
 def _row(check: Check) -> tuple[str, ...]:

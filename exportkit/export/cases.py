@@ -17,6 +17,7 @@ from exportkit.errors import ExportError, UsageError
 from exportkit.export.explain import users_code
 from exportkit.export.shapes import evaluate
 from exportkit.export.signature import BoundCall, describe_call
+from exportkit.package.case_files import named_tensors
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Call, TensorInput
 from exportkit.package.sizes import input_bytes, label_of, plan_sizes
@@ -84,10 +85,7 @@ def record_case(model: torch.nn.Module, bound: BoundCall, sizes: Mapping[str, in
         ExportError: The model raised.
     """
     outputs = run_eager(model, bound, f"a case of {label_of(sizes)}")
-    named = {f"input.{i}": tensor for i, tensor in enumerate(bound.tensors)}
-    named |= {f"output.{i}": tensor for i, tensor in enumerate(outputs)}
-    # safetensors refuses tensors that share memory, and outputs may well be views of one another.
-    return RecordedCase(dict(sizes), save({name: _packable(tensor) for name, tensor in named.items()}))
+    return RecordedCase(dict(sizes), save(named_tensors("input", bound.tensors) | named_tensors("output", outputs)))
 
 
 def run_eager(model: torch.nn.Module, bound: BoundCall, what: str) -> list[torch.Tensor]:
@@ -164,10 +162,6 @@ def check_packable(name: str, dtype: torch.dtype) -> None:
 def dtype_of(tensor: TensorInput) -> torch.dtype:
     """An input's dtype."""
     return getattr(torch, tensor.dtype)
-
-
-def _packable(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().contiguous().clone()
 
 
 def _resample(

@@ -60,6 +60,8 @@ def resolve(
     weights: Path | None = None,
     op_libraries: Sequence[Path] = (),
     seed: int = 0,
+    public_keys: Sequence[Path] = (),
+    signature: Path | None = None,
 ) -> ResolvedModel:
     """Finds MODEL.
 
@@ -72,6 +74,8 @@ def resolve(
         weights: A safetensors file with every parameter and buffer of the model.
         op_libraries: Operator libraries, loaded before the model is imported, after those of the spec.
         seed: Of torch's generators while the model and its example inputs are made.
+        public_keys: PEM files, of which any must have signed the `.pt2`. What a policy asks for is asked for as well.
+        signature: The signature file, where it is not beside the `.pt2` under its name.
 
     Raises:
         ModelNotFoundError: MODEL names nothing that can be imported, or something that is no model.
@@ -79,8 +83,14 @@ def resolve(
         UsageError: Keyword arguments or inputs do not fit the model.
         WeightsError: The weights do not.
         LibraryLoadError: An operator library cannot be loaded.
-        PackageError: The `.pt2` is ours and breaks a rule of the format.
+        PackageError: The `.pt2` is ours and breaks a rule of the format, or is not signed as it must be.
+        PolicyError: A policy of this machine cannot be read.
     """
+    if (public_keys or signature) and not model.endswith(".pt2"):
+        raise UsageError(
+            f"--public-key and --signature are for an exported program, and {model} is Python source",
+            hint="Leave them out, or give the .pt2 that was signed.",
+        )
     load_operator_libraries(op_libraries)
     kwargs = dict(model_kwargs or {})
     with torch.random.fork_rng(devices=[]):
@@ -89,7 +99,7 @@ def resolve(
             _refuse_for_program(model, kwargs, inputs, weights)
             from exportkit.export.saved import load_program
 
-            return load_program(Path(model))
+            return load_program(Path(model), public_keys, signature)
         with users_code(f"importing {model}"):
             value = _attribute(model)
         # Again: an import may draw numbers, and does so only the first time.

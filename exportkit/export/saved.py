@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,14 @@ import torch
 from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_map_only
 
-from exportkit.errors import ExportError, ModelNotFoundError, NoManifestError, SchemaChangedError, UsageError
+from exportkit.errors import (
+    DigestMismatchError,
+    ExportError,
+    ModelNotFoundError,
+    NoManifestError,
+    SchemaChangedError,
+    UsageError,
+)
 from exportkit.export.cases import RecordedCase, case_sizes, draw_inputs, eager_mode, record_case, state_sha256
 from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
 from exportkit.export.program import (
@@ -36,16 +44,22 @@ if TYPE_CHECKING:
     from exportkit.export.model import ResolvedModel
 
 
-def load_program(path: Path) -> ResolvedModel:
+def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path | None = None) -> ResolvedModel:
     """Reads an ExportedProgram, ours or torch's. The operators it calls must be registered, ours excepted.
 
-    torch may unpickle parts of it, and so execute what it says: it is held against this machine's policies before.
+    torch may unpickle parts of it, and so execute what it says: it is held against the caller's keys and this machine's
+    policies before.
+
+    Args:
+        path: The `.pt2`.
+        public_keys: PEM files, of which any must have signed it.
+        signature: The signature file, where it is not beside the program under its name.
 
     Raises:
         ModelNotFoundError: There is no such file, or it has no program.
-        PackageError: It is ours, and breaks a rule of the format; or it is not signed as a policy asks.
+        PackageError: It is ours, and breaks a rule of the format; or it is not signed as the caller or a policy asks.
         PolicyError: A policy of this machine cannot be read.
-        UsageError: It calls an operator that no library given defines.
+        UsageError: It calls an operator that no library given defines, or a key cannot be used.
         ExportError: torch.export cannot read it.
     """
     from exportkit.export.model import ResolvedModel
@@ -60,14 +74,14 @@ def load_program(path: Path) -> ResolvedModel:
                     f"{path} is compiled ({', '.join(t.name for t in manifest.targets)}) and holds no program",
                     hint="Export the model with --format program to compile it elsewhere.",
                 )
-            check_trust(reader)
+            check_trust(reader, public_keys or None, signature)
             reader.verify()
             extracted = folder / "program.pt2"
             reader.extract(manifest.program.record, extracted)
             _register(path, manifest)
             program = _read(path, extracted)
     except NoManifestError:
-        refuse_foreign(path)
+        refuse_foreign(path, public_keys or None, signature)
         manifest, program = None, _read(path, path)
     args, kwargs = program.example_inputs
     spec = ExportSpec(
@@ -103,6 +117,11 @@ def trace_saved(
     if resolved.manifest is not None and resolved.artifact is not None:
         manifest = resolved.manifest
         with PackageReader(resolved.artifact) as reader:
+            if reader.manifest != manifest:
+                raise DigestMismatchError(
+                    f"{resolved.artifact} was replaced by another package while it was exported",
+                    hint="Export it again.",
+                )
             recorded = tuple(RecordedCase(case.sizes, reader.read(case.record)) for case in manifest.cases)
         return Traced(
             program=program,

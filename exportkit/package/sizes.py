@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Call, Dimension, TensorInput
+
+_WORK = 500_000  # sizes of shapes to look at for each call that is planned: a quarter of a second, if all are needed
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ def plan_sizes(call: Call, count: int, *, seed: int, max_bytes: int) -> SizePlan
     maximum; the rest at random, small sizes as likely as large ones (log-uniform). An end whose inputs would take more
     than `max_bytes` is replaced by the largest size that fits, and named in `skipped`.
 
+    The work does not grow faster than `count`: a manifest of a hundred thousand dimensions gives fewer sizes, and
+    `skipped` says so.
+
     Args:
         call: The manifest's.
         count: How many; fewer come back where the ranges hold fewer.
@@ -36,30 +41,70 @@ def plan_sizes(call: Call, count: int, *, seed: int, max_bytes: int) -> SizePlan
     least = {dimension.name: dimension.min for dimension in dimensions}
     if not dimensions:
         return SizePlan(({},), ())
-    if input_bytes(call, least) > max_bytes:
-        note = f"everything: even at the smallest sizes the inputs take {_bytes_text(input_bytes(call, least))}"
-        return SizePlan((), (f"{note}, more than the limit of {_bytes_text(max_bytes)}",))
-    chosen: list[dict[str, int]] = [least]
+    budget = _Budget(call, max_bytes, _WORK * count)
+    if (needed := budget.bytes_of(least)) > max_bytes:
+        return SizePlan((), (f"everything: even at the smallest sizes the {_too_large(needed, max_bytes)}",))
+    chosen = {tuple(least.values()): least}
     skipped: list[str] = []
-    for dimension in dimensions:
-        end = {**least, dimension.name: dimension.max}
-        if input_bytes(call, end) > max_bytes:
-            skipped.append(_too_large(call, end, max_bytes))
-            end[dimension.name] = _largest(call, least, dimension, max_bytes)
-        chosen.append(end)
-    if len(dimensions) > 1:
-        greatest = {dimension.name: dimension.max for dimension in dimensions}
-        if input_bytes(call, greatest) > max_bytes:
-            skipped.append(_too_large(call, greatest, max_bytes))
-        else:
-            chosen.append(greatest)
+    for varied in _ends(dimensions):
+        if len(chosen) >= count or budget.spent:
+            break
+        end = {**least, **{dimension.name: dimension.max for dimension in varied}}
+        if (needed := budget.bytes_of(end)) > max_bytes:
+            skipped.append(f"{label_of(end)}: its {_too_large(needed, max_bytes)}")
+            if len(varied) > 1:
+                continue
+            end[varied[0].name] = budget.largest(least, varied[0])
+        chosen[tuple(end.values())] = end
     generator = random.Random(seed)
     # Every draw fits; ranges with few members give the same one again and again, so the tries are bounded.
     for _ in range(8 * count):
-        if len(_unique(chosen)) >= count:
+        if len(chosen) >= count or budget.spent:
             break
-        chosen.append(_draw(call, least, generator, max_bytes))
-    return SizePlan(tuple(_unique(chosen)[:count]), tuple(skipped))
+        drawn = _draw(dimensions, least, generator, budget)
+        chosen[tuple(drawn.values())] = drawn
+    if budget.spent and len(chosen) < count:
+        missing = f"{count - len(chosen)} of {count} sizes"
+        skipped.append(f"{missing}: {len(dimensions)} dimensions are too many to draw more")
+    return SizePlan(tuple(chosen.values()), tuple(skipped))
+
+
+def _ends(dimensions: Sequence[Dimension]) -> Iterator[Sequence[Dimension]]:
+    """Which dimensions are at their maximum: each alone, then all."""
+    for dimension in dimensions:
+        yield (dimension,)
+    if len(dimensions) > 1:
+        yield dimensions
+
+
+class _Budget:
+    """How many bytes inputs may take, and how often that may still be asked."""
+
+    def __init__(self, call: Call, max_bytes: int, work: int) -> None:
+        """`work` is in sizes of shapes that may be looked at, all those of the call for each question."""
+        self._call = call
+        self._max_bytes = max_bytes
+        self._work = work
+        self._cost = max(1, sum(len(tensor.shape) for tensor in call.inputs))
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more should be asked."""
+        return self._work < self._cost
+
+    def bytes_of(self, sizes: Mapping[str, int]) -> int:
+        """What the inputs of a call of these sizes take."""
+        self._work -= self._cost
+        return input_bytes(self._call, sizes)
+
+    def largest(self, sizes: Mapping[str, int], dimension: Dimension) -> int:
+        """The greatest value of a dimension with which sizes fit that do with its least; a smaller one once spent."""
+        changed = dict(sizes)
+        low, high = dimension.min, dimension.max
+        while low < high and not self.spent:
+            changed[dimension.name] = middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.bytes_of(changed) <= self._max_bytes else (low, middle - 1)
+        return low
 
 
 def label_of(sizes: Mapping[str, int]) -> str:
@@ -80,24 +125,17 @@ def shape_at(tensor: TensorInput, sizes: Mapping[str, int]) -> list[int]:
     return [s if isinstance(s, int) else s.scale * sizes[s.dimension] + s.offset for s in tensor.shape]
 
 
-def _largest(call: Call, least: Mapping[str, int], dimension: Dimension, max_bytes: int) -> int:
-    low, high = dimension.min, dimension.max
-    while low < high:
-        middle = (low + high + 1) // 2
-        if input_bytes(call, {**least, dimension.name: middle}) <= max_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _draw(call: Call, least: Mapping[str, int], generator: random.Random, max_bytes: int) -> dict[str, int]:
+def _draw(
+    dimensions: Sequence[Dimension], least: Mapping[str, int], generator: random.Random, budget: _Budget
+) -> dict[str, int]:
     """Each dimension in a random order, from what the ones before it leave of the budget."""
     sizes = dict(least)
-    dimensions = list(call.dimensions)
-    generator.shuffle(dimensions)
-    for dimension in dimensions:
-        limit = _largest(call, sizes, dimension, max_bytes)
+    order = list(dimensions)
+    generator.shuffle(order)
+    for dimension in order:
+        if budget.spent:
+            break
+        limit = budget.largest(sizes, dimension)
         # Log-uniform over [min, limit], 0 included.
         low, high = math.log(dimension.min + 1), math.log(limit + 1)
         drawn = round(math.exp(generator.uniform(low, high)) - 1)
@@ -105,16 +143,13 @@ def _draw(call: Call, least: Mapping[str, int], generator: random.Random, max_by
     return sizes
 
 
-def _unique(sizes: list[dict[str, int]]) -> list[dict[str, int]]:
-    return list({tuple(item.items()): item for item in sizes}.values())
-
-
-def _too_large(call: Call, sizes: Mapping[str, int], max_bytes: int) -> str:
-    needed = _bytes_text(input_bytes(call, sizes))
-    return f"{label_of(sizes)}: its inputs take {needed}, more than the limit of {_bytes_text(max_bytes)}"
+def _too_large(needed: int, max_bytes: int) -> str:
+    return f"inputs take {_bytes_text(needed)}, more than the limit of {_bytes_text(max_bytes)}"
 
 
 def _bytes_text(count: int) -> str:
+    if count > 2**63:  # a manifest may well say so; no float holds the largest of them
+        return "more than 2^63 bytes"
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= scale:
             return f"{count / scale:,.1f} {unit}"

@@ -58,26 +58,27 @@ def check_trust(
         PolicyError: A policy cannot be read.
         HostError: The `cryptography` package is not installed.
     """
-    demands = policy_demands()
-    if public_key is not None:
-        demands = (Demand(tuple(map(read_public_key, key_sources(public_key))), "the caller"), *demands)
-    elif signature is not None and not demands:
-        raise UsageError("a signature file was given, and no public key to check it with", hint="Give the key as well.")
     given = None if signature is None else Path(signature)
-    return tuple(_signer(reader, demand, given) for demand in demands)
+    return tuple(_signer(reader, demand, given) for demand in _demands(public_key, given))
 
 
-def refuse_foreign(path: Path) -> None:
-    """Refuses a `.pt2` that is no package, which cannot be signed, where a policy asks for signatures.
+def refuse_foreign(path: Path, public_key: KeySources | None = None, signature: Path | None = None) -> None:
+    """Refuses a `.pt2` that is no package, which cannot be signed, where anybody asks for signatures.
+
+    Args:
+        path: The file.
+        public_key: As `check_trust` takes it.
+        signature: Likewise.
 
     Raises:
-        SignatureMissingError: It does.
+        SignatureMissingError: The caller does, or a policy.
+        UsageError: A key cannot be used, or `signature` is given where nobody asks for one.
         PolicyError: A policy cannot be read.
     """
-    if demands := policy_demands():
+    if demands := _demands(public_key, signature):
         raise SignatureMissingError(
             f"{path} was written by torch and has no signature, which {demands[0].by} asks for",
-            hint="Where no policy forbids it, `exportkit export --format program` makes a package of it, to be signed.",
+            hint="Where nobody asks for one, `exportkit export --format program` makes a package of it, to be signed.",
         )
 
 
@@ -92,6 +93,16 @@ def signature_info(reader: PackageReader) -> tuple[SignatureInfo, ...]:
         except ExportkitError as error:
             found.append(SignatureInfo(file, (), error.message))
     return tuple(found)
+
+
+def _demands(public_key: KeySources | None, signature: Path | None) -> tuple[Demand, ...]:
+    """What the caller asks for, and what this machine's policies do."""
+    demands = policy_demands()
+    if public_key is not None:
+        return (Demand(tuple(map(read_public_key, key_sources(public_key))), "the caller"), *demands)
+    if signature is not None and not demands:
+        raise UsageError("a signature file was given, and no public key to check it with", hint="Give the key as well.")
+    return demands
 
 
 def key_sources(public_key: KeySources) -> list[KeySource]:

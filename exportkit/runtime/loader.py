@@ -42,6 +42,7 @@ def load(
     signature: str | os.PathLike[str] | None = None,
     verify: Verify = "once",
     isolate: bool = False,
+    target: str | None = None,
 ) -> Model:
     """Loads a package: needs torch and the file, nothing of the model's or the operators' source.
 
@@ -58,12 +59,14 @@ def load(
             time. `always` hashes everything again.
         isolate: Loads and runs the package in a worker process: it may bring another build of operators that this
             process has, and a crash of it is an error here. Each call copies its tensors, through shared memory.
+        target: The name of the target to run, such as one of those that `exportkit verify` found to differ. None takes
+            the best one that runs here.
 
     Returns:
         The model. Close it, or leave its `with` block, to free its memory and the file.
 
     Raises:
-        UsageError: There is no such file, or an argument means nothing.
+        UsageError: There is no such file or target, or an argument means nothing.
         PackageError: The package is not signed as it must be, breaks a rule of the format, was changed, or its operator
             libraries cannot be loaded beside what is loaded already; the class says which.
         PolicyError: A policy of this machine cannot be read.
@@ -84,10 +87,11 @@ def load(
     again = verify == "always"
     keys = None if public_key is None else key_sources(public_key)
     # The C++ runtime speaks UTF-8, and not every file's name is.
-    native = use_native() and all(_is_utf8(os.fspath(each)) for each in (path, *(keys or ()), signature or ""))
+    texts = (path, *(keys or ()), signature or "", target or "")
+    native = use_native() and all(_is_utf8(os.fspath(each)) for each in texts)
     route = _load_native if native else _load_python
     named = None if signature is None else os.fspath(signature)
-    return route(Path(path), str(device), runners, keys, named, again=again)
+    return route(Path(path), str(device), target, runners, keys, named, again=again)
 
 
 def _is_utf8(text: str) -> bool:
@@ -99,11 +103,18 @@ def _is_utf8(text: str) -> bool:
 
 
 def _load_native(
-    path: Path, device: str, runners: int, keys: list[KeySource] | None, signature: str | None, *, again: bool
+    path: Path,
+    device: str,
+    name: str | None,
+    runners: int,
+    keys: list[KeySource] | None,
+    signature: str | None,
+    *,
+    again: bool,
 ) -> Model:
     """Through the C++ runtime. Python reads what the model says of itself, from the file that was checked."""
     key_texts = [os.fspath(key) for key in keys or ()]
-    with closing(NativePackage(str(path), device, runners, key_texts, signature or "", again=again)) as opened:
+    with closing(NativePackage(str(path), device, name, runners, key_texts, signature or "", again=again)) as opened:
         reader = PackageReader(path, file=opened.file)
         try:
             if reader.manifest_sha256 != opened.manifest_sha256:
@@ -123,7 +134,14 @@ def _load_native(
 
 
 def _load_python(
-    path: Path, device: str, runners: int, keys: list[KeySource] | None, signature: str | None, *, again: bool
+    path: Path,
+    device: str,
+    name: str | None,
+    runners: int,
+    keys: list[KeySource] | None,
+    signature: str | None,
+    *,
+    again: bool,
 ) -> Model:
     """The same without the C++ runtime."""
     reader = PackageReader(path)
@@ -131,7 +149,8 @@ def _load_python(
         check_trust(reader, keys, signature)
         verify_package(reader, again=again)
         manifest = reader.manifest
-        choice = _choose(manifest, device)
+        candidates = targets.named(manifest.targets, name)
+        choice = targets.pick(candidates, device, targets.host_for(candidates, device))
         _load_operators(reader, choice.target, again=again)
         construct_with = partial(construct, reader, choice, runners, again=again)
         runner = construct_with(mapped_weights(reader) if manifest.weights else {})
@@ -140,15 +159,6 @@ def _load_python(
     except BaseException:
         reader.close()
         raise
-
-
-def _choose(manifest: Manifest, device: str) -> targets.Choice:
-    kind, _ = targets.parse_device(device)
-    with_cuda = kind != "cpu" and any(target.device == "cuda" for target in manifest.targets)
-    host = targets.host(with_cuda=with_cuda)
-    return targets.pick(
-        manifest.targets, device, host, current_cuda=torch.cuda.current_device() if host.capabilities else 0
-    )
 
 
 def _load_operators(reader: PackageReader, target: Target, *, again: bool) -> None:

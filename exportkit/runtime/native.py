@@ -75,11 +75,19 @@ class NativePackage:
     """
 
     def __init__(
-        self, path: str, device: str, runners: int, public_keys: list[str], signature: str, *, again: bool
+        self,
+        path: str,
+        device: str,
+        target: str | None,
+        runners: int,
+        public_keys: list[str],
+        signature: str,
+        *,
+        again: bool,
     ) -> None:
         """Opens it; arguments and errors are those of `exportkit.load`, an empty `signature` is none."""
         self._handle, self.file, self.manifest_sha256, self.target, self.device, error = (
-            torch.ops.exportkit.open_package.default(path, device, runners, public_keys, signature, again)
+            torch.ops.exportkit.open_package.default(path, device, target, runners, public_keys, signature, again)
         )
         _raise(error)
 

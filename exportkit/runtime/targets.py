@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -42,6 +42,7 @@ class Host(NamedTuple):
         torch: The installed version, such as "2.13.0+cpu".
         cuda: The CUDA version torch was built with, None for a CPU build.
         capabilities: (major, minor) of each CUDA device; empty where there is none, or none was asked for.
+        current_cuda: The index of the device that `cuda` and `auto` mean.
     """
 
     platform: str
@@ -49,6 +50,7 @@ class Host(NamedTuple):
     torch: str
     cuda: str | None = None
     capabilities: tuple[tuple[int, int], ...] = ()
+    current_cuda: int = 0
 
 
 class Choice(NamedTuple):
@@ -63,14 +65,32 @@ class Choice(NamedTuple):
         return "cpu" if self.target.device == "cpu" else f"cuda:{self.device_index}"
 
 
+class Survey(NamedTuple):
+    """The targets that run on a machine, best first, and why each of the others does not, by name."""
+
+    fitting: tuple[Choice, ...]
+    rejected: Mapping[str, str]
+
+
 def host(*, with_cuda: bool) -> Host:
     """This machine. Asking for its GPUs initialises CUDA, so that is done only where it matters."""
     import torch
 
-    capabilities: tuple[tuple[int, int], ...] = ()
-    if with_cuda and torch.cuda.is_available():
-        capabilities = tuple(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
-    return Host(host_platform(), host_cpu_isa(), str(torch.__version__), torch.version.cuda, capabilities)
+    here = Host(host_platform(), host_cpu_isa(), str(torch.__version__), torch.version.cuda)
+    if not (with_cuda and torch.cuda.is_available()):
+        return here
+    capabilities = tuple(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
+    return here._replace(capabilities=capabilities, current_cuda=torch.cuda.current_device())
+
+
+def host_for(targets: Sequence[Target], device: str) -> Host:
+    """This machine; its GPUs only where one of the targets might run there.
+
+    Raises:
+        UsageError: `device` is no device.
+    """
+    kind, _ = parse_device(device)
+    return host(with_cuda=kind != "cpu" and any(target.device == "cuda" for target in targets))
 
 
 @lru_cache(maxsize=1)
@@ -112,36 +132,56 @@ def parse_device(device: str) -> tuple[str, int | None]:
     return kind, int(match[1]) if match[1] else None
 
 
-def pick(targets: Sequence[Target], device: str, host: Host, *, current_cuda: int = 0) -> Choice:
-    """The best of the targets that run on `host`: CUDA before CPU, newer instructions before older ones.
+def named(targets: Sequence[Target], name: str | None) -> Sequence[Target]:
+    """The target of this name alone; all of them where None is asked for.
+
+    Raises:
+        UsageError: There is none of this name.
+    """
+    if name is None:
+        return targets
+    found = [target for target in targets if target.name == name]
+    if not found:
+        names = ", ".join(target.name for target in targets) or "none"
+        raise UsageError(f"the package has no target {name!r}", hint=f"It has: {names}.")
+    return found
+
+
+def pick(targets: Sequence[Target], device: str, host: Host) -> Choice:
+    """The best of the targets that run on `host`; arguments and errors are those of `survey`."""
+    return survey(targets, device, host).fitting[0]
+
+
+def survey(targets: Sequence[Target], device: str, host: Host) -> Survey:
+    """Holds every target against `host`. CUDA is better than CPU, newer instructions are better than older ones.
 
     Args:
         targets: Of the package.
         device: `auto`, `cpu`, `cuda` or `cuda:<index>`.
         host: The machine.
-        current_cuda: The index that `cuda` and `auto` mean.
 
     Raises:
         UsageError: `device` is no device.
         NoTargetError: None runs here; the message gives the reason for each.
     """
     kind, index = parse_device(device)
-    index = current_cuda if index is None else index
+    index = host.current_cuda if index is None else index
     if not targets:
         raise NoTargetError(
             "the package has no compiled target",
             hint="It holds an exported program: compile it with `exportkit export`.",
         )
     reasons = {target.name: rejection(target, kind, index, host) for target in targets}
-    fitting = [target for target in targets if reasons[target.name] is None]
+    rejected = {name: reason for name, reason in reasons.items() if reason is not None}
+    fitting = [target for target in targets if target.name not in rejected]
     if not fitting:
-        lines = "\n".join(f"  {name}: {reason}" for name, reason in reasons.items())
+        lines = "\n".join(f"  {name}: {reason}" for name, reason in rejected.items())
         raise NoTargetError(
             f"no target of the package runs here (device {device}):\n{lines}",
             hint="Export for this machine, or ask for another device.",
         )
-    best = max(fitting, key=_preference)
-    return Choice(best, index if best.device == "cuda" else -1)
+    best_first = sorted(fitting, key=_preference, reverse=True)
+    return Survey(tuple(Choice(target, index if target.device == "cuda" else -1) for target in best_first), rejected)
 
 
 def rejection(target: Target, kind: str, index: int, host: Host) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from exportkit.verify.messages import Call, Called, Load, Loaded
 from exportkit.verify.protocol import serve
 
 EXPORTER = ("exportkit.export", "exportkit.models", "exportkit.ops")
@@ -38,40 +39,36 @@ class Replay:
         self.device = "cpu"
         self._unpacked = tempfile.TemporaryDirectory(prefix="exportkit-program-")
 
-    def load(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Loads `artifact` on `device`, after the operator `libraries` that it does not bring itself."""
-        sys.meta_path.insert(0, BlockedImports([*EXPORTER, *command["blocked"]]))
+    def load(self, command: Load) -> Loaded:
+        """Loads the artifact, after the operator libraries that it does not bring itself."""
+        sys.meta_path.insert(0, BlockedImports([*EXPORTER, *command.blocked]))
         import torch
 
         from exportkit.libraries import load_library
 
         # As the outputs were recorded: convolutions use TF32 unless told otherwise, and answer a little differently.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = command["tf32"]
-        for library, namespaces in command["libraries"]:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = command.tf32
+        for library, namespaces in command.libraries:
             load_library(Path(library), defines=namespaces)
         start = time.perf_counter()
-        trust = {"public_key": command["public_keys"], "signature": command["signature"]}
-        if command["program"]:
-            target = self._load_program(Path(command["artifact"]), command["device"], trust)
+        trust = {"public_key": command.public_keys, "signature": command.signature}
+        if command.target is None:
+            self._load_program(Path(command.artifact), command.device, trust)
         else:
-            target = self._load_target(command["artifact"], command["device"], trust)
-        return {
-            "target": target,
-            "device": self.device,
-            "torch": torch.__version__,
-            "seconds": time.perf_counter() - start,
-        }
+            self._load_target(command.artifact, command.target, command.device, trust)
+        return Loaded(self.device, str(torch.__version__), time.perf_counter() - start)
 
-    def run(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Calls the model with `input.<i>` of the file `inputs`; writes `output.<i>` to the file `outputs`."""
+    def run(self, command: Call) -> Called:
+        """Calls the model."""
         import msgspec
         import torch
         from safetensors import safe_open
         from safetensors.torch import save_file
 
+        from exportkit.package.case_files import named_tensors
         from exportkit.package.structure import flatten, unflatten
 
-        with safe_open(command["inputs"], framework="pt", device=self.device) as file:
+        with safe_open(command.inputs, framework="pt", device=self.device) as file:
             flat = [file.get_tensor(f"input.{i}") for i in range(len(self.call.inputs))]
         args, kwargs = [], {}
         for parameter in self.call.parameters:
@@ -87,20 +84,17 @@ class Replay:
                 torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - start
         node, leaves = flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))
-        # safetensors takes neither transposed tensors nor two that share memory; a model may well return such.
-        packable = [leaf.detach().cpu().contiguous().clone() for leaf in leaves]
-        save_file({f"output.{i}": leaf for i, leaf in enumerate(packable)}, command["outputs"])
-        return {"seconds": seconds, "structure": msgspec.json.encode(node).decode()}
+        save_file(named_tensors("output", leaves), command.outputs)
+        return Called(seconds, msgspec.json.encode(node).decode())
 
-    def _load_target(self, artifact: str, device: str, trust: dict[str, Any]) -> str:
+    def _load_target(self, artifact: str, target: str, device: str, trust: dict[str, Any]) -> None:
         import exportkit
 
-        self.model = exportkit.load(artifact, device=device, **trust)
+        self.model = exportkit.load(artifact, device=device, target=target, **trust)
         self.call = self.model.manifest.call
         self.device = str(self.model.device)
-        return str(self.model.target.name)
 
-    def _load_program(self, artifact: Path, device: str, trust: dict[str, Any]) -> str:
+    def _load_program(self, artifact: Path, device: str, trust: dict[str, Any]) -> None:
         import torch
 
         from exportkit.package.archive import PackageReader
@@ -112,11 +106,10 @@ class Replay:
             program = reader.manifest.program
             assert program is not None
             self.call = reader.manifest.call
-            self.device = program.device if device == "auto" else device
+            self.device = device
             unpacked = Path(self._unpacked.name) / "program.pt2"
             reader.extract(program.record, unpacked)
         self.model = self._named(torch.export.load(unpacked).module())
-        return "program"
 
     def _named(self, program: Any) -> Any:
         """A program takes and returns plain tuples where the model has named ones; the manifest has their names."""
@@ -144,7 +137,7 @@ def _same_structure(a: Any, b: Any) -> bool:
 def main() -> None:
     """Entry point of the child."""
     replay = Replay()
-    serve({"load": replay.load, "run": replay.run})
+    serve({Load: replay.load, Call: replay.run})
 
 
 if __name__ == "__main__":

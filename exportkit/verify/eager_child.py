@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from exportkit.errors import UsageError
+from exportkit.verify.messages import Draw, Drawn, Resolve, Resolved
 from exportkit.verify.protocol import serve
 
 
@@ -20,63 +20,53 @@ class Eager:
         self._device: Any = None
         self._tf32 = False
 
-    def resolve(self, command: dict[str, Any]) -> dict[str, Any]:
+    def resolve(self, command: Resolve) -> Resolved:
         """Makes MODEL again, from its name, arguments and seed."""
         from exportkit.export.cases import state_sha256
-        from exportkit.export.model import resolve
-        from exportkit.export.program import parse_floating, prepared, usable_device
-        from exportkit.package.archive import PackageReader
+        from exportkit.export.program import usable_device
+        from exportkit.export.remake import remade
 
-        with PackageReader(Path(command["artifact"])) as reader:
-            self._call, self._tf32 = reader.manifest.call, reader.manifest.provenance.tf32
-        arguments: dict[str, Any] = {
-            "model_kwargs": command["model_kwargs"],
-            "weights": Path(command["weights"]) if command["weights"] else None,
-            "op_libraries": [Path(library) for library in command["libraries"]],
-            "seed": command["seed"],
-        }
-        try:
-            resolved = resolve(command["model"], **arguments)
-        except UsageError:
-            # A bare module has no inputs of its own: it was exported with --input, and gets the same again.
-            resolved = resolve(command["model"], inputs=command["inputs"], **arguments)
-        self._device = usable_device(command["device"])
-        floating = parse_floating(command["dtype"])
-        self._spec = self._stack.enter_context(prepared(resolved.spec, self._device, floating))
-        return {"state_sha256": state_sha256(self._spec.model)}
+        self._call, self._tf32 = command.call, command.tf32
+        self._device = usable_device(command.device)
+        made = remade(
+            command.model,
+            command.source,
+            command.call,
+            self._device,
+            weights=Path(command.weights) if command.weights else None,
+            op_libraries=[Path(library) for library in command.libraries],
+        )
+        self._spec = self._stack.enter_context(made)
+        return Resolved(state_sha256(self._spec.model))
 
-    def run(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Draws inputs of `sizes`, writes them to `inputs`, and what the model answers to `outputs`."""
+    def draw(self, command: Draw) -> Drawn:
+        """Draws inputs, and writes them and what the model answers."""
         import msgspec
         from safetensors.torch import save_file
 
         from exportkit.export.cases import draw_inputs, eager_mode
         from exportkit.export.program import on_device
         from exportkit.export.signature import describe_call, is_tensor
+        from exportkit.package.case_files import named_tensors
         from exportkit.package.structure import flatten
 
         model = self._spec.model
-        bound = describe_call(model, *draw_inputs(self._spec, self._call, command["sizes"], command["seed"]))
+        bound = describe_call(model, *draw_inputs(self._spec, self._call, command.sizes, command.seed))
         # Saved before the call: a model may write into its inputs.
-        save_file({f"input.{i}": _packable(tensor) for i, tensor in enumerate(bound.tensors)}, command["inputs"])
+        save_file(named_tensors("input", bound.tensors), command.inputs)
         bound = on_device(bound, self._device)
         with eager_mode(tf32=self._tf32):
             result = model(*bound.args, **bound.kwargs)
         node, leaves = flatten(result, is_tensor, where="the model's output")
-        save_file({f"output.{i}": _packable(leaf) for i, leaf in enumerate(leaves)}, command["outputs"])
-        return {"structure": msgspec.json.encode(node).decode()}
-
-
-def _packable(tensor: Any) -> Any:
-    # safetensors refuses tensors that share memory, and outputs may well be views of one another.
-    return tensor.detach().cpu().contiguous().clone()
+        save_file(named_tensors("output", leaves), command.outputs)
+        return Drawn(msgspec.json.encode(node).decode())
 
 
 def main() -> None:
     """Entry point of the child."""
     with ExitStack() as stack:
         eager = Eager(stack)
-        serve({"resolve": eager.resolve, "run": eager.run})
+        serve({Resolve: eager.resolve, Draw: eager.draw})
 
 
 if __name__ == "__main__":

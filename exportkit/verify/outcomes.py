@@ -255,7 +255,7 @@ class LoadFailed:
 
 @dataclass(frozen=True)
 class EagerUnavailable:
-    """The eager model cannot be made here, so nothing was compared with it. A failure only where it was asked for."""
+    """Nothing was compared with eager: it cannot be made here, or its inputs are too large. A failure if asked for."""
 
     reason: str
     required: bool
@@ -347,7 +347,7 @@ EXIT_CODES: Mapping[int, str] = {
     13: "verify: the process of the packaged model, or of eager, crashed",
     14: "verify: the packaged model, or eager, did not answer in time",
     15: "verify: an operator is missing",
-    16: "verify --against eager: the eager model cannot be made here",
+    16: "verify --against eager: the eager model cannot be made here, or all sizes are beyond --max-input-mb",
     17: "verify: the eager model has other weights today than when it was exported",
     18: "verify: eager itself fails, at sizes inside the exported range or when it is made",
     70: "a bug of exportkit; a traceback is on stderr",
@@ -365,6 +365,7 @@ class Check:
         sizes: The dimensions of the call, by name.
         verdict: What was found.
         seconds: What the packaged model took, first call and input checks included; None where it was not called.
+        target: The target that was checked, "program" for an exported program; None where it is about all of them.
     """
 
     against: Literal["package", "cases", "eager"]
@@ -372,6 +373,7 @@ class Check:
     sizes: Mapping[str, int]
     verdict: Verdict
     seconds: float | None = None
+    target: str | None = None
 
     @property
     def failed(self) -> bool:
@@ -380,24 +382,37 @@ class Check:
 
 
 @dataclass(frozen=True)
+class TargetReport:
+    """What became of a target of the artifact, or of its exported program.
+
+    Attributes:
+        name: "program" for an exported program.
+        device: Such as "cpu" or "cuda:0"; None where it was not run.
+        load_seconds: exportkit.load in the fresh process, torch already imported; None where it was not loaded.
+        left_out: Why it was not run; None where it was.
+    """
+
+    name: str
+    device: str | None = None
+    load_seconds: float | None = None
+    left_out: str | None = None
+
+
+@dataclass(frozen=True)
 class Report:
     """All that a verification found.
 
     Attributes:
         artifact: The file that was verified.
-        target: The compiled model that ran, "program" for an ExportedProgram, None if none was loaded.
-        device: Where it ran, such as "cpu" or "cuda:0".
-        torch: Version of the torch that ran it.
-        load_seconds: exportkit.load in the fresh process, torch already imported.
+        torch: Version of the torch that ran it, None if nothing was loaded.
+        targets: Each target, those that were run first, the best first.
         checks: In the order they were made.
-        skipped: What was left out, and why.
+        skipped: What was left out of the comparison with eager, and why.
     """
 
     artifact: str
-    target: str | None
-    device: str | None
     torch: str | None
-    load_seconds: float | None
+    targets: tuple[TargetReport, ...]
     checks: tuple[Check, ...]
     skipped: tuple[str, ...] = ()
 

@@ -15,8 +15,9 @@ from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest
 from exportkit.package.signing import sign_package
 from exportkit.verify.fine_tune import with_weights
+from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Report
-from exportkit.verify.verify import VerifyOptions, verify
+from exportkit.verify.verify import verify
 
 
 def build_package(

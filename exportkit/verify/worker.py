@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 import exportkit
+from exportkit.verify.messages import Failed, Message, decode, encode
 from exportkit.verify.outcomes import Crashed, TimedOut
 
 _ROOT = Path(exportkit.__file__).resolve().parent.parent
 _TAIL_BYTES = 4000
+LOAD_TIMEOUT = 120.0  # seconds at least, for a first command: importing torch from a cold disk takes up to a minute
+
+M = TypeVar("M", bound=Message)
 
 
 class Worker:
-    """A child process that answers JSON lines.
+    """A child process that answers commands.
 
     Args:
         module: What it runs: `main()` of this module.
@@ -54,9 +55,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @property
@@ -64,11 +63,12 @@ class Worker:
         """Whether it can be asked."""
         return self._process.poll() is None
 
-    def ask(self, command: Mapping[str, Any], *, doing: str, timeout: float) -> dict[str, Any] | Crashed | TimedOut:
+    def ask(self, command: Message, answer: type[M], *, doing: str, timeout: float) -> M | Failed | Crashed | TimedOut:
         """One command, one answer. Of a child that has ended, how it did.
 
         Args:
-            command: As JSON.
+            command: Which the child has a handler for.
+            answer: What that handler returns.
             doing: What that is, for the messages: "running case 0".
             timeout: Seconds after which the child is killed.
         """
@@ -76,7 +76,7 @@ class Worker:
             return self._ended
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.write(encode(command))
             self._process.stdin.flush()
         except BrokenPipeError:
             return self._crashed(doing)
@@ -87,8 +87,8 @@ class Worker:
             return self._ended
         if not line.endswith(b"\n"):
             return self._crashed(doing)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        answered: M | Failed = decode(line, answer | Failed)
+        return answered
 
     def close(self) -> None:
         """Ends the child, whatever it is doing."""

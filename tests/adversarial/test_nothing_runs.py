@@ -27,8 +27,9 @@ from exportkit.package import policy
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.manifest import Manifest, Program
 from exportkit.package.signing import sign_package
-from exportkit.verify import verify as verification
-from exportkit.verify.verify import VerifyOptions
+from exportkit.verify import replay
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.verify import verify
 from exportkit.verify.worker import Worker
 from tests.fresh import run_python
 from tests.package import samples
@@ -199,14 +200,34 @@ def test_nothing_of_a_program_is_unpickled_before_it_is_trusted(
     assert not mark.exists()
 
 
-def test_a_program_that_torch_wrote_is_not_unpickled_where_signatures_are_required(
-    mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed_by_a_stranger"])
+def test_nothing_runs_before_the_key_that_the_caller_names_has_signed(
+    mark: Path, loud: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str], signed: bool
 ) -> None:
-    path = program(tmp_path / "program.pt2")
+    package, saved = compiled(tmp_path / "loud.pt2", loud), program(tmp_path / "program.pt2")
+    if signed:
+        stranger = signer(tmp_path, "stranger").key
+        sign_package(package, stranger)
+        sign_package(saved, stranger)
+    key, out = signer(tmp_path, "release").public, tmp_path / "out.pt2"
+    for command in (("verify", package), ("bench", package), ("verify", saved), ("export", saved, "-o", out)):
+        assert main([*map(str, command), "--public-key", str(key), "--json"]) == 3
+        assert "SignatureMissingError" in capsys.readouterr().out
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("asked_by", ["a policy", "the caller"])
+def test_a_program_that_torch_wrote_is_not_unpickled_where_signatures_are_required(
+    mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], asked_by: str
+) -> None:
+    path, release = program(tmp_path / "program.pt2"), signer(tmp_path, "release")
     with PackageReader(path) as reader:
         reader.extract(PROGRAM, tmp_path / "foreign.pt2")
-    unsigned(path, signer(tmp_path, "release"))
     command = ["export", str(tmp_path / "foreign.pt2"), "-o", str(tmp_path / "out.pt2"), "--json"]
+    if asked_by == "a policy":
+        unsigned(path, release)
+    else:
+        command += ["--public-key", str(release.public)]
     assert main(command) == 3
     assert "SignatureMissingError" in capsys.readouterr().out
     assert not mark.exists()
@@ -238,13 +259,13 @@ def test_a_package_that_is_exchanged_while_it_is_verified_is_not_run(
     exchanged(evil, release)
 
     class Exchanging(Worker):
-        def ask(self, command: dict[str, Any], **options: Any) -> Any:
+        def ask(self, *command: Any, **options: Any) -> Any:
             evil.replace(path)
-            return super().ask(command, **options)
+            return super().ask(*command, **options)
 
     monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.setattr(verification, "Worker", Exchanging)
-    report = verification.verify(path, VerifyOptions(against="cases", public_keys=[release.public]))
+    monkeypatch.setattr(replay, "Worker", Exchanging)
+    report = verify(path, VerifyOptions(against="cases", public_keys=[release.public]))
     assert [check.verdict.kind for check in report.checks] == ["signed", "load_failed"]
     assert "SignatureError" in report.checks[1].verdict.message
     assert not mark.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ import torch
 from exportkit.bench import packages
 from exportkit.bench.packages import PackageOptions, bench_packages, parse_sizes
 from exportkit.bench.references import NoOperators, OperatorCalled, References
-from exportkit.errors import UsageError, WrongResultError
+from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
 from exportkit.models import arr_coc
 from exportkit.ops import SPECS
 from exportkit.package.archive import PackageReader
+from exportkit.package.signing import sign_package
 from tests.artifacts import artifact
+from tests.package.signers import signer
 
 CPU = torch.device("cpu")
 
@@ -50,6 +53,16 @@ def test_a_model_whose_operators_cannot_be_replaced_is_timed_with_them_and_that_
     row, *_ = bench(direct)
     assert [m.name for m in row.measurements] == ["exportkit", "eager"]
     assert "through torch.ops" in row.get("eager").what
+
+
+def test_a_package_is_timed_where_the_key_that_the_caller_names_has_signed_it(direct, tmp_path):
+    path, release = Path(shutil.copy(direct, tmp_path / "signed.pt2")), signer(tmp_path)
+    with pytest.raises(SignatureMissingError):
+        bench(path, against=[], public_keys=[release.public])
+    signature = sign_package(path, release.key)
+    assert bench(path, against=[], public_keys=[release.public])
+    elsewhere = signature.rename(tmp_path / "elsewhere.sig")
+    assert bench(path, against=[], public_keys=[release.public], signature=elsewhere)
 
 
 def test_two_packages_are_compared_at_a_size_that_is_given(package, tmp_path):

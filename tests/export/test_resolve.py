@@ -155,6 +155,12 @@ def test_a_program_takes_no_options_that_would_change_it() -> None:
         resolve("x.pt2", model_kwargs={"a": 1}, inputs=["x=float32[1]"])
 
 
+def test_a_signature_is_asked_of_a_program_alone(tmp_path: Path) -> None:
+    for asked in ({"public_keys": [tmp_path / "key.pem"]}, {"signature": tmp_path / "x.sig"}):
+        with pytest.raises(UsageError, match="arr-coc is Python source"):
+            resolve("arr-coc", **asked)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

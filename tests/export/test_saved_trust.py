@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from exportkit.errors import SignatureMissingError
+from exportkit.errors import DigestMismatchError, SignatureMissingError, UsageError
+from exportkit.export.artifact import export_program
+from exportkit.export.model import resolve
 from exportkit.export.saved import load_program
 from exportkit.package import policy
+from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.signing import sign_package
-from exportkit.verify.verify import VerifyOptions, verify
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.verify import verify
 from tests.artifacts import artifact
 from tests.package.signers import signer
 
@@ -33,3 +37,39 @@ def test_a_signed_program_is_read_and_run_where_a_policy_asks_for_signatures(
     report = verify(path, VerifyOptions(against="cases"))
     assert report.exit_code == 0
     assert report.checks[0].verdict.kind == "signed"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return Path(shutil.copy(artifact("patches-program"), tmp_path / "program.pt2"))
+
+
+def test_a_program_is_read_where_the_key_that_the_caller_names_has_signed_it(path: Path, tmp_path: Path) -> None:
+    release, stranger = signer(tmp_path), signer(tmp_path, "stranger")
+    keys = [release.public]
+    with pytest.raises(SignatureMissingError):
+        resolve(str(path), public_keys=keys)
+    signature = sign_package(path, release.key)
+    with pytest.raises(SignatureMissingError):
+        resolve(str(path), public_keys=[stranger.public])
+    assert resolve(str(path), public_keys=[stranger.public, *keys]).program is not None
+    moved = signature.rename(tmp_path / "elsewhere.sig")
+    with pytest.raises(SignatureMissingError):
+        resolve(str(path), public_keys=keys)
+    assert resolve(str(path), public_keys=keys, signature=moved).program is not None
+    with pytest.raises(UsageError, match="no public key"):
+        resolve(str(path), signature=moved)
+
+
+def test_cases_of_another_package_do_not_take_the_place_of_the_signed_ones(path: Path, tmp_path: Path) -> None:
+    release = signer(tmp_path)
+    sign_package(path, release.key)
+    resolved = resolve(str(path), public_keys=[release.public])
+    with PackageReader(path) as reader:
+        records = {name: reader.read(name) for name in reader.names}
+        first, second = (case.record for case in reader.manifest.cases[:2])
+        records[first], records[second] = records[second], records[first]
+        write_package(path, reader.manifest, records)
+    with pytest.raises(DigestMismatchError, match="another package"):
+        export_program(resolved, tmp_path / "out.pt2")
+    assert not (tmp_path / "out.pt2").exists()

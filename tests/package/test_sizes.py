@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exportkit.package import sizes as module
 from exportkit.package.manifest import Call, Dimension, Size, TensorInput, TensorNode
 from exportkit.package.sizes import input_bytes, label_of, plan_sizes
 
@@ -71,6 +73,58 @@ def test_item_sizes_follow_from_the_dtype_names():
     assert sizes == {"float32": 40, "bfloat16": 20, "int64": 80, "bool": 10}
     assert input_bytes(call({}, (10,), dtype="float8_e4m3fn"), {}) == 10
     assert input_bytes(call({}, (10,), dtype="complex64"), {}) == 80
+
+
+def looked_at(monkeypatch, planned, count):
+    """The plan, and how many sizes of shapes were looked at for it."""
+    seen = []
+
+    def counted(call, sizes):
+        seen.append(sum(len(tensor.shape) for tensor in call.inputs))
+        return input_bytes(call, sizes)
+
+    monkeypatch.setattr(module, "input_bytes", counted)
+    return plan_sizes(planned, count, seed=0, max_bytes=MEGABYTE), sum(seen)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(f"d{i}",) for i in range(500)],  # an input for each dimension
+        [tuple(f"d{i + k}" for k in range(20)) for i in range(0, 500, 20)],  # inputs of many dimensions
+        [("d0",)] * 2000 + [(f"d{i}",) for i in range(500)],  # many inputs of one dimension
+    ],
+)
+def test_the_work_is_bounded_whatever_a_manifest_says(monkeypatch, shapes):
+    work, count = 20_000, 8
+    monkeypatch.setattr(module, "_WORK", work)
+    hostile = call({f"d{i}": (1, 2**62) for i in range(500)}, *shapes)
+    plan, done = looked_at(monkeypatch, hostile, count)
+    assert done <= work * count
+    assert plan.sizes[0] == {f"d{i}": 1 for i in range(500)}
+    assert all(input_bytes(hostile, sizes) <= MEGABYTE for sizes in plan.sizes)
+    if len(plan.sizes) < count:
+        assert plan.skipped[-1] == f"{count - len(plan.sizes)} of 8 sizes: 500 dimensions are too many to draw more"
+
+
+def test_a_model_of_many_inputs_is_not_what_the_bound_is_for(monkeypatch):
+    large = call({"batch": (1, 64), "rows": (1, 4096), "columns": (1, 4096)}, *[("batch", 3, "rows", "columns")] * 100)
+    plan, done = looked_at(monkeypatch, large, 8)
+    assert len(plan.sizes) == 8
+    assert done < 8 * module._WORK / 4
+
+
+def test_only_ends_that_there_is_room_for_are_looked_at():
+    plan = plan_sizes(call({"a": (1, 9), "b": (1, 10**9)}, ("a", "b")), 2, seed=0, max_bytes=MEGABYTE)
+    assert plan.sizes == ({"a": 1, "b": 1}, {"a": 9, "b": 1})
+    assert plan.skipped == ()
+
+
+def test_inputs_too_large_for_a_number_are_said_to_be():
+    plan = plan_sizes(call({"n": (1, 2**62)}, ("n",) * 30), 2, seed=0, max_bytes=400)
+    assert plan.skipped == (f"n={2**62}: its inputs take more than 2^63 bytes, more than the limit of 400 bytes",)
+    vast = plan_sizes(call({"n": (2**62, 2**62)}, ("n", "n")), 2, seed=0, max_bytes=400)
+    assert "more than 2^63 bytes" in vast.skipped[0]
 
 
 @settings(deadline=None, max_examples=60)

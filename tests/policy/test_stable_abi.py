@@ -105,6 +105,7 @@ def test_what_is_shipped_names_no_folder_of_the_build_and_runs_no_stack(path: Pa
     for found in runpath:
         content = content.replace(found.encode(), b"")
     assert str(ROOT).encode() not in content
+    assert str(Path(torch.__file__).parent).encode() not in content
 
 
 def test_the_list_of_symbols_is_sorted_and_says_what_it_is():

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import exportkit
 from exportkit.errors import (
     DigestMismatchError,
+    ExportkitError,
     InputError,
     LibraryLoadError,
     NoTargetError,
@@ -109,6 +110,20 @@ def test_weights_outside_of_the_code_are_mapped_and_the_target_is_the_one_that_p
     with exportkit.load(package, device="cpu") as model:
         assert model.manifest.weights
         assert (document["target"], len(document["cases"])) == (model.target.name, len(model.cases))
+
+
+def test_a_target_is_run_by_name_and_refused_in_the_words_of_python(tiny_files, tmp_path):
+    arm = tiny.target(name="arm", platform="linux-aarch64")
+    targets = (tiny.target(name="better", cpu_isa="x86-64"), tiny.target(name="plain"), arm)
+    package = tiny.write(tmp_path / "several.pt2", tiny_files, targets=targets)
+    assert exportkit_run.load(package)["target"] == "better"
+    assert exportkit_run.load(package, "--target", "plain")["target"] == "plain"
+    for name in ("arm", "plane", ""):
+        with pytest.raises(ExportkitError) as python:
+            exportkit.load(package, target=name)
+        with pytest.raises(type(python.value)) as cpp:
+            exportkit_run.load(package, "--target", name)
+        assert (cpp.value.message, cpp.value.hint) == (python.value.message, python.value.hint)
 
 
 def test_a_library_is_unpacked_where_python_finds_it(meeting_package, monkeypatch, tmp_path):

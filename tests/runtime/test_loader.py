@@ -85,6 +85,25 @@ def test_devices_are_given_by_name_or_as_torch_devices(tiny_package, device):
         assert model(*args, **kwargs)["regions"].mean.shape == (3, 3)
 
 
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_target_is_run_by_name_and_only_that_one(tiny_files, tmp_path, isolate):
+    targets = (
+        tiny.target(name="better", cpu_isa="x86-64"),
+        tiny.target(name="plain"),
+        tiny.target(name="arm", platform="linux-aarch64"),
+    )
+    package = tiny.write(tmp_path / "several.pt2", tiny_files, targets=targets)
+    with exportkit.load(package, isolate=isolate) as model:
+        assert model.target.name == "better"
+    with exportkit.load(package, target="plain", isolate=isolate) as model:
+        assert model.target.name == "plain"
+    with pytest.raises(NoTargetError, match="arm: it is for linux-aarch64") as error:
+        exportkit.load(package, target="arm", isolate=isolate)
+    assert "plain" not in str(error.value)
+    with pytest.raises(UsageError, match=r"no target 'plane'\n  It has: better, plain, arm\."):
+        exportkit.load(package, target="plane", isolate=isolate)
+
+
 def test_a_file_that_is_not_there_is_the_callers_mistake(tmp_path):
     with pytest.raises(UsageError, match=r"nothing\.pt2"):
         exportkit.load(tmp_path / "nothing.pt2")

@@ -6,7 +6,18 @@ import pytest
 
 from exportkit.errors import ManifestConsistencyError, NoTargetError, UsageError
 from exportkit.package.manifest import Library, Target
-from exportkit.runtime.targets import Host, host, host_cpu_isa, isa_level, library_rejection, parse_device, pick
+from exportkit.runtime.targets import (
+    Host,
+    host,
+    host_cpu_isa,
+    host_for,
+    isa_level,
+    library_rejection,
+    named,
+    parse_device,
+    pick,
+    survey,
+)
 from tests.runtime import tiny
 
 V2 = ["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"]
@@ -72,8 +83,9 @@ def test_cuda_is_taken_before_the_cpu_where_both_run():
 
 def test_plain_cuda_is_torchs_current_device():
     ptx = cuda(cuda_architecture="sm_80", cuda_ptx=True)
-    assert pick([ptx], "cuda", H200_HOST, current_cuda=1).device == "cuda:1"
-    assert pick([ptx], "cuda:0", H200_HOST, current_cuda=1).device == "cuda:0"
+    second = H200_HOST._replace(current_cuda=1)
+    assert pick([ptx], "cuda", second).device == "cuda:1"
+    assert pick([ptx], "cuda:0", second).device == "cuda:0"
 
 
 def test_the_newest_instructions_that_run_are_taken():
@@ -138,6 +150,47 @@ def test_a_target_that_does_not_run_here_is_refused_with_the_reason(target, devi
 def test_code_runs_on_its_architecture_and_ptx_on_later_ones(architecture, ptx, capability):
     machine = Host("linux-x86_64", "x86-64-v4", "2.13.0+cu130", "13.0", (capability,))
     assert pick([cuda(cuda_architecture=architecture, cuda_ptx=ptx)], "auto", machine).device == "cuda:0"
+
+
+def test_a_survey_has_every_target_once_the_best_first():
+    targets = [cpu(name="v3"), cuda(), cpu(name="arm", platform="linux-aarch64"), cpu(name="v4", cpu_isa="x86-64-v4")]
+    found = survey(targets, "auto", H200_HOST)
+    assert [(choice.target.name, choice.device) for choice in found.fitting] == [
+        ("cuda", "cuda:0"),
+        ("v4", "cpu"),
+        ("v3", "cpu"),
+    ]
+    assert found.rejected == {"arm": "it is for linux-aarch64, this is linux-x86_64"}
+    assert pick(targets, "auto", H200_HOST) == found.fitting[0]
+
+
+def test_targets_that_are_equally_good_keep_their_order():
+    targets = [cpu(name="b"), cpu(name="a")]
+    assert [choice.target.name for choice in survey(targets, "cpu", CPU_HOST).fitting] == ["b", "a"]
+
+
+def test_a_target_is_found_by_its_name():
+    targets = [cpu(name="v3"), cpu(name="v4")]
+    assert named(targets, "v4") == targets[1:]
+    assert named(targets, None) == targets
+    for name in ("v", "V4", ""):
+        with pytest.raises(UsageError, match=rf"no target '{name}'\n  It has: v3, v4\."):
+            named(targets, name)
+    with pytest.raises(UsageError, match="It has: none"):
+        named([], "v4")
+
+
+def test_gpus_are_looked_for_only_where_a_target_might_run_there(monkeypatch):
+    asked = []
+    monkeypatch.setattr("exportkit.runtime.targets.host", lambda with_cuda: asked.append(with_cuda))
+    for targets, device in (
+        ([cpu()], "auto"),
+        ([cpu(), cuda()], "cpu"),
+        ([cpu(), cuda()], "auto"),
+        ([cuda()], "cuda:1"),
+    ):
+        host_for(targets, device)
+    assert asked == [False, False, True, True]
 
 
 def test_every_rejected_target_is_named():

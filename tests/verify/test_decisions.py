@@ -8,8 +8,17 @@ import torch
 from safetensors.torch import save_file
 from verify_artifacts import Affine, affine_call, right, write_artifact
 
+from exportkit.errors import UsageError
+from exportkit.export.remake import input_texts
+from exportkit.libraries import host_platform
 from exportkit.package import manifest as m
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.runtime.targets import Host
+from exportkit.verify import eager as eager_module
+from exportkit.verify import replay
 from exportkit.verify import verify as module
+from exportkit.verify.messages import Called, Drawn, Failed, Load, Loaded, Resolve, Resolved
+from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     Crashed,
     EagerDiffers,
@@ -22,11 +31,11 @@ from exportkit.verify.outcomes import (
     TimedOut,
     WrongStructure,
 )
-from exportkit.verify.verify import VerifyOptions, verify
+from exportkit.verify.verify import verify
 
 X = torch.arange(6.0).reshape(2, 3)
 STRUCTURE = msgspec.json.encode(affine_call().result).decode()
-LOADED = {"target": "t", "device": "cpu", "torch": "2.13.0", "seconds": 0.01}
+LOADED = Loaded("cpu", "2.13.0", 0.01)
 CRASH = Crashed(11, None, "doing", "")
 
 
@@ -70,35 +79,34 @@ class _Process:
     def printed(self):
         return ""
 
-    def ask(self, command, *, doing, timeout):
+    def ask(self, command, expected, *, doing, timeout):
         self.script.commands.append(command)
-        answer = self.script.answers[f"{self.name}_{command['do']}"]
+        answer = self.script.answers[f"{self.name}_{type(command).__name__.lower()}"]
         answer = answer(command) if callable(answer) else answer
         if isinstance(answer, (Crashed, TimedOut)):
             self.alive = False
         return answer
 
 
-def replays(command):
-    x = torch.zeros(command["rows"], 3) if "rows" in command else X
-    save_file({f"output.{i}": t for i, t in enumerate(right(x).values())}, command["outputs"])
-    return {"seconds": 0.001, "structure": STRUCTURE}
+def replays(command, structure=STRUCTURE):
+    save_file({f"output.{i}": t for i, t in enumerate(right(X).values())}, command.outputs)
+    return Called(0.001, structure)
 
 
-def answers(command):
-    tensors = {"input.0": X} | {f"output.{i}": t for i, t in enumerate(right(X).values())}
-    save_file(tensors, command["outputs"])
-    save_file({"input.0": X}, command["inputs"])
-    return {"structure": STRUCTURE}
+def answers(command, x=X):
+    save_file({f"output.{i}": t for i, t in enumerate(right(x).values())}, command.outputs)
+    save_file({"input.0": X}, command.inputs)
+    return Drawn(STRUCTURE)
 
 
 @pytest.fixture
 def run(monkeypatch, path):
     def go(artifact=path, options=None, **script):
-        good = {"child_load": LOADED, "child_run": replays}
-        good |= {"eager_child_resolve": {"state_sha256": "0" * 64}, "eager_child_run": answers}
+        good = {"child_load": LOADED, "child_call": replays}
+        good |= {"eager_child_resolve": Resolved("0" * 64), "eager_child_draw": answers}
         worker = Script(**(good | script))
-        monkeypatch.setattr(module, "Worker", worker)
+        monkeypatch.setattr(replay, "Worker", worker)
+        monkeypatch.setattr(eager_module, "Worker", worker)
         go.worker = worker
         return verify(artifact, options or VerifyOptions(shapes=2))
 
@@ -126,15 +134,15 @@ def test_only_what_was_asked_for_is_done(run, against, started):
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
-        ({"error": "NoTargetError", "detail": "no", "exit_code": 4}, 4),
-        ({"error": "SchemaChangedError", "detail": "no", "exit_code": 3}, 3),
-        ({"error": "RuntimeError", "detail": "no", "exit_code": None}, 3),
+        (Failed("NoTargetError", "no", 4), 4),
+        (Failed("SchemaChangedError", "no", 3), 3),
+        (Failed("RuntimeError", "no", None), 3),
     ],
 )
 def test_what_does_not_load_has_the_exit_code_of_its_error(run, answer, code):
     report = run(child_load=answer)
     (check,) = report.checks
-    assert check.verdict == LoadFailed(answer["error"], "no", code)
+    assert check.verdict == LoadFailed(answer.error, "no", code)
     assert report.exit_code == code
 
 
@@ -146,7 +154,7 @@ def test_what_does_not_load_has_the_exit_code_of_its_error(run, answer, code):
     ],
 )
 def test_an_operator_that_loading_misses_is_a_verdict_of_its_own(run, detail):
-    report = run(child_load={"error": "ModelLoadError", "detail": detail, "exit_code": 3})
+    report = run(child_load=Failed("ModelLoadError", detail, 3))
     (check,) = report.checks
     assert isinstance(check.verdict, MissingOperator)
     assert check.verdict.operator == "ns::op"
@@ -159,35 +167,29 @@ def test_a_crash_while_loading_is_a_crash(run):
 
 def test_a_wrong_structure_shows_both(run):
     def flat(command):
-        return {**replays(command), "structure": '{"type":"tensor","index":0}'}
+        return replays(command, '{"type":"tensor","index":0}')
 
-    verdict = run(child_run=flat).checks[0].verdict
+    verdict = run(child_call=flat).checks[0].verdict
     assert isinstance(verdict, WrongStructure)
     assert "mapping" in verdict.message
-    assert run(child_run=flat).exit_code == 11
+    assert run(child_call=flat).exit_code == 11
 
 
 def test_eager_that_answers_otherwise_is_a_mismatch(run):
-    def otherwise(command):
-        answer = answers(command)
-        tensors = {f"output.{i}": t for i, t in enumerate(right(X + 1).values())}
-        save_file(tensors, command["outputs"])
-        return answer
-
-    report = run(eager_child_run=otherwise)
+    report = run(eager_child_draw=lambda command: answers(command, X + 1))
     assert isinstance(eager(report)[0], Mismatch)
     assert report.exit_code == 1
 
 
 def test_eager_with_other_weights_is_not_compared(run):
-    report = run(eager_child_resolve={"state_sha256": "1" * 64})
+    report = run(eager_child_resolve=Resolved("1" * 64))
     (verdict,) = eager(report)
     assert isinstance(verdict, EagerDiffers)
     assert "--weights" in verdict.message
     assert report.exit_code == 17
 
 
-NOT_FOUND = {"error": "ModelNotFoundError", "detail": "there is no module", "exit_code": 2}
+NOT_FOUND = Failed("ModelNotFoundError", "there is no module", 2)
 
 
 def test_eager_that_cannot_be_imported_is_skipped_where_cases_spoke(run):
@@ -202,7 +204,7 @@ def test_eager_that_cannot_be_imported_fails_where_nothing_else_was_compared(run
 
 
 def test_eager_that_raises_when_it_is_made_is_not_taken_for_one_that_is_not_there(run):
-    report = run(eager_child_resolve={"error": "RuntimeError", "detail": "boom", "exit_code": None})
+    report = run(eager_child_resolve=Failed("RuntimeError", "boom", None))
     assert isinstance(eager(report)[0], EagerFailed)
     assert report.exit_code == 18
 
@@ -212,11 +214,11 @@ def test_an_artifact_that_names_no_model_says_how_to_name_one(run, tmp_path):
     (verdict,) = eager(run(unnamed))
     assert "--model" in verdict.message
     assert eager(run(unnamed, options=VerifyOptions(model="models:other", shapes=1)))[0].kind == "match"
-    assert run.worker.commands[-3]["model"] == "models:other"
+    assert run.worker.commands[-3].model == "models:other"
 
 
 def test_a_crash_of_eager_ends_the_comparison_and_says_whose_it_was(run):
-    report = run(eager_child_run=CRASH)
+    report = run(eager_child_draw=CRASH)
     assert eager(report) == [CRASH]
     assert report.exit_code == 13
 
@@ -227,29 +229,123 @@ def test_sizes_beyond_the_budget_are_named(run):
     assert max(check.sizes["rows"] for check in report.checks) == 4
 
 
-def test_targets_that_were_not_run_are_named(run, path, monkeypatch):
-    def target(name, device):
-        architecture = "sm_90" if device == "cuda" else None
-        return m.Target(
-            name=name,
-            device=device,
-            platform="linux-x86_64",
-            cpu_isa=None,
-            cuda_architecture=architecture,
-            cuda_ptx=False,
-            needs_torch="2.11",
-            built_with_torch="2.13.0",
-            built_with_cuda=None,
-        )
+def test_where_every_size_is_beyond_the_budget_eager_was_not_compared(run, without_cases):
+    for options, artifact, code in (
+        (VerifyOptions(against="eager", max_input_bytes=1), None, 16),
+        (VerifyOptions(max_input_bytes=1), without_cases, 16),
+        (VerifyOptions(max_input_bytes=1), None, 0),
+    ):
+        report = run(**({"artifact": artifact} if artifact else {}), options=options)
+        (verdict,) = eager(report)
+        assert isinstance(verdict, EagerUnavailable)
+        assert "even at the smallest sizes" in verdict.message
+        assert report.exit_code == code
+        assert "eager_child" not in run.worker.started
 
-    targets = (target("t", "cpu"), target("gpu", "cuda"))
-    monkeypatch.setattr(module._Verification, "manifest", property(lambda self: with_targets(self.reader.manifest)))
 
-    def with_targets(manifest):
-        return msgspec.structs.replace(manifest, targets=targets)
+def target(name, **changes):
+    plain = {
+        "device": "cpu",
+        "platform": host_platform(),
+        "cpu_isa": None,
+        "cuda_architecture": None,
+        "cuda_ptx": False,
+        "needs_torch": "2.11",
+        "built_with_torch": "2.13.0",
+        "built_with_cuda": None,
+    }
+    return m.Target(name=name, **(plain | changes))
 
-    report = run(options=VerifyOptions(against="cases"))
-    assert report.skipped == ("target gpu: another one was run here; --device chooses",)
+
+HOST = Host(host_platform(), "x86-64-v4", "2.13.0+cu130", "13.0", ((9, 0), (9, 0)), current_cuda=1)
+GPU = {"device": "cuda", "cuda_architecture": "sm_90", "built_with_cuda": "13.0"}
+
+
+@pytest.fixture
+def several(path, tmp_path, monkeypatch):
+    """An artifact of four targets, on a machine that runs three of them."""
+    monkeypatch.setattr(module, "host_for", lambda targets, device: HOST)
+    targets = (
+        target("old", cpu_isa="x86-64-v3"),
+        target("arm", platform="linux-aarch64"),
+        target("gpu", **GPU),
+        target("new", cpu_isa="x86-64-v4"),
+    )
+    with PackageReader(path) as reader:
+        records = {name: reader.read(name) for name in reader.names}
+        records |= {f"data/aotinductor/{each.name}/model.so": b"\x7fELF" for each in targets}
+        changed = msgspec.structs.replace(reader.manifest, targets=targets)
+        write_package(tmp_path / "several.pt2", changed, records)
+    return tmp_path / "several.pt2"
+
+
+def loads(command):
+    return Loaded(command.device, "2.13.0", 0.01)
+
+
+def ran(report):
+    return [(target.name, target.device) for target in report.targets if target.left_out is None]
+
+
+def test_every_target_that_runs_here_is_checked_and_the_others_are_named_with_the_reason(run, several):
+    report = run(several, child_load=loads)
+    assert ran(report) == [("gpu", "cuda:1"), ("new", "cpu"), ("old", "cpu")]
+    assert [target.left_out for target in report.targets[3:]] == [f"it is for linux-aarch64, this is {host_platform()}"]
+    assert [(check.target, check.against) for check in report.checks] == [
+        (name, against) for name in ("gpu", "new", "old") for against in ("cases", "eager", "eager")
+    ]
+    loaded = [(command.target, command.device) for command in run.worker.commands if isinstance(command, Load)]
+    assert loaded == ran(report)
+
+
+def test_targets_of_one_device_share_one_eager_model(run, several):
+    run(several, child_load=loads)
+    assert run.worker.started == ["child", "eager_child", "child", "eager_child", "child"]
+    assert [c.device for c in run.worker.commands if isinstance(c, Resolve)] == ["cuda:1", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"device": "cpu"}, ["new", "old"]),
+        ({"device": "cuda"}, ["gpu"]),
+        ({"device": "cuda:0"}, ["gpu"]),
+        ({"target": "old"}, ["old"]),
+    ],
+)
+def test_a_device_or_a_name_says_which_are_run(run, several, options, names):
+    report = run(several, VerifyOptions(against="cases", **options), child_load=loads)
+    assert [name for name, _ in ran(report)] == names
+    if options.get("device") == "cpu":
+        assert [t.left_out for t in report.targets if t.name == "gpu"] == ["it is for cuda, and cpu was asked for"]
+
+
+def test_a_target_that_there_is_not_is_the_caller_s_mistake(run, several):
+    with pytest.raises(UsageError, match=r"no target 'olde'(?s:.*)old, arm, gpu, new"):
+        run(several, VerifyOptions(target="olde"))
+
+
+def test_that_no_target_runs_here_is_a_failure_with_the_reasons(run, several):
+    for options in (VerifyOptions(target="arm"), VerifyOptions(device="cuda:2")):
+        report = run(several, options)
+        assert report.exit_code == 4
+        assert "NoTargetError" in report.checks[0].verdict.message
+        assert "arm: it is for" in report.checks[0].verdict.message
+        assert run.worker.started == []
+
+
+def test_one_target_that_fails_does_not_keep_the_others_from_being_checked(run, several):
+    def crashes(command):
+        return CRASH if command.target == "new" else loads(command)
+
+    report = run(several, VerifyOptions(against="cases"), child_load=crashes)
+    assert [(check.target, type(check.verdict)) for check in report.checks] == [
+        ("gpu", Match),
+        ("new", Crashed),
+        ("old", Match),
+    ]
+    assert report.exit_code == 13
+    assert [target.load_seconds for target in report.targets[:3]] == [0.01, None, 0.01]
 
 
 def test_given_tolerances_replace_the_recorded_ones(run, tmp_path):
@@ -262,18 +358,18 @@ def test_given_tolerances_replace_the_recorded_ones(run, tmp_path):
 @pytest.mark.parametrize(
     ("model", "blocked"),
     [
-        ("mypackage.net:build", ["mypackage"]),
-        ("net.py:Net", []),
-        ("torch.nn:Linear", []),
-        ("arr-coc", []),
-        ("program.pt2", []),
-        (None, []),
+        ("mypackage.net:build", ("mypackage",)),
+        ("net.py:Net", ()),
+        ("torch.nn:Linear", ()),
+        ("arr-coc", ()),
+        ("program.pt2", ()),
+        (None, ()),
     ],
 )
 def test_the_model_s_own_package_is_refused_to_the_replay_process(model, blocked):
-    assert module._blocked(model) == blocked
+    assert replay.blocked(model) == blocked
 
 
 def test_inputs_for_a_bare_module_are_written_as_the_command_line_has_them():
     call = affine_call(inputs=(m.TensorInput(name="x", dtype="int64", shape=(m.Size(dimension="rows", scale=2), 3)),))
-    assert module.input_texts(call) == ["x=int64[16, 3]"]
+    assert input_texts(call) == ["x=int64[16, 3]"]

@@ -23,6 +23,7 @@ from exportkit.verify.outcomes import (
     OutputComparison,
     Report,
     Signed,
+    TargetReport,
     TimedOut,
     WrongDtype,
     WrongShape,
@@ -50,7 +51,7 @@ EXAMPLES = [
 
 
 def report(*checks):
-    return Report("x.pt2", "cpu", "cpu", "2.13.0", 0.01, checks)
+    return Report("x.pt2", "2.13.0", (TargetReport("cpu", "cpu", 0.01),), checks)
 
 
 def check(verdict):

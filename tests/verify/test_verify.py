@@ -16,6 +16,8 @@ from exportkit.errors import UsageError
 from exportkit.export.cases import eager_mode
 from exportkit.package import manifest as m
 from exportkit.verify.child import EXPORTER, BlockedImports, Replay
+from exportkit.verify.messages import Load
+from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     CallFailed,
     Crashed,
@@ -29,7 +31,7 @@ from exportkit.verify.outcomes import (
     WrongDtype,
     WrongShape,
 )
-from exportkit.verify.verify import VerifyOptions, verify
+from exportkit.verify.verify import verify
 
 X = torch.arange(6.0).reshape(2, 3)
 CASES = VerifyOptions(against="cases")
@@ -60,7 +62,9 @@ def test_right_and_wrong_answers_each_have_their_verdict(artifact):
     assert isinstance(other, Match)
     assert [check.verdict.exit_code for check in report.checks] == [0, 1, 10, 11, 0]
     assert report.exit_code == 1
-    assert (report.target, report.device, report.torch) == ("program", "cpu", torch.__version__)
+    (target,) = report.targets
+    assert (target.name, target.device, report.torch) == ("program", "cpu", torch.__version__)
+    assert {check.target for check in report.checks} == {"program"}
     assert report.checks[0].label == "case 0 (rows=2)"
     assert report.checks[0].seconds is not None
 
@@ -85,7 +89,8 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(artifact
     assert isinstance(check.verdict, MissingOperator)
     assert check.verdict.operator == "misbehaving::act"
     assert "--op-library" in check.verdict.message
-    assert (report.exit_code, report.target) == (15, None)
+    assert (report.exit_code, report.torch) == (15, None)
+    assert [(target.name, target.left_out) for target in report.targets] == [("program", "an operator is missing")]
 
 
 def test_eager_is_compared_at_the_ends_of_the_range_and_between(artifact, monkeypatch):
@@ -137,13 +142,21 @@ def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [backend.allow_tf32 for backend in backends]
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    monkeypatch.setattr(Replay, "_load_target", lambda self, artifact, device, trust: "t")
+    monkeypatch.setattr(Replay, "_load_target", lambda *arguments: None)
     try:
         for tf32 in (True, False):
             with eager_mode(tf32=tf32):
                 eager = [backend.allow_tf32 for backend in backends]
-            command = {"artifact": "", "device": "cpu", "libraries": [], "blocked": [], "program": False, "tf32": tf32}
-            command |= {"public_keys": None, "signature": None}
+            command = Load(
+                artifact="",
+                target="t",
+                device="cpu",
+                tf32=tf32,
+                libraries=(),
+                blocked=(),
+                public_keys=None,
+                signature=None,
+            )
             Replay().load(command)
             assert [backend.allow_tf32 for backend in backends] == eager == [tf32, tf32]
     finally:

@@ -13,6 +13,7 @@ Checks a package, loads it without Python, and replays its recorded cases.
 
 Options:
   --device DEVICE      auto, cpu, cuda or cuda:<index>  [auto]
+  --target NAME        The target to run  [the best one that runs here]
   --public-key PEM     A key, of which one must have signed the package. Repeatable.
   --signature FILE     The signature file  [PACKAGE.sig, or PACKAGE.sigstore.json for a key on an elliptic curve]
   --verify HOW         once hashes what was not seen to hold before, or may have been changed; always, everything  [once]
@@ -64,6 +65,7 @@ Verify verify(const std::string& text) {
 Options parse(int argc, char** argv) {
   enum Name {
     kDevice = 1,
+    kTarget,
     kPublicKey,
     kSignature,
     kVerify,
@@ -76,6 +78,7 @@ Options parse(int argc, char** argv) {
     kJson
   };
   const option known[] = {{"device", required_argument, nullptr, kDevice},
+                          {"target", required_argument, nullptr, kTarget},
                           {"public-key", required_argument, nullptr, kPublicKey},
                           {"signature", required_argument, nullptr, kSignature},
                           {"verify", required_argument, nullptr, kVerify},
@@ -95,6 +98,9 @@ Options parse(int argc, char** argv) {
     switch (name) {
       case kDevice:
         options.open.device = optarg;
+        break;
+      case kTarget:
+        options.open.target = optarg;
         break;
       case kPublicKey:
         options.open.public_keys.emplace_back(optarg);

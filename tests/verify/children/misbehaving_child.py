@@ -6,7 +6,47 @@ import sys
 import time
 
 from exportkit.errors import NoTargetError
+from exportkit.verify.messages import Message
 from exportkit.verify.protocol import serve
+
+
+class Echo(Message):
+    text: str
+    number: int = 0
+
+
+class Fail(Message):
+    pass
+
+
+class Refuse(Message):
+    pass
+
+
+class Die(Message):
+    signal: int
+
+
+class Leave(Message):
+    status: int
+
+
+class Stall(Message):
+    pass
+
+
+class Chatter(Message):
+    pass
+
+
+class Where(Message):
+    pass
+
+
+class Here(Message):
+    cwd: str
+    path: list[str]
+    tmp: str
 
 
 def fail(command):
@@ -19,11 +59,11 @@ def refuse(command):
 
 def die(command):
     print("about to die", file=sys.stderr, flush=True)
-    os.kill(os.getpid(), command["signal"])
+    os.kill(os.getpid(), command.signal)
 
 
 def leave(command):
-    os._exit(command["status"])
+    os._exit(command.status)
 
 
 def stall(command):
@@ -34,13 +74,13 @@ def stall(command):
 def chatter(command):
     print("something on stdout")
     os.write(1, b"and from C\n")
-    return {"said": True}
+    return Echo("said")
 
 
 def where(command):
-    return {"cwd": os.getcwd(), "path": sys.path, "tmp": os.environ["TMPDIR"]}
+    return Here(os.getcwd(), sys.path, os.environ["TMPDIR"])
 
 
 def main():
-    handlers = [fail, refuse, die, leave, stall, chatter, where]
-    serve({handler.__name__: handler for handler in handlers} | {"echo": lambda command: command})
+    handlers = {Fail: fail, Refuse: refuse, Die: die, Leave: leave, Stall: stall, Chatter: chatter, Where: where}
+    serve({**handlers, Echo: lambda command: command})

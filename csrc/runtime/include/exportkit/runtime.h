@@ -29,6 +29,8 @@ enum class Verify { kOnce, kAlways };
 struct OpenOptions {
   // auto, cpu, cuda or cuda:<index>; auto is CUDA where the package has a target for it that runs here.
   std::string device = "auto";
+  // The only target to run, by its name; none for the best one that runs here.
+  std::optional<std::string> target;
   // How many calls can run at a time; they share the weights.
   int64_t runners = 1;
   // Whoever must have signed the package, any of them: PEM files, or PEM text. An Ed25519 key checks `.sig` files, one

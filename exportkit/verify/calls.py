@@ -1,0 +1,119 @@
+"""The calls of one target, and what is made of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from exportkit.package.archive import PackageReader
+from exportkit.package.manifest import Node
+from exportkit.package.sizes import SizePlan, label_of
+from exportkit.verify.eager import EagerProcess
+from exportkit.verify.messages import Called, Drawn
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import Check, EagerUnavailable, Verdict, WrongStructure
+from exportkit.verify.replay import ReplayProcess
+
+
+@dataclass(frozen=True)
+class TargetCalls:
+    """A target that is loaded, to be compared call by call.
+
+    Attributes:
+        target: Its name.
+        replay: Its process.
+        reader: The artifact.
+        options: How strictly.
+        folder: A private directory, for tensors.
+        progress: Told what is about to be done.
+    """
+
+    target: str
+    replay: ReplayProcess
+    reader: PackageReader
+    options: VerifyOptions
+    folder: Path
+    progress: Callable[[str], None]
+
+    def with_cases(self) -> Iterator[Check]:
+        """Against each recorded case."""
+        for index, case in enumerate(self.reader.manifest.cases):
+            label = f"case {index} ({label_of(case.sizes)})"
+            doing = f"running {label} of {self.target}"
+            self.progress(doing)
+            file = self.folder / f"case-{index}.safetensors"
+            self.reader.extract(case.record, file)
+            yield self._call("cases", label, case.sizes, inputs=file, expected=file, doing=doing)
+            file.unlink()
+
+    def with_eager(self, eager: EagerProcess, plan: SizePlan) -> Iterator[Check]:
+        """Against the eager model, at each of the planned sizes."""
+        if not plan.sizes:
+            nothing = EagerUnavailable("; ".join(plan.skipped), eager.required)
+            yield Check("eager", "the sizes", {}, nothing, target=self.target)
+            return
+        if not eager.alive and eager.model is not None:
+            self.progress(f"making the eager model {eager.model}")
+        if (objection := eager.make()) is not None:
+            yield Check("eager", "the eager model", {}, objection, target=self.target)
+            return
+        inputs, expected = self.folder / "eager-inputs.safetensors", self.folder / "eager-outputs.safetensors"
+        for number, sizes in enumerate(plan.sizes):
+            label = label_of(sizes)
+            self.progress(f"comparing {self.target} with eager at {label}")
+            answer = eager.draw(sizes, label=label, seed=self.options.seed + number, inputs=inputs, outputs=expected)
+            if not isinstance(answer, Drawn):
+                yield Check("eager", label, dict(sizes), answer, target=self.target)
+            elif (wrong := self._compare_structure(answer.structure)) is not None:
+                yield Check("eager", label, dict(sizes), wrong, target=self.target)
+            else:
+                doing = f"running {self.target} at {label}"
+                yield self._call("eager", label, sizes, inputs=inputs, expected=expected, doing=doing)
+            if not eager.alive:
+                return
+
+    def _call(
+        self,
+        against: Literal["cases", "eager"],
+        label: str,
+        sizes: Mapping[str, int],
+        *,
+        inputs: Path,
+        expected: Path,
+        doing: str,
+    ) -> Check:
+        outputs = self.folder / "outputs.safetensors"
+        answer = self.replay.call(inputs, outputs, doing=doing)
+        if not isinstance(answer, Called):
+            return Check(against, label, dict(sizes), answer, target=self.target)
+        verdict = self._judge(answer.structure, expected, outputs)
+        outputs.unlink()
+        return Check(against, label, dict(sizes), verdict, answer.seconds, self.target)
+
+    def _judge(self, structure: str, expected: Path, outputs: Path) -> Verdict:
+        from safetensors.torch import load_file
+
+        from exportkit.verify.compare import compare_outputs
+
+        if (wrong := self._compare_structure(structure)) is not None:
+            return wrong
+        described = self.reader.manifest.call.outputs
+        want, got = load_file(expected), load_file(outputs)
+        names = [f"output.{i}" for i in range(len(described))]
+        return compare_outputs(
+            described,
+            [want[name] for name in names],
+            [got[name] for name in names],
+            rtol=self.options.rtol,
+            atol=self.options.atol,
+        )
+
+    def _compare_structure(self, structure: str) -> WrongStructure | None:
+        expected = self.reader.manifest.call.result
+        if msgspec.json.decode(structure, type=Node) == expected:
+            return None
+        return WrongStructure(msgspec.json.encode(expected).decode(), structure)

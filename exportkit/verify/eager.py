@@ -1,0 +1,93 @@
+"""The eager model in a process of its own: the parent's side of eager_child.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from typing_extensions import Self
+
+from exportkit.package.manifest import Manifest
+from exportkit.verify.messages import Draw, Drawn, Failed, Resolve, Resolved
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import Crashed, EagerDiffers, EagerFailed, EagerUnavailable, TimedOut, Verdict
+from exportkit.verify.worker import LOAD_TIMEOUT, Worker
+
+
+class EagerProcess:
+    """MODEL as its source makes it today, on one device, in a process that can import what the caller can."""
+
+    def __init__(
+        self, manifest: Manifest, options: VerifyOptions, *, device: str, folder: Path, required: bool
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            manifest: Of the artifact that MODEL was exported to; it names MODEL unless the options do.
+            options: MODEL's weights and operator libraries, and how long a call may take.
+            device: Where it runs, such as "cuda:0".
+            folder: A private directory, for the process.
+            required: Whether it is a failure that there is no such model here.
+        """
+        self.model = options.model or manifest.source.model
+        self._manifest = manifest
+        self._options = options
+        self._device = device
+        self._folder = folder
+        self.required = required
+        self._worker: Worker | None = None
+        self._objection: Verdict | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._worker is not None and self._worker.alive
+
+    def make(self) -> Verdict | None:
+        """Makes the model, unless it is there already; why it cannot be compared with, if it cannot."""
+        if not self.alive:
+            self._objection = self._start()
+        return self._objection
+
+    def _start(self) -> Verdict | None:
+        if self.model is None:
+            reason = "the artifact was exported from an object, not from a MODEL that can be imported; name it: --model"
+            return EagerUnavailable(reason, self.required)
+        source, options = self._manifest.source, self._options
+        command = Resolve(
+            model=self.model,
+            source=source,
+            call=self._manifest.call,
+            tf32=self._manifest.provenance.tf32,
+            weights=str(options.weights.resolve()) if options.weights else None,
+            libraries=tuple(str(Path(library).resolve()) for library in options.op_libraries),
+            device=self._device,
+        )
+        self._worker = Worker("exportkit.verify.eager_child", folder=self._folder, cwd=Path.cwd())
+        timeout = max(options.timeout, LOAD_TIMEOUT)
+        answer = self._worker.ask(command, Resolved, doing=f"making the eager model {self.model}", timeout=timeout)
+        if isinstance(answer, Failed):
+            if answer.error == "ModelNotFoundError":
+                return EagerUnavailable(answer.detail, self.required)
+            return EagerFailed(answer.error, answer.detail, f"making {self.model}")
+        if isinstance(answer, Resolved):
+            same = answer.state_sha256 == source.state_sha256
+            return None if same else EagerDiffers(source.state_sha256, answer.state_sha256, self.model)
+        return answer
+
+    def draw(
+        self, sizes: Mapping[str, int], *, label: str, seed: int, inputs: Path, outputs: Path
+    ) -> Drawn | EagerFailed | Crashed | TimedOut:
+        """Draws inputs of these sizes and has the model, once made, answer them; both are written to files."""
+        assert self._worker is not None
+        doing = f"running the eager model at {label}, which is inside the exported range"
+        command = Draw(dict(sizes), seed, str(inputs), str(outputs))
+        answer = self._worker.ask(command, Drawn, doing=doing, timeout=self._options.timeout)
+        return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer

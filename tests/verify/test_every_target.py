@@ -1,0 +1,103 @@
+"""A wrong answer of any target is found, not only one of the target that would be loaded here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.manifest import Target
+from tests.artifacts import ROOT, artifact
+
+# Of the same shape, and added at different places: exchanged, they give another answer.
+EXCHANGED = {"norm.bias": "norm.running_mean", "norm.running_mean": "norm.bias"}
+
+
+def rebuilt(path: Path, change: Callable[[Target], Target]) -> Path:
+    """The package of two targets, both of which run where x86-64-v3 does, each changed.
+
+    They are called as on a machine with x86-64-v4, which takes the second.
+    """
+    with PackageReader(artifact("weighted")) as reader:
+        manifest = reader.manifest
+        v3, v4 = manifest.targets
+        records = {name: reader.read(name) for name in reader.names if f"/{v4.name}/" not in name}
+    records |= {name.replace(v3.name, v4.name): data for name, data in records.items() if f"/{v3.name}/" in name}
+    older = msgspec.structs.replace(v3, cpu_isa="x86-64-v2")
+    newer = msgspec.structs.replace(v3, name=v4.name)
+    write_package(path, msgspec.structs.replace(manifest, targets=(change(older), change(newer))), records)
+    return path
+
+
+def broken(target: Target) -> Target:
+    if "v3" not in target.name:
+        return target
+    return msgspec.structs.replace(target, constants={**target.constants, **EXCHANGED})
+
+
+def exportkit(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "exportkit", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def one_broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rebuilt(tmp_path_factory.mktemp("targets") / "one.pt2", broken)
+
+
+def test_a_wrong_value_of_a_target_that_is_not_the_best_one_is_found(one_broken: Path) -> None:
+    result = exportkit("verify", one_broken, "--shapes", 2, "--json")
+    assert result.returncode == 1, result.stderr
+    report = json.loads(result.stdout)
+    assert [target["name"] for target in report["targets"]] == ["cpu_x86_64_v4", "cpu_x86_64_v3"]
+    assert all(target["load_seconds"] > 0 and target["left_out"] is None for target in report["targets"])
+    kinds: dict[str, set[tuple[str, str]]] = {"cpu_x86_64_v4": set(), "cpu_x86_64_v3": set()}
+    for check in report["checks"]:
+        kinds[check["target"]].add((check["against"], check["verdict"]["kind"]))
+    assert kinds == {
+        "cpu_x86_64_v4": {("cases", "match"), ("eager", "match")},
+        "cpu_x86_64_v3": {("cases", "mismatch"), ("eager", "mismatch")},
+    }
+
+
+def test_what_is_printed_says_of_which_target_it_is(one_broken: Path) -> None:
+    result = exportkit("verify", one_broken, "--against", "cases")
+    assert result.returncode == 1, result.stderr
+    good, bad = result.stdout.split("\n  cpu_x86_64_v3 on cpu, loaded in ")
+    assert "cpu_x86_64_v4 on cpu, loaded in " in good
+    assert "FAIL" not in good
+    assert "ok" not in bad.partition("cases, case 0")[0].split()
+    assert "case 0 (batch=3) of cpu_x86_64_v3:" in bad
+
+
+def test_a_target_that_is_asked_for_is_the_only_one(one_broken: Path) -> None:
+    good = exportkit("verify", one_broken, "--against", "cases", "--target", "cpu_x86_64_v4")
+    assert good.returncode == 0, good.stdout
+    assert "cpu_x86_64_v3" not in good.stdout
+    assert exportkit("verify", one_broken, "--against", "cases", "--target", "cpu_x86_64_v3").returncode == 1
+    unknown = exportkit("verify", one_broken, "--target", "cpu_x86_64_v5")
+    assert unknown.returncode == 2
+    assert "It has: cpu_x86_64_v3, cpu_x86_64_v4." in unknown.stderr
+
+
+def test_a_package_is_not_written_where_any_of_its_targets_fails(one_broken: Path, tmp_path: Path) -> None:
+    result = exportkit("package", one_broken, "-o", tmp_path / "out.pt2", "--json")
+    assert result.returncode == 1, result.stderr
+    assert json.loads(result.stdout)["file"] is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_targets_that_cannot_run_here_are_named_and_fail_nothing(tmp_path: Path) -> None:
+    def arm(target: Target) -> Target:
+        return target if "v3" in target.name else msgspec.structs.replace(target, platform="linux-aarch64")
+
+    result = exportkit("verify", rebuilt(tmp_path / "arm.pt2", arm), "--against", "cases")
+    assert result.returncode == 0, result.stdout
+    assert "not run  cpu_x86_64_v4: it is for linux-aarch64, this is linux-" in result.stdout
+    assert "ok: 4 calls agree; 1 of 2 targets were run" in result.stdout
