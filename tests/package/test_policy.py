@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from exportkit.errors import HostError, PolicyError, SignatureMissingError
 from exportkit.package import policy
@@ -156,6 +157,28 @@ def test_keys_are_named_from_the_policys_folder_or_given_whole(
         assert len(trusted(path)) == 1
     demand(system, two.public, one.public)
     assert trusted(path) == [str(one.public)]
+
+
+def test_a_key_of_one_form_takes_the_place_of_one_of_the_other(
+    path: Path, system: Path, one: Signer, tmp_path: Path
+) -> None:
+    curved = signer(tmp_path, "curved", curve=ec.SECP384R1())
+    demand(system, curved.public)
+    assert "there is no" in refused(path)
+    sign_package(path, one.key)
+    assert "model.pt2.sigstore.json" in refused(path)  # the other form is not looked at
+    bundle = sign_package(path, curved.key)
+    assert trusted(path) == [str(curved.public)]
+    demand(system, curved.public, one.public)  # both, while one replaces the other
+    assert trusted(path) == [str(one.public)]
+    (tmp_path / "model.pt2.sig").unlink()
+    assert trusted(path) == [str(curved.public)]
+    demand(system, one.public)
+    assert "model.pt2.sig;" in refused(path)
+    sign_package(path, one.key)
+    bundle.unlink()
+    assert trusted(path) == [str(one.public)]
+    assert "the caller" in refused(path, curved.public)
 
 
 @pytest.mark.parametrize(
