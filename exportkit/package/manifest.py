@@ -268,6 +268,11 @@ class Manifest(Strict, frozen=True, kw_only=True):
     records: tuple[Record, ...]
 
 
+# Made at import, which one thread does: msgspec works out a type's fields when it first needs them, and crashes where
+# two threads are in the middle of that (seen with 0.22).
+_DECODER = msgspec.json.Decoder(Manifest)
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """JSON with its keys in the order above and a final newline, the same bytes for the same manifest."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1) + b"\n"
@@ -287,7 +292,7 @@ def decode_manifest(data: bytes) -> Manifest:
         raise ManifestSyntaxError(f"the manifest {error}") from error
     _check_version(value)
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = _DECODER.decode(data)
     except msgspec.DecodeError as error:
         raise ManifestSyntaxError(
             f"the manifest is not of the shape FORMAT.md gives: {error}",

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -171,10 +171,15 @@ def _pre_authentication(payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD), _PAYLOAD.encode(), len(payload), payload)
 
 
+# Made at import: exportkit.package.manifest says why.
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in (_Bundle, _Statement)}
+
+
 def _decode(data: bytes, kind: type[Part], name: str) -> Part:
     try:
         strict_json.parse(data, max_depth=MAX_DEPTH)
-        return msgspec.json.decode(data, type=kind)
+        part: Part = _DECODERS[kind].decode(data)
+        return part
     except ValueError as error:  # msgspec's errors are such, too
         raise SignatureError(
             f"{name} is no bundle that model signing makes of one file with an elliptic curve key: {error}"

@@ -28,6 +28,10 @@ class Policy(Strict, frozen=True):
     public_keys: tuple[str, ...]
 
 
+# Made at import: exportkit.package.manifest says why.
+_DECODER = msgspec.json.Decoder(Policy)
+
+
 @dataclass(frozen=True)
 class Demand:
     """Somebody asks for a signature by any of these keys.
@@ -69,7 +73,7 @@ def _read(path: Path, *, must_exist: bool) -> Policy | None:
     try:
         data = read_small(path, guarded=True)
         strict_json.parse(data, max_depth=_MAX_DEPTH)
-        policy = msgspec.json.decode(data, type=Policy)
+        policy = _DECODER.decode(data)
     except (FileNotFoundError, NotADirectoryError) as error:
         if not must_exist:
             return None

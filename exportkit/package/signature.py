@@ -51,6 +51,10 @@ class Signatures(Strict, frozen=True):
         return statement(self.manifest_sha256, self.file_sha256)
 
 
+# Made at import: exportkit.package.manifest says why.
+_DECODER = msgspec.json.Decoder(Signatures)
+
+
 def statement(manifest_sha256: str, file_sha256: str) -> bytes:
     """The bytes to sign for a package of these digests."""
     return (
@@ -142,7 +146,7 @@ def decode_signatures(data: bytes, name: str) -> Signatures:
             hint="Install an exportkit that reads it, or sign the package again.",
         )
     try:
-        signatures = msgspec.json.decode(data, type=Signatures)
+        signatures = _DECODER.decode(data)
     except msgspec.DecodeError as error:
         raise SignatureError(f"the signature file {name} is not of the shape FORMAT.md gives: {error}") from error
     ids = [signature.key_id for signature in signatures.signatures]

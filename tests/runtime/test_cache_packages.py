@@ -235,8 +235,8 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def test_load_hashes_once_and_with_verify_always_each_time(tiny_files, tmp_path, route):
-    """What is counted is what the process reads: a later load reads nothing of the size of the contents."""
+def test_a_second_load_reads_nothing_of_the_size_of_its_contents(tiny_files, tmp_path, route):
+    """Unless it is told to hash everything again. What is counted is what the process reads."""
     large = 1 << 24
     extra = {"data/weights/large.bin": os.urandom(large)}
     package = tiny.write(tmp_path / "large.pt2", tiny_files, extra=extra, cases=())

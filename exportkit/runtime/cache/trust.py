@@ -8,7 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 from typing_extensions import Self
@@ -66,6 +66,10 @@ class PackageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Record = TypeVar("Record", EntryRecord, PackageRecord)
+# Made at import: exportkit.package.manifest says why.
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (EntryRecord, PackageRecord)
+}
 
 
 def verify_package(reader: PackageReader, *, again: bool) -> None:
@@ -176,7 +180,7 @@ def read_record(path: Path, kind: type[Record]) -> Record | None:
         return None
     with file:
         try:
-            record = msgspec.json.decode(file.read(_MAX_RECORD_BYTES), type=kind)
+            record = _DECODERS[kind].decode(file.read(_MAX_RECORD_BYTES))
         except (OSError, ValueError):  # msgspec's errors are ValueErrors
             return None
     return record if record.checked_ns <= time.time_ns() else None

@@ -1,0 +1,49 @@
+"""exportkit-run and what it keeps in the cache: it hashes what Python would hash, and honours what Python verified."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+import exportkit
+from exportkit.errors import DigestMismatchError
+from exportkit.package.archive import PackageReader
+from tests.runtime import exportkit_run
+
+
+def test_what_it_verified_is_not_hashed_again_unless_that_is_asked_for(meeting_package, tmp_path):
+    """A file that is hashed has another record afterwards, written under another name and renamed."""
+    time.sleep(max(0.0, meeting_package.stat().st_ctime + 2.1 - time.time()))  # until its times can be relied on
+
+    def records() -> dict[str, int]:
+        found = [*tmp_path.rglob("~verified.json"), *tmp_path.rglob("packages/*.json")]
+        return {str(path): path.stat().st_ino for path in found}
+
+    exportkit_run.load(meeting_package)
+    first = records()
+    assert len(first) == 3, "of the package, its library and its target"
+    exportkit_run.load(meeting_package)
+    exportkit_run.load(meeting_package, "--verify", "once")
+    exportkit.load(meeting_package).close()
+    assert records() == first
+    exportkit_run.load(meeting_package, "--verify", "always")
+    assert records().keys() == first.keys()
+    assert not records().items() & first.items()
+
+
+def test_a_change_behind_its_back_is_found(tiny_package, tmp_path):
+    package = tmp_path / "changed.pt2"
+    package.write_bytes(tiny_package.read_bytes())
+    time.sleep(2.1)
+    exportkit_run.load(package)
+    before = package.stat()
+    with PackageReader(package) as reader:
+        at = reader.data_offset(next(name for name in reader.names if name.endswith(".so"))) + 5000
+    with open(package, "r+b") as file:
+        file.seek(at)
+        file.write(b"\xff\xfe\xfd")
+    os.utime(package, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(DigestMismatchError):
+        exportkit_run.load(package)
