@@ -35,6 +35,13 @@ def library(request: pytest.FixtureRequest) -> elf.Elf:
     return elf.read_elf(built[request.param])
 
 
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_nothing_walks_folders_by_a_libstdcxx_that_libtorch_may_replace(path: Path):
+    # libtorch exports std::filesystem of the libstdc++ it was built with: an iterator of a newer one crashes in it.
+    walking = re.compile("directory_iterator|10remove_all")
+    assert not [symbol for symbol in elf.read_elf(path).undefined if walking.search(symbol)]
+
+
 def test_no_symbol_is_c_plus_plus_of_torch(library: elf.Elf):
     assert elf.is_stable(library.undefined)
 

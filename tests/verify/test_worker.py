@@ -29,7 +29,9 @@ def ask(child, do, answer="Echo", timeout=30.0, **command):
     return child.ask(asked, getattr(misbehaving_child, answer), doing=f"asked to {do}", timeout=timeout)
 
 
-@pytest.mark.parametrize("text", ["ä\n", "x" * 300_000, os.fsdecode(b"no UTF-8 \xff")])
+@pytest.mark.parametrize(
+    "text", ["ä\n", "x" * 300_000, os.fsdecode(b"no UTF-8 \xff")], ids=["other letters", "long", "no UTF-8"]
+)
 def test_a_command_gets_its_answer_and_the_child_stays_for_the_next(child, text):
     assert ask(child, "Echo", text=text, number=1).text == text
     assert ask(child, "Echo", text="again").number == 0

@@ -1,6 +1,8 @@
 #include "runtime/package/atomic.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <inttypes.h>
 #include <sys/file.h>
 #include <sys/random.h>
@@ -10,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <memory>
 
 namespace exportkit {
 namespace {
@@ -35,6 +38,13 @@ bool is_temporary(std::string_view name, std::string_view prefix) {
   return digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
+// Not std::filesystem's, nor its iterators: libtorch exports those of an older libstdc++, which crash in a newer one.
+void remove_tree(const fs::path& path) {
+  constexpr int kOpenFolders = 16;
+  const auto remove_one = [](const char* name, const struct stat*, int, FTW*) { return std::remove(name), 0; };
+  nftw(path.c_str(), remove_one, kOpenFolders, FTW_DEPTH | FTW_PHYS);
+}
+
 // What was taken for left over between its making and its locking is gone by now.
 bool is_gone(int fd) {
   struct stat status{};
@@ -46,14 +56,14 @@ void remove_unlocked(const fs::path& path) {
   struct stat status{};
   if (!file || fstat(file.get(), &status) != 0 || status.st_uid != geteuid()) return;
   if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) return;  // its maker is at work
-  std::error_code ignored;
-  fs::remove_all(path, ignored);
+  remove_tree(path);
 }
 
 void remove_leftovers(const fs::path& folder, const std::string& prefix) {
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    if (is_temporary(entry->path().filename().string(), prefix)) remove_unlocked(entry->path());
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(folder.c_str()), closedir);
+  if (!entries) return;
+  while (const dirent* entry = readdir(entries.get())) {
+    if (is_temporary(entry->d_name, prefix)) remove_unlocked(folder / entry->d_name);
   }
 }
 
@@ -114,8 +124,7 @@ TemporaryFolder::TemporaryFolder(const std::string& prefix) : maker_(getpid()) {
 }
 
 TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  if (getpid() == maker_) fs::remove_all(path_, ignored);
+  if (getpid() == maker_) remove_tree(path_);
 }
 
 }  // namespace exportkit
