@@ -168,7 +168,8 @@ def test_models_of_one_package_share_its_code_and_nothing_else(tiny_package):
         first.close()
         for got, mean in zip(second(*args, **kwargs)["regions"], expected):
             assert torch.equal(got, mean)
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".so")}
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = {line.split()[-1] for line in maps if line.endswith(".so")}
     assert len([path for path in mapped if f"{os.environ['EXPORTKIT_CACHE']}/targets/" in path]) == 1
 
 
