@@ -11,7 +11,7 @@ from exportkit.bench.timing import Alternative, copy_rate, measure
 CPU = torch.device("cpu")
 
 
-def test_alternatives_take_turns_and_inputs_rotate():
+def test_alternatives_take_turns_in_changing_orders_and_inputs_rotate():
     seen = []
 
     def slow(name, number):
@@ -23,7 +23,10 @@ def test_alternatives_take_turns_and_inputs_rotate():
     ]
     measured = measure(alternatives, CPU, 1e-3)
     timed = seen[3 * 2 + 3 : -3]  # after the warm-up and the estimates, before the memory is counted
-    assert [name for name, _ in timed[:6]] == ["a", "b", "c", "b", "c", "a"]
+    rounds = [tuple(name for name, _ in timed[i : i + 3]) for i in range(0, len(timed), 3)]
+    assert all(sorted(round_) == ["a", "b", "c"] for round_ in rounds)
+    predecessors = {rounds[i][rounds[i].index("b") - 1] for i in range(len(rounds)) if rounds[i][0] != "b"}
+    assert predecessors == {"a", "c"}  # "b" runs after the one and after the other
     assert [number for name, number in timed if name == "a"] == [0, 1, 0, 1, 0]
     for measurement in measured:
         assert measurement.call.count == 5

@@ -92,6 +92,21 @@ print({name: forked(task) for name, task in tasks.items()})
 print(right(), in_a_thread())
 """
 
+# Whether a child ends with status 0; one that waits forever is killed.
+ENDS_WELL = """
+import os, time
+def ends_well(child):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.005)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False
+"""
+
 # Forks while other threads are in the middle of calls that have the only runner.
 BUSY = """
 import os, sys, threading, time
@@ -106,16 +121,6 @@ def call():
 def call_on():
     while not stop.is_set():
         call()
-def answers(child):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status == 0
-        time.sleep(0.005)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return False
 threads = [threading.Thread(target=call_on) for _ in range(2)]
 for thread in threads:
     thread.start()
@@ -128,7 +133,7 @@ for _ in range(20):
             status = 0 if torch.equal(call(), expected) else 2
         finally:
             os._exit(status)
-    children.append(answers(child))
+    children.append(ends_well(child))
     if not children[-1]:
         break
 stop.set()
@@ -176,16 +181,6 @@ def load_on():
         right()
 thread = threading.Thread(target=load_on)
 thread.start()
-def ends_well(child):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status == 0
-        time.sleep(0.005)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return False
 ends = []
 for number in range(20):
     time.sleep(0.0007 * number)
@@ -415,7 +410,7 @@ def test_a_loaded_model_works_in_a_pool_of_forked_processes(tiny_package, tmp_pa
 
 
 def test_a_fork_while_other_threads_are_in_calls_finds_a_model_that_is_free(tiny_package, tmp_path):
-    assert run_python(BUSY, tiny_package, cwd=tmp_path) == "True 20 True\n"
+    assert run_python(ENDS_WELL + BUSY, tiny_package, cwd=tmp_path) == "True 20 True\n"
 
 
 @pytest.mark.cuda
@@ -430,4 +425,4 @@ def test_a_fork_of_a_process_that_used_cuda_is_told_to_spawn_and_the_parent_goes
 
 @both_routes
 def test_a_fork_while_another_thread_loads_can_load(softpool_package, tmp_path):
-    assert run_python(LOADING, softpool_package, cwd=tmp_path) == "True 20\n"
+    assert run_python(ENDS_WELL + LOADING, softpool_package, cwd=tmp_path) == "True 20\n"
