@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 
 import pytest
@@ -26,7 +27,7 @@ def test_alternatives_take_turns_in_changing_orders_and_inputs_rotate():
     rounds = [tuple(name for name, _ in timed[i : i + 3]) for i in range(0, len(timed), 3)]
     assert all(sorted(round_) == ["a", "b", "c"] for round_ in rounds)
     names = [name for name, _ in timed]
-    assert {"a", "c"} <= {before for before, name in zip(names, names[1:]) if name == "b"}
+    assert {"a", "c"} <= {before for before, name in itertools.pairwise(names) if name == "b"}
     assert [number for name, number in timed if name == "a"] == [0, 1, 0, 1, 0]
     for measurement in measured:
         assert measurement.call.count == 5
