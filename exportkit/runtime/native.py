@@ -100,7 +100,10 @@ class NativePackage:
         by_digest = {library.sha256: library for library in described}
         with libraries.loading:
             for known in libraries.loaded_libraries():
-                torch.ops.exportkit.know_library.default(known.sha256, str(known.path), list(known.namespaces))
+                path = os.fsencode(known.path).decode(
+                    errors="backslashreplace"
+                )  # for people: the dispatcher takes text
+                torch.ops.exportkit.know_library.default(known.sha256, path, list(known.namespaces))
             left = True
             while left:
                 loaded, left, warned, error = torch.ops.exportkit.load_operators.default(
@@ -113,10 +116,10 @@ class NativePackage:
                 _raise(error)
                 if left:
                     # It may define more than the manifest says, which takes another Python process to find out.
-                    sha256, path = left
+                    sha256, unpacked = left
                     schemas = {operator.name: operator.schema for operator in by_digest[sha256].defines}
                     defines = {name.partition("::")[0] for name in schemas}
-                    libraries.load_verified(Path(path), sha256, defines=defines, schemas=schemas)
+                    libraries.load_verified(Path(unpacked), sha256, defines=defines, schemas=schemas)
 
     def load_target(self) -> NativeRunner:
         """Loads the target's code, which executes it."""

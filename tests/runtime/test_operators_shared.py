@@ -260,3 +260,16 @@ for _ in range(2):
 print(probed)
 """
     assert run_python(PRELUDE + code, softpool_package, cwd=tmp_path) == "['libsoftpool.so']\n"
+
+
+@BOTH_ROUTES
+def test_a_library_that_is_loaded_from_a_path_that_is_no_text_is_in_nobodys_way(softpool_package, tmp_path):
+    known = """
+from pathlib import Path
+from exportkit import libraries
+path = Path(os.fsdecode(b"/no text \\xff/libnobody.so"))
+libraries.know_library(libraries.LoadedLibrary(path, "0" * 64, frozenset({"nobody"})))
+check(exportkit.load(sys.argv[1]))
+alive()
+"""
+    assert run_python(PRELUDE + known, softpool_package, cwd=tmp_path) == "alive\n"
