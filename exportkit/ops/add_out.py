@@ -7,9 +7,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_floating, shape_of
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_add_out = operator("add_out")
 
 _MAX_DIMS = 25
 
@@ -33,7 +35,7 @@ def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     """
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad):
         raise RuntimeError("add_out: an argument requires a gradient, which add_out does not pass on; use a + b")
-    call(torch.ops.arr_coc.add_out.default, a, b, out)
+    _add_out(a, b, out)
 
 
 def add_out_reference(a: Tensor, b: Tensor, out: Tensor) -> None:

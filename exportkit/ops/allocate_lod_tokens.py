@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_floating, check_rank
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_allocate_lod_tokens = operator("allocate_lod_tokens")
 
 MAX_TOKENS = 2**31 - 1
 """Of one patch, and with a total of one sample: so that the exact allotment fits int64."""
@@ -47,7 +49,7 @@ def allocate_lod_tokens(
     Raises:
         RuntimeError: Wrong rank or dtype, or one of the ranges above does not hold.
     """
-    return call(torch.ops.arr_coc.allocate_lod_tokens.default, scores, min_tokens, max_tokens, gamma, total)
+    return _allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total)
 
 
 def allocate_lod_tokens_reference(

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_bias_relu = operator("bias_relu")
+_scale_bias_relu_grad = operator("scale_bias_relu_grad")
 
 
 def bias_relu(x: Tensor, bias: Tensor) -> Tensor:
@@ -30,7 +33,7 @@ def bias_relu(x: Tensor, bias: Tensor) -> Tensor:
     Raises:
         RuntimeError: Wrong rank, sizes, dtype or device.
     """
-    return call(torch.ops.arr_coc.bias_relu.default, x, bias)
+    return _bias_relu(x, bias)
 
 
 def bias_relu_reference(x: Tensor, bias: Tensor) -> Tensor:
@@ -59,9 +62,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     need_x, need_bias = ctx.needs_input_grad
-    of_x, of_bias = call(
-        torch.ops.arr_coc.scale_bias_relu_grad.default, grad, *ctx.saved_tensors, 1.0, need_x, need_bias
-    )
+    of_x, of_bias = _scale_bias_relu_grad(grad, *ctx.saved_tensors, 1.0, need_x, need_bias)
     return of_x if need_x else None, of_bias if need_bias else None
 
 

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_second_derivative
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_compute_entropy = operator("compute_entropy")
+_compute_entropy_grad = operator("compute_entropy_grad")
 
 
 def compute_entropy(features: Tensor, temperature: float = 1.0) -> Tensor:
@@ -30,7 +33,7 @@ def compute_entropy(features: Tensor, temperature: float = 1.0) -> Tensor:
     Raises:
         RuntimeError: Wrong rank or dtype, D = 0, or temperature <= 0.
     """
-    return call(torch.ops.arr_coc.compute_entropy.default, features, temperature)
+    return _compute_entropy(features, temperature)
 
 
 def compute_entropy_reference(features: Tensor, temperature: float = 1.0) -> Tensor:
@@ -54,7 +57,7 @@ def compute_entropy_grad(grad: Tensor, features: Tensor, temperature: float) -> 
     Returns:
         [B, N, D].
     """
-    return call(torch.ops.arr_coc.compute_entropy_grad.default, grad, features, temperature)
+    return _compute_entropy_grad(grad, features, temperature)
 
 
 def compute_entropy_grad_reference(grad: Tensor, features: Tensor, temperature: float) -> Tensor:

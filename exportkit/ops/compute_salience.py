@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_second_derivative
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import NORM_FLOOR, accumulated, norm, unit
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_compute_salience = operator("compute_salience")
+_compute_salience_grad = operator("compute_salience_grad")
 
 # Edge strength and colour contrast that count as half salient, and what keeps the gradient magnitude smooth at zero.
 _EDGE_HALF, _CONTRAST_HALF, _EDGE_FLOOR = 0.1, 25.0, 1e-8
@@ -53,7 +56,7 @@ def compute_salience(
     Raises:
         RuntimeError: Wrong rank, sizes, dtype or device; D = 0; H or W not a multiple of P; weights out of range.
     """
-    return call(torch.ops.arr_coc.compute_salience.default, features, lab, sobel_x, sobel_y, patch_size, weights)
+    return _compute_salience(features, lab, sobel_x, sobel_y, patch_size, weights)
 
 
 def _normalised(weights: Sequence[float]) -> list[float]:
@@ -146,7 +149,7 @@ def compute_salience_grad(
     Returns:
         Gradients of features, lab, sobel_x and sobel_y, each of its argument's shape.
     """
-    return call(torch.ops.arr_coc.compute_salience_grad.default,
+    return _compute_salience_grad(
         grad, features, lab, sobel_x, sobel_y, patch_size, weights,
         need_features, need_lab, need_sobel_x, need_sobel_y,
     )  # fmt: skip

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_second_derivative
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_dtype, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_fused_layer_norm = operator("fused_layer_norm")
+_fused_layer_norm_grad = operator("fused_layer_norm_grad")
 
 
 def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -34,7 +37,7 @@ def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5)
     Raises:
         RuntimeError: Wrong shape or dtype, or eps < 0.
     """
-    return call(torch.ops.arr_coc.fused_layer_norm.default, x, weight, bias, eps)[0]
+    return _fused_layer_norm(x, weight, bias, eps)[0]
 
 
 def fused_layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -73,9 +76,7 @@ def fused_layer_norm_grad(
     Returns:
         [..., D], [D] and [D]; size [0] for one that is not needed.
     """
-    return call(
-        torch.ops.arr_coc.fused_layer_norm_grad.default, grad, x, weight, mean, rstd, need_x, need_weight, need_bias
-    )
+    return _fused_layer_norm_grad(grad, x, weight, mean, rstd, need_x, need_weight, need_bias)
 
 
 def fused_layer_norm_grad_reference(

@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_second_derivative
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_fused_texture = operator("fused_texture")
+_lab_to_rgb_grad = operator("lab_to_rgb_grad")
+_sobel_grad = operator("sobel_grad")
 
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601
 XYZ = ((0.412453, 0.357580, 0.180423), (0.212671, 0.715160, 0.072169), (0.019334, 0.119193, 0.950227))
@@ -40,7 +44,7 @@ def fused_texture(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Raises:
         RuntimeError: Wrong rank, channels or dtype.
     """
-    return call(torch.ops.arr_coc.fused_texture.default, rgb)
+    return _fused_texture(rgb)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -114,7 +118,7 @@ def lab_to_rgb_grad(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = No
     Raises:
         RuntimeError: Wrong rank, channels, sizes or dtype.
     """
-    return call(torch.ops.arr_coc.lab_to_rgb_grad.default, rgb, grad_lab, grad_luma)
+    return _lab_to_rgb_grad(rgb, grad_lab, grad_luma)
 
 
 def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
@@ -148,7 +152,7 @@ def sobel_grad(grad_x: Tensor, grad_y: Tensor) -> Tensor:
     Raises:
         RuntimeError: Wrong rank, channels, sizes or dtype.
     """
-    return call(torch.ops.arr_coc.sobel_grad.default, grad_x, grad_y)
+    return _sobel_grad(grad_x, grad_y)
 
 
 def sobel_grad_reference(grad_x: Tensor, grad_y: Tensor) -> Tensor:

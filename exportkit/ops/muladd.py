@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check_alike, check_floating, check_same_shape
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_muladd = operator("muladd")
+_muladd_grad = operator("muladd_grad")
 
 
 def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
@@ -28,7 +31,7 @@ def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
     Raises:
         RuntimeError: Wrong dtype, shape or device.
     """
-    return call(torch.ops.arr_coc.muladd.default, a, b, c)
+    return _muladd(a, b, c)
 
 
 def muladd_reference(a: Tensor, b: Tensor, c: float) -> Tensor:
@@ -49,7 +52,7 @@ def muladd_grad(grad: Tensor, a: Tensor, b: Tensor, need_a: bool, need_b: bool) 
     Returns:
         Gradients of a and b, of their shape and dtype.
     """
-    return call(torch.ops.arr_coc.muladd_grad.default, grad, a, b, need_a, need_b)
+    return _muladd_grad(grad, a, b, need_a, need_b)
 
 
 def muladd_grad_reference(grad: Tensor, a: Tensor, b: Tensor, need_a: bool, need_b: bool) -> tuple[Tensor, Tensor]:

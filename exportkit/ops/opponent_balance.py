@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_second_derivative
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_opponent_balance = operator("opponent_balance")
+_opponent_balance_grad = operator("opponent_balance_grad")
 
 
 def opponent_balance(
@@ -39,7 +42,7 @@ def opponent_balance(
     Raises:
         RuntimeError: Wrong rank, sizes, dtype or device.
     """
-    return call(torch.ops.arr_coc.opponent_balance.default, entropy, salience, alignment, weights, invert_entropy)
+    return _opponent_balance(entropy, salience, alignment, weights, invert_entropy)
 
 
 def opponent_balance_reference(
@@ -85,7 +88,7 @@ def opponent_balance_grad(
     Returns:
         Gradients of entropy, salience, alignment and weights, each of its argument's shape.
     """
-    return call(torch.ops.arr_coc.opponent_balance_grad.default,
+    return _opponent_balance_grad(
         grad, entropy, salience, alignment, weights, invert_entropy,
         need_entropy, need_salience, need_alignment, need_weights,
     )  # fmt: skip

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_second_derivative
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_dtype, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import NORM_FLOOR, accumulated, norm, unit
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_query_alignment = operator("query_alignment")
+_query_alignment_grad = operator("query_alignment_grad")
 
 
 def query_alignment(features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -35,7 +38,7 @@ def query_alignment(features: Tensor, query: Tensor, mask: Tensor | None = None)
     Raises:
         RuntimeError: Wrong rank, sizes, dtype or device; D = 0 or T = 0; a mask with a query [B, D].
     """
-    return call(torch.ops.arr_coc.query_alignment.default, features, query, mask)
+    return _query_alignment(features, query, mask)
 
 
 def _cosines(features: Tensor, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -72,7 +75,7 @@ def query_alignment_grad(
     Returns:
         Gradients of features and query, each of its argument's shape.
     """
-    return call(torch.ops.arr_coc.query_alignment_grad.default, grad, features, query, mask, need_features, need_query)
+    return _query_alignment_grad(grad, features, query, mask, need_features, need_query)
 
 
 def query_alignment_grad_reference(

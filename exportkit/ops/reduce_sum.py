@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_floating
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_reduce_sum = operator("reduce_sum")
 
 
 def reduce_sum(x: Tensor, dim: int) -> Tensor:
@@ -30,7 +32,7 @@ def reduce_sum(x: Tensor, dim: int) -> Tensor:
     Raises:
         RuntimeError: Wrong dtype, no dimension, or `dim` out of range.
     """
-    return call(torch.ops.arr_coc.reduce_sum.default, x, dim)
+    return _reduce_sum(x, dim)
 
 
 def reduce_sum_reference(x: Tensor, dim: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_derivative
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_same_size, shape_of
 from exportkit.ops._reference import accumulated, unit
 from exportkit.ops._spec import OpSpec, Refusal, Sample
@@ -23,6 +23,8 @@ from exportkit.ops.compute_salience import (
 )
 from exportkit.ops.opponent_balance import opponent_balance_reference
 from exportkit.ops.query_alignment import _query_alignment_fake, query_alignment_reference
+
+_relevance_scores = operator("relevance_scores")
 
 
 def relevance_scores(
@@ -63,8 +65,7 @@ def relevance_scores(
         RuntimeError: Wrong rank, sizes, dtype or device; D = 0 or T = 0; a mask with a query [B, D]; temperature <= 0;
             salience weights out of range. Also where a gradient is asked for.
     """
-    return call(
-        torch.ops.arr_coc.relevance_scores.default,
+    return _relevance_scores(
         features,
         query,
         colours,

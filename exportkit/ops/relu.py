@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check_alike, check_floating, check_same_shape
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_relu = operator("relu")
+_relu_grad = operator("relu_grad")
 
 
 def relu(x: Tensor) -> Tensor:
@@ -25,7 +28,7 @@ def relu(x: Tensor) -> Tensor:
     Raises:
         RuntimeError: Wrong dtype.
     """
-    return call(torch.ops.arr_coc.relu.default, x)
+    return _relu(x)
 
 
 def relu_reference(x: Tensor) -> Tensor:
@@ -43,7 +46,7 @@ def relu_grad(grad: Tensor, output: Tensor) -> Tensor:
     Returns:
         The shape and dtype of `output`.
     """
-    return call(torch.ops.arr_coc.relu_grad.default, grad, output)
+    return _relu_grad(grad, output)
 
 
 def relu_grad_reference(grad: Tensor, output: Tensor) -> Tensor:

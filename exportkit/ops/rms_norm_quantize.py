@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_rms_norm_quantize = operator("rms_norm_quantize")
 
 QUANTIZED_MAX = 127
 
@@ -39,7 +41,7 @@ def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Ten
     Raises:
         RuntimeError: Wrong shape or dtype, or eps < 0.
     """
-    return call(torch.ops.arr_coc.rms_norm_quantize.default, x, weight, eps)
+    return _rms_norm_quantize(x, weight, eps)
 
 
 def rms_norm_quantize_reference(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:

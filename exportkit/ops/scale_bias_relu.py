@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_floating, check_same_shape, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 from exportkit.ops.bias_relu import check_x_and_bias
 from exportkit.ops.relu import relu_grad, relu_grad_reference
+
+_scale_bias_relu = operator("scale_bias_relu")
+_scale_bias_relu_grad = operator("scale_bias_relu_grad")
 
 
 def scale_bias_relu(x: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -33,7 +36,7 @@ def scale_bias_relu(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     Raises:
         RuntimeError: Wrong rank, sizes, dtype or device.
     """
-    return call(torch.ops.arr_coc.scale_bias_relu.default, x, bias, scale)
+    return _scale_bias_relu(x, bias, scale)
 
 
 def scale_bias_relu_reference(x: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -58,7 +61,7 @@ def scale_bias_relu_grad(
     Returns:
         Gradients of x, of the shape of `output`, and of the bias, [D].
     """
-    return call(torch.ops.arr_coc.scale_bias_relu_grad.default, grad, output, scale, need_x, need_bias)
+    return _scale_bias_relu_grad(grad, output, scale, need_x, need_bias)
 
 
 def scale_bias_relu_grad_reference(

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_floating, check_same_shape, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_softmax = operator("softmax")
+_softmax_grad = operator("softmax_grad")
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -28,7 +31,7 @@ def softmax(x: Tensor) -> Tensor:
     Raises:
         RuntimeError: Wrong dtype, or a tensor without dimensions.
     """
-    return call(torch.ops.arr_coc.softmax.default, x)
+    return _softmax(x)
 
 
 def softmax_reference(x: Tensor) -> Tensor:
@@ -46,7 +49,7 @@ def softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
     Returns:
         The shape and dtype of `output`.
     """
-    return call(torch.ops.arr_coc.softmax_grad.default, grad, output)
+    return _softmax_grad(grad, output)
 
 
 def softmax_grad_reference(grad: Tensor, output: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from exportkit.ops._autograd import register_no_derivative
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_floating, check_rank, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 from exportkit.ops.fused_texture import fused_texture_reference
+
+_texture_statistics = operator("texture_statistics")
 
 
 def texture_statistics(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
@@ -34,7 +36,7 @@ def texture_statistics(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
     Raises:
         RuntimeError: Wrong rank, channels or dtype; H or W not a multiple of P; asking for a gradient.
     """
-    return call(torch.ops.arr_coc.texture_statistics.default, rgb, patch_size)
+    return _texture_statistics(rgb, patch_size)
 
 
 def _patch_means(planes: Tensor, patch_size: int) -> Tensor:

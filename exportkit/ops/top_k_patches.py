@@ -10,9 +10,12 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from exportkit.ops._autograd import register_no_second_derivative
-from exportkit.ops._call import call
+from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_dtype, check_floating, check_rank, check_same_size
 from exportkit.ops._spec import OpSpec, Refusal, Sample
+
+_top_k_patches = operator("top_k_patches")
+_top_k_patches_grad = operator("top_k_patches_grad")
 
 
 def top_k_patches(relevance_scores: Tensor, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -32,7 +35,7 @@ def top_k_patches(relevance_scores: Tensor, features: Tensor, k: int) -> tuple[T
     Raises:
         RuntimeError: Wrong rank, dtype, device or size, or k outside [0, N].
     """
-    return call(torch.ops.arr_coc.top_k_patches.default, relevance_scores, features, k)
+    return _top_k_patches(relevance_scores, features, k)
 
 
 def top_k_patches_reference(relevance_scores: Tensor, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -56,7 +59,7 @@ def top_k_patches_grad(grad: Tensor, indices: Tensor, num_patches: int) -> Tenso
     Returns:
         [B, N, D].
     """
-    return call(torch.ops.arr_coc.top_k_patches_grad.default, grad, indices, num_patches)
+    return _top_k_patches_grad(grad, indices, num_patches)
 
 
 def top_k_patches_grad_reference(grad: Tensor, indices: Tensor, num_patches: int) -> Tensor:
