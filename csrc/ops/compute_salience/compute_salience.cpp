@@ -248,6 +248,8 @@ Tensor compute_salience_cpu(const Tensor& features, const Tensor& lab, const Ten
   return salience;
 }
 
+constexpr int64_t kCached = 2 << 20;  // bytes
+
 // With u the mean's unit vector, c the cosine and h = -g w_F / 2: d f_n = h (u - c f / |f|) / |f| + d mean / N; the
 // mean's unit vector gets the sum over n of h f / |f|.
 template <class T, class A = accumulate_t<T>>
@@ -362,9 +364,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(const Tenso
     const T* upstream = static_cast<const T*>(g.const_data_ptr());
     if (need_features) {
       const Tensor x = as_contiguous(features);
-      features_grad(upstream, static_cast<const T*>(x.const_data_ptr()),
-                    static_cast<T*>(grad_features.mutable_data_ptr()), x.size(0), x.size(1), x.size(2),
-                    A(weight.features));
+      const int64_t count = x.size(1), width = x.size(2), sample = count * width;
+      const T* in = static_cast<const T*>(x.const_data_ptr());
+      T* out = static_cast<T*>(grad_features.mutable_data_ptr());
+      // As many samples at a time as caches keep from one pass over them to the next.
+      const int64_t group = std::max<int64_t>(1, kCached / (sample * int64_t(sizeof(T))));
+      for (int64_t first = 0; first < x.size(0); first += group)
+        features_grad(upstream + first * count, in + first * sample, out + first * sample,
+                      std::min(group, x.size(0) - first), count, width, A(weight.features));
     }
     if (need_lab) {
       const Tensor colour = as_contiguous(lab);
