@@ -52,6 +52,23 @@ def test_is_what_a_walk_over_the_patches_finds(seed, sizes, weights):
         np.testing.assert_allclose(actual[b], expected, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "width", [900, 1100]
+)  # two samples at a time, or one, are what the CPU's caches are taken to hold
+def test_the_gradient_of_a_large_batch_is_that_of_its_samples(width):
+    torch.manual_seed(0)
+    side, patch, batch = 32, 2, 3
+    features, lab = torch.randn(batch, (side // patch) ** 2, width), torch.randn(batch, 3, side, side) * 30
+    gx, gy = torch.randn(2, batch, 1, side, side)
+    grad = torch.randn(features.shape[:2])
+    needed = (patch, [0.5, 0.25, 0.25], True, True, True, True)
+    together = compute_salience_grad(grad, features, lab, gx, gy, *needed)
+    for b in range(batch):
+        alone = compute_salience_grad(*(tensor[b : b + 1] for tensor in (grad, features, lab, gx, gy)), *needed)
+        for whole, part in zip(together, alone):
+            torch.testing.assert_close(whole[b : b + 1], part)
+
+
 def flat_image(device, batch=1, rows=2, columns=3, patch=4, width=5):
     features = torch.ones(batch, rows * columns, width, device=device)
     lab = torch.full((batch, 3, rows * patch, columns * patch), 40.0, device=device)
