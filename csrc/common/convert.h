@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/cpu.h"
+#include "common/stream.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
@@ -131,21 +132,27 @@ template <class T>
 class StagedRow {
  public:
   using A = accumulate_t<T>;
-  explicit StagedRow(int64_t width) : width_(width), buffer_(kCopies ? width : 0) {}
+  // `bytes`: that the operator writes in all, where rows may go past the caches for it.
+  explicit StagedRow(int64_t width, int64_t bytes = 0)
+      : stream_(bytes), width_(width), buffer_(kCopies || stream_.past_caches() ? width : 0) {}
 
   A* at(T* row) {
     if constexpr (kCopies)
       return buffer_.data();
     else
-      return row;
+      return buffer_.empty() ? row : buffer_.data();
   }
 
   void store_to(T* row) {
-    if constexpr (kCopies) narrow(buffer_.data(), row, width_);
+    if constexpr (kCopies)
+      narrow(buffer_.data(), row, width_);
+    else if (!buffer_.empty())
+      stream_.copy(buffer_.data(), width_, row);
   }
 
  private:
   static constexpr bool kCopies = !std::is_same_v<T, A>;
+  RowStream stream_;
   int64_t width_;
   std::vector<A> buffer_;
 };

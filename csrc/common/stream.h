@@ -13,7 +13,7 @@ namespace arr_coc {
 
 class RowStream {
  public:
-  // `bytes`: of the whole tensor that the rows are of.
+  // `bytes`: of all that the operator writes.
   explicit RowStream(int64_t bytes) : past_caches_(bytes >= kLarge) {}
   ~RowStream() {
 #if defined(__SSE2__)
@@ -22,6 +22,8 @@ class RowStream {
   }
   RowStream(const RowStream&) = delete;
   RowStream& operator=(const RowStream&) = delete;
+
+  bool past_caches() const { return past_caches_; }
 
   template <class T>
   void copy(const T* from, int64_t size, T* to) const {

@@ -253,7 +253,8 @@ constexpr int64_t kCached = 2 << 20;  // bytes
 // With u the mean's unit vector, c the cosine and h = -g w_F / 2: d f_n = h (u - c f / |f|) / |f| + d mean / N; the
 // mean's unit vector gets the sum over n of h f / |f|.
 template <class T, class A = accumulate_t<T>>
-void features_grad(const T* grad, const T* features, T* out, int64_t batch, int64_t count, int64_t width, A weight) {
+void features_grad(const T* grad, const T* features, T* out, int64_t batch, int64_t count, int64_t width, A weight,
+                   int64_t written) {
   const UnitRows<A> mean = mean_features<A>(features, batch, count, width);
   std::vector<A> factor(batch * count), along(batch * count);
   const auto factor_of = [&](int64_t item, const A* row) {
@@ -269,7 +270,7 @@ void features_grad(const T* grad, const T* features, T* out, int64_t batch, int6
   }
   parallel_rows(batch * count, width * 4, [&](int64_t begin, int64_t end) {
     std::vector<A> buffer;
-    StagedRow<T> staged(width);
+    StagedRow<T> staged(width, written);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t of_sample = item / count * width;
       T* out_row = out + item * width;
@@ -282,7 +283,7 @@ void features_grad(const T* grad, const T* features, T* out, int64_t batch, int6
 
 // The gradient of a patch's mean colour, shared by its pixels.
 template <class T, class A = accumulate_t<T>>
-void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weight) {
+void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weight, int64_t written) {
   const int64_t count = grid.count(), patch = grid.patch;
   const std::vector<A> colours = mean_colours(lab, grid);
   std::vector<A> slopes = mean_distances(colours, grid);
@@ -292,7 +293,7 @@ void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weig
     slopes[item] = load(grad[item]) * weight * A(kContrastHalf) / (shifted * shifted) / neighbours / A(patch * patch);
   });
   parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
-    const RowStream stream(grid.batch * 3 * grid.plane * int64_t(sizeof(T)));
+    const RowStream stream(written);
     std::vector<T> rows(3 * grid.width);
     std::vector<A> gradients(3 * grid.columns);
     for (int64_t band = begin; band < end; ++band) {
@@ -316,12 +317,12 @@ void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weig
 
 // d E / d m = 0.1 / (m + 0.1)^2, and a pixel's magnitude moves by gx / magnitude. A null output is not needed.
 template <class T, class A = accumulate_t<T>>
-void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, T* out_x, T* out_y, const PatchGrid& grid,
-                A weight) {
+void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, T* out_x, T* out_y, const PatchGrid& grid, A weight,
+                int64_t written) {
   const int64_t patch = grid.patch, width = grid.width;
   parallel_bands(grid, 4, [&](int64_t begin, int64_t end) {
     BandEdges<T> edges(grid);
-    StagedRow<T> staged_x(width), staged_y(width);
+    StagedRow<T> staged_x(width, written), staged_y(width, written);
     std::vector<A> means(grid.columns), slopes(width), wide_x, wide_y;
     for (int64_t band = begin; band < end; ++band) {
       edges.read(sobel_x, sobel_y, band, means.data());
@@ -362,6 +363,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(const Tenso
     using T = decltype(tag);
     using A = accumulate_t<T>;
     const T* upstream = static_cast<const T*>(g.const_data_ptr());
+    const int64_t written =
+        (grad_features.numel() + grad_lab.numel() + grad_x.numel() + grad_y.numel()) * int64_t(sizeof(T));
     if (need_features) {
       const Tensor x = as_contiguous(features);
       const int64_t count = x.size(1), width = x.size(2), sample = count * width;
@@ -371,18 +374,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(const Tenso
       const int64_t group = std::max<int64_t>(1, kCached / (sample * int64_t(sizeof(T))));
       for (int64_t first = 0; first < x.size(0); first += group)
         features_grad(upstream + first * count, in + first * sample, out + first * sample,
-                      std::min(group, x.size(0) - first), count, width, A(weight.features));
+                      std::min(group, x.size(0) - first), count, width, A(weight.features), written);
     }
     if (need_lab) {
       const Tensor colour = as_contiguous(lab);
       lab_grad(upstream, static_cast<const T*>(colour.const_data_ptr()), static_cast<T*>(grad_lab.mutable_data_ptr()),
-               grid, A(weight.contrast));
+               grid, A(weight.contrast), written);
     }
     if (need_sobel_x || need_sobel_y) {
       const Tensor gx = as_contiguous(sobel_x), gy = as_contiguous(sobel_y);
       sobel_grad(upstream, static_cast<const T*>(gx.const_data_ptr()), static_cast<const T*>(gy.const_data_ptr()),
                  need_sobel_x ? static_cast<T*>(grad_x.mutable_data_ptr()) : nullptr,
-                 need_sobel_y ? static_cast<T*>(grad_y.mutable_data_ptr()) : nullptr, grid, A(weight.edges));
+                 need_sobel_y ? static_cast<T*>(grad_y.mutable_data_ptr()) : nullptr, grid, A(weight.edges), written);
     }
   });
   return {grad_features, grad_lab, grad_x, grad_y};
