@@ -53,11 +53,17 @@ def test_is_what_a_walk_over_the_patches_finds(seed, sizes, weights):
 
 
 @pytest.mark.parametrize(
-    "width", [900, 1100]
-)  # two samples at a time, or one, are what the CPU's caches are taken to hold
-def test_the_gradient_of_a_large_batch_is_that_of_its_samples(width):
+    ("side", "patch", "width"),
+    [
+        pytest.param(32, 2, 900, id="two samples of features at a time"),
+        pytest.param(32, 2, 1100, id="one sample of features at a time"),
+        pytest.param(640, 16, 8, id="rows stored past the caches"),
+        pytest.param(630, 15, 8, id="rows that cannot be, not being whole vectors"),
+    ],
+)
+def test_the_gradient_of_a_large_batch_is_that_of_its_samples(side, patch, width):
     torch.manual_seed(0)
-    side, patch, batch = 32, 2, 3
+    batch = 3
     features, lab = torch.randn(batch, (side // patch) ** 2, width), torch.randn(batch, 3, side, side) * 30
     gx, gy = torch.randn(2, batch, 1, side, side)
     grad = torch.randn(features.shape[:2])
