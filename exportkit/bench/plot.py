@@ -90,11 +90,16 @@ def _draw_rows(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> list[
             text = f" {number(timing.median)}" + (
                 f", {row.of_limit:.0%} of the limit" if _shows_limit(row, name) else ""
             )
-            weight, readable = (
-                "bold" if name == OURS else "normal",
-                {"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            axes.text(
+                timing.q3,
+                y + i,
+                text,
+                va="center",
+                fontsize=6.5,
+                weight="bold" if name == OURS else "normal",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},  # over the limit's line
+                zorder=5,
             )
-            axes.text(timing.q3, y + i, text, va="center", fontsize=6.5, weight=weight, bbox=readable, zorder=5)
         if row.limit is not None:
             axes.plot([row.limit] * 2, [y - 0.5, y + len(names) - 0.5], color="black", linewidth=1.6, zorder=4)
         gradient = " gradient" if row.direction == "backward" else ""
