@@ -11,24 +11,22 @@ import os
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
-from exportkit.errors import MissingLibraryError, SchemaChangedError, TorchVersionError, UsageError
-from exportkit.libraries import load_verified, loaded_library, schemas_of
+from exportkit.errors import UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
-from exportkit.package.manifest import Library, Manifest, Target
-from exportkit.package.trust import KeySource, KeySources, check_trust, key_sources
 from exportkit.runtime import targets
-from exportkit.runtime.cache.entries import library_contents, unpack
-from exportkit.runtime.cache.trust import verify_package
 from exportkit.runtime.fork import survive_forks
 from exportkit.runtime.model import Model
 from exportkit.runtime.native import NativePackage, use_native
 from exportkit.runtime.runner import construct
-from exportkit.runtime.weights import mapped_weights
+
+# What few loads need is imported where they do: modules are most of what a load takes.
+if TYPE_CHECKING:
+    from exportkit.package.trust import KeySource, KeySources
 
 Verify = Literal["once", "always"]
 
@@ -85,13 +83,20 @@ def load(
 
         return load_isolated(**arguments)
     again = verify == "always"
-    keys = None if public_key is None else key_sources(public_key)
+    keys = None
+    if public_key is not None:
+        from exportkit.package.trust import key_sources
+
+        keys = key_sources(public_key)
     # The C++ runtime speaks UTF-8, and not every file's name is.
     texts = (path, *(keys or ()), signature or "", target or "")
     native = use_native() and all(_is_utf8(os.fspath(each)) for each in texts)
-    route = _load_native if native else _load_python
     named = None if signature is None else os.fspath(signature)
-    return route(Path(path), str(device), target, runners, keys, named, again=again)
+    if native:
+        return _load_native(Path(path), str(device), target, runners, keys, named, again=again)
+    from exportkit.runtime.python_route import load_python
+
+    return load_python(Path(path), str(device), target, runners, keys, named, again=again)
 
 
 def _is_utf8(text: str) -> bool:
@@ -131,71 +136,3 @@ def _load_native(
         except BaseException:
             reader.close()
             raise
-
-
-def _load_python(
-    path: Path,
-    device: str,
-    name: str | None,
-    runners: int,
-    keys: list[KeySource] | None,
-    signature: str | None,
-    *,
-    again: bool,
-) -> Model:
-    """The same without the C++ runtime."""
-    reader = PackageReader(path)
-    try:
-        check_trust(reader, keys, signature)
-        verify_package(reader, again=again)
-        manifest = reader.manifest
-        candidates = targets.named(manifest.targets, name)
-        choice = targets.pick(candidates, device, targets.host_for(candidates, device))
-        _load_operators(reader, choice.target, again=again)
-        construct_with = partial(construct, reader, choice, runners, again=again)
-        runner = construct_with(mapped_weights(reader) if manifest.weights else {})
-        reader.check_unchanged()  # what was unpacked was read once more
-        return Model(reader, choice.target, torch.device(choice.device), runner, construct_with)
-    except BaseException:
-        reader.close()
-        raise
-
-
-def _load_operators(reader: PackageReader, target: Target, *, again: bool) -> None:
-    """Loads the target's operator libraries, and holds every operator of the graph against the manifest."""
-    libraries = libraries_for(reader.manifest, target)
-    for library in libraries:
-        if reason := targets.library_rejection(library, torch.__version__):
-            raise TorchVersionError(
-                f"the operator library {Path(library.record).name} does not work here: {reason}",
-                hint="Install the torch it works with, or build it for the stable ABI (torch/csrc/stable).",
-            )
-    sizes = {record.name: record.size for record in reader.manifest.records}
-    for library in libraries:
-        schemas = {operator.name: operator.schema for operator in library.defines}
-        namespaces = {name.partition("::")[0] for name in schemas}
-        if loaded_library(library.sha256, sizes[library.record], defines=namespaces) is None:
-            contents = library_contents(reader, library)
-            with unpack(reader, contents, again=again) as entry:
-                (name,) = contents.records
-                load_verified(entry.folder / name, library.sha256, defines=namespaces, schemas=schemas)
-    _check_operators(reader.manifest, libraries)
-
-
-def _check_operators(manifest: Manifest, libraries: tuple[Library, ...]) -> None:
-    """Every operator of the graph is registered with the schema that the graph was traced with."""
-    registered = schemas_of(operator.name for operator in manifest.operators)
-    for operator in manifest.operators:
-        if operator.name not in registered:
-            names = ", ".join(Path(library.record).name for library in libraries) or "none"
-            raise MissingLibraryError(
-                f"operator {operator.name} is not loaded, and no library of the package gives it (libraries: {names})",
-                hint="`exportkit package` adds the library; `--op-library` names one that is not exportkit's own.",
-            )
-        # Parsed, since the text of a schema may differ from one torch to another in no more than spelling.
-        if torch._C.parse_schema(registered[operator.name]) != torch._C.parse_schema(operator.schema):
-            raise SchemaChangedError(
-                f"operator {operator.name} is registered as {registered[operator.name]}; the package was made with "
-                f"{operator.schema}",
-                hint="Export again with the library that is loaded, or load the one that the package was made with.",
-            )

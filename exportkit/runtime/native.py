@@ -100,9 +100,8 @@ class NativePackage:
         by_digest = {library.sha256: library for library in described}
         with libraries.loading:
             for known in libraries.loaded_libraries():
-                path = os.fsencode(known.path).decode(
-                    errors="backslashreplace"
-                )  # for people: the dispatcher takes text
+                # Made readable, since the dispatcher takes text only.
+                path = os.fsencode(known.path).decode(errors="backslashreplace")
                 torch.ops.exportkit.know_library.default(known.sha256, path, list(known.namespaces))
             left = True
             while left:
