@@ -43,7 +43,7 @@ class Session {
   std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
 };
 
-// The session of the calls that begin now. Each call keeps the one that it began with: another can take its place
+// What the calls that begin now run on. Each call keeps the one that it began with: another can take its place
 // meanwhile.
 class CurrentSession {
  public:

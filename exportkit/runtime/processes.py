@@ -35,7 +35,7 @@ class WorkerProcess:
     """A child process that runs `main(connection, parent)` of a module: its end of a socket, and our process's id.
 
     It has our interpreter, our module search path and our environment, but no module of ours is imported in it, neither
-    `__main__` nor a model's source. It has a session of its own, so that Ctrl-C in a terminal is ours alone to handle.
+    `__main__` nor a model's source. Ctrl-C in a terminal does not reach it, and is ours alone to handle.
 
     Attributes:
         connection: Our end of the socket.
