@@ -41,7 +41,7 @@ ARR_COC_EVERY_ISA void softmax_vectors(const A* x, A* out, int64_t vectors) {
   for (int64_t d = 0; d < width; ++d) out[d] *= factor;
 }
 
-template <class T, class A>
+template <bool kPrefetch, class T, class A>
 ARR_COC_INLINE A sum_of_products(const T* x, const T* y, int64_t width) {
   constexpr int64_t kStep = 4 * kLanes;  // an addition starts before the last one is done
   A total = 0;
@@ -50,8 +50,10 @@ ARR_COC_INLINE A sum_of_products(const T* x, const T* y, int64_t width) {
     A sums[kStep] = {}, lanes[kLanes], last = 0;
     int64_t d = at;
     for (; d + kStep <= end; d += kStep) {
-      prefetch_behind(x + d, kStep);
-      prefetch_behind(y + d, kStep);
+      if constexpr (kPrefetch) {
+        prefetch_behind(x + d, kStep);
+        prefetch_behind(y + d, kStep);
+      }
 #pragma omp simd
       for (int64_t j = 0; j < kStep; ++j) sums[j] += A(load(x[d + j])) * A(load(y[d + j]));
     }
@@ -78,10 +80,31 @@ struct SoftmaxGrad {
 template <class T, class A>
 ARR_COC_EVERY_ISA void softmax_grad_rows(const T* grad, const T* y, T* out, int64_t rows, int64_t width) {
   for (int64_t row = 0; row < rows; ++row, grad += width, y += width, out += width) {
-    const SoftmaxGrad<A> of{sum_of_products<T, A>(grad, y, width)};
+    const SoftmaxGrad<A> of{sum_of_products<true, T, A>(grad, y, width)};
 #pragma omp simd
     for (int64_t d = 0; d < width; ++d) out[d] = store<T>(of(A(load(grad[d])), A(load(y[d]))));
   }
+}
+
+// The same with memory at work in the second pass too, which finds its row in the first cache: the next row of `y` is
+// asked for, which the forward call left long ago. `grad` is newly made.
+template <class T>
+ARR_COC_EVERY_ISA void softmax_grad_rows_ahead(const T* grad, const T* y, T* out, int64_t rows, int64_t width) {
+  for (int64_t row = 0; row < rows; ++row, grad += width, y += width, out += width) {
+    const SoftmaxGrad<T> of{sum_of_products<false, T, T>(grad, y, width)};
+    for (int64_t d = 0; d < width; d += kLanes) {
+      prefetch(y + width + d, kLanes);
+#pragma omp simd
+      for (int64_t j = d; j < d + kLanes; ++j) out[j] = of(grad[j], y[j]);
+    }
+  }
+}
+
+// Where that is faster: a shorter row is over too soon, in a longer one the processor's own requests get far ahead.
+template <class T>
+bool pays_to_ask_ahead(int64_t width) {
+  const int64_t bytes = width * int64_t(sizeof(T));
+  return width % kLanes == 0 && 1024 <= bytes && bytes <= 4096;
 }
 
 #ifdef ARR_COC_F16C
@@ -170,6 +193,9 @@ Tensor softmax_grad_cpu(const Tensor& grad, const Tensor& output) {
       if constexpr (std::is_same_v<T, Half>)
         if (has_f16c()) return softmax_grad_vectors(upstream + at, y + at, to + at, end - begin, width);
 #endif
+      if constexpr (std::is_same_v<T, A>)
+        if (pays_to_ask_ahead<T>(width))
+          return softmax_grad_rows_ahead(upstream + at, y + at, to + at, end - begin, width);
       softmax_grad_rows<T, A>(upstream + at, y + at, to + at, end - begin, width);
     });
   });
