@@ -71,3 +71,20 @@ def test_the_gradient_is_the_upstream_spread_out(device: torch.device):
     upstream = torch.randn(3, 5, device=device)
     (gradient,) = torch.autograd.grad(reduce_sum(x, -2), x, upstream)
     assert torch.equal(gradient, upstream.unsqueeze(1).expand(3, 4, 5))
+
+
+@pytest.mark.parametrize("shape", [(1024, 768), (3, 100, 300), (9000, 200), (40, 1000)], ids=str)
+def test_the_number_of_threads_shows_in_no_bit(shape: tuple[int, ...]):
+    x = torch.randn(shape)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3, 7, 64):
+            torch.set_num_threads(threads)
+            results.append([reduce_sum(x, dim) for dim in range(x.dim())])
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
+    for dim, total in enumerate(results[0]):
+        torch.testing.assert_close(total, x.double().sum(dim).float(), rtol=1e-4, atol=1e-4)

@@ -19,8 +19,18 @@ namespace {
 constexpr int64_t kRound = 4 * kLanes;
 constexpr int64_t kSegment = 64 * kRound;
 
-// Columns that a thread sums at once: its 16 sums for each of them fit the first cache.
-constexpr int64_t kColumns = 256;
+// Most columns that a thread sums at once: its 16 sums for each of them fit the first cache. The fewest: of a row, some
+// cache lines.
+constexpr int64_t kColumns = 256, kLeastColumns = 64;
+
+// How many columns a thread sums at once, so that all threads have the same to do.
+int64_t columns_at_once(int64_t inner, int64_t others) {
+  const int64_t threads = torch::stable::get_num_threads();
+  int64_t slabs = (inner + kColumns - 1) / kColumns;
+  while (slabs * others < 4 * threads && slabs * others % threads != 0 && inner >= (slabs + 1) * kLeastColumns) ++slabs;
+  const int64_t columns = (inner + slabs - 1) / slabs;
+  return (columns + kLanes - 1) / kLanes * kLanes;
+}
 
 // A row as A: itself, or a copy in `buffer`.
 template <class T, class A>
@@ -162,14 +172,15 @@ Tensor reduce_sum_cpu(const Tensor& x, int64_t dim) {
     const T* in = static_cast<const T*>(input.const_data_ptr());
     T* out = static_cast<T*>(sum.mutable_data_ptr());
     const int64_t segments = (layout.size + kSegment - 1) / kSegment;
-    const int64_t slabs = (layout.inner + kColumns - 1) / kColumns, blocks = layout.outer * slabs;
+    const int64_t columns = columns_at_once(layout.inner, layout.outer * segments);
+    const int64_t slabs = (layout.inner + columns - 1) / columns, blocks = layout.outer * slabs;
     std::vector<A> partial(segments > 1 ? segments * layout.outputs() : 0);
-    parallel_rows(blocks * segments, std::min(layout.size, kSegment) * std::min(kColumns, layout.inner),
+    parallel_rows(blocks * segments, std::min(layout.size, kSegment) * std::min(columns, layout.inner),
                   [&](int64_t begin, int64_t end) {
                     for (int64_t item = begin; item < end; ++item) {
                       const int64_t segment = item / blocks, block = item % blocks;
-                      const int64_t column = block % slabs * kColumns;
-                      const int64_t count = std::min(kColumns, layout.inner - column);
+                      const int64_t column = block % slabs * columns;
+                      const int64_t count = std::min(columns, layout.inner - column);
                       const int64_t output = block / slabs * layout.inner + column;
                       A sums[kColumns];
                       sum_segment(in, layout, output, count, segment, sums);
