@@ -102,7 +102,7 @@ def subjects(device: torch.device) -> dict[str, Subject]:
     on_gpu = device.type == "cuda"
     found = {}
     for name, spec in SPECS.items():
-        if not name.endswith("_grad"):  # gradients are timed as the backward of their operator
+        if not name.endswith(("_forward", "_grad")):  # timed as the operator that they belong to, forward and backward
             benchmarks = tuple(_TABLE[name](on_gpu)) if name in _TABLE else tuple(_of_samples(spec, device))
             timed = () if name in _GRADIENT_IS_A_VIEW else spec.differentiable
             found[name] = Subject(name, spec.wrapper, spec.reference, spec.tolerance, timed, benchmarks)

@@ -11,16 +11,13 @@ from torch import Tensor
 
 from exportkit.ops._autograd import register_no_second_derivative
 from exportkit.ops._call import operator
-from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
-from exportkit.ops._reference import NORM_FLOOR, accumulated, norm, unit
+from exportkit.ops._checks import check, check_alike, check_dtype, check_floating, check_rank, check_same_size, shape_of
+from exportkit.ops._salience import compute_salience_forward_reference, compute_salience_grad_reference
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 
 _compute_salience = operator("compute_salience")
+_compute_salience_forward = operator("compute_salience_forward")
 _compute_salience_grad = operator("compute_salience_grad")
-
-# Edge strength and colour contrast that count as half salient, and what keeps the gradient magnitude smooth at zero.
-_EDGE_HALF, _CONTRAST_HALF, _EDGE_FLOOR = 0.1, 25.0, 1e-8
-_AROUND = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx]
 
 
 def compute_salience(
@@ -59,44 +56,33 @@ def compute_salience(
     return _compute_salience(features, lab, sobel_x, sobel_y, patch_size, weights)
 
 
-def _normalised(weights: Sequence[float]) -> list[float]:
-    return [weight / sum(weights) for weight in weights]
+def compute_salience_forward(
+    features: Tensor,
+    lab: Tensor,
+    sobel_x: Tensor,
+    sobel_y: Tensor,
+    patch_size: int,
+    weights: Sequence[float] = (0.5, 0.25, 0.25),
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`compute_salience` and what its gradient reads in place of the image: what that depends on as a whole.
 
+    Args:
+        features: As for `compute_salience`, like all arguments.
+        lab: Likewise.
+        sobel_x: Likewise.
+        sobel_y: Likewise.
+        patch_size: Likewise.
+        weights: Likewise.
 
-def _patch_means(planes: Tensor, patch_size: int) -> Tensor:
-    """[B, C, H, W] -> [B, C, H / P, W / P]."""
-    batch, channels, height, width = planes.shape
-    blocks = (batch, channels, height // patch_size, patch_size, width // patch_size, patch_size)
-    return planes.reshape(blocks).mean((3, 5))
+    Returns:
+        The salience [B, N]; and in float32 (float64 of float64) of each sample the mean of its features divided by its
+        norm [B, D], that norm [B, 1] (both 0 where N = 0), and of each patch the mean edge strength [B, N] and the mean
+        colour [B, 3, N].
 
-
-def _over_patches(means: Tensor, patch_size: int) -> Tensor:
-    """The adjoint of `_patch_means`: [B, C, h, w] / P^2, repeated over each patch's pixels."""
-    batch, channels, rows, columns = means.shape
-    blocks = means[:, :, :, None, :, None].expand(-1, -1, -1, patch_size, -1, patch_size)
-    return blocks.reshape(batch, channels, rows * patch_size, columns * patch_size) / patch_size**2
-
-
-def _shifted(planes: Tensor, dy: int, dx: int) -> Tensor:
-    """planes[..., i + dy, j + dx], zero outside."""
-    rows, columns = planes.shape[-2:]
-    padded = torch.nn.functional.pad(planes, (1, 1, 1, 1))
-    return padded[..., 1 + dy : rows + 1 + dy, 1 + dx : columns + 1 + dx]
-
-
-def _neighbour_distances(colours: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Distances [B, h, w] to each of the 8 neighbours, 0 where there is none, and how many there are [h, w]."""
-    exists = colours.new_ones(colours.shape[-2:])
-    inside = [_shifted(exists, dy, dx) for dy, dx in _AROUND]
-    distances = [
-        torch.where(here > 0, torch.linalg.vector_norm(colours - _shifted(colours, dy, dx), dim=1), 0)
-        for here, (dy, dx) in zip(inside, _AROUND)
-    ]
-    return distances, torch.stack(inside).sum(0)
-
-
-def _magnitudes(sobel_x: Tensor, sobel_y: Tensor) -> Tensor:
-    return torch.sqrt(sobel_x**2 + sobel_y**2 + _EDGE_FLOOR)
+    Raises:
+        RuntimeError: As `compute_salience`.
+    """
+    return _compute_salience_forward(features, lab, sobel_x, sobel_y, patch_size, weights)
 
 
 def compute_salience_reference(
@@ -108,22 +94,18 @@ def compute_salience_reference(
     weights: Sequence[float] = (0.5, 0.25, 0.25),
 ) -> Tensor:
     """`compute_salience` in ATen."""
-    x, colours, gx, gy = (accumulated(t) for t in (features, lab, sobel_x, sobel_y))
-    w_e, w_c, w_f = _normalised(weights)
-    m = _patch_means(_magnitudes(gx, gy), patch_size).flatten(1)
-    distances, neighbours = _neighbour_distances(_patch_means(colours, patch_size))
-    d = (sum(distances) / neighbours.clamp(min=1)).flatten(1)
-    cosine = (unit(x) * unit(x.mean(1, keepdim=True))).sum(-1)
-    salience = w_e * m / (m + _EDGE_HALF) + w_c * d / (d + _CONTRAST_HALF) + w_f * (1 - cosine) / 2
-    return salience.to(features.dtype)
+    return compute_salience_forward_reference(features, lab, sobel_x, sobel_y, patch_size, weights)[0]
 
 
 def compute_salience_grad(
     grad: Tensor,
     features: Tensor,
-    lab: Tensor,
     sobel_x: Tensor,
     sobel_y: Tensor,
+    mean_unit: Tensor,
+    mean_norm: Tensor,
+    edges: Tensor,
+    colours: Tensor,
     patch_size: int,
     weights: Sequence[float],
     need_features: bool,
@@ -136,9 +118,12 @@ def compute_salience_grad(
     Args:
         grad: [B, N], of the dtype and device of `features`.
         features: [B, N, D].
-        lab: [B, 3, H, W].
         sobel_x: [B, 1, H, W].
         sobel_y: [B, 1, H, W].
+        mean_unit: [B, D], as `compute_salience_forward` gave it.
+        mean_norm: [B, 1], likewise.
+        edges: [B, N], likewise.
+        colours: [B, 3, N], likewise.
         patch_size: P, in pixels.
         weights: As in the forward.
         need_features: Whether to compute this gradient; one that is not needed is returned with shape [0].
@@ -150,69 +135,9 @@ def compute_salience_grad(
         Gradients of features, lab, sobel_x and sobel_y, each of its argument's shape.
     """
     return _compute_salience_grad(
-        grad, features, lab, sobel_x, sobel_y, patch_size, weights,
+        grad, features, sobel_x, sobel_y, mean_unit, mean_norm, edges, colours, patch_size, weights,
         need_features, need_lab, need_sobel_x, need_sobel_y,
     )  # fmt: skip
-
-
-def _features_grad(slope: Tensor, features: Tensor) -> Tensor:
-    """From the gradient of the cosines [B, N] to that of the features."""
-    x, mean = features, features.mean(1, keepdim=True)
-    along = (unit(x) * unit(mean)).sum(-1, keepdim=True)
-    own = unit(mean) - torch.where(norm(x) >= NORM_FLOOR, along * unit(x), 0)
-    own = slope.unsqueeze(-1) * own / norm(x).clamp(min=NORM_FLOOR)
-    of_unit = (slope.unsqueeze(-1) * unit(x)).sum(1, keepdim=True)
-    along = (of_unit * unit(mean)).sum(-1, keepdim=True) * unit(mean)
-    of_mean = (of_unit - torch.where(norm(mean) >= NORM_FLOOR, along, 0)) / norm(mean).clamp(min=NORM_FLOOR)
-    return own + of_mean / max(x.shape[1], 1)
-
-
-def _colours_grad(upstream: Tensor, colours: Tensor) -> Tensor:
-    """From the gradient of C [B, h, w] to that of the patches' mean colours [B, 3, h, w]."""
-    distances, neighbours = _neighbour_distances(colours)
-    count = neighbours.clamp(min=1)
-    slope = upstream * _CONTRAST_HALF / (sum(distances) / count + _CONTRAST_HALF) ** 2 / count
-    exists = colours.new_ones(colours.shape[-2:])
-    gradient = torch.zeros_like(colours)
-    for distance, (dy, dx) in zip(distances, _AROUND):
-        both = (slope + _shifted(slope, dy, dx)).unsqueeze(1)
-        direction = (colours - _shifted(colours, dy, dx)) / distance.unsqueeze(1)
-        counts = (_shifted(exists, dy, dx) > 0) & (distance.unsqueeze(1) != 0)
-        gradient = gradient + torch.where(counts, both * direction, 0)
-    return gradient
-
-
-def compute_salience_grad_reference(
-    grad: Tensor,
-    features: Tensor,
-    lab: Tensor,
-    sobel_x: Tensor,
-    sobel_y: Tensor,
-    patch_size: int,
-    weights: Sequence[float],
-    need_features: bool,
-    need_lab: bool,
-    need_sobel_x: bool,
-    need_sobel_y: bool,
-) -> tuple[Tensor, ...]:
-    """`compute_salience_grad` in ATen."""
-    g, x, colours, gx, gy = (accumulated(t) for t in (grad, features, lab, sobel_x, sobel_y))
-    w_e, w_c, w_f = _normalised(weights)
-    g_patches = g.reshape(lab.shape[0], lab.shape[2] // patch_size, lab.shape[3] // patch_size)
-    magnitudes = _magnitudes(gx, gy)
-    edge_slope = w_e * g_patches.unsqueeze(1) * _EDGE_HALF / (_patch_means(magnitudes, patch_size) + _EDGE_HALF) ** 2
-    per_pixel = _over_patches(edge_slope, patch_size) / magnitudes
-    colour_means = _patch_means(colours, patch_size)
-    gradients = (
-        (need_features, lambda: _features_grad(-w_f * g / 2, x)),
-        (
-            need_lab,
-            lambda: _over_patches(_colours_grad(w_c * g_patches, colour_means), patch_size),
-        ),
-        (need_sobel_x, lambda: per_pixel * gx),
-        (need_sobel_y, lambda: per_pixel * gy),
-    )
-    return tuple(f().to(features.dtype) if need else features.new_empty(0) for need, f in gradients)
 
 
 def check_salience_weights(op: str, name: str, weights: Sequence[float]) -> None:
@@ -225,6 +150,52 @@ def check_salience_weights(op: str, name: str, weights: Sequence[float]) -> None
     )
 
 
+def _check_features(op: str, features: Tensor) -> None:
+    check_rank(op, "features", features, 3, "[B, N, D]")
+    check_floating(op, "features", features)
+    check(features.shape[2] > 0, f"{op}: features must have D >= 1, got shape {shape_of(features)}")
+
+
+def _check_sobel(op: str, name: str, sobel: Tensor, features: Tensor, image_name: str, image: Tensor) -> None:
+    is_plane = sobel.dim() == 4 and sobel.shape[1] == 1
+    check(is_plane, f"{op}: {name} must be [B, 1, H, W], got shape {shape_of(sobel)}")
+    check_alike(op, "features", features, name, sobel)
+    check_same_size(op, "B", name, sobel.shape[0], "features", features.shape[0])
+    check_same_size(op, "H", name, sobel.shape[2], image_name, image.shape[2])
+    check_same_size(op, "W", name, sobel.shape[3], image_name, image.shape[3])
+
+
+def _check_patches(op: str, features: Tensor, image: Tensor, patch_size: int, weights: Sequence[float]) -> None:
+    check(patch_size > 0, f"{op}: patch_size must be >= 1, got {patch_size}")
+    for symbol, size in (("H", image.shape[2]), ("W", image.shape[3])):
+        check(size % patch_size == 0, f"{op}: {symbol} = {size} is not a multiple of patch_size = {patch_size}")
+    patches = (image.shape[2] // patch_size) * (image.shape[3] // patch_size)
+    check_same_size(op, "N", "features", features.shape[1], "the grid of patches", patches)
+    check_salience_weights(op, "weights", weights)
+
+
+def _statistics_dtype(features: Tensor) -> torch.dtype:
+    return torch.float64 if features.dtype == torch.float64 else torch.float32
+
+
+def _check_inputs(
+    op: str,
+    features: Tensor,
+    lab: Tensor,
+    sobel_x: Tensor,
+    sobel_y: Tensor,
+    patch_size: int,
+    weights: Sequence[float],
+) -> None:
+    _check_features(op, features)
+    check(lab.dim() == 4 and lab.shape[1] == 3, f"{op}: lab must be [B, 3, H, W], got shape {shape_of(lab)}")
+    check_alike(op, "features", features, "lab", lab)
+    check_same_size(op, "B", "lab", lab.shape[0], "features", features.shape[0])
+    _check_sobel(op, "sobel_x", sobel_x, features, "lab", lab)
+    _check_sobel(op, "sobel_y", sobel_y, features, "lab", lab)
+    _check_patches(op, features, lab, patch_size, weights)
+
+
 @torch.library.register_fake("arr_coc::compute_salience")
 def _compute_salience_fake(
     features: Tensor,
@@ -234,36 +205,36 @@ def _compute_salience_fake(
     patch_size: int,
     weights: Sequence[float] = (0.5, 0.25, 0.25),
 ) -> Tensor:
-    op = "compute_salience"
-    check_rank(op, "features", features, 3, "[B, N, D]")
-    check_floating(op, "features", features)
-    check(features.shape[2] > 0, f"{op}: features must have D >= 1, got shape {shape_of(features)}")
-    check(lab.dim() == 4 and lab.shape[1] == 3, f"{op}: lab must be [B, 3, H, W], got shape {shape_of(lab)}")
-    check_alike(op, "features", features, "lab", lab)
-    check_same_size(op, "B", "lab", lab.shape[0], "features", features.shape[0])
-    for name, sobel in (("sobel_x", sobel_x), ("sobel_y", sobel_y)):
-        is_plane = sobel.dim() == 4 and sobel.shape[1] == 1
-        check(is_plane, f"{op}: {name} must be [B, 1, H, W], got shape {shape_of(sobel)}")
-        check_alike(op, "features", features, name, sobel)
-        check_same_size(op, "B", name, sobel.shape[0], "features", features.shape[0])
-        check_same_size(op, "H", name, sobel.shape[2], "lab", lab.shape[2])
-        check_same_size(op, "W", name, sobel.shape[3], "lab", lab.shape[3])
-    check(patch_size > 0, f"{op}: patch_size must be >= 1, got {patch_size}")
-    for symbol, size in (("H", lab.shape[2]), ("W", lab.shape[3])):
-        check(size % patch_size == 0, f"{op}: {symbol} = {size} is not a multiple of patch_size = {patch_size}")
-    patches = (lab.shape[2] // patch_size) * (lab.shape[3] // patch_size)
-    check_same_size(op, "N", "features", features.shape[1], "the grid of patches", patches)
-    check_salience_weights(op, "weights", weights)
+    _check_inputs("compute_salience", features, lab, sobel_x, sobel_y, patch_size, weights)
     return features.new_empty(features.shape[:2])
+
+
+@torch.library.register_fake("arr_coc::compute_salience_forward")
+def _compute_salience_forward_fake(
+    features: Tensor,
+    lab: Tensor,
+    sobel_x: Tensor,
+    sobel_y: Tensor,
+    patch_size: int,
+    weights: Sequence[float] = (0.5, 0.25, 0.25),
+) -> tuple[Tensor, ...]:
+    _check_inputs("compute_salience_forward", features, lab, sobel_x, sobel_y, patch_size, weights)
+    batch, count, width = features.shape
+    sizes = ((batch, width), (batch, 1), (batch, count), (batch, 3, count))
+    statistics = (features.new_empty(size, dtype=_statistics_dtype(features)) for size in sizes)
+    return features.new_empty((batch, count)), *statistics
 
 
 @torch.library.register_fake("arr_coc::compute_salience_grad")
 def _compute_salience_grad_fake(
     grad: Tensor,
     features: Tensor,
-    lab: Tensor,
     sobel_x: Tensor,
     sobel_y: Tensor,
+    mean_unit: Tensor,
+    mean_norm: Tensor,
+    edges: Tensor,
+    colours: Tensor,
     patch_size: int,
     weights: Sequence[float],
     need_features: bool,
@@ -272,29 +243,60 @@ def _compute_salience_grad_fake(
     need_sobel_y: bool,
 ) -> tuple[Tensor, ...]:
     op = "compute_salience_grad"
-    _compute_salience_fake(features, lab, sobel_x, sobel_y, patch_size, weights)
+    _check_features(op, features)
+    _check_sobel(op, "sobel_x", sobel_x, features, "sobel_x", sobel_x)
+    _check_sobel(op, "sobel_y", sobel_y, features, "sobel_x", sobel_x)
+    _check_patches(op, features, sobel_x, patch_size, weights)
+    batch, count, width = features.shape
+    for name, statistic, layout, sizes in (
+        ("mean_unit", mean_unit, "[B, D]", (batch, width)),
+        ("mean_norm", mean_norm, "[B, 1]", (batch, 1)),
+        ("edges", edges, "[B, N]", (batch, count)),
+        ("colours", colours, "[B, 3, N]", (batch, 3, count)),
+    ):
+        check_dtype(op, name, statistic, _statistics_dtype(features))
+        check(statistic.device == features.device, f"{op}: {name} and features must be on one device")
+        other = f"{op}: {name} must be {layout} of features {shape_of(features)}, got shape {shape_of(statistic)}"
+        check(statistic.dim() == len(sizes), other)
+        for size, expected in zip(statistic.shape, sizes):
+            check(size == expected, other)
     check_rank(op, "grad", grad, 2, "[B, N]")
     check_alike(op, "features", features, "grad", grad)
-    check_same_size(op, "B", "grad", grad.shape[0], "features", features.shape[0])
-    check_same_size(op, "N", "grad", grad.shape[1], "features", features.shape[1])
-    inputs = (features, lab, sobel_x, sobel_y)
+    check_same_size(op, "B", "grad", grad.shape[0], "features", batch)
+    check_same_size(op, "N", "grad", grad.shape[1], "features", count)
+    lab = (sobel_x.shape[0], 3, *sobel_x.shape[2:])
+    shapes = (features.shape, lab, sobel_x.shape, sobel_y.shape)
     needs = (need_features, need_lab, need_sobel_x, need_sobel_y)
-    return tuple(t.new_empty(t.shape if need else (0,)) for t, need in zip(inputs, needs))
+    return tuple(features.new_empty(shape if need else (0,)) for shape, need in zip(shapes, needs))
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.patch_size, ctx.weights = inputs
-    ctx.save_for_backward(*tensors)
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    features, _, sobel_x, sobel_y, ctx.patch_size, ctx.weights = inputs
+    _, *statistics = output
+    ctx.mark_non_differentiable(*statistics)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(features, sobel_x, sobel_y, *statistics)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 6
     needs = ctx.needs_input_grad[:4]
     arguments = (grad, *ctx.saved_tensors, ctx.patch_size, ctx.weights, *needs)
     gradients = compute_salience_grad(*arguments)
     return *(g if need else None for g, need in zip(gradients, needs)), None, None
 
 
-torch.library.register_autograd("arr_coc::compute_salience", _backward, setup_context=_setup_context)
+def _with_gradient(*args: Any) -> Tensor:
+    """Where a gradient will be asked for, the operator that keeps what it reads."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in args[:4]):
+        return _compute_salience_forward(*args)[0]
+    with torch._C._AutoDispatchBelowAutograd():
+        return _compute_salience(*args)
+
+
+torch.library.register_autograd("arr_coc::compute_salience_forward", _backward, setup_context=_setup_context)
+torch.library.impl("arr_coc::compute_salience", "Autograd", _with_gradient)
 register_no_second_derivative("compute_salience_grad")
 
 
@@ -336,10 +338,11 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     for index, sample in enumerate(_samples(device, dtype)):
-        features, *others, patch, weights = (*sample.args, (0.5, 0.25, 0.25))[:6]
+        features, lab, sobel_x, sobel_y, patch, weights = (*sample.args, (0.5, 0.25, 0.25))[:6]
+        _, *statistics = compute_salience_forward_reference(features, lab, sobel_x, sobel_y, patch, weights)
         grad = torch.randn(features.shape[:2], device=device, dtype=dtype)
         needs = (True,) * 4 if index < 5 else tuple(index % 5 != i for i in range(4))
-        yield Sample(sample.label, (grad, features, *others, patch, weights, *needs))
+        yield Sample(sample.label, (grad, features, sobel_x, sobel_y, *statistics, patch, weights, *needs))
 
 
 def _refusals(device: torch.device) -> Iterable[Refusal]:
@@ -367,13 +370,40 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
 
 def _grad_refusals(device: torch.device) -> Iterable[Refusal]:
     x, lab, gx, gy, p = _inputs(device, torch.float32, 2, 2, 3, 4, 8)
+    statistics = compute_salience_forward_reference(x, lab, gx, gy, p)[1:]
+    mean_unit, mean_norm, edges, colours = statistics
     grad, rest = x[..., 0], ((1.0, 1.0, 1.0), True, True, True, True)
-    yield Refusal("grad of other B", (grad[:1], x, lab, gx, gy, p, *rest), "grad has B = 1, features has B = 2")
-    yield Refusal("grad of other N", (grad[:, :1], x, lab, gx, gy, p, *rest), "grad has N = 1, features has N = 6")
-    yield Refusal(
-        "grad of other dtype", (grad.double(), x, lab, gx, gy, p, *rest), "grad is float64, features is float32"
+
+    def refusal(label: str, *args: Any, message: str) -> Refusal:
+        return Refusal(label, (*args, *rest), message)
+
+    yield refusal("grad of other B", grad[:1], x, gx, gy, *statistics, p, message="grad has B = 1, features has B = 2")
+    yield refusal(
+        "grad of other N", grad[:, :1], x, gx, gy, *statistics, p, message="grad has N = 1, features has N = 6"
     )
-    yield Refusal("patch_size 0", (grad, x, lab, gx, gy, 0, *rest), "patch_size must be >= 1, got 0")
+    yield refusal(
+        "grad of other dtype", grad.double(), x, gx, gy, *statistics, p, message="grad is float64, features is float32"
+    )
+    yield refusal("int64", grad, x.long(), gx, gy, *statistics, p, message="features must be float32.* got int64")
+    yield refusal(
+        "sobel_y of other H", grad, x, gx, gy[:, :, :4], *statistics, p, message="sobel_y has H = 4, sobel_x has H = 8"
+    )
+    yield refusal("patch_size 0", grad, x, gx, gy, *statistics, 0, message="patch_size must be >= 1, got 0")
+    yield refusal(
+        "H not a multiple", grad, x, gx, gy, *statistics, 3, message="H = 8 is not a multiple of patch_size = 3"
+    )
+    yield refusal(
+        "mean_norm of other dtype", grad, x, gx, gy, mean_unit, mean_norm.double(), edges, colours, p,
+        message="mean_norm must be float32, got float64",
+    )  # fmt: skip
+    yield refusal(
+        "mean_unit of other D", grad, x, gx, gy, mean_unit[:, :4], mean_norm, edges, colours, p,
+        message=r"mean_unit must be \[B, D\] of features \[2, 6, 8\], got shape \[2, 4\]",
+    )  # fmt: skip
+    yield refusal(
+        "colours last", grad, x, gx, gy, mean_unit, mean_norm, edges, colours.mT, p,
+        message=r"colours must be \[B, 3, N\] of features \[2, 6, 8\], got shape \[2, 6, 3\]",
+    )  # fmt: skip
 
 
 _IMAGE = {0: "B", 2: "H", 3: "W"}
@@ -388,11 +418,29 @@ SPEC = OpSpec(
     dynamic=_DYNAMIC,
     autocast="float32",
 )
+FORWARD_SPEC = OpSpec(
+    name="compute_salience_forward",
+    wrapper=compute_salience_forward,
+    reference=compute_salience_forward_reference,
+    samples=_samples,
+    refusals=_refusals,
+    differentiable=("features", "lab", "sobel_x", "sobel_y"),
+    dynamic=_DYNAMIC,
+    autocast="float32",
+)
 GRAD_SPEC = OpSpec(
     name="compute_salience_grad",
     wrapper=compute_salience_grad,
     reference=compute_salience_grad_reference,
     samples=_grad_samples,
     refusals=_grad_refusals,
-    dynamic={"grad": {0: "B", 1: "N"}, **_DYNAMIC},
+    dynamic={
+        "grad": {0: "B", 1: "N"},
+        **{name: dims for name, dims in _DYNAMIC.items() if name != "lab"},
+        "mean_unit": {0: "B"},
+        "mean_norm": {0: "B"},
+        "edges": {0: "B", 1: "N"},
+        "colours": {0: "B", 2: "N"},
+    },
+    autocast=None,  # what the forward call leaves is wider than the rest
 )

@@ -12,15 +12,10 @@ from exportkit.ops._autograd import register_no_derivative
 from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_same_size, shape_of
 from exportkit.ops._reference import accumulated, unit
+from exportkit.ops._salience import CONTRAST_HALF, EDGE_HALF, neighbour_distances, normalised
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 from exportkit.ops.compute_entropy import _compute_entropy_fake, compute_entropy_reference
-from exportkit.ops.compute_salience import (
-    _CONTRAST_HALF,
-    _EDGE_HALF,
-    _neighbour_distances,
-    _normalised,
-    check_salience_weights,
-)
+from exportkit.ops.compute_salience import check_salience_weights
 from exportkit.ops.opponent_balance import opponent_balance_reference
 from exportkit.ops.query_alignment import _query_alignment_fake, query_alignment_reference
 
@@ -91,11 +86,11 @@ def relevance_scores_reference(
 ) -> Tensor:
     """`relevance_scores` in ATen: the composition."""
     x, q, c, m, w = (accumulated(t) for t in (features, query, colours, edges, weights))
-    w_e, w_c, w_f = _normalised(salience_weights)
+    w_e, w_c, w_f = normalised(salience_weights)
     m = m.flatten(1)
-    distances, neighbours = _neighbour_distances(c)
+    distances, neighbours = neighbour_distances(c)
     d = (sum(distances) / neighbours.clamp(min=1)).flatten(1)
-    salience = w_e * m / (m + _EDGE_HALF) + w_c * d / (d + _CONTRAST_HALF)
+    salience = w_e * m / (m + EDGE_HALF) + w_c * d / (d + CONTRAST_HALF)
     if w_f > 0:
         salience = salience + w_f * (1 - (unit(x) * unit(x.mean(1, keepdim=True))).sum(-1)) / 2
     entropy, alignment = compute_entropy_reference(x, temperature), query_alignment_reference(x, q, mask)

@@ -11,6 +11,7 @@ from exportkit.ops._autograd import register_no_derivative
 from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_floating, check_rank, shape_of
 from exportkit.ops._reference import accumulated
+from exportkit.ops._salience import patch_means
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 from exportkit.ops.fused_texture import fused_texture_reference
 
@@ -39,17 +40,11 @@ def texture_statistics(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
     return _texture_statistics(rgb, patch_size)
 
 
-def _patch_means(planes: Tensor, patch_size: int) -> Tensor:
-    batch, channels, height, width = planes.shape
-    blocks = (batch, channels, height // patch_size, patch_size, width // patch_size, patch_size)
-    return planes.reshape(blocks).mean((3, 5))
-
-
 def texture_statistics_reference(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
     """`texture_statistics` in ATen."""
     lab, sobel_x, sobel_y = fused_texture_reference(accumulated(rgb))
     magnitudes = torch.sqrt(sobel_x**2 + sobel_y**2 + 1e-8)
-    return _patch_means(lab, patch_size).to(rgb.dtype), _patch_means(magnitudes, patch_size).to(rgb.dtype)
+    return patch_means(lab, patch_size).to(rgb.dtype), patch_means(magnitudes, patch_size).to(rgb.dtype)
 
 
 @torch.library.register_fake("arr_coc::texture_statistics")

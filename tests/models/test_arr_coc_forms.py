@@ -29,7 +29,8 @@ class _Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "arr_coc":
-            self.names.add(func._schema.name.removeprefix("arr_coc::"))
+            # With gradients, the form of an operator that keeps what its gradient reads.
+            self.names.add(func._schema.name.removeprefix("arr_coc::").removesuffix("_forward"))
         return func(*args, **(kwargs or {}))
 
 

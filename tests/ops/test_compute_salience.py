@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exportkit.ops import compute_salience, compute_salience_grad
+from exportkit.ops import compute_salience, compute_salience_forward, compute_salience_grad
 
 
 def by_hand(features, lab, gx, gy, patch, weights):
@@ -33,6 +33,12 @@ def by_hand(features, lab, gx, gy, patch, weights):
         cosine = features[n] @ mean / max(np.linalg.norm(features[n]), 1e-12) / max(np.linalg.norm(mean), 1e-12)
         salience.append(np.array([m / (m + 0.1), d / (d + 25), (1 - cosine) / 2]) @ weights / sum(weights))
     return np.array(salience)
+
+
+def gradients(grad, features, lab, gx, gy, patch, weights, *needs):
+    """Of features, lab, gx and gy, those that are needed."""
+    statistics = compute_salience_forward(features, lab, gx, gy, patch, weights)[1:]
+    return compute_salience_grad(grad, features, gx, gy, *statistics, patch, weights, *needs)
 
 
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(1, 7), st.integers(1, 20))
@@ -68,9 +74,9 @@ def test_the_gradient_of_a_large_batch_is_that_of_its_samples(side, patch, width
     gx, gy = torch.randn(2, batch, 1, side, side)
     grad = torch.randn(features.shape[:2])
     needed = (patch, [0.5, 0.25, 0.25], True, True, True, True)
-    together = compute_salience_grad(grad, features, lab, gx, gy, *needed)
+    together = gradients(grad, features, lab, gx, gy, *needed)
     for b in range(batch):
-        alone = compute_salience_grad(*(tensor[b : b + 1] for tensor in (grad, features, lab, gx, gy)), *needed)
+        alone = gradients(*(tensor[b : b + 1] for tensor in (grad, features, lab, gx, gy)), *needed)
         for whole, part in zip(together, alone):
             torch.testing.assert_close(whole[b : b + 1], part)
 
@@ -139,8 +145,8 @@ def test_patches_of_any_size(patch, device):
         np.testing.assert_allclose(actual[b], expected, atol=1e-5)
     upstream = torch.rand(2, 6, device=device)
     call = (patch, (0.5, 0.25, 0.25), True, True, True, True)
-    single = compute_salience_grad(upstream, features, lab, gx, gy, *call)
-    double = compute_salience_grad(*(t.double() for t in (upstream, features, lab, gx, gy)), *call)
+    single = gradients(upstream, features, lab, gx, gy, *call)
+    double = gradients(*(t.double() for t in (upstream, features, lab, gx, gy)), *call)
     for s, d in zip(single, double):
         torch.testing.assert_close(s.double(), d, rtol=1e-3, atol=1e-6)
 
@@ -161,6 +167,6 @@ def test_a_gradient_too_large_for_the_caches_has_the_bits_of_a_small_one(dtype, 
     gx, gy = (torch.randn(1, 1, height, width, dtype=dtype) for _ in range(2))
     grad = torch.randn(features.shape[:2], dtype=dtype)
     rest = (patch, [0.5, 0.25, 0.25], False, True, False, False)
-    one = compute_salience_grad(grad, features, lab, gx, gy, *rest)[1]
+    one = gradients(grad, features, lab, gx, gy, *rest)[1]
     many = [t.expand(count, *t.shape[1:]).contiguous() for t in (grad, features, lab, gx, gy)]
-    assert torch.equal(compute_salience_grad(*many, *rest)[1], one.expand(count, *one.shape[1:]))
+    assert torch.equal(gradients(*many, *rest)[1], one.expand(count, *one.shape[1:]))

@@ -30,23 +30,25 @@ ARR_COC_EVERY_ISA void magnitude_row(const A* gx, const A* gy, A* magnitudes, in
   for (int64_t x = 0; x < width; ++x) magnitudes[x] = std::sqrt(gx[x] * gx[x] + gy[x] * gy[x] + A(kEdgeFloor));
 }
 
-// Of a pixel's gradient (gx, gy) through its magnitude. A null output is not needed.
+// Of pixels' gradients (gx, gy) through their magnitudes. A null output is not needed.
 template <class A>
-ARR_COC_EVERY_ISA void direction_row(const A* slopes, const A* magnitudes, const A* gx, const A* gy, A* out_x, A* out_y,
-                                     int64_t width) {
+ARR_COC_EVERY_ISA void direction_row(const A* slopes, const A* gx, const A* gy, A* out_x, A* out_y, int64_t width) {
+  prefetch_behind(gx, width);
+  prefetch_behind(gy, width);
   if (out_x && out_y) {
 #pragma omp simd
     for (int64_t x = 0; x < width; ++x) {
-      const A scale = slopes[x] / magnitudes[x];
+      const A scale = slopes[x] / std::sqrt(gx[x] * gx[x] + gy[x] * gy[x] + A(kEdgeFloor));
       out_x[x] = scale * gx[x];
       out_y[x] = scale * gy[x];
     }
     return;
   }
-  const A* in = out_x ? gx : gy;
+  const A *in = out_x ? gx : gy, *other = out_x ? gy : gx;
   A* out = out_x ? out_x : out_y;
 #pragma omp simd
-  for (int64_t x = 0; x < width; ++x) out[x] = slopes[x] / magnitudes[x] * in[x];
+  for (int64_t x = 0; x < width; ++x)
+    out[x] = slopes[x] / std::sqrt(in[x] * in[x] + other[x] * other[x] + A(kEdgeFloor)) * in[x];
 }
 
 // means[j] of patch j's sums of columns.
@@ -103,48 +105,27 @@ void parallel_bands(const PatchGrid& grid, int64_t pixel_cost, const F& f) {
   parallel_rows(grid.batch * grid.rows, grid.patch * grid.width * pixel_cost, f);
 }
 
-// The magnitudes of a band's gradients, and their mean over each patch: of sqrt(gx^2 + gy^2 + floor).
-template <class T>
-class BandEdges {
- public:
-  using A = accumulate_t<T>;
-  explicit BandEdges(const PatchGrid& grid) : grid_(grid), magnitudes_(grid.patch * grid.width), columns_(grid.width) {}
-
-  A* row(int64_t y) { return magnitudes_.data() + y * grid_.width; }
-
-  // Means of `band` to means[columns].
-  void read(const T* sobel_x, const T* sobel_y, int64_t band, A* means) {
-    std::fill(columns_.begin(), columns_.end(), A(0));
-    for (int64_t y = 0; y < grid_.patch; ++y) {
-      const int64_t at = (band * grid_.patch + y) * grid_.width;
-      magnitude_row(accumulated(sobel_x + at, grid_.width, x_), accumulated(sobel_y + at, grid_.width, y_), row(y),
-                    grid_.width);
-      add_scaled(row(y), A(1), columns_.data(), grid_.width);
-    }
-    means_of_columns(columns_.data(), grid_.columns, grid_.patch, means);
-  }
-
- private:
-  const PatchGrid& grid_;
-  std::vector<A> magnitudes_, columns_, x_, y_;
-};
-
-// [B, N]: the patches' mean edge strength.
+// The patches' mean edge strength, of sqrt(gx^2 + gy^2 + floor), to means[B, N].
 template <class T, class A = accumulate_t<T>>
-std::vector<A> mean_edges(const T* sobel_x, const T* sobel_y, const PatchGrid& grid) {
-  std::vector<A> means(grid.batch * grid.count());
+void mean_edges(const T* sobel_x, const T* sobel_y, const PatchGrid& grid, A* means) {
   parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
-    BandEdges<T> edges(grid);
-    for (int64_t band = begin; band < end; ++band)
-      edges.read(sobel_x, sobel_y, band, means.data() + band * grid.columns);
+    std::vector<A> magnitudes(grid.width), columns(grid.width), wide_x, wide_y;
+    for (int64_t band = begin; band < end; ++band) {
+      std::fill(columns.begin(), columns.end(), A(0));
+      for (int64_t y = 0; y < grid.patch; ++y) {
+        const int64_t at = (band * grid.patch + y) * grid.width;
+        magnitude_row(accumulated(sobel_x + at, grid.width, wide_x), accumulated(sobel_y + at, grid.width, wide_y),
+                      magnitudes.data(), grid.width);
+        add_scaled(magnitudes.data(), A(1), columns.data(), grid.width);
+      }
+      means_of_columns(columns.data(), grid.columns, grid.patch, means + band * grid.columns);
+    }
   });
-  return means;
 }
 
-// [B, 3, N]: mean over the patch of L, a and b.
+// Mean over the patch of L, a and b to means[B, 3, N].
 template <class T, class A = accumulate_t<T>>
-std::vector<A> mean_colours(const T* lab, const PatchGrid& grid) {
-  std::vector<A> means(grid.batch * grid.count() * 3);
+void mean_colours(const T* lab, const PatchGrid& grid, A* means) {
   parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
     std::vector<A> columns(grid.width), buffer;
     for (int64_t band = begin; band < end; ++band) {
@@ -155,11 +136,10 @@ std::vector<A> mean_colours(const T* lab, const PatchGrid& grid) {
         for (int64_t y = 0; y < grid.patch; ++y)
           add_scaled(accumulated(first + y * grid.width, grid.width, buffer), A(1), columns.data(), grid.width);
         means_of_columns(columns.data(), grid.columns, grid.patch,
-                         means.data() + (sample * 3 + c) * grid.count() + row * grid.columns);
+                         means + (sample * 3 + c) * grid.count() + row * grid.columns);
       }
     }
   });
-  return means;
 }
 
 // Calls f(j, at, other, size) for each of the up to 8 directions to a neighbour: patches `at` and on of a row, from
@@ -184,12 +164,12 @@ A neighbours_of(const PatchGrid& grid, int64_t row, int64_t column) {
 
 // [B, N]: the patches' mean distance of colour to their neighbours.
 template <class A>
-std::vector<A> mean_distances(const std::vector<A>& colours, const PatchGrid& grid) {
+std::vector<A> mean_distances(const A* colours, const PatchGrid& grid) {
   std::vector<A> distances(grid.batch * grid.count());
   parallel_rows(grid.batch * grid.rows, grid.columns * 32, [&](int64_t begin, int64_t end) {
     for (int64_t band = begin; band < end; ++band) {
       const int64_t row = band % grid.rows;
-      const A* of_sample = colours.data() + band / grid.rows * 3 * grid.count();
+      const A* of_sample = colours + band / grid.rows * 3 * grid.count();
       A* sums = distances.data() + band * grid.columns;
       for_neighbour_runs(grid, row, [&](int64_t j, int64_t at, int64_t other, int64_t size) {
         add_distances(of_sample + at, of_sample + other, grid.count(), sums + j, size);
@@ -202,50 +182,79 @@ std::vector<A> mean_distances(const std::vector<A>& colours, const PatchGrid& gr
 
 // --- the operators ---------------------------------------------------------------------------------------------------
 
-// The samples' mean feature vectors [B, D], as unit vectors and norms.
-template <class A, class T>
-UnitRows<A> mean_features(const T* features, int64_t batch, int64_t count, int64_t width) {
+// The samples' mean feature vectors as unit vectors [B, D] and their norms [B].
+template <class T, class A>
+void mean_features(const T* features, int64_t batch, int64_t count, int64_t width, A* unit, A* norm) {
   std::vector<A> means =
       column_sums<A>(features, [](int64_t, const A*) { return A(1); }, nullptr, batch, count, width, 1);
   for (A& mean : means) mean /= A(count);
-  return unit_rows<A>(means.data(), nullptr, batch, width);
+  const UnitRows<A> rows = unit_rows<A>(means.data(), nullptr, batch, width);
+  std::copy(rows.unit.begin(), rows.unit.end(), unit);
+  std::copy(rows.norm.begin(), rows.norm.end(), norm);
 }
 
-Tensor compute_salience_cpu(const Tensor& features, const Tensor& lab, const Tensor& sobel_x, const Tensor& sobel_y,
-                            int64_t patch_size, std::vector<double> weights) {
-  check_compute_salience(features, lab, sobel_x, sobel_y, patch_size, weights);
+template <class T>
+const T* data_of(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+template <class T>
+T* data_of(Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+// Salience, and what the gradient reads of the whole image: see compute_salience_forward in compute_salience.py.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* op, const Tensor& features,
+                                                                           const Tensor& lab, const Tensor& sobel_x,
+                                                                           const Tensor& sobel_y, int64_t patch_size,
+                                                                           const std::vector<double>& weights) {
+  check_compute_salience(op, features, lab, sobel_x, sobel_y, patch_size, weights);
   const Tensor x = as_contiguous(features), colour = as_contiguous(lab), gx = as_contiguous(sobel_x),
                gy = as_contiguous(sobel_y);
   const int64_t batch = x.size(0), count = x.size(1), width = x.size(2);
-  Tensor salience = allocate(x, {batch, count});
-  if (batch * count == 0) return salience;
+  const ScalarType wide = statistics_dtype(x);
+  Tensor salience = allocate(x, {batch, count}), mean_unit = allocate(x, {batch, width}, wide),
+         mean_norm = allocate(x, {batch, 1}, wide), edges = allocate(x, {batch, count}, wide),
+         colours = allocate(x, {batch, 3, count}, wide);
+  if (batch * count == 0)
+    return {salience, torch::stable::zero_(mean_unit), torch::stable::zero_(mean_norm), edges, colours};
   const PatchGrid grid(lab, patch_size);
   const SalienceWeights weight(weights);
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    const T* in = static_cast<const T*>(x.const_data_ptr());
-    T* out = static_cast<T*>(salience.mutable_data_ptr());
-    const std::vector<A> edges =
-        mean_edges(static_cast<const T*>(gx.const_data_ptr()), static_cast<const T*>(gy.const_data_ptr()), grid);
-    const std::vector<A> distances =
-        mean_distances(mean_colours(static_cast<const T*>(colour.const_data_ptr()), grid), grid);
-    const UnitRows<A> mean = mean_features<A>(in, batch, count, width);
+    const T* in = data_of<T>(x);
+    T* out = data_of<T>(salience);
+    const A *mean = data_of<A>(mean_unit), *edge_means = data_of<A>(edges);
+    mean_edges(data_of<T>(gx), data_of<T>(gy), grid, data_of<A>(edges));
+    mean_colours(data_of<T>(colour), grid, data_of<A>(colours));
+    const std::vector<A> distances = mean_distances<A>(data_of<A>(colours), grid);
+    mean_features(in, batch, count, width, data_of<A>(mean_unit), data_of<A>(mean_norm));
     parallel_rows(batch * count, width * 2 + 64, [&](int64_t begin, int64_t end) {
       std::vector<A> buffer;
       for (int64_t item = begin; item < end; ++item) {
-        const int64_t sample = item / count;
         const A* row = accumulated(in + item * width, width, buffer);
-        const Products<A> both = products(row, mean.unit.data() + sample * width, width);
+        const Products<A> both = products(row, mean + item / count * width, width);
         const A cosine = both.dot * inverse_norm(std::sqrt(both.square));
-        const A distance = distances[item];
-        const A edge = edges[item] / (edges[item] + A(kEdgeHalf)), contrast = distance / (distance + A(kContrastHalf));
+        const A distance = distances[item], edge = edge_means[item] / (edge_means[item] + A(kEdgeHalf)),
+                contrast = distance / (distance + A(kContrastHalf));
         out[item] =
             store<T>(A(weight.edges) * edge + A(weight.contrast) * contrast + A(weight.features) * (1 - cosine) / 2);
       }
     });
   });
-  return salience;
+  return {salience, mean_unit, mean_norm, edges, colours};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> compute_salience_forward_cpu(
+    const Tensor& features, const Tensor& lab, const Tensor& sobel_x, const Tensor& sobel_y, int64_t patch_size,
+    std::vector<double> weights) {
+  return salience_and_statistics("compute_salience_forward", features, lab, sobel_x, sobel_y, patch_size, weights);
+}
+
+Tensor compute_salience_cpu(const Tensor& features, const Tensor& lab, const Tensor& sobel_x, const Tensor& sobel_y,
+                            int64_t patch_size, std::vector<double> weights) {
+  return std::get<0>(salience_and_statistics("compute_salience", features, lab, sobel_x, sobel_y, patch_size, weights));
 }
 
 constexpr int64_t kCached = 2 << 20;  // bytes
@@ -253,20 +262,19 @@ constexpr int64_t kCached = 2 << 20;  // bytes
 // With u the mean's unit vector, c the cosine and h = -g w_F / 2: d f_n = h (u - c f / |f|) / |f| + d mean / N; the
 // mean's unit vector gets the sum over n of h f / |f|.
 template <class T, class A = accumulate_t<T>>
-void features_grad(const T* grad, const T* features, T* out, int64_t batch, int64_t count, int64_t width, A weight,
-                   int64_t written) {
-  const UnitRows<A> mean = mean_features<A>(features, batch, count, width);
+void features_grad(const T* grad, const T* features, const A* unit, const A* norm, T* out, int64_t batch, int64_t count,
+                   int64_t width, A weight, int64_t written) {
   std::vector<A> factor(batch * count), along(batch * count);
   const auto factor_of = [&](int64_t item, const A* row) {
-    const Products<A> both = products(row, mean.unit.data() + item / count * width, width);
-    const A norm = std::sqrt(both.square), inverse = inverse_norm(norm);
-    along[item] = norm_passes(norm) * both.dot * inverse * inverse;
+    const Products<A> both = products(row, unit + item / count * width, width);
+    const A length = std::sqrt(both.square), inverse = inverse_norm(length);
+    along[item] = norm_passes(length) * both.dot * inverse * inverse;
     return factor[item] = -load(grad[item]) * weight / 2 * inverse;
   };
   std::vector<A> of_mean = column_sums<A>(features, factor_of, nullptr, batch, count, width, 1);
   for (int64_t sample = 0; sample < batch; ++sample) {
     A* upstream = of_mean.data() + sample * width;
-    through_unit(upstream, mean.unit.data() + sample * width, mean.norm[sample], 1 / A(count), width, upstream);
+    through_unit(upstream, unit + sample * width, norm[sample], 1 / A(count), width, upstream);
   }
   parallel_rows(batch * count, width * 4, [&](int64_t begin, int64_t end) {
     std::vector<A> buffer;
@@ -274,7 +282,7 @@ void features_grad(const T* grad, const T* features, T* out, int64_t batch, int6
     for (int64_t item = begin; item < end; ++item) {
       const int64_t of_sample = item / count * width;
       T* out_row = out + item * width;
-      features_gradient_row(accumulated(features + item * width, width, buffer), mean.unit.data() + of_sample,
+      features_gradient_row(accumulated(features + item * width, width, buffer), unit + of_sample,
                             of_mean.data() + of_sample, factor[item], along[item], staged.at(out_row), width);
       staged.store_to(out_row);
     }
@@ -283,9 +291,8 @@ void features_grad(const T* grad, const T* features, T* out, int64_t batch, int6
 
 // The gradient of a patch's mean colour, shared by its pixels.
 template <class T, class A = accumulate_t<T>>
-void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weight, int64_t written) {
+void lab_grad(const T* grad, const A* colours, T* out, const PatchGrid& grid, A weight, int64_t written) {
   const int64_t count = grid.count(), patch = grid.patch;
-  const std::vector<A> colours = mean_colours(lab, grid);
   std::vector<A> slopes = mean_distances(colours, grid);
   parallel_patches(grid, 8, [&](int64_t item, int64_t, int64_t n) {
     const A shifted = slopes[item] + A(kContrastHalf),
@@ -298,7 +305,7 @@ void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weig
     std::vector<A> gradients(3 * grid.columns);
     for (int64_t band = begin; band < end; ++band) {
       const int64_t sample = band / grid.rows, row = band % grid.rows;
-      const A *of_sample = colours.data() + sample * 3 * count, *slope = slopes.data() + sample * count;
+      const A *of_sample = colours + sample * 3 * count, *slope = slopes.data() + sample * count;
       std::fill(gradients.begin(), gradients.end(), A(0));
       for_neighbour_runs(grid, row, [&](int64_t j, int64_t at, int64_t other, int64_t size) {
         add_directions(of_sample + at, of_sample + other, count, slope + at, slope + other, gradients.data() + j,
@@ -317,25 +324,23 @@ void lab_grad(const T* grad, const T* lab, T* out, const PatchGrid& grid, A weig
 
 // d E / d m = 0.1 / (m + 0.1)^2, and a pixel's magnitude moves by gx / magnitude. A null output is not needed.
 template <class T, class A = accumulate_t<T>>
-void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, T* out_x, T* out_y, const PatchGrid& grid, A weight,
-                int64_t written) {
+void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, const A* edges, T* out_x, T* out_y,
+                const PatchGrid& grid, A weight, int64_t written) {
   const int64_t patch = grid.patch, width = grid.width;
   parallel_bands(grid, 4, [&](int64_t begin, int64_t end) {
-    BandEdges<T> edges(grid);
     StagedRow<T> staged_x(width, written), staged_y(width, written);
-    std::vector<A> means(grid.columns), slopes(width), wide_x, wide_y;
+    std::vector<A> slopes(width), wide_x, wide_y;
     for (int64_t band = begin; band < end; ++band) {
-      edges.read(sobel_x, sobel_y, band, means.data());
       for (int64_t j = 0; j < grid.columns; ++j) {
-        const A shifted = means[j] + A(kEdgeHalf), upstream = load(grad[band * grid.columns + j]);
+        const int64_t n = band * grid.columns + j;
+        const A shifted = edges[n] + A(kEdgeHalf), upstream = load(grad[n]);
         std::fill_n(slopes.data() + j * patch, patch,
                     upstream * weight * A(kEdgeHalf) / (shifted * shifted) / A(patch * patch));
       }
       for (int64_t y = 0; y < patch; ++y) {
         const int64_t at = (band * patch + y) * width;
-        const A *in_x = accumulated(sobel_x + at, width, wide_x), *in_y = accumulated(sobel_y + at, width, wide_y);
-        direction_row(slopes.data(), edges.row(y), in_x, in_y, out_x ? staged_x.at(out_x + at) : nullptr,
-                      out_y ? staged_y.at(out_y + at) : nullptr, width);
+        direction_row(slopes.data(), accumulated(sobel_x + at, width, wide_x), accumulated(sobel_y + at, width, wide_y),
+                      out_x ? staged_x.at(out_x + at) : nullptr, out_y ? staged_y.at(out_y + at) : nullptr, width);
         if (out_x) staged_x.store_to(out_x + at);
         if (out_y) staged_y.store_to(out_y + at);
       }
@@ -343,49 +348,48 @@ void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, T* out_x, T* 
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(const Tensor& grad, const Tensor& features,
-                                                                     const Tensor& lab, const Tensor& sobel_x,
-                                                                     const Tensor& sobel_y, int64_t patch_size,
-                                                                     std::vector<double> weights, bool need_features,
-                                                                     bool need_lab, bool need_sobel_x,
-                                                                     bool need_sobel_y) {
-  check_compute_salience_grad(grad, features, lab, sobel_x, sobel_y, patch_size, weights);
+std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(
+    const Tensor& grad, const Tensor& features, const Tensor& sobel_x, const Tensor& sobel_y, const Tensor& mean_unit,
+    const Tensor& mean_norm, const Tensor& edges, const Tensor& colours, int64_t patch_size,
+    std::vector<double> weights, bool need_features, bool need_lab, bool need_sobel_x, bool need_sobel_y) {
+  check_compute_salience_grad(grad, features, sobel_x, sobel_y, mean_unit, mean_norm, edges, colours, patch_size,
+                              weights);
   const Tensor g = as_contiguous(grad);
-  const auto like_or_nothing = [](const Tensor& tensor, bool needed) {
-    return needed ? allocate(tensor, tensor.sizes()) : allocate(tensor, {0});
+  const PatchGrid grid(sobel_x, patch_size);
+  const auto like_or_nothing = [](const Tensor& tensor, int64_t channels, bool needed) {
+    return needed ? allocate(tensor, {tensor.size(0), channels, tensor.size(2), tensor.size(3)})
+                  : allocate(tensor, {0});
   };
-  Tensor grad_features = like_or_nothing(features, need_features), grad_lab = like_or_nothing(lab, need_lab),
-         grad_x = like_or_nothing(sobel_x, need_sobel_x), grad_y = like_or_nothing(sobel_y, need_sobel_y);
+  Tensor grad_features = need_features ? allocate(features, features.sizes()) : allocate(features, {0}),
+         grad_lab = like_or_nothing(sobel_x, 3, need_lab), grad_x = like_or_nothing(sobel_x, 1, need_sobel_x),
+         grad_y = like_or_nothing(sobel_y, 1, need_sobel_y);
   if (g.numel() == 0) return {grad_features, grad_lab, grad_x, grad_y};
-  const PatchGrid grid(lab, patch_size);
   const SalienceWeights weight(weights);
   dispatch_floating(features.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    const T* upstream = static_cast<const T*>(g.const_data_ptr());
+    const T* upstream = data_of<T>(g);
     const int64_t written =
         (grad_features.numel() + grad_lab.numel() + grad_x.numel() + grad_y.numel()) * int64_t(sizeof(T));
     if (need_features) {
-      const Tensor x = as_contiguous(features);
+      const Tensor x = as_contiguous(features), units = as_contiguous(mean_unit), norms = as_contiguous(mean_norm);
       const int64_t count = x.size(1), width = x.size(2), sample = count * width;
-      const T* in = static_cast<const T*>(x.const_data_ptr());
-      T* out = static_cast<T*>(grad_features.mutable_data_ptr());
       // As many samples at a time as caches keep from one pass over them to the next.
       const int64_t group = std::max<int64_t>(1, kCached / (sample * int64_t(sizeof(T))));
       for (int64_t first = 0; first < x.size(0); first += group)
-        features_grad(upstream + first * count, in + first * sample, out + first * sample,
+        features_grad(upstream + first * count, data_of<T>(x) + first * sample, data_of<A>(units) + first * width,
+                      data_of<A>(norms) + first, data_of<T>(grad_features) + first * sample,
                       std::min(group, x.size(0) - first), count, width, A(weight.features), written);
     }
     if (need_lab) {
-      const Tensor colour = as_contiguous(lab);
-      lab_grad(upstream, static_cast<const T*>(colour.const_data_ptr()), static_cast<T*>(grad_lab.mutable_data_ptr()),
-               grid, A(weight.contrast), written);
+      const Tensor means = as_contiguous(colours);
+      lab_grad(upstream, data_of<A>(means), data_of<T>(grad_lab), grid, A(weight.contrast), written);
     }
     if (need_sobel_x || need_sobel_y) {
-      const Tensor gx = as_contiguous(sobel_x), gy = as_contiguous(sobel_y);
-      sobel_grad(upstream, static_cast<const T*>(gx.const_data_ptr()), static_cast<const T*>(gy.const_data_ptr()),
-                 need_sobel_x ? static_cast<T*>(grad_x.mutable_data_ptr()) : nullptr,
-                 need_sobel_y ? static_cast<T*>(grad_y.mutable_data_ptr()) : nullptr, grid, A(weight.edges), written);
+      const Tensor gx = as_contiguous(sobel_x), gy = as_contiguous(sobel_y), means = as_contiguous(edges);
+      sobel_grad(upstream, data_of<T>(gx), data_of<T>(gy), data_of<A>(means),
+                 need_sobel_x ? data_of<T>(grad_x) : nullptr, need_sobel_y ? data_of<T>(grad_y) : nullptr, grid,
+                 A(weight.edges), written);
     }
   });
   return {grad_features, grad_lab, grad_x, grad_y};
@@ -398,13 +402,19 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
       "compute_salience(Tensor features, Tensor lab, Tensor sobel_x, Tensor sobel_y, SymInt patch_size, "
       "float[3] weights=[0.5, 0.25, 0.25]) -> Tensor");
   m.def(
-      "compute_salience_grad(Tensor grad, Tensor features, Tensor lab, Tensor sobel_x, Tensor sobel_y, "
-      "SymInt patch_size, float[3] weights, bool need_features, bool need_lab, bool need_sobel_x, "
-      "bool need_sobel_y) -> (Tensor, Tensor, Tensor, Tensor)");
+      "compute_salience_forward(Tensor features, Tensor lab, Tensor sobel_x, Tensor sobel_y, SymInt patch_size, "
+      "float[3] weights=[0.5, 0.25, 0.25]) -> (Tensor salience, Tensor mean_unit, Tensor mean_norm, Tensor edges, "
+      "Tensor colours)");
+  m.def(
+      "compute_salience_grad(Tensor grad, Tensor features, Tensor sobel_x, Tensor sobel_y, Tensor mean_unit, Tensor "
+      "mean_norm, "
+      "Tensor edges, Tensor colours, SymInt patch_size, float[3] weights, bool need_features, bool need_lab, "
+      "bool need_sobel_x, bool need_sobel_y) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
   m.impl("compute_salience", TORCH_BOX(&compute_salience_cpu));
+  m.impl("compute_salience_forward", TORCH_BOX(&compute_salience_forward_cpu));
   m.impl("compute_salience_grad", TORCH_BOX(&compute_salience_grad_cpu));
 }
 

@@ -37,11 +37,11 @@ __global__ void salience_kernel(const T* features, const A* unit, const A* edges
   }
 }
 
-// A block a chunk of rows, which comes from memory once and a second time from a cache: their column sums to `plain`,
-// and with each row weighted by the factor of its unit vector in the mean's gradient, h / |f|, to `weighted`.
+// A block a chunk of rows, which comes from memory once and a second time from a cache: their column sums, each row
+// weighted by the factor of its unit vector in the mean's gradient, h / |f|.
 template <bool Aligned, class T, class A>
 __global__ void __launch_bounds__(kCosineThreads)
-    both_sums_kernel(const T* grad, const T* features, A* plain, A* weighted, ColumnCut cut, A weight) {
+    weighted_sums_kernel(const T* grad, const T* features, A* weighted, ColumnCut cut, A weight) {
   constexpr int kPer = kPerLane<T>;
   __shared__ A factors[kColumnChunk];
   const int lane = threadIdx.x % kWarpSize;
@@ -59,16 +59,15 @@ __global__ void __launch_bounds__(kCosineThreads)
     }
     __syncthreads();
     for (int64_t at = threadIdx.x * kPer; at < cut.width; at += kCosineThreads * kPer) {
-      A sums[kPer] = {}, weighted_sums[kPer] = {};
+      A sums[kPer] = {};
 #pragma unroll 8
       for (int n = 0; n < rows; ++n) {
         A row[kPer];
         load<Aligned>(features + (first + n) * cut.width, at, cut.width, row);
 #pragma unroll
-        for (int i = 0; i < kPer; ++i) sums[i] += row[i], weighted_sums[i] += factors[n] * row[i];
+        for (int i = 0; i < kPer; ++i) sums[i] += factors[n] * row[i];
       }
-      store<Aligned>(plain + item * cut.width, at, cut.width, sums);
-      store<Aligned>(weighted + item * cut.width, at, cut.width, weighted_sums);
+      store<Aligned>(weighted + item * cut.width, at, cut.width, sums);
     }
     __syncthreads();
   }
@@ -144,15 +143,29 @@ const T* data_of(const Tensor& tensor) {
   return static_cast<const T*>(tensor.const_data_ptr());
 }
 
-Tensor compute_salience_cuda(const Tensor& features, const Tensor& lab, const Tensor& sobel_x, const Tensor& sobel_y,
-                             int64_t patch_size, std::vector<double> weights) {
-  check_compute_salience(features, lab, sobel_x, sobel_y, patch_size, weights);
+template <class T>
+T* data_of(Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+// Salience, and what the gradient reads of the whole image: see compute_salience_forward in compute_salience.py.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* op, const Tensor& features,
+                                                                           const Tensor& lab, const Tensor& sobel_x,
+                                                                           const Tensor& sobel_y, int64_t patch_size,
+                                                                           const std::vector<double>& weights) {
+  check_compute_salience(op, features, lab, sobel_x, sobel_y, patch_size, weights);
   const CudaScope scope(features);
   const Tensor x = torch::stable::contiguous(features), colour = torch::stable::contiguous(lab),
                gx = torch::stable::contiguous(sobel_x), gy = torch::stable::contiguous(sobel_y);
   const int64_t batch = x.size(0), count = x.size(1), width = x.size(2);
-  Tensor salience = torch::stable::new_empty(x, {batch, count});
-  if (batch * count == 0) return salience;
+  const ScalarType wide = statistics_dtype(x);
+  Tensor salience = torch::stable::new_empty(x, {batch, count}),
+         mean_unit = torch::stable::new_empty(x, {batch, width}, wide),
+         mean_norm = torch::stable::new_empty(x, {batch, 1}, wide),
+         edges = torch::stable::new_empty(x, {batch, count}, wide),
+         colours = torch::stable::new_empty(x, {batch, 3, count}, wide);
+  if (batch * count == 0)
+    return {salience, torch::stable::zero_(mean_unit), torch::stable::zero_(mean_norm), edges, colours};
   const PatchGrid grid(lab, patch_size);
   const ColumnCut cut(batch, count, width);
   const SalienceWeights weight(weights);
@@ -161,67 +174,76 @@ Tensor compute_salience_cuda(const Tensor& features, const Tensor& lab, const Te
     using T = decltype(tag);
     using A = accumulate_t<T>;
     const T* in = data_of<T>(x);
-    Scratch<A> edges(x, batch * count), colours(x, batch * count * 3), partial(x, cut.partial_size()),
-        unit(x, batch * width);
-    launch_patch_means(data_of<T>(colour), data_of<T>(gx), data_of<T>(gy), edges.data(), colours.data(), grid, stream);
+    Scratch<A> partial(x, cut.partial_size());
+    launch_patch_means(data_of<T>(colour), data_of<T>(gx), data_of<T>(gy), data_of<A>(edges), data_of<A>(colours), grid,
+                       stream);
     launch_column_sums<T, A>(in, nullptr, nullptr, partial.data(), cut, stream);
-    launch_mean_unit<A>(partial.data(), unit.data(), nullptr, cut, stream);
+    launch_mean_unit<A>(partial.data(), data_of<A>(mean_unit), data_of<A>(mean_norm), cut, stream);
     dispatch_aligned(is_vectorisable(in, width), [&](auto aligned) {
-      salience_kernel<aligned.value><<<row_blocks(cut), kCosineThreads, 0, stream>>>(
-          in, unit.data(), edges.data(), colours.data(), static_cast<T*>(salience.mutable_data_ptr()), cut, grid,
+      salience_kernel<aligned.value, T, A><<<row_blocks(cut), kCosineThreads, 0, stream>>>(
+          in, data_of<A>(mean_unit), data_of<A>(edges), data_of<A>(colours), data_of<T>(salience), cut, grid,
           A(weight.edges), A(weight.contrast), A(weight.features));
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     });
   });
-  return salience;
+  return {salience, mean_unit, mean_norm, edges, colours};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> compute_salience_forward_cuda(
+    const Tensor& features, const Tensor& lab, const Tensor& sobel_x, const Tensor& sobel_y, int64_t patch_size,
+    std::vector<double> weights) {
+  return salience_and_statistics("compute_salience_forward", features, lab, sobel_x, sobel_y, patch_size, weights);
+}
+
+Tensor compute_salience_cuda(const Tensor& features, const Tensor& lab, const Tensor& sobel_x, const Tensor& sobel_y,
+                             int64_t patch_size, std::vector<double> weights) {
+  return std::get<0>(salience_and_statistics("compute_salience", features, lab, sobel_x, sobel_y, patch_size, weights));
 }
 
 template <class T, class A = accumulate_t<T>>
-void features_grad(const T* grad, const Tensor& features, T* out, A weight, cudaStream_t stream) {
-  const Tensor x = torch::stable::contiguous(features);
+void features_grad(const T* grad, const Tensor& features, const Tensor& mean_unit, const Tensor& mean_norm, T* out,
+                   A weight, cudaStream_t stream) {
+  const Tensor x = torch::stable::contiguous(features), unit = torch::stable::contiguous(mean_unit),
+               norm = torch::stable::contiguous(mean_norm);
   const T* in = data_of<T>(x);
   const ColumnCut cut(x.size(0), x.size(1), x.size(2));
-  Scratch<A> plain(x, cut.partial_size()), weighted(x, cut.partial_size()), unit(x, cut.batch * cut.width),
-      norm(x, cut.batch), shared(x, cut.batch * cut.width);
-  const bool aligned = is_vectorisable(in, cut.width);
-  const auto sums = aligned ? both_sums_kernel<true, T, A> : both_sums_kernel<false, T, A>;
-  sums<<<grid_size(cut.batch * cut.chunks, 1), kCosineThreads, 0, stream>>>(grad, in, plain.data(), weighted.data(),
-                                                                            cut, weight);
+  Scratch<A> weighted(x, cut.partial_size()), shared(x, cut.batch * cut.width);
+  const bool aligned = is_vectorisable(in, cut.width) && is_vectorisable(data_of<A>(unit), cut.width);
+  const auto sums = aligned ? weighted_sums_kernel<true, T, A> : weighted_sums_kernel<false, T, A>;
+  sums<<<grid_size(cut.batch * cut.chunks, 1), kCosineThreads, 0, stream>>>(grad, in, weighted.data(), cut, weight);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
-  launch_mean_unit(plain.data(), unit.data(), norm.data(), cut, stream);
-  launch_through_unit<A>(weighted.data(), cut, unit.data(), norm.data(), nullptr, 1 / A(cut.rows), shared.data(),
-                         stream);
+  launch_through_unit<A>(weighted.data(), cut, data_of<A>(unit), data_of<A>(norm), nullptr, 1 / A(cut.rows),
+                         shared.data(), stream);
   const auto gradient =
       aligned && is_vectorisable(out, cut.width) ? features_grad_kernel<true, T, A> : features_grad_kernel<false, T, A>;
   gradient<<<grid_size(cut.batch * cut.rows, kCosineWarps), kCosineThreads, 0, stream>>>(
-      grad, in, unit.data(), shared.data(), out, cut, weight);
+      grad, in, data_of<A>(unit), shared.data(), out, cut, weight);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 // A null output is not needed.
 template <class T, class A = accumulate_t<T>>
-void pixels_grad(const T* grad, const Tensor& lab, const Tensor& sobel_x, const Tensor& sobel_y, T* out_lab, T* out_x,
-                 T* out_y, const PatchGrid& grid, const SalienceWeights& weight, cudaStream_t stream) {
+void pixels_grad(const T* grad, const Tensor& sobel_x, const Tensor& sobel_y, const Tensor& edges,
+                 const Tensor& colours, T* out_lab, T* out_x, T* out_y, const PatchGrid& grid,
+                 const SalienceWeights& weight, cudaStream_t stream) {
   const bool need_sobel = out_x || out_y;
-  const Tensor colour = out_lab ? torch::stable::contiguous(lab) : lab;
   const Tensor gx = need_sobel ? torch::stable::contiguous(sobel_x) : sobel_x;
   const Tensor gy = need_sobel ? torch::stable::contiguous(sobel_y) : sobel_y;
+  const Tensor strengths = torch::stable::contiguous(edges), means = torch::stable::contiguous(colours);
   const int64_t patches = grid.batch * grid.count(), of_sobel = need_sobel ? patches : 0,
                 of_lab = out_lab ? patches : 0;
-  Scratch<A> edge_memory(lab, of_sobel), edge_slope_memory(lab, of_sobel), colour_memory(lab, of_lab * 3),
-      contrast_slope_memory(lab, of_lab), gradient_memory(lab, of_lab * 3);
-  A* edges = need_sobel ? edge_memory.data() : nullptr;
+  Scratch<A> edge_slope_memory(edges, of_sobel), contrast_slope_memory(edges, of_lab),
+      gradient_memory(edges, of_lab * 3);
   A* edge_slopes = need_sobel ? edge_slope_memory.data() : nullptr;
-  A* colours = out_lab ? colour_memory.data() : nullptr;
   A* contrast_slopes = out_lab ? contrast_slope_memory.data() : nullptr;
-  launch_patch_means(data_of<T>(colour), data_of<T>(gx), data_of<T>(gy), edges, colours, grid, stream);
   patch_slopes_kernel<<<grid_size(patches, kCosineThreads), kCosineThreads, 0, stream>>>(
-      grad, edges, colours, edge_slopes, contrast_slopes, grid, A(weight.edges), A(weight.contrast));
+      grad, data_of<A>(strengths), data_of<A>(means), edge_slopes, contrast_slopes, grid, A(weight.edges),
+      A(weight.contrast));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   A* gradients = out_lab ? gradient_memory.data() : nullptr;
   if (out_lab) {
-    colour_gradient_kernel<<<grid_size(patches, kCosineThreads), kCosineThreads, 0, stream>>>(colours, contrast_slopes,
-                                                                                              gradients, grid);
+    colour_gradient_kernel<<<grid_size(patches, kCosineThreads), kCosineThreads, 0, stream>>>(
+        data_of<A>(means), contrast_slopes, gradients, grid);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
   const bool aligned = on_16_bytes(data_of<T>(gx), data_of<T>(gy), out_lab, out_x, out_y);
@@ -232,33 +254,34 @@ void pixels_grad(const T* grad, const Tensor& lab, const Tensor& sobel_x, const 
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cuda(const Tensor& grad, const Tensor& features,
-                                                                      const Tensor& lab, const Tensor& sobel_x,
-                                                                      const Tensor& sobel_y, int64_t patch_size,
-                                                                      std::vector<double> weights, bool need_features,
-                                                                      bool need_lab, bool need_sobel_x,
-                                                                      bool need_sobel_y) {
-  check_compute_salience_grad(grad, features, lab, sobel_x, sobel_y, patch_size, weights);
+std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cuda(
+    const Tensor& grad, const Tensor& features, const Tensor& sobel_x, const Tensor& sobel_y, const Tensor& mean_unit,
+    const Tensor& mean_norm, const Tensor& edges, const Tensor& colours, int64_t patch_size,
+    std::vector<double> weights, bool need_features, bool need_lab, bool need_sobel_x, bool need_sobel_y) {
+  check_compute_salience_grad(grad, features, sobel_x, sobel_y, mean_unit, mean_norm, edges, colours, patch_size,
+                              weights);
   const CudaScope scope(features);
   const Tensor g = torch::stable::contiguous(grad);
-  const auto like_or_nothing = [](const Tensor& tensor, bool needed) {
-    return needed ? torch::stable::new_empty(tensor, tensor.sizes()) : torch::stable::new_empty(tensor, {0});
+  const auto like_or_nothing = [](const Tensor& plane, int64_t channels, bool needed) {
+    return needed ? torch::stable::new_empty(plane, {plane.size(0), channels, plane.size(2), plane.size(3)})
+                  : torch::stable::new_empty(plane, {0});
   };
-  Tensor grad_features = like_or_nothing(features, need_features), grad_lab = like_or_nothing(lab, need_lab),
-         grad_x = like_or_nothing(sobel_x, need_sobel_x), grad_y = like_or_nothing(sobel_y, need_sobel_y);
+  Tensor grad_features = need_features ? torch::stable::new_empty(features, features.sizes())
+                                       : torch::stable::new_empty(features, {0}),
+         grad_lab = like_or_nothing(sobel_x, 3, need_lab), grad_x = like_or_nothing(sobel_x, 1, need_sobel_x),
+         grad_y = like_or_nothing(sobel_y, 1, need_sobel_y);
   if (g.numel() == 0) return {grad_features, grad_lab, grad_x, grad_y};
   const SalienceWeights weight(weights);
   dispatch_floating(features.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
-    const auto output = [](Tensor& tensor, bool needed) {
-      return needed ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
-    };
+    const auto output = [](Tensor& tensor, bool needed) { return needed ? data_of<T>(tensor) : nullptr; };
     if (need_features)
-      features_grad(data_of<T>(g), features, output(grad_features, true), accumulate_t<T>(weight.features),
-                    scope.stream());
+      features_grad(data_of<T>(g), features, mean_unit, mean_norm, output(grad_features, true),
+                    accumulate_t<T>(weight.features), scope.stream());
     if (need_lab || need_sobel_x || need_sobel_y)
-      pixels_grad(data_of<T>(g), lab, sobel_x, sobel_y, output(grad_lab, need_lab), output(grad_x, need_sobel_x),
-                  output(grad_y, need_sobel_y), PatchGrid(lab, patch_size), weight, scope.stream());
+      pixels_grad(data_of<T>(g), sobel_x, sobel_y, edges, colours, output(grad_lab, need_lab),
+                  output(grad_x, need_sobel_x), output(grad_y, need_sobel_y), PatchGrid(sobel_x, patch_size), weight,
+                  scope.stream());
   });
   return {grad_features, grad_lab, grad_x, grad_y};
 }
@@ -267,6 +290,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cuda(const Tens
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {
   m.impl("compute_salience", TORCH_BOX(&compute_salience_cuda));
+  m.impl("compute_salience_forward", TORCH_BOX(&compute_salience_forward_cuda));
   m.impl("compute_salience_grad", TORCH_BOX(&compute_salience_grad_cuda));
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -23,13 +24,13 @@ constexpr double kEdgeFloor = 1e-8;
 struct PatchGrid {
   int64_t batch, rows, columns, patch, width, plane;
 
-  PatchGrid(const Tensor& lab, int64_t patch)
-      : batch(lab.size(0)),
-        rows(lab.size(2) / patch),
-        columns(lab.size(3) / patch),
+  PatchGrid(const Tensor& image, int64_t patch)
+      : batch(image.size(0)),
+        rows(image.size(2) / patch),
+        columns(image.size(3) / patch),
         patch(patch),
-        width(lab.size(3)),
-        plane(lab.size(2) * lab.size(3)) {}
+        width(image.size(3)),
+        plane(image.size(2) * image.size(3)) {}
 
   ARR_COC_ANYWHERE int64_t count() const { return rows * columns; }
   // Offset of patch n's first pixel within a channel.
@@ -51,21 +52,22 @@ ARR_COC_ANYWHERE int for_neighbours(const PatchGrid& grid, int64_t n, const F& f
   return count;
 }
 
+// Of two patches of a sample's colours [3, N].
 template <class A>
-ARR_COC_ANYWHERE A colour_distance(const A* a, const A* b) {
-  const A dl = a[0] - b[0], da = a[1] - b[1], db = a[2] - b[2];
-  return std::sqrt(dl * dl + da * da + db * db);
+ARR_COC_ANYWHERE A colour_distance(const A* colours, int64_t count, int64_t n, int64_t k) {
+  const A l = colours[n] - colours[k], a = colours[count + n] - colours[count + k],
+          b = colours[2 * count + n] - colours[2 * count + k];
+  return std::sqrt(l * l + a * a + b * b);
 }
 
-// Mean distance of patch n's colour to its neighbours'; 0 without neighbours. `colours` are the sample's, [N, 3].
+// Mean distance of patch n's colour to its neighbours'; 0 without neighbours. `colours` are the sample's, [3, N].
 template <class A>
 struct Contrast {
   A distance = 0;
   int neighbours = 0;
 
   ARR_COC_ANYWHERE Contrast(const A* colours, const PatchGrid& grid, int64_t n) {
-    neighbours =
-        for_neighbours(grid, n, [&](int64_t k) { distance += colour_distance(colours + n * 3, colours + k * 3); });
+    neighbours = for_neighbours(grid, n, [&](int64_t k) { distance += colour_distance(colours, grid.count(), n, k); });
     if (neighbours > 0) distance /= A(neighbours);
   }
 
@@ -81,12 +83,12 @@ struct Contrast {
 template <class A>
 ARR_COC_ANYWHERE void colour_gradient(const A* colours, const A* slopes, const PatchGrid& grid, int64_t n,
                                       A (&gradient)[3]) {
-  const A* colour = colours + n * 3;
+  const int64_t count = grid.count();
   gradient[0] = gradient[1] = gradient[2] = 0;
   for_neighbours(grid, n, [&](int64_t k) {
-    const A* other = colours + k * 3;
-    const A distance = colour_distance(colour, other), slope = slopes[n] + slopes[k];
-    for (int c = 0; c < 3; ++c) gradient[c] += distance == 0 ? A(0) : slope * ((colour[c] - other[c]) / distance);
+    const A distance = colour_distance(colours, count, n, k), slope = slopes[n] + slopes[k];
+    for (int c = 0; c < 3; ++c)
+      gradient[c] += distance == 0 ? A(0) : slope * ((colours[c * count + n] - colours[c * count + k]) / distance);
   });
 }
 
@@ -107,38 +109,77 @@ inline void check_salience_weights(const char* op, const char* name, const std::
         " must be finite and >= 0 with a sum > 0, got [", weights[0], ", ", weights[1], ", ", weights[2], "]");
 }
 
-inline void check_sobel(const char* op, const char* name, const Tensor& sobel, const Tensor& features,
-                        const Tensor& lab) {
-  check(sobel.dim() == 4 && sobel.size(1) == 1, op, ": ", name, " must be [B, 1, H, W], got shape ", shape_of(sobel));
-  check_alike(op, "features", features, name, sobel);
-  check_same_size(op, "B", name, sobel.size(0), "features", features.size(0));
-  check_same_size(op, "H", name, sobel.size(2), "lab", lab.size(2));
-  check_same_size(op, "W", name, sobel.size(3), "lab", lab.size(3));
-}
-
-inline void check_compute_salience(const Tensor& features, const Tensor& lab, const Tensor& sobel_x,
-                                   const Tensor& sobel_y, int64_t patch_size, const std::vector<double>& weights) {
-  const char* op = "compute_salience";
+inline void check_features(const char* op, const Tensor& features) {
   check_rank(op, "features", features, 3, "[B, N, D]");
   check_floating(op, "features", features);
   check(features.size(2) > 0, op, ": features must have D >= 1, got shape ", shape_of(features));
+}
+
+inline void check_sobel(const char* op, const char* name, const Tensor& sobel, const Tensor& features) {
+  check(sobel.dim() == 4 && sobel.size(1) == 1, op, ": ", name, " must be [B, 1, H, W], got shape ", shape_of(sobel));
+  check_alike(op, "features", features, name, sobel);
+  check_same_size(op, "B", name, sobel.size(0), "features", features.size(0));
+}
+
+inline void check_same_image(const char* op, const char* name, const Tensor& image, const char* other_name,
+                             const Tensor& other) {
+  check_same_size(op, "H", name, image.size(2), other_name, other.size(2));
+  check_same_size(op, "W", name, image.size(3), other_name, other.size(3));
+}
+
+inline void check_patches(const char* op, const Tensor& features, const Tensor& image, int64_t patch_size) {
+  check(patch_size > 0, op, ": patch_size must be >= 1, got ", patch_size);
+  check(image.size(2) % patch_size == 0, op, ": H = ", image.size(2),
+        " is not a multiple of patch_size = ", patch_size);
+  check(image.size(3) % patch_size == 0, op, ": W = ", image.size(3),
+        " is not a multiple of patch_size = ", patch_size);
+  check_same_size(op, "N", "features", features.size(1), "the grid of patches", PatchGrid(image, patch_size).count());
+}
+
+inline void check_compute_salience(const char* op, const Tensor& features, const Tensor& lab, const Tensor& sobel_x,
+                                   const Tensor& sobel_y, int64_t patch_size, const std::vector<double>& weights) {
+  check_features(op, features);
   check(lab.dim() == 4 && lab.size(1) == 3, op, ": lab must be [B, 3, H, W], got shape ", shape_of(lab));
   check_alike(op, "features", features, "lab", lab);
   check_same_size(op, "B", "lab", lab.size(0), "features", features.size(0));
-  check_sobel(op, "sobel_x", sobel_x, features, lab);
-  check_sobel(op, "sobel_y", sobel_y, features, lab);
-  check(patch_size > 0, op, ": patch_size must be >= 1, got ", patch_size);
-  check(lab.size(2) % patch_size == 0, op, ": H = ", lab.size(2), " is not a multiple of patch_size = ", patch_size);
-  check(lab.size(3) % patch_size == 0, op, ": W = ", lab.size(3), " is not a multiple of patch_size = ", patch_size);
-  check_same_size(op, "N", "features", features.size(1), "the grid of patches", PatchGrid(lab, patch_size).count());
+  check_sobel(op, "sobel_x", sobel_x, features);
+  check_same_image(op, "sobel_x", sobel_x, "lab", lab);
+  check_sobel(op, "sobel_y", sobel_y, features);
+  check_same_image(op, "sobel_y", sobel_y, "lab", lab);
+  check_patches(op, features, lab, patch_size);
   check_salience_weights(op, "weights", weights);
 }
 
-inline void check_compute_salience_grad(const Tensor& grad, const Tensor& features, const Tensor& lab,
-                                        const Tensor& sobel_x, const Tensor& sobel_y, int64_t patch_size,
+inline ScalarType statistics_dtype(const Tensor& features) {
+  return features.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// One of what the forward call leaves for the gradient; `layout` names its dimensions, whose sizes are `sizes`.
+inline void check_statistic(const char* op, const char* name, const Tensor& statistic, const Tensor& features,
+                            const char* layout, std::initializer_list<int64_t> sizes) {
+  check_dtype(op, name, statistic, statistics_dtype(features));
+  check(statistic.device() == features.device(), op, ": ", name, " and features must be on one device");
+  const auto found = statistic.sizes();
+  check(std::equal(found.begin(), found.end(), sizes.begin(), sizes.end()), op, ": ", name, " must be ", layout,
+        " of features ", shape_of(features), ", got shape ", shape_of(statistic));
+}
+
+inline void check_compute_salience_grad(const Tensor& grad, const Tensor& features, const Tensor& sobel_x,
+                                        const Tensor& sobel_y, const Tensor& mean_unit, const Tensor& mean_norm,
+                                        const Tensor& edges, const Tensor& colours, int64_t patch_size,
                                         const std::vector<double>& weights) {
   const char* op = "compute_salience_grad";
-  check_compute_salience(features, lab, sobel_x, sobel_y, patch_size, weights);
+  check_features(op, features);
+  check_sobel(op, "sobel_x", sobel_x, features);
+  check_sobel(op, "sobel_y", sobel_y, features);
+  check_same_image(op, "sobel_y", sobel_y, "sobel_x", sobel_x);
+  check_patches(op, features, sobel_x, patch_size);
+  check_salience_weights(op, "weights", weights);
+  const int64_t batch = features.size(0), count = features.size(1);
+  check_statistic(op, "mean_unit", mean_unit, features, "[B, D]", {batch, features.size(2)});
+  check_statistic(op, "mean_norm", mean_norm, features, "[B, 1]", {batch, 1});
+  check_statistic(op, "edges", edges, features, "[B, N]", {batch, count});
+  check_statistic(op, "colours", colours, features, "[B, 3, N]", {batch, 3, count});
   check_rank(op, "grad", grad, 2, "[B, N]");
   check_alike(op, "features", features, "grad", grad);
   check_same_size(op, "B", "grad", grad.size(0), "features", features.size(0));

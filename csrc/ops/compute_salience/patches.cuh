@@ -35,8 +35,8 @@ __device__ __forceinline__ void for_pixels(const PatchGrid& grid, int thread, co
   }
 }
 
-// Mean gradient magnitude [B, N] and mean colour [B, N, 3] of each patch, those that are asked for.
-template <int Warps, int Pixels, bool Edges, bool Colours, class T, class A>
+// Mean gradient magnitude [B, N] and mean colour [B, 3, N] of each patch.
+template <int Warps, int Pixels, class T, class A>
 __global__ void __launch_bounds__(kCosineThreads)
     patch_means_kernel(const T* lab, const T* sobel_x, const T* sobel_y, A* edges, A* colours, PatchGrid grid) {
   __shared__ A shared[kCosineWarps];
@@ -52,34 +52,25 @@ __global__ void __launch_bounds__(kCosineThreads)
     A sums[4] = {0, 0, 0, 0};
     for_pixels<Warps, Pixels>(grid, thread, [&](int64_t at) {
       A x[Pixels], y[Pixels], c[3][Pixels];
-      if constexpr (Edges) {
-        load<kAligned>(gx, at, at + Pixels, x);
-        load<kAligned>(gy, at, at + Pixels, y);
-      }
-      if constexpr (Colours) {
+      load<kAligned>(gx, at, at + Pixels, x);
+      load<kAligned>(gy, at, at + Pixels, y);
 #pragma unroll
-        for (int k = 0; k < 3; ++k) load<kAligned>(channel + k * grid.plane, at, at + Pixels, c[k]);
-      }
+      for (int k = 0; k < 3; ++k) load<kAligned>(channel + k * grid.plane, at, at + Pixels, c[k]);
 #pragma unroll
       for (int i = 0; i < Pixels; ++i) {
-        if constexpr (Edges) sums[3] += sqrt(x[i] * x[i] + y[i] * y[i] + A(kEdgeFloor));
-        if constexpr (Colours) {
+        sums[3] += sqrt(x[i] * x[i] + y[i] * y[i] + A(kEdgeFloor));
 #pragma unroll
-          for (int k = 0; k < 3; ++k) sums[k] += c[k][i];
-        }
+        for (int k = 0; k < 3; ++k) sums[k] += c[k][i];
       }
     });
-    if constexpr (Colours) {
+    A* of_sample = colours + sample * 3 * grid.count() + item % grid.count();
 #pragma unroll
-      for (int k = 0; k < 3; ++k) {
-        const A sum = patch_sum<Warps>(sums[k], shared);
-        if (thread == 0) colours[item * 3 + k] = sum / area;
-      }
+    for (int k = 0; k < 3; ++k) {
+      const A sum = patch_sum<Warps>(sums[k], shared);
+      if (thread == 0) of_sample[k * grid.count()] = sum / area;
     }
-    if constexpr (Edges) {
-      const A sum = patch_sum<Warps>(sums[3], shared);
-      if (thread == 0) edges[item] = sum / area;
-    }
+    const A sum = patch_sum<Warps>(sums[3], shared);
+    if (thread == 0) edges[item] = sum / area;
   }
 }
 
@@ -182,16 +173,12 @@ bool on_16_bytes(const T*... data) {
   return ((reinterpret_cast<uintptr_t>(data) % 16 == 0) && ...);
 }
 
-// A null output is not needed, nor then are its inputs.
 template <class T, class A>
 void launch_patch_means(const T* lab, const T* sobel_x, const T* sobel_y, A* edges, A* colours, const PatchGrid& grid,
                         cudaStream_t stream) {
   dispatch_patch<T>(grid, on_16_bytes(lab, sobel_x, sobel_y), [&](auto warps, auto pixels, unsigned blocks) {
-    constexpr int kWarps = warps.value, kPixels = pixels.value;
-    const auto kernel = !colours ? patch_means_kernel<kWarps, kPixels, true, false, T, A>
-                        : !edges ? patch_means_kernel<kWarps, kPixels, false, true, T, A>
-                                 : patch_means_kernel<kWarps, kPixels, true, true, T, A>;
-    kernel<<<blocks, kCosineThreads, 0, stream>>>(lab, sobel_x, sobel_y, edges, colours, grid);
+    patch_means_kernel<warps.value, pixels.value>
+        <<<blocks, kCosineThreads, 0, stream>>>(lab, sobel_x, sobel_y, edges, colours, grid);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }
