@@ -123,26 +123,6 @@ __device__ __forceinline__ void row_products(const T* x, int rows, const A* y, i
   }
 }
 
-// One warp: squared norms of `rows` (1 to kRows) rows from `x` on, to every lane. Entries beyond `rows` repeat the
-// last.
-template <bool Aligned, class T, class A>
-__device__ __forceinline__ void row_squares(const T* x, int rows, int64_t width, A (&squares)[kRows]) {
-  constexpr int kPer = kPerLane<T>;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) squares[r] = 0;
-  for (int64_t at = threadIdx.x % kWarpSize * kPer; at < width; at += kWarpSize * kPer) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      A row[kPer];
-      load<Aligned>(x + min(r, rows - 1) * width, at, width, row);
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) squares[r] += row[i] * row[i];
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) squares[r] = warp_sum(squares[r]);
-}
-
 // A warp a row: the row divided by its clamped norm, and the norm. `keep` may be null; a row that is not kept becomes
 // zeros whatever it holds.
 template <class T, class A>
@@ -184,7 +164,7 @@ struct ColumnCut {
 };
 
 // partial[b, k, g, :] = sum over the rows n of chunk k with group[b, n] = g of factor[b, n] x[b, n, :]. A null factor
-// is 1, a null group is 0; where both are null, it is Plain. A block takes one (b, k, g) and kColumnThreads x kPerLane
+// is 1, a null group is 0; where that is null, it is Plain. A block takes one (b, k, g) and kColumnThreads x kPerLane
 // columns at a time.
 template <bool Aligned, bool Plain, class T, class A>
 __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* group, A* partial, ColumnCut cut,
@@ -206,8 +186,9 @@ __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* g
         for (int r = 0; r < kDeep; ++r) load<Aligned>(x + (n + r) * cut.width, at, cut.width, rows[r]);
 #pragma unroll
         for (int r = 0; r < kDeep; ++r) {
+          const A scale = factor ? factor[n + r] : A(1);
 #pragma unroll
-          for (int i = 0; i < kPer; ++i) sum[i] += A(rows[r][i]);
+          for (int i = 0; i < kPer; ++i) sum[i] += scale * A(rows[r][i]);
         }
       }
     }
@@ -215,7 +196,7 @@ __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* g
       if (!Plain && group && group[n] != g) continue;
       A row[kPer];
       load<Aligned>(x + n * cut.width, at, cut.width, row);
-      const A scale = !Plain && factor ? factor[n] : A(1);
+      const A scale = factor ? factor[n] : A(1);
 #pragma unroll
       for (int i = 0; i < kPer; ++i) sum[i] += scale * row[i];
     }
@@ -223,20 +204,31 @@ __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* g
   }
 }
 
+// Blocks whose threads take kPerLane columns each: as many threads as a row has 16-byte pieces, in whole warps.
+struct ColumnBlocks {
+  int threads;
+  int64_t slabs;
+  unsigned count;
+};
+
+template <class T>
+ColumnBlocks column_blocks(const ColumnCut& cut) {
+  const int64_t pieces = (cut.width + kPerLane<T> - 1) / kPerLane<T>;
+  const int threads = int(std::min<int64_t>(kColumnThreads, (pieces + kWarpSize - 1) / kWarpSize * kWarpSize));
+  const int64_t slabs = (pieces + threads - 1) / threads;
+  return {threads, slabs, grid_size(cut.batch * cut.chunks * cut.groups * slabs, 1)};
+}
+
 // `cut.rows` must be at least 1. `group` and `factor` may be null; `partial` holds cut.partial_size() elements.
 template <class T, class A>
 void launch_column_sums(const T* x, const A* factor, const int64_t* group, A* partial, const ColumnCut& cut,
                         cudaStream_t stream) {
-  // As many threads as a row has 16-byte pieces, in whole warps.
-  const int64_t pieces = (cut.width + kPerLane<T> - 1) / kPerLane<T>;
-  const int threads = int(std::min<int64_t>(kColumnThreads, (pieces + kWarpSize - 1) / kWarpSize * kWarpSize));
-  const int64_t slabs = (pieces + threads - 1) / threads;
-  const unsigned blocks = grid_size(cut.batch * cut.chunks * cut.groups * slabs, 1);
-  const bool aligned = is_vectorisable(x, cut.width), plain = !factor && !group;
+  const ColumnBlocks blocks = column_blocks<T>(cut);
+  const bool aligned = is_vectorisable(x, cut.width), plain = !group;
   const auto kernel = aligned
                           ? (plain ? column_sums_kernel<true, true, T, A> : column_sums_kernel<true, false, T, A>)
                           : (plain ? column_sums_kernel<false, true, T, A> : column_sums_kernel<false, false, T, A>);
-  kernel<<<blocks, threads, 0, stream>>>(x, factor, group, partial, cut, slabs);
+  kernel<<<blocks.count, blocks.threads, 0, stream>>>(x, factor, group, partial, cut, blocks.slabs);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

@@ -67,23 +67,28 @@ def compute_salience_forward_reference(
     """`compute_salience_forward` in ATen."""
     x, pixels, gx, gy = (accumulated(t) for t in (features, lab, sobel_x, sobel_y))
     w_e, w_c, w_f = normalised(weights)
-    edges = patch_means(magnitudes(gx, gy), patch_size).flatten(1)
+    edges = patch_means(magnitudes(gx, gy), patch_size)
     colours = patch_means(pixels, patch_size)
     distances, neighbours = neighbour_distances(colours)
     d = (sum(distances) / neighbours.clamp(min=1)).flatten(1)
     mean = x.sum(1, keepdim=True) / max(x.shape[1], 1)
     cosine = (unit(x) * unit(mean)).sum(-1)
-    salience = w_e * edges / (edges + EDGE_HALF) + w_c * d / (d + CONTRAST_HALF) + w_f * (1 - cosine) / 2
-    statistics = (unit(mean)[:, 0], norm(mean)[:, 0], edges, colours.flatten(2))
+    m = edges.flatten(1)
+    salience = w_e * m / (m + EDGE_HALF) + w_c * d / (d + CONTRAST_HALF) + w_f * (1 - cosine) / 2
+    patches = torch.cat([norm(x).mT, cosine.unsqueeze(1), edges.flatten(2), colours.flatten(2)], 1)
+    statistics = (unit(mean)[:, 0], norm(mean)[:, 0], patches)
     return salience.to(features.dtype), *(statistic.detach() for statistic in statistics)
 
 
-def features_grad(slope: Tensor, x: Tensor, mean: Tensor, mean_norm: Tensor) -> Tensor:
-    """From the gradient of the cosines [B, N] with `mean` [B, 1, D], a unit vector, to that of the features."""
-    along = (unit(x) * mean).sum(-1, keepdim=True)
-    own = mean - torch.where(norm(x) >= NORM_FLOOR, along * unit(x), 0)
-    own = slope.unsqueeze(-1) * own / norm(x).clamp(min=NORM_FLOOR)
-    of_unit = (slope.unsqueeze(-1) * unit(x)).sum(1, keepdim=True)
+def features_grad(slope: Tensor, x: Tensor, mean: Tensor, mean_norm: Tensor, norms: Tensor, cosines: Tensor) -> Tensor:
+    """From the gradient of the cosines [B, N] to that of the features [B, N, D].
+
+    `mean` [B, 1, D] is a unit vector; `mean_norm` [B, 1, 1], `norms` [B, N, 1] and `cosines` [B, N, 1].
+    """
+    directions = x / norms.clamp(min=NORM_FLOOR)
+    own = mean - torch.where(norms >= NORM_FLOOR, cosines * directions, 0)
+    own = slope.unsqueeze(-1) * own / norms.clamp(min=NORM_FLOOR)
+    of_unit = (slope.unsqueeze(-1) * directions).sum(1, keepdim=True)
     along = (of_unit * mean).sum(-1, keepdim=True) * mean
     of_mean = (of_unit - torch.where(mean_norm >= NORM_FLOOR, along, 0)) / mean_norm.clamp(min=NORM_FLOOR)
     return own + of_mean / max(x.shape[1], 1)
@@ -111,8 +116,7 @@ def compute_salience_grad_reference(
     sobel_y: Tensor,
     mean_unit: Tensor,
     mean_norm: Tensor,
-    edges: Tensor,
-    colours: Tensor,
+    patches: Tensor,
     patch_size: int,
     weights: Sequence[float],
     need_features: bool,
@@ -124,11 +128,17 @@ def compute_salience_grad_reference(
     g, x, gx, gy = (accumulated(t) for t in (grad, features, sobel_x, sobel_y))
     w_e, w_c, w_f = normalised(weights)
     grid = tuple(size // patch_size for size in sobel_x.shape[2:])
-    g_patches, edges, colours = g.unflatten(1, grid), edges.unflatten(1, grid), colours.unflatten(2, grid)
+    norms, cosines = patches[:, 0].unsqueeze(-1), patches[:, 1].unsqueeze(-1)
+    edges, colours, g_patches = (
+        patches[:, 2].unflatten(1, grid),
+        patches[:, 3:].unflatten(2, grid),
+        g.unflatten(1, grid),
+    )
     edge_slope = w_e * g_patches * EDGE_HALF / (edges + EDGE_HALF) ** 2
     per_pixel = over_patches(edge_slope.unsqueeze(1), patch_size) / magnitudes(gx, gy)
+    mean = (mean_unit.unsqueeze(1), mean_norm.unsqueeze(1))
     gradients = (
-        (need_features, lambda: features_grad(-w_f * g / 2, x, mean_unit.unsqueeze(1), mean_norm.unsqueeze(1))),
+        (need_features, lambda: features_grad(-w_f * g / 2, x, *mean, norms, cosines)),
         (need_lab, lambda: over_patches(colours_grad(w_c * g_patches, colours), patch_size)),
         (need_sobel_x, lambda: per_pixel * gx),
         (need_sobel_y, lambda: per_pixel * gy),

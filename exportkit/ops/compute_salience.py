@@ -63,8 +63,8 @@ def compute_salience_forward(
     sobel_y: Tensor,
     patch_size: int,
     weights: Sequence[float] = (0.5, 0.25, 0.25),
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`compute_salience` and what its gradient reads in place of the image: what that depends on as a whole.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`compute_salience`, and what its gradient would otherwise read all of its inputs for once more.
 
     Args:
         features: As for `compute_salience`, like all arguments.
@@ -75,9 +75,9 @@ def compute_salience_forward(
         weights: Likewise.
 
     Returns:
-        The salience [B, N]; and in float32 (float64 of float64) of each sample the mean of its features divided by its
-        norm [B, D], that norm [B, 1] (both 0 where N = 0), and of each patch the mean edge strength [B, N] and the mean
-        colour [B, 3, N].
+        The salience [B, N]; and in float32 (float64 of float64) the mean of each sample's features divided by its
+        norm [B, D], that norm [B, 1] (both 0 where N = 0), and of each patch [B, 6, N]: the norm of its features, their
+        cosine with the mean, the mean edge strength, and the mean L, a and b.
 
     Raises:
         RuntimeError: As `compute_salience`.
@@ -104,8 +104,7 @@ def compute_salience_grad(
     sobel_y: Tensor,
     mean_unit: Tensor,
     mean_norm: Tensor,
-    edges: Tensor,
-    colours: Tensor,
+    patches: Tensor,
     patch_size: int,
     weights: Sequence[float],
     need_features: bool,
@@ -122,8 +121,7 @@ def compute_salience_grad(
         sobel_y: [B, 1, H, W].
         mean_unit: [B, D], as `compute_salience_forward` gave it.
         mean_norm: [B, 1], likewise.
-        edges: [B, N], likewise.
-        colours: [B, 3, N], likewise.
+        patches: [B, 6, N], likewise.
         patch_size: P, in pixels.
         weights: As in the forward.
         need_features: Whether to compute this gradient; one that is not needed is returned with shape [0].
@@ -135,7 +133,7 @@ def compute_salience_grad(
         Gradients of features, lab, sobel_x and sobel_y, each of its argument's shape.
     """
     return _compute_salience_grad(
-        grad, features, sobel_x, sobel_y, mean_unit, mean_norm, edges, colours, patch_size, weights,
+        grad, features, sobel_x, sobel_y, mean_unit, mean_norm, patches, patch_size, weights,
         need_features, need_lab, need_sobel_x, need_sobel_y,
     )  # fmt: skip
 
@@ -220,7 +218,7 @@ def _compute_salience_forward_fake(
 ) -> tuple[Tensor, ...]:
     _check_inputs("compute_salience_forward", features, lab, sobel_x, sobel_y, patch_size, weights)
     batch, count, width = features.shape
-    sizes = ((batch, width), (batch, 1), (batch, count), (batch, 3, count))
+    sizes = ((batch, width), (batch, 1), (batch, 6, count))
     statistics = (features.new_empty(size, dtype=_statistics_dtype(features)) for size in sizes)
     return features.new_empty((batch, count)), *statistics
 
@@ -233,8 +231,7 @@ def _compute_salience_grad_fake(
     sobel_y: Tensor,
     mean_unit: Tensor,
     mean_norm: Tensor,
-    edges: Tensor,
-    colours: Tensor,
+    patches: Tensor,
     patch_size: int,
     weights: Sequence[float],
     need_features: bool,
@@ -251,8 +248,7 @@ def _compute_salience_grad_fake(
     for name, statistic, layout, sizes in (
         ("mean_unit", mean_unit, "[B, D]", (batch, width)),
         ("mean_norm", mean_norm, "[B, 1]", (batch, 1)),
-        ("edges", edges, "[B, N]", (batch, count)),
-        ("colours", colours, "[B, 3, N]", (batch, 3, count)),
+        ("patches", patches, "[B, 6, N]", (batch, 6, count)),
     ):
         check_dtype(op, name, statistic, _statistics_dtype(features))
         check(statistic.device == features.device, f"{op}: {name} and features must be on one device")
@@ -370,40 +366,24 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
 
 def _grad_refusals(device: torch.device) -> Iterable[Refusal]:
     x, lab, gx, gy, p = _inputs(device, torch.float32, 2, 2, 3, 4, 8)
-    statistics = compute_salience_forward_reference(x, lab, gx, gy, p)[1:]
-    mean_unit, mean_norm, edges, colours = statistics
-    grad, rest = x[..., 0], ((1.0, 1.0, 1.0), True, True, True, True)
+    _, mean_unit, mean_norm, patches = compute_salience_forward_reference(x, lab, gx, gy, p)
+    valid: dict[str, Any] = {"grad": x[..., 0], "features": x, "sobel_x": gx, "sobel_y": gy}
+    valid |= {"mean_unit": mean_unit, "mean_norm": mean_norm, "patches": patches, "patch_size": p}
 
-    def refusal(label: str, *args: Any, message: str) -> Refusal:
-        return Refusal(label, (*args, *rest), message)
+    def refusal(message: str, **changed: Any) -> Refusal:
+        return Refusal(message, (*{**valid, **changed}.values(), (1.0, 1.0, 1.0), True, True, True, True), message)
 
-    yield refusal("grad of other B", grad[:1], x, gx, gy, *statistics, p, message="grad has B = 1, features has B = 2")
-    yield refusal(
-        "grad of other N", grad[:, :1], x, gx, gy, *statistics, p, message="grad has N = 1, features has N = 6"
-    )
-    yield refusal(
-        "grad of other dtype", grad.double(), x, gx, gy, *statistics, p, message="grad is float64, features is float32"
-    )
-    yield refusal("int64", grad, x.long(), gx, gy, *statistics, p, message="features must be float32.* got int64")
-    yield refusal(
-        "sobel_y of other H", grad, x, gx, gy[:, :, :4], *statistics, p, message="sobel_y has H = 4, sobel_x has H = 8"
-    )
-    yield refusal("patch_size 0", grad, x, gx, gy, *statistics, 0, message="patch_size must be >= 1, got 0")
-    yield refusal(
-        "H not a multiple", grad, x, gx, gy, *statistics, 3, message="H = 8 is not a multiple of patch_size = 3"
-    )
-    yield refusal(
-        "mean_norm of other dtype", grad, x, gx, gy, mean_unit, mean_norm.double(), edges, colours, p,
-        message="mean_norm must be float32, got float64",
-    )  # fmt: skip
-    yield refusal(
-        "mean_unit of other D", grad, x, gx, gy, mean_unit[:, :4], mean_norm, edges, colours, p,
-        message=r"mean_unit must be \[B, D\] of features \[2, 6, 8\], got shape \[2, 4\]",
-    )  # fmt: skip
-    yield refusal(
-        "colours last", grad, x, gx, gy, mean_unit, mean_norm, edges, colours.mT, p,
-        message=r"colours must be \[B, 3, N\] of features \[2, 6, 8\], got shape \[2, 6, 3\]",
-    )  # fmt: skip
+    yield refusal("grad has B = 1, features has B = 2", grad=x[:1, :, 0])
+    yield refusal("grad has N = 1, features has N = 6", grad=x[:, :1, 0])
+    yield refusal("grad is float64, features is float32", grad=x[..., 0].double())
+    yield refusal("features must be float32.* got int64", features=x.long())
+    yield refusal("sobel_y has H = 4, sobel_x has H = 8", sobel_y=gy[:, :, :4])
+    yield refusal("patch_size must be >= 1, got 0", patch_size=0)
+    yield refusal("H = 8 is not a multiple of patch_size = 3", patch_size=3)
+    yield refusal("mean_norm must be float32, got float64", mean_norm=mean_norm.double())
+    of = r"of features \[2, 6, 8\], got shape"
+    yield refusal(rf"mean_unit must be \[B, D\] {of} \[2, 4\]", mean_unit=mean_unit[:, :4])
+    yield refusal(rf"patches must be \[B, 6, N\] {of} \[2, 5, 6\]", patches=patches[:, :5])
 
 
 _IMAGE = {0: "B", 2: "H", 3: "W"}
@@ -439,8 +419,7 @@ GRAD_SPEC = OpSpec(
         **{name: dims for name, dims in _DYNAMIC.items() if name != "lab"},
         "mean_unit": {0: "B"},
         "mean_norm": {0: "B"},
-        "edges": {0: "B", 1: "N"},
-        "colours": {0: "B", 2: "N"},
+        "patches": {0: "B", 2: "N"},
     },
     autocast=None,  # what the forward call leaves is wider than the rest
 )

@@ -1,6 +1,7 @@
 """Runs every CUDA operator on every sample of its SPEC, for compute-sanitizer; not a test by itself.
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 python tests/ops/sanitize.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \\
+        python tests/ops/sanitize.py [TEXT IN A NAME ...]
 
 Without caching every tensor is an allocation of its own, so that reading past one is seen.
 """
@@ -15,10 +16,11 @@ from exportkit.ops import SPECS
 from exportkit.ops.triton import SPECS as TRITON_SPECS
 
 
-def main() -> None:
+def main(wanted: list[str]) -> None:
     device, calls = torch.device("cuda"), 0
     torch.manual_seed(0)
     specs = {**SPECS, **{f"triton {name}": spec for name, spec in TRITON_SPECS.items()}}
+    specs = {name: spec for name, spec in specs.items() if not wanted or any(text in name for text in wanted)}
     for name, spec in sorted(specs.items()):
         for dtype in spec.dtypes:
             for sample in spec.samples(device, dtype):
@@ -30,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

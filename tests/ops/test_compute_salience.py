@@ -58,6 +58,19 @@ def test_is_what_a_walk_over_the_patches_finds(seed, sizes, weights):
         np.testing.assert_allclose(actual[b], expected, atol=1e-12)
 
 
+def test_the_gradient_keeps_no_image_of_colours_and_takes_nothing_away_from_the_answer(device):
+    features, lab, gx, gy = (
+        torch.rand(size, device=device, requires_grad=True)
+        for size in [(2, 6, 9), (2, 3, 8, 12), (2, 1, 8, 12), (2, 1, 8, 12)]
+    )
+    kept: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        salience = compute_salience(features, lab, gx, gy, 4)
+    assert sorted(kept) == sorted([(2, 6, 9), (2, 1, 8, 12), (2, 1, 8, 12), (2, 9), (2, 1), (2, 6, 6)])
+    with torch.no_grad():
+        assert torch.equal(compute_salience(features, lab, gx, gy, 4), salience)
+
+
 @pytest.mark.parametrize(
     ("side", "patch", "width"),
     [

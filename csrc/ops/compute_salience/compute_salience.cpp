@@ -105,9 +105,15 @@ void parallel_bands(const PatchGrid& grid, int64_t pixel_cost, const F& f) {
   parallel_rows(grid.batch * grid.rows, grid.patch * grid.width * pixel_cost, f);
 }
 
-// The patches' mean edge strength, of sqrt(gx^2 + gy^2 + floor), to means[B, N].
+// A statistic of a band's first patch.
+template <class A>
+A* of_band(A* patches, const PatchGrid& grid, int64_t band, int64_t statistic) {
+  return patches + (band / grid.rows * kStatistics + statistic) * grid.count() + band % grid.rows * grid.columns;
+}
+
+// The patches' mean edge strength, of sqrt(gx^2 + gy^2 + floor), to `patches` [B, kStatistics, N].
 template <class T, class A = accumulate_t<T>>
-void mean_edges(const T* sobel_x, const T* sobel_y, const PatchGrid& grid, A* means) {
+void mean_edges(const T* sobel_x, const T* sobel_y, const PatchGrid& grid, A* patches) {
   parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
     std::vector<A> magnitudes(grid.width), columns(grid.width), wide_x, wide_y;
     for (int64_t band = begin; band < end; ++band) {
@@ -118,14 +124,14 @@ void mean_edges(const T* sobel_x, const T* sobel_y, const PatchGrid& grid, A* me
                       magnitudes.data(), grid.width);
         add_scaled(magnitudes.data(), A(1), columns.data(), grid.width);
       }
-      means_of_columns(columns.data(), grid.columns, grid.patch, means + band * grid.columns);
+      means_of_columns(columns.data(), grid.columns, grid.patch, of_band(patches, grid, band, kEdges));
     }
   });
 }
 
-// Mean over the patch of L, a and b to means[B, 3, N].
+// Mean over the patch of L, a and b, likewise.
 template <class T, class A = accumulate_t<T>>
-void mean_colours(const T* lab, const PatchGrid& grid, A* means) {
+void mean_colours(const T* lab, const PatchGrid& grid, A* patches) {
   parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
     std::vector<A> columns(grid.width), buffer;
     for (int64_t band = begin; band < end; ++band) {
@@ -135,8 +141,7 @@ void mean_colours(const T* lab, const PatchGrid& grid, A* means) {
         const T* first = lab + (sample * 3 + c) * grid.plane + row * grid.patch * grid.width;
         for (int64_t y = 0; y < grid.patch; ++y)
           add_scaled(accumulated(first + y * grid.width, grid.width, buffer), A(1), columns.data(), grid.width);
-        means_of_columns(columns.data(), grid.columns, grid.patch,
-                         means + (sample * 3 + c) * grid.count() + row * grid.columns);
+        means_of_columns(columns.data(), grid.columns, grid.patch, of_band(patches, grid, band, kColours + c));
       }
     }
   });
@@ -164,12 +169,12 @@ A neighbours_of(const PatchGrid& grid, int64_t row, int64_t column) {
 
 // [B, N]: the patches' mean distance of colour to their neighbours.
 template <class A>
-std::vector<A> mean_distances(const A* colours, const PatchGrid& grid) {
+std::vector<A> mean_distances(const A* patches, const PatchGrid& grid) {
   std::vector<A> distances(grid.batch * grid.count());
   parallel_rows(grid.batch * grid.rows, grid.columns * 32, [&](int64_t begin, int64_t end) {
     for (int64_t band = begin; band < end; ++band) {
       const int64_t row = band % grid.rows;
-      const A* of_sample = colours + band / grid.rows * 3 * grid.count();
+      const A* of_sample = patches + (band / grid.rows * kStatistics + kColours) * grid.count();
       A* sums = distances.data() + band * grid.columns;
       for_neighbour_runs(grid, row, [&](int64_t j, int64_t at, int64_t other, int64_t size) {
         add_distances(of_sample + at, of_sample + other, grid.count(), sums + j, size);
@@ -204,20 +209,18 @@ T* data_of(Tensor& tensor) {
 }
 
 // Salience, and what the gradient reads of the whole image: see compute_salience_forward in compute_salience.py.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* op, const Tensor& features,
-                                                                           const Tensor& lab, const Tensor& sobel_x,
-                                                                           const Tensor& sobel_y, int64_t patch_size,
-                                                                           const std::vector<double>& weights) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* op, const Tensor& features,
+                                                                   const Tensor& lab, const Tensor& sobel_x,
+                                                                   const Tensor& sobel_y, int64_t patch_size,
+                                                                   const std::vector<double>& weights) {
   check_compute_salience(op, features, lab, sobel_x, sobel_y, patch_size, weights);
   const Tensor x = as_contiguous(features), colour = as_contiguous(lab), gx = as_contiguous(sobel_x),
                gy = as_contiguous(sobel_y);
   const int64_t batch = x.size(0), count = x.size(1), width = x.size(2);
   const ScalarType wide = statistics_dtype(x);
   Tensor salience = allocate(x, {batch, count}), mean_unit = allocate(x, {batch, width}, wide),
-         mean_norm = allocate(x, {batch, 1}, wide), edges = allocate(x, {batch, count}, wide),
-         colours = allocate(x, {batch, 3, count}, wide);
-  if (batch * count == 0)
-    return {salience, torch::stable::zero_(mean_unit), torch::stable::zero_(mean_norm), edges, colours};
+         mean_norm = allocate(x, {batch, 1}, wide), patches = allocate(x, {batch, kStatistics, count}, wide);
+  if (batch * count == 0) return {salience, torch::stable::zero_(mean_unit), torch::stable::zero_(mean_norm), patches};
   const PatchGrid grid(lab, patch_size);
   const SalienceWeights weight(weights);
   dispatch_floating(x.scalar_type(), [&](auto tag) {
@@ -225,30 +228,34 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const
     using A = accumulate_t<T>;
     const T* in = data_of<T>(x);
     T* out = data_of<T>(salience);
-    const A *mean = data_of<A>(mean_unit), *edge_means = data_of<A>(edges);
-    mean_edges(data_of<T>(gx), data_of<T>(gy), grid, data_of<A>(edges));
-    mean_colours(data_of<T>(colour), grid, data_of<A>(colours));
-    const std::vector<A> distances = mean_distances<A>(data_of<A>(colours), grid);
-    mean_features(in, batch, count, width, data_of<A>(mean_unit), data_of<A>(mean_norm));
+    A *unit = data_of<A>(mean_unit), *statistics = data_of<A>(patches);
+    mean_edges(data_of<T>(gx), data_of<T>(gy), grid, statistics);
+    mean_colours(data_of<T>(colour), grid, statistics);
+    const std::vector<A> distances = mean_distances<A>(statistics, grid);
+    mean_features(in, batch, count, width, unit, data_of<A>(mean_norm));
     parallel_rows(batch * count, width * 2 + 64, [&](int64_t begin, int64_t end) {
       std::vector<A> buffer;
       for (int64_t item = begin; item < end; ++item) {
+        const int64_t sample = item / count;
+        A* of_patch = statistics + sample * kStatistics * count + item % count;
         const A* row = accumulated(in + item * width, width, buffer);
-        const Products<A> both = products(row, mean + item / count * width, width);
-        const A cosine = both.dot * inverse_norm(std::sqrt(both.square));
-        const A distance = distances[item], edge = edge_means[item] / (edge_means[item] + A(kEdgeHalf)),
-                contrast = distance / (distance + A(kContrastHalf));
+        const Products<A> both = products(row, unit + sample * width, width);
+        const A norm = std::sqrt(both.square), cosine = both.dot * inverse_norm(norm);
+        of_patch[kNorms * count] = norm, of_patch[kCosines * count] = cosine;
+        const A strength = of_patch[kEdges * count], edge = strength / (strength + A(kEdgeHalf)),
+                distance = distances[item], contrast = distance / (distance + A(kContrastHalf));
         out[item] =
             store<T>(A(weight.edges) * edge + A(weight.contrast) * contrast + A(weight.features) * (1 - cosine) / 2);
       }
     });
   });
-  return {salience, mean_unit, mean_norm, edges, colours};
+  return {salience, mean_unit, mean_norm, patches};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> compute_salience_forward_cpu(
-    const Tensor& features, const Tensor& lab, const Tensor& sobel_x, const Tensor& sobel_y, int64_t patch_size,
-    std::vector<double> weights) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_forward_cpu(const Tensor& features, const Tensor& lab,
+                                                                        const Tensor& sobel_x, const Tensor& sobel_y,
+                                                                        int64_t patch_size,
+                                                                        std::vector<double> weights) {
   return salience_and_statistics("compute_salience_forward", features, lab, sobel_x, sobel_y, patch_size, weights);
 }
 
@@ -262,16 +269,17 @@ constexpr int64_t kCached = 2 << 20;  // bytes
 // With u the mean's unit vector, c the cosine and h = -g w_F / 2: d f_n = h (u - c f / |f|) / |f| + d mean / N; the
 // mean's unit vector gets the sum over n of h f / |f|.
 template <class T, class A = accumulate_t<T>>
-void features_grad(const T* grad, const T* features, const A* unit, const A* norm, T* out, int64_t batch, int64_t count,
-                   int64_t width, A weight, int64_t written) {
+void features_grad(const T* grad, const T* features, const A* unit, const A* norm, const A* patches, T* out,
+                   int64_t batch, int64_t count, int64_t width, A weight, int64_t written) {
   std::vector<A> factor(batch * count), along(batch * count);
-  const auto factor_of = [&](int64_t item, const A* row) {
-    const Products<A> both = products(row, unit + item / count * width, width);
-    const A length = std::sqrt(both.square), inverse = inverse_norm(length);
-    along[item] = norm_passes(length) * both.dot * inverse * inverse;
-    return factor[item] = -load(grad[item]) * weight / 2 * inverse;
-  };
-  std::vector<A> of_mean = column_sums<A>(features, factor_of, nullptr, batch, count, width, 1);
+  for (int64_t item = 0; item < batch * count; ++item) {
+    const A* of_patch = patches + item / count * kStatistics * count + item % count;
+    const A length = of_patch[kNorms * count], inverse = inverse_norm(length);
+    factor[item] = -load(grad[item]) * weight / 2 * inverse;
+    along[item] = norm_passes(length) * of_patch[kCosines * count] * inverse;
+  }
+  std::vector<A> of_mean =
+      column_sums<A>(features, [&](int64_t item, const A*) { return factor[item]; }, nullptr, batch, count, width, 1);
   for (int64_t sample = 0; sample < batch; ++sample) {
     A* upstream = of_mean.data() + sample * width;
     through_unit(upstream, unit + sample * width, norm[sample], 1 / A(count), width, upstream);
@@ -291,9 +299,9 @@ void features_grad(const T* grad, const T* features, const A* unit, const A* nor
 
 // The gradient of a patch's mean colour, shared by its pixels.
 template <class T, class A = accumulate_t<T>>
-void lab_grad(const T* grad, const A* colours, T* out, const PatchGrid& grid, A weight, int64_t written) {
+void lab_grad(const T* grad, const A* patches, T* out, const PatchGrid& grid, A weight, int64_t written) {
   const int64_t count = grid.count(), patch = grid.patch;
-  std::vector<A> slopes = mean_distances(colours, grid);
+  std::vector<A> slopes = mean_distances(patches, grid);
   parallel_patches(grid, 8, [&](int64_t item, int64_t, int64_t n) {
     const A shifted = slopes[item] + A(kContrastHalf),
             neighbours = neighbours_of<A>(grid, n / grid.columns, n % grid.columns);
@@ -305,7 +313,7 @@ void lab_grad(const T* grad, const A* colours, T* out, const PatchGrid& grid, A 
     std::vector<A> gradients(3 * grid.columns);
     for (int64_t band = begin; band < end; ++band) {
       const int64_t sample = band / grid.rows, row = band % grid.rows;
-      const A *of_sample = colours + sample * 3 * count, *slope = slopes.data() + sample * count;
+      const A *of_sample = patches + (sample * kStatistics + kColours) * count, *slope = slopes.data() + sample * count;
       std::fill(gradients.begin(), gradients.end(), A(0));
       for_neighbour_runs(grid, row, [&](int64_t j, int64_t at, int64_t other, int64_t size) {
         add_directions(of_sample + at, of_sample + other, count, slope + at, slope + other, gradients.data() + j,
@@ -324,16 +332,16 @@ void lab_grad(const T* grad, const A* colours, T* out, const PatchGrid& grid, A 
 
 // d E / d m = 0.1 / (m + 0.1)^2, and a pixel's magnitude moves by gx / magnitude. A null output is not needed.
 template <class T, class A = accumulate_t<T>>
-void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, const A* edges, T* out_x, T* out_y,
+void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, const A* patches, T* out_x, T* out_y,
                 const PatchGrid& grid, A weight, int64_t written) {
   const int64_t patch = grid.patch, width = grid.width;
   parallel_bands(grid, 4, [&](int64_t begin, int64_t end) {
     StagedRow<T> staged_x(width, written), staged_y(width, written);
     std::vector<A> slopes(width), wide_x, wide_y;
     for (int64_t band = begin; band < end; ++band) {
+      const A* edges = of_band(patches, grid, band, kEdges);
       for (int64_t j = 0; j < grid.columns; ++j) {
-        const int64_t n = band * grid.columns + j;
-        const A shifted = edges[n] + A(kEdgeHalf), upstream = load(grad[n]);
+        const A shifted = edges[j] + A(kEdgeHalf), upstream = load(grad[band * grid.columns + j]);
         std::fill_n(slopes.data() + j * patch, patch,
                     upstream * weight * A(kEdgeHalf) / (shifted * shifted) / A(patch * patch));
       }
@@ -350,10 +358,9 @@ void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, const A* edge
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(
     const Tensor& grad, const Tensor& features, const Tensor& sobel_x, const Tensor& sobel_y, const Tensor& mean_unit,
-    const Tensor& mean_norm, const Tensor& edges, const Tensor& colours, int64_t patch_size,
-    std::vector<double> weights, bool need_features, bool need_lab, bool need_sobel_x, bool need_sobel_y) {
-  check_compute_salience_grad(grad, features, sobel_x, sobel_y, mean_unit, mean_norm, edges, colours, patch_size,
-                              weights);
+    const Tensor& mean_norm, const Tensor& patches, int64_t patch_size, std::vector<double> weights, bool need_features,
+    bool need_lab, bool need_sobel_x, bool need_sobel_y) {
+  check_compute_salience_grad(grad, features, sobel_x, sobel_y, mean_unit, mean_norm, patches, patch_size, weights);
   const Tensor g = as_contiguous(grad);
   const PatchGrid grid(sobel_x, patch_size);
   const auto like_or_nothing = [](const Tensor& tensor, int64_t channels, bool needed) {
@@ -371,6 +378,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(
     const T* upstream = data_of<T>(g);
     const int64_t written =
         (grad_features.numel() + grad_lab.numel() + grad_x.numel() + grad_y.numel()) * int64_t(sizeof(T));
+    const Tensor statistics = as_contiguous(patches);
+    const A* of_patches = data_of<A>(statistics);
     if (need_features) {
       const Tensor x = as_contiguous(features), units = as_contiguous(mean_unit), norms = as_contiguous(mean_norm);
       const int64_t count = x.size(1), width = x.size(2), sample = count * width;
@@ -378,18 +387,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(
       const int64_t group = std::max<int64_t>(1, kCached / (sample * int64_t(sizeof(T))));
       for (int64_t first = 0; first < x.size(0); first += group)
         features_grad(upstream + first * count, data_of<T>(x) + first * sample, data_of<A>(units) + first * width,
-                      data_of<A>(norms) + first, data_of<T>(grad_features) + first * sample,
-                      std::min(group, x.size(0) - first), count, width, A(weight.features), written);
+                      data_of<A>(norms) + first, of_patches + first * kStatistics * count,
+                      data_of<T>(grad_features) + first * sample, std::min(group, x.size(0) - first), count, width,
+                      A(weight.features), written);
     }
-    if (need_lab) {
-      const Tensor means = as_contiguous(colours);
-      lab_grad(upstream, data_of<A>(means), data_of<T>(grad_lab), grid, A(weight.contrast), written);
-    }
+    if (need_lab) lab_grad(upstream, of_patches, data_of<T>(grad_lab), grid, A(weight.contrast), written);
     if (need_sobel_x || need_sobel_y) {
-      const Tensor gx = as_contiguous(sobel_x), gy = as_contiguous(sobel_y), means = as_contiguous(edges);
-      sobel_grad(upstream, data_of<T>(gx), data_of<T>(gy), data_of<A>(means),
-                 need_sobel_x ? data_of<T>(grad_x) : nullptr, need_sobel_y ? data_of<T>(grad_y) : nullptr, grid,
-                 A(weight.edges), written);
+      const Tensor gx = as_contiguous(sobel_x), gy = as_contiguous(sobel_y);
+      sobel_grad(upstream, data_of<T>(gx), data_of<T>(gy), of_patches, need_sobel_x ? data_of<T>(grad_x) : nullptr,
+                 need_sobel_y ? data_of<T>(grad_y) : nullptr, grid, A(weight.edges), written);
     }
   });
   return {grad_features, grad_lab, grad_x, grad_y};
@@ -403,12 +409,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
       "float[3] weights=[0.5, 0.25, 0.25]) -> Tensor");
   m.def(
       "compute_salience_forward(Tensor features, Tensor lab, Tensor sobel_x, Tensor sobel_y, SymInt patch_size, "
-      "float[3] weights=[0.5, 0.25, 0.25]) -> (Tensor salience, Tensor mean_unit, Tensor mean_norm, Tensor edges, "
-      "Tensor colours)");
+      "float[3] weights=[0.5, 0.25, 0.25]) -> (Tensor salience, Tensor mean_unit, Tensor mean_norm, Tensor patches)");
   m.def(
-      "compute_salience_grad(Tensor grad, Tensor features, Tensor sobel_x, Tensor sobel_y, Tensor mean_unit, Tensor "
-      "mean_norm, "
-      "Tensor edges, Tensor colours, SymInt patch_size, float[3] weights, bool need_features, bool need_lab, "
+      "compute_salience_grad(Tensor grad, Tensor features, Tensor sobel_x, Tensor sobel_y, Tensor mean_unit, "
+      "Tensor mean_norm, Tensor patches, SymInt patch_size, float[3] weights, bool need_features, bool need_lab, "
       "bool need_sobel_x, bool need_sobel_y) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 

@@ -92,6 +92,10 @@ ARR_COC_ANYWHERE void colour_gradient(const A* colours, const A* slopes, const P
   });
 }
 
+// What the forward call leaves of each patch for the gradient, in [B, kStatistics, N]: its features' norm, their cosine
+// with the mean's, its mean edge strength, and its mean L, a and b.
+constexpr int64_t kNorms = 0, kCosines = 1, kEdges = 2, kColours = 3, kStatistics = 6;
+
 // The weights of edges, colour contrast and features, divided by their sum.
 struct SalienceWeights {
   double edges, contrast, features;
@@ -166,8 +170,7 @@ inline void check_statistic(const char* op, const char* name, const Tensor& stat
 
 inline void check_compute_salience_grad(const Tensor& grad, const Tensor& features, const Tensor& sobel_x,
                                         const Tensor& sobel_y, const Tensor& mean_unit, const Tensor& mean_norm,
-                                        const Tensor& edges, const Tensor& colours, int64_t patch_size,
-                                        const std::vector<double>& weights) {
+                                        const Tensor& patches, int64_t patch_size, const std::vector<double>& weights) {
   const char* op = "compute_salience_grad";
   check_features(op, features);
   check_sobel(op, "sobel_x", sobel_x, features);
@@ -178,8 +181,7 @@ inline void check_compute_salience_grad(const Tensor& grad, const Tensor& featur
   const int64_t batch = features.size(0), count = features.size(1);
   check_statistic(op, "mean_unit", mean_unit, features, "[B, D]", {batch, features.size(2)});
   check_statistic(op, "mean_norm", mean_norm, features, "[B, 1]", {batch, 1});
-  check_statistic(op, "edges", edges, features, "[B, N]", {batch, count});
-  check_statistic(op, "colours", colours, features, "[B, 3, N]", {batch, 3, count});
+  check_statistic(op, "patches", patches, features, "[B, 6, N]", {batch, kStatistics, count});
   check_rank(op, "grad", grad, 2, "[B, N]");
   check_alike(op, "features", features, "grad", grad);
   check_same_size(op, "B", "grad", grad.size(0), "features", features.size(0));

@@ -35,10 +35,10 @@ __device__ __forceinline__ void for_pixels(const PatchGrid& grid, int thread, co
   }
 }
 
-// Mean gradient magnitude [B, N] and mean colour [B, 3, N] of each patch.
+// Mean gradient magnitude and mean colour of each patch, to `patches` [B, kStatistics, N].
 template <int Warps, int Pixels, class T, class A>
 __global__ void __launch_bounds__(kCosineThreads)
-    patch_means_kernel(const T* lab, const T* sobel_x, const T* sobel_y, A* edges, A* colours, PatchGrid grid) {
+    patch_means_kernel(const T* lab, const T* sobel_x, const T* sobel_y, A* patches, PatchGrid grid) {
   __shared__ A shared[kCosineWarps];
   constexpr int kPatches = kCosineWarps / Warps;
   constexpr bool kAligned = Pixels > 1;
@@ -63,46 +63,53 @@ __global__ void __launch_bounds__(kCosineThreads)
         for (int k = 0; k < 3; ++k) sums[k] += c[k][i];
       }
     });
-    A* of_sample = colours + sample * 3 * grid.count() + item % grid.count();
+    A* of_patch = patches + sample * kStatistics * grid.count() + item % grid.count();
 #pragma unroll
     for (int k = 0; k < 3; ++k) {
       const A sum = patch_sum<Warps>(sums[k], shared);
-      if (thread == 0) of_sample[k * grid.count()] = sum / area;
+      if (thread == 0) of_patch[(kColours + k) * grid.count()] = sum / area;
     }
     const A sum = patch_sum<Warps>(sums[3], shared);
-    if (thread == 0) edges[item] = sum / area;
+    if (thread == 0) of_patch[kEdges * grid.count()] = sum / area;
   }
 }
 
-// A thread a patch: the gradient of each of its pixels' magnitudes, and of each of its distances to a neighbour as it
-// reaches a pixel. A null output is not needed.
+// What a patch's gradients are made of, each [B, N]: of its features h / |f| and c / |f|; the gradient of each of its
+// pixels' magnitudes, and of each of its distances to a neighbour as it reaches a pixel.
+template <class A>
+struct Slopes {
+  A *features, *along, *edges, *contrast;
+};
+
+// A thread a patch.
 template <class T, class A>
-__global__ void patch_slopes_kernel(const T* grad, const A* edges, const A* colours, A* edge_slopes, A* contrast_slopes,
-                                    PatchGrid grid, A edge_weight, A contrast_weight) {
+__global__ void slopes_kernel(const T* grad, const A* patches, Slopes<A> slopes, PatchGrid grid,
+                              SalienceWeights weight) {
   const A area = A(grid.patch * grid.patch);
   const int64_t count = grid.count();
-  for (int64_t n = int64_t(blockIdx.x) * kCosineThreads + threadIdx.x; n < grid.batch * count;
-       n += int64_t(gridDim.x) * kCosineThreads) {
-    if (edge_slopes) {
-      const A shifted = edges[n] + A(kEdgeHalf);
-      edge_slopes[n] = A(grad[n]) * edge_weight * A(kEdgeHalf) / (shifted * shifted) / area;
-    }
-    if (contrast_slopes) {
-      const Contrast<A> contrast(colours + n / count * count * 3, grid, n % count);
-      contrast_slopes[n] = A(grad[n]) * contrast_weight * contrast.slope() / area;
-    }
+  for (int64_t item = int64_t(blockIdx.x) * kCosineThreads + threadIdx.x; item < grid.batch * count;
+       item += int64_t(gridDim.x) * kCosineThreads) {
+    const int64_t n = item % count;
+    const A* of_sample = patches + item / count * kStatistics * count;
+    const A upstream = A(grad[item]), norm = of_sample[kNorms * count + n], inverse = inverse_norm(norm);
+    slopes.features[item] = -upstream * A(weight.features) / 2 * inverse;
+    slopes.along[item] = norm_passes(norm) * of_sample[kCosines * count + n] * inverse;
+    const A shifted = of_sample[kEdges * count + n] + A(kEdgeHalf);
+    slopes.edges[item] = upstream * A(weight.edges) * A(kEdgeHalf) / (shifted * shifted) / area;
+    const Contrast<A> contrast(of_sample + kColours * count, grid, n);
+    slopes.contrast[item] = upstream * A(weight.contrast) * contrast.slope() / area;
   }
 }
 
 // A thread a patch: the gradient of each of its pixels' colours, [B, N, 3].
 template <class A>
-__global__ void colour_gradient_kernel(const A* colours, const A* slopes, A* gradients, PatchGrid grid) {
+__global__ void colour_gradient_kernel(const A* patches, const A* slopes, A* gradients, PatchGrid grid) {
   const int64_t count = grid.count();
   for (int64_t item = int64_t(blockIdx.x) * kCosineThreads + threadIdx.x; item < grid.batch * count;
        item += int64_t(gridDim.x) * kCosineThreads) {
-    const int64_t n = item % count, first = item - n;
+    const int64_t n = item % count, sample = item / count;
     A gradient[3];
-    colour_gradient(colours + first * 3, slopes + first, grid, n, gradient);
+    colour_gradient(patches + (sample * kStatistics + kColours) * count, slopes + sample * count, grid, n, gradient);
     for (int c = 0; c < 3; ++c) gradients[item * 3 + c] = gradient[c];
   }
 }
@@ -174,11 +181,11 @@ bool on_16_bytes(const T*... data) {
 }
 
 template <class T, class A>
-void launch_patch_means(const T* lab, const T* sobel_x, const T* sobel_y, A* edges, A* colours, const PatchGrid& grid,
+void launch_patch_means(const T* lab, const T* sobel_x, const T* sobel_y, A* patches, const PatchGrid& grid,
                         cudaStream_t stream) {
   dispatch_patch<T>(grid, on_16_bytes(lab, sobel_x, sobel_y), [&](auto warps, auto pixels, unsigned blocks) {
     patch_means_kernel<warps.value, pixels.value>
-        <<<blocks, kCosineThreads, 0, stream>>>(lab, sobel_x, sobel_y, edges, colours, grid);
+        <<<blocks, kCosineThreads, 0, stream>>>(lab, sobel_x, sobel_y, patches, grid);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }
