@@ -164,6 +164,19 @@ def test_patches_of_any_size(patch, device):
         torch.testing.assert_close(s.double(), d, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize(("patch", "columns"), [(2, 700), (4, 400), (8, 170)])
+def test_rows_of_pixels_that_are_longer_than_a_block_of_threads(patch, columns, device):
+    height, width = 2 * patch, columns * patch
+    inputs = [torch.randn(s, device=device) for s in [(2, 2 * columns, 3), (2, 3, height, width)]]
+    inputs += [torch.randn(2, 1, height, width, device=device) for _ in range(2)]
+    upstream = torch.rand(2, 2 * columns, device=device)
+    call = (patch, (0.5, 0.25, 0.25), True, True, True, True)
+    single = gradients(upstream, *inputs, *call)
+    double = gradients(*(t.double().cpu() for t in (upstream, *inputs)), *call)
+    for s, d in zip(single, double):
+        torch.testing.assert_close(s.double().cpu(), d, rtol=1e-3, atol=1e-6)
+
+
 def test_one_weight_for_all_is_expanded_as_torch_does(device):
     inputs = flat_image(device)
     assert torch.equal(torch.ops.arr_coc.compute_salience(*inputs, 2.0), compute_salience(*inputs, (1.0, 1.0, 1.0)))

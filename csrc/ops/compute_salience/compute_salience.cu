@@ -188,12 +188,14 @@ void pixels_grad(const Tensor& sobel_x, const Tensor& sobel_y, const A* patches,
         patches, slopes.contrast, gradients, grid);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
-  const bool aligned = on_16_bytes(data_of<T>(gx), data_of<T>(gy), out_lab, out_x, out_y);
-  dispatch_patch<T>(grid, aligned, [&](auto warps, auto pixels, unsigned blocks) {
-    pixels_grad_kernel<warps.value, pixels.value><<<blocks, kCosineThreads, 0, stream>>>(
-        data_of<T>(gx), data_of<T>(gy), gradients, slopes.edges, out_lab, out_x, out_y, grid);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
+  // A patch's rows start on 16 bytes where its width is a multiple of them, since the image's then is, too.
+  const bool several =
+      on_16_bytes(data_of<T>(gx), data_of<T>(gy), out_lab, out_x, out_y) && grid.patch % kPerLane<T> == 0;
+  const Strips strips(grid, grid.width / (several ? kPerLane<T> : 1));
+  const auto kernel = several ? pixels_grad_kernel<kPerLane<T>, T, A> : pixels_grad_kernel<1, T, A>;
+  kernel<<<grid_size(strips.count, 1), kCosineThreads, 0, stream>>>(data_of<T>(gx), data_of<T>(gy), gradients,
+                                                                    slopes.edges, out_lab, out_x, out_y, grid, strips);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cuda(

@@ -114,45 +114,58 @@ __global__ void colour_gradient_kernel(const A* patches, const A* slopes, A* gra
   }
 }
 
-// The pixels' gradients. A null output is not needed; `gradients` comes with `out_lab`, `slopes` with the others.
-template <int Warps, int Pixels, class T, class A>
+// A block takes `height` rows of pixels, which lie in one row of patches.
+struct Strips {
+  int height;
+  int64_t per_patch, count;
+
+  // Of `pieces` to a row that threads take one by one: enough to do for a block, yet enough blocks for a single image.
+  Strips(const PatchGrid& grid, int64_t pieces)
+      : height(int(std::clamp<int64_t>(4 * kCosineThreads / pieces, 1, grid.patch))),
+        per_patch((grid.patch + height - 1) / height),
+        count(grid.batch * grid.rows * per_patch) {}
+};
+
+// The pixels' gradients, along rows of the image. A null output is not needed; `gradients` comes with `out_lab`,
+// `slopes` with the others.
+template <int Pixels, class T, class A>
 __global__ void __launch_bounds__(kCosineThreads)
     pixels_grad_kernel(const T* sobel_x, const T* sobel_y, const A* gradients, const A* slopes, T* out_lab, T* out_x,
-                       T* out_y, PatchGrid grid) {
-  constexpr int kPatches = kCosineWarps / Warps;
+                       T* out_y, PatchGrid grid, Strips strips) {
   constexpr bool kAligned = Pixels > 1;
-  const int thread = threadIdx.x % (Warps * kWarpSize);
-  const int64_t count = grid.count();
-  for (int64_t item = int64_t(blockIdx.x) * kPatches + threadIdx.x / (Warps * kWarpSize); item < grid.batch * count;
-       item += int64_t(gridDim.x) * kPatches) {
-    const int64_t sample = item / count, corner = grid.corner(item % count);
-    if (out_lab) {
-      T* channel = out_lab + sample * 3 * grid.plane + corner;
-      A gradient[3][Pixels];
-#pragma unroll
-      for (int c = 0; c < 3; ++c) {
-#pragma unroll
-        for (int i = 0; i < Pixels; ++i) gradient[c][i] = gradients[item * 3 + c];
-      }
-      for_pixels<Warps, Pixels>(grid, thread, [&](int64_t at) {
-#pragma unroll
-        for (int c = 0; c < 3; ++c) store<kAligned>(channel + c * grid.plane, at, at + Pixels, gradient[c]);
-      });
-    }
-    if (out_x || out_y) {
-      const int64_t base = sample * grid.plane + corner;
-      for_pixels<Warps, Pixels>(grid, thread, [&](int64_t at) {
+  const int pieces = int(grid.width / Pixels), patch = int(grid.patch);
+  for (int64_t strip = blockIdx.x; strip < strips.count; strip += gridDim.x) {
+    const int64_t band = strip / strips.per_patch, sample = band / grid.rows, first_patch = band * grid.columns;
+    const int top = int(strip % strips.per_patch) * strips.height, height = min(strips.height, patch - top);
+    const int64_t corner = (band % grid.rows * patch + top) * grid.width, base = sample * grid.plane + corner;
+    int row = threadIdx.x / pieces, piece = threadIdx.x % pieces;
+    const int down = kCosineThreads / pieces, right = kCosineThreads % pieces;
+    while (row < height) {
+      const int64_t at = row * grid.width + piece * Pixels, n = first_patch + piece * Pixels / patch;
+      if (out_x || out_y) {
         A x[Pixels], y[Pixels];
         load<kAligned>(sobel_x + base, at, at + Pixels, x);
         load<kAligned>(sobel_y + base, at, at + Pixels, y);
 #pragma unroll
         for (int i = 0; i < Pixels; ++i) {
-          const A scale = slopes[item] / sqrt(x[i] * x[i] + y[i] * y[i] + A(kEdgeFloor));
+          const A scale = slopes[n] / sqrt(x[i] * x[i] + y[i] * y[i] + A(kEdgeFloor));
           x[i] *= scale, y[i] *= scale;
         }
         if (out_x) store<kAligned>(out_x + base, at, at + Pixels, x);
         if (out_y) store<kAligned>(out_y + base, at, at + Pixels, y);
-      });
+      }
+      if (out_lab) {
+        T* of_lab = out_lab + sample * 3 * grid.plane + corner;
+#pragma unroll
+        for (int c = 0; c < 3; ++c) {
+          A gradient[Pixels];
+#pragma unroll
+          for (int i = 0; i < Pixels; ++i) gradient[i] = gradients[n * 3 + c];
+          store<kAligned>(of_lab + c * grid.plane, at, at + Pixels, gradient);
+        }
+      }
+      row += down, piece += right;
+      if (piece >= pieces) piece -= pieces, ++row;
     }
   }
 }
