@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -398,15 +399,11 @@ SPEC = OpSpec(
     dynamic=_DYNAMIC,
     autocast="float32",
 )
-FORWARD_SPEC = OpSpec(
+FORWARD_SPEC = replace(
+    SPEC,
     name="compute_salience_forward",
     wrapper=compute_salience_forward,
     reference=compute_salience_forward_reference,
-    samples=_samples,
-    refusals=_refusals,
-    differentiable=("features", "lab", "sobel_x", "sobel_y"),
-    dynamic=_DYNAMIC,
-    autocast="float32",
 )
 GRAD_SPEC = OpSpec(
     name="compute_salience_grad",
