@@ -1,9 +1,10 @@
-"""Builds the operator libraries and, where CMake and what it asks for are, the C++ runtime (csrc/runtime).
+"""Builds the reader of packages, the operator libraries and, where CMake and what it asks for are, the C++ runtime.
 
-C++ operators go into libarr_coc_cpu.so and, where nvcc is, CUDA ones into libarr_coc_cuda.so. No library is a Python
-module (there is no PyInit): they are loaded with torch.ops.load_library. Operators use the LibTorch stable ABI only, so
-one wheel holds for every Python >= 3.10 and every torch >= 2.11, with or without CUDA; with any other torch than the
-one it was built with, the C++ runtime is left alone and torch's Python binding takes its place. torch's own
+The reader (csrc/package) becomes libexportkit_package.so, which needs neither torch nor Python. C++ operators go into
+libarr_coc_cpu.so and, where nvcc is, CUDA ones into libarr_coc_cuda.so. No library is a Python module (there is no
+PyInit): Python opens them by their path. Operators use the LibTorch stable ABI only, so one wheel holds for every
+Python >= 3.10 and every torch >= 2.11, with or without CUDA; with any other torch than the one it was built with, the
+C++ runtime (csrc/runtime) is left alone and torch's Python binding runs the code. torch's own
 BuildExtension is not used: it refuses CUDA sources where torch is a CPU build, and takes Python's link flags along.
 
 Environment: EXPORTKIT_CUDA=0|1|auto and EXPORTKIT_CPP_RUNTIME=0|1|auto (default auto: what can be built is), DEBUG=1,
@@ -28,9 +29,14 @@ TARGET_TORCH = "0x020b000000000000"  # 2.11: the oldest torch the libraries load
 ARCHITECTURES = "8.0;8.6;8.9;9.0+PTX"  # A100, RTX 30xx, Ada, Hopper; PTX for what comes later
 DEBUG = os.environ.get("DEBUG", "0") == "1"
 
-# Messages and libraries name no build folder, nor where torch was; only the registrations run, so nothing else is
-# visible.
-COMMON = ["-fPIC", "-fvisibility=hidden", f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={TORCH}/="]
+# Messages and libraries name no build folder, nor where torch was.
+PLACELESS = ["-fPIC", f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={TORCH}/="]
+# The C++ runtime uses the reader's classes, so that they are visible. What it allocates for hostile packages is bounded
+# by its own checks; the library's of bounds are kept all the same.
+PACKAGE_FLAGS = ["-std=c++20", *(["-O0", "-g"] if DEBUG else ["-O2"]), "-D_GLIBCXX_ASSERTIONS", "-Wall", "-Wextra",
+                 *PLACELESS, f"-I{ROOT / 'csrc'}"]  # fmt: skip
+# Only the operators' registrations run, so nothing else of them is visible.
+COMMON = [*PLACELESS, "-fvisibility=hidden"]
 DEFINES = [f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-I{ROOT / 'csrc'}", "-isystem", str(TORCH / "include")]
 # Nobody here reads errno or the floating-point exception flags, and a loop that must keep them is not vectorised. No
 # result changes, unlike with -ffast-math. torch is built so too.
@@ -91,8 +97,8 @@ def ninja():
     return str(beside_python) if beside_python.exists() else "ninja"
 
 
-class BuildOperatorLibraries(build_ext):
-    """Writes one build.ninja for both libraries and runs it."""
+class BuildLibraries(build_ext):
+    """Writes one build.ninja for all but the C++ runtime and runs it."""
 
     def get_ext_filename(self, fullname):
         """`exportkit/lib/libarr_coc_cpu.so`, without a Python ABI tag."""
@@ -137,6 +143,7 @@ class BuildOperatorLibraries(build_ext):
             "CMAKE_INSTALL_PREFIX": package,
             "CMAKE_MAKE_PROGRAM": shutil.which(ninja()),
             "EXPORTKIT_TORCH": TORCH,
+            "EXPORTKIT_PACKAGE_LIBRARY": package / "lib" / "libexportkit_package.so",
             "EXPORTKIT_ABSOLUTE_RPATH": "ON" if self.inplace else "OFF",
         }
         configure = ["cmake", "-S", str(ROOT / "csrc" / "runtime"), "-B", str(build), "-G", "Ninja"]
@@ -161,6 +168,11 @@ class BuildOperatorLibraries(build_ext):
         cxx = os.environ.get("CXX", "g++")
         lib = f"-L{TORCH / 'lib'}"
         lines = rules("cxx", [cxx, "-MMD", "-MF", "$out.d", *CXX_FLAGS, "-c", "$in", "-o", "$out"], depfile=True)
+        compile_package = [cxx, "-MMD", "-MF", "$out.d", *PACKAGE_FLAGS]
+        lines += rules("cxx_package", [*compile_package, "-c", "$in", "-o", "$out"], depfile=True)
+        exports = f"-Wl,--version-script={ROOT / 'csrc/package/exports.map'}"
+        lines += rules("link_package", [cxx, "-shared", *STRIP, "$in", "-o", "$out", exports,
+                                        "-Wl,-soname,libexportkit_package.so", "-ldl", "-lpthread"])  # fmt: skip
         lines += rules("link_cpu", [cxx, "-shared", *STRIP, "$in", "-o", "$out", "-Wl,-soname,libarr_coc_cpu.so", lib,
                                     "-Wl,--no-as-needed", "-ltorch_cpu"])  # fmt: skip
         if nvcc:
@@ -171,12 +183,14 @@ class BuildOperatorLibraries(build_ext):
                                          *(f"-Xlinker={flag}" for flag in STRIP), "-Xlinker=-soname,libarr_coc_cuda.so",
                                          "-Xlinker=--no-as-needed", "-ltorch"])  # fmt: skip
         for extension in self.extensions:
-            device = extension.name.rpartition("_")[2]
+            library = extension.name.rpartition(".")[2]
+            kind = library.rpartition("_")[2]
+            compiler = {"cpu": "cxx", "cuda": "nvcc", "package": "cxx_package"}[kind]
             objects = []
             for source in extension.sources:
-                objects.append(f"{device}/{Path(source).stem}.o")
-                lines.append(f"build {objects[-1]}: {'nvcc' if device == 'cuda' else 'cxx'} {ROOT / source}")
-            lines.append(f"build libarr_coc_{device}.so: link_{device} {' '.join(objects)}")
+                objects.append(f"{kind}/{Path(source).stem}.o")
+                lines.append(f"build {objects[-1]}: {compiler} {ROOT / source}")
+            lines.append(f"build {library}.so: link_{kind} {' '.join(objects)}")
         return "\n".join(lines) + "\n"
 
 
@@ -189,13 +203,13 @@ def rules(name, command, depfile=False):
 
 setup(
     ext_modules=[
-        Extension(
-            f"exportkit.lib.libarr_coc_{device}",
-            sorted(str(path) for path in Path("csrc/ops").glob(f"*/*.{suffix}")),
-            py_limited_api=True,
+        Extension(f"exportkit.lib.{name}", sorted(str(path) for path in Path().glob(sources)), py_limited_api=True)
+        for name, sources in (
+            ("libexportkit_package", "csrc/package/*.cpp"),
+            ("libarr_coc_cpu", "csrc/ops/*/*.cpp"),
+            ("libarr_coc_cuda", "csrc/ops/*/*.cu"),
         )
-        for device, suffix in (("cpu", "cpp"), ("cuda", "cu"))
     ],
-    cmdclass={"build_ext": BuildOperatorLibraries},
+    cmdclass={"build_ext": BuildLibraries},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

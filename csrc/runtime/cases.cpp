@@ -6,8 +6,8 @@
 
 #include <limits>
 
+#include "package/errors.h"
 #include "runtime/inputs.h"
-#include "runtime/package/errors.h"
 #include "runtime/tensors.h"
 
 namespace exportkit {
@@ -22,7 +22,7 @@ std::optional<int64_t> size_in(const Case& recorded, const Extent& extent) {
   if (const auto* fixed = std::get_if<int64_t>(&extent)) return *fixed;
   const auto& size = std::get<Size>(extent);
   for (const auto& [dimension, number] : recorded.sizes) {
-    if (dimension == size.dimension) return size.scale * number + size.offset;
+    if (dimension == size.dimension) return size_at(size, number);
   }
   return std::nullopt;
 }

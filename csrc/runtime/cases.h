@@ -1,8 +1,8 @@
-// Recorded calls, and how what comes out now compares: the twin of exportkit/verify/compare.py.
+// Recorded calls, and how what comes out now compares, by the rules of exportkit/verify/compare.py.
 #pragma once
 
 #include "exportkit/runtime.h"
-#include "runtime/package/reader.h"
+#include "package/reader.h"
 
 namespace exportkit {
 

@@ -7,6 +7,7 @@ if(NOT EXPORTKIT_TORCH AND EXISTS "${_exportkit_prefix}/../torch/lib/libtorch.so
 endif()
 include("${CMAKE_CURRENT_LIST_DIR}/torch.cmake")
 
+set(_exportkit_reader "${_exportkit_prefix}/lib/libexportkit_package.so")  # what the runtime reads packages with
 set(_exportkit_library "${_exportkit_prefix}/lib/torch${EXPORTKIT_TORCH_VERSION}/libexportkit_runtime.so")
 if(NOT EXISTS "${_exportkit_library}")
   set(exportkit_FOUND FALSE)
@@ -21,5 +22,6 @@ if(NOT TARGET exportkit::runtime)
     IMPORTED_LOCATION "${_exportkit_library}"
     INTERFACE_INCLUDE_DIRECTORIES "${_exportkit_prefix}/include"
     INTERFACE_COMPILE_FEATURES cxx_std_20  # torch's headers need it
+    IMPORTED_LINK_DEPENDENT_LIBRARIES "${_exportkit_reader}"
     INTERFACE_LINK_LIBRARIES exportkit_torch)
 endif()

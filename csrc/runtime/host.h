@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "runtime/targets.h"
+#include "package/targets.h"
 
 namespace exportkit {
 

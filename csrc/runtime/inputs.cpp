@@ -4,7 +4,7 @@
 #include <map>
 #include <sstream>
 
-#include "runtime/package/errors.h"
+#include "package/errors.h"
 
 namespace exportkit {
 namespace {
@@ -42,6 +42,14 @@ using Bound = std::map<std::string, std::pair<int64_t, std::string>>;
   throw Error(errors::kInput, "`" + name + "` " + what, hint);
 }
 
+// Of its storage, up to the end of its last element.
+size_t bytes_needed(const at::Tensor& value) {
+  if (value.numel() == 0) return 0;
+  int64_t last = value.storage_offset();
+  for (int64_t axis = 0; axis < value.dim(); ++axis) last += (value.size(axis) - 1) * value.stride(axis);
+  return static_cast<size_t>(last + 1) * value.itemsize();
+}
+
 void check_kind(const at::Tensor& value, const std::string& name, at::ScalarType dtype, c10::Device device) {
   if (!value.defined()) refuse(name, "must be a tensor, got an undefined one");
   if (value.layout() != at::kStrided || !value.has_storage()) {
@@ -56,6 +64,12 @@ void check_kind(const at::Tensor& value, const std::string& name, at::ScalarType
   }
   if (value.numel() > 0 && value.const_data_ptr() == nullptr) {
     refuse(name, "has no data: its storage was freed, or it only stands in for a tensor");
+  }
+  if (const auto needed = bytes_needed(value); needed > value.storage().nbytes()) {
+    refuse(name,
+           "needs " + std::to_string(needed) + " bytes of its storage, which has " +
+               std::to_string(value.storage().nbytes()) + ": it was resized since it was made",
+           "`.clone()` it before its storage is resized.");
   }
 }
 
@@ -76,10 +90,10 @@ const Dimension& dimension_of(const Call& call, const std::string& name) {
 void bind_size(const Call& call, const at::Tensor& value, const std::string& name, size_t axis, const Size& size,
                Bound& bound) {
   const Dimension& dimension = dimension_of(call, size.dimension);
-  const int64_t scaled = value.size(static_cast<int64_t>(axis)) - size.offset;
-  const int64_t number = scaled / size.scale;
-  if (scaled % size.scale != 0 || number < dimension.min || number > dimension.max) {
-    const auto end = [&](int64_t n) { return std::to_string(size.scale * n + size.offset); };
+  const __int128 scaled = static_cast<__int128>(value.size(static_cast<int64_t>(axis))) - size.offset;
+  const auto number = static_cast<int64_t>(scaled / size.scale);  // an absurd offset's is no multiple, or out of range
+  if (scaled != static_cast<__int128>(number) * size.scale || number < dimension.min || number > dimension.max) {
+    const auto end = [&](int64_t n) { return std::to_string(size_at(size, n)); };
     refuse(name,
            "must have a size from " + end(dimension.min) + " to " + end(dimension.max) +
                (size.scale > 1 ? ", in steps of " + std::to_string(size.scale) : "") + " in dimension " +
@@ -159,7 +173,13 @@ std::string describe(const at::Tensor& tensor) { return dtype_name(tensor.scalar
 std::string expression(const Size& size) {
   const std::string scaled = size.scale != 1 ? std::to_string(size.scale) + "*" + size.dimension : size.dimension;
   if (size.offset == 0) return scaled;
-  return scaled + (size.offset > 0 ? " + " : " - ") + std::to_string(std::abs(size.offset));
+  const std::string offset = std::to_string(size.offset);
+  return scaled + (size.offset > 0 ? " + " + offset : " - " + offset.substr(1));
+}
+
+int64_t size_at(const Size& size, int64_t number) {
+  const __int128 exact = static_cast<__int128>(size.scale) * number + size.offset;
+  return static_cast<int64_t>(std::clamp<__int128>(exact, INT64_MIN, INT64_MAX));
 }
 
 }  // namespace exportkit

@@ -1,4 +1,5 @@
-// What a call must look like, for one package on one device: the twin of exportkit/runtime/inputs.py, for flat inputs.
+// What a call must look like, for one package on one device. exportkit/runtime/inputs.py has the same words, for calls
+// of the module's own signature.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/package/manifest.h"
+#include "package/manifest.h"
 
 namespace exportkit {
 
@@ -40,5 +41,9 @@ std::string describe(const at::Tensor& tensor);
 
 // Such as "16*gh + 2".
 std::string expression(const Size& size);
+
+// What a size is where its dimension has this number. A manifest may ask for more than an int64_t holds: the nearest
+// one, which no tensor has.
+int64_t size_at(const Size& size, int64_t number);
 
 }  // namespace exportkit

@@ -1,12 +1,12 @@
 #include <algorithm>
 
 #include "exportkit/runtime.h"
+#include "package/errors.h"
+#include "package/text.h"
 #include "runtime/cases.h"
 #include "runtime/host.h"
 #include "runtime/inputs.h"
 #include "runtime/opened_package.h"
-#include "runtime/package/errors.h"
-#include "runtime/package/text.h"
 #include "runtime/weights.h"
 
 namespace exportkit {
@@ -17,8 +17,7 @@ SizeRange range_of(const Call& call, const Extent& extent) {
   const auto& size = std::get<Size>(extent);
   for (const Dimension& dimension : call.dimensions) {
     if (dimension.name != size.dimension) continue;
-    return {size.scale * dimension.min + size.offset, size.scale * dimension.max + size.offset, size.scale,
-            expression(size)};
+    return {size_at(size, dimension.min), size_at(size, dimension.max), size.scale, expression(size)};
   }
   return {0, INT64_MAX, 1, "?"};
 }

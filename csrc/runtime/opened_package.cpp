@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <iostream>
 
+#include "package/errors.h"
+#include "package/text.h"
+#include "package/trust.h"
+#include "package/trust_records.h"
 #include "runtime/host.h"
-#include "runtime/package/errors.h"
-#include "runtime/package/text.h"
-#include "runtime/package/trust.h"
-#include "runtime/trust_records.h"
 
 namespace exportkit {
 namespace {
@@ -43,24 +43,16 @@ Choice choose(const Manifest& manifest, const OpenOptions& options) {
   return pick(manifest.targets, options.device, host, options.target);
 }
 
-// The target's library among its files: the last by name, as torch takes it.
-std::filesystem::path library_of(const PackageReader& reader, const Target& target, const CacheEntry& files) {
-  const std::string folder = "data/aotinductor/" + target.name + "/";
-  std::string library;
-  for (const Record& record : reader.manifest().records) {  // sorted
-    if (record.name.starts_with(folder) && record.name.ends_with(".so")) library = record.name.substr(folder.size());
-  }
-  return files.folder() / library;
-}
-
 }  // namespace
 
 OpenedPackage::OpenedPackage(const std::string& path, OpenOptions options)
-    : options_(checked(std::move(options))), reader_(path), choice_(checked_choice()) {}
+    : options_(checked(std::move(options))),
+      asked_{options_.public_keys, options_.signature},
+      reader_(path, &asked_),
+      choice_(verified_choice()) {}
 
-Choice OpenedPackage::checked_choice() const {
-  check_trust(reader_, options_.public_keys, options_.signature);
-  verify_package(reader_, options_.verify == Verify::kAlways);
+Choice OpenedPackage::verified_choice() const {
+  verify_once(reader_, options_.verify == Verify::kAlways);
   return choose(reader_.manifest(), options_);
 }
 
@@ -71,9 +63,8 @@ c10::Device OpenedPackage::device() const {
 
 Unpacking OpenedPackage::unpacking() const { return {options_.verify == Verify::kAlways, options_.warn}; }
 
-std::optional<UnpackedLibrary> OpenedPackage::load_operators(
-    const std::optional<std::set<std::string>>& torch_namespaces) const {
-  return exportkit::load_operators(reader_, target(), running_torch(), {unpacking(), torch_namespaces});
+void OpenedPackage::load_operators() const {
+  exportkit::load_operators(reader_, target(), running_torch(), unpacking());
 }
 
 CacheEntry OpenedPackage::unpack_target() const { return unpack(reader_, target(), unpacking()); }
@@ -81,8 +72,8 @@ CacheEntry OpenedPackage::unpack_target() const { return unpack(reader_, target(
 std::shared_ptr<const Session> OpenedPackage::load_target(const CacheEntry& files, const Weights& weights) const {
   std::shared_ptr<const Session> session;
   try {
-    session = std::make_shared<const Session>(library_of(reader_, target(), files), device(), options_.runners,
-                                              constants_of(target(), weights));
+    session =
+        std::make_shared<const Session>(files.library(), device(), options_.runners, constants_of(target(), weights));
   } catch (const std::exception& error) {
     throw Error(errors::kModelLoad,
                 "torch " + running_torch() + " cannot load target " + target().name + " of " +

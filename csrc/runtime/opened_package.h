@@ -7,9 +7,9 @@
 #include <string>
 
 #include "exportkit/runtime.h"
+#include "package/targets.h"
 #include "runtime/operators.h"
 #include "runtime/session.h"
-#include "runtime/targets.h"
 #include "runtime/weights.h"
 
 namespace exportkit {
@@ -25,9 +25,8 @@ class OpenedPackage {
   const Target& target() const { return *choice_.target; }
   c10::Device device() const;
 
-  // As runtime/operators.h has it.
-  std::optional<UnpackedLibrary> load_operators(
-      const std::optional<std::set<std::string>>& torch_namespaces = {}) const;
+  // Loads the target's operator libraries, and holds every operator of the graph against the manifest.
+  void load_operators() const;
   // The target's files.
   CacheEntry unpack_target() const;
   // Its compiled code, which needs the operators to be loaded: ModelLoadError. The weights and the files must outlive
@@ -36,9 +35,10 @@ class OpenedPackage {
 
  private:
   Unpacking unpacking() const;
-  Choice checked_choice() const;
+  Choice verified_choice() const;
 
   OpenOptions options_;
+  SignatureRequest asked_;
   PackageReader reader_;
   Choice choice_;
 };

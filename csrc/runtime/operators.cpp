@@ -12,14 +12,17 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <sstream>
 #include <string_view>
+#include <vector>
 
-#include "runtime/package/consistency.h"
-#include "runtime/package/container.h"
-#include "runtime/package/digest.h"
-#include "runtime/package/errors.h"
-#include "runtime/targets.h"
+#include "package/consistency.h"
+#include "package/container.h"
+#include "package/errors.h"
+#include "package/sha256.h"
+#include "package/targets.h"
 
 namespace exportkit {
 namespace {
@@ -38,6 +41,12 @@ constexpr size_t kShownSchemas = 40;
 constexpr std::string_view kDefiningSymbols[] = {"\0aoti_torch_library_init_def\0"sv,
                                                  "\0aoti_torch_library_init_fragment\0"sv,
                                                  "\0_ZNR5torch7Library4_defE"sv, "\0_ZN3c1017RegisterOperators"sv};
+
+// An operator library that this process has.
+struct LoadedLibrary {
+  fs::path path;                     // the file it was loaded from
+  std::set<std::string> namespaces;  // those it defined; none for one that only adds kernels
+};
 
 std::mutex loading;
 std::map<std::string, LoadedLibrary> loaded;  // by sha256
@@ -69,8 +78,7 @@ bool has_defining_symbol(std::string_view content) {
                      [&](std::string_view symbol) { return content.find(symbol) != std::string_view::npos; });
 }
 
-// --- what is in the process
-// -------------------------------------------------------------------------------------------
+// --- what is in the process ------------------------------------------------------------------------------------------
 
 // Every operator that the dispatcher has heard of; some may have kernels and no schema yet.
 std::set<std::string> registered_names() {
@@ -141,8 +149,7 @@ std::string owner_of(const std::string& name_space) {
   return joined(found, " or ") + ", which exportkit did not load";
 }
 
-// --- what is refused
-// --------------------------------------------------------------------------------------------------
+// --- what is refused -------------------------------------------------------------------------------------------------
 
 // Parsed, since the text of a schema may differ from one torch to another in no more than spelling.
 bool same_schema(const c10::FunctionSchema& registered, const std::string& text) {
@@ -206,17 +213,6 @@ void refuse_other_kernels(const std::string& file, const std::string& sha256) {
   }
 }
 
-// Whether a library could define a registered namespace that is neither torch's own nor among those it is known for.
-bool mentions_undeclared(std::string_view content, const std::set<std::string>& defines,
-                         const std::set<std::string>& registered, const std::set<std::string>& torchs) {
-  std::set<std::string> others;
-  for (const std::string& name : registered) others.insert(namespace_of(name));
-  // A library's namespaces are string literals in it, and so cannot hide.
-  return std::any_of(others.begin(), others.end(), [&](const std::string& name_space) {
-    return !torchs.contains(name_space) && !defines.contains(name_space) && mentions(content, name_space);
-  });
-}
-
 const char* linker_hint(const std::string& complaint) {
   if (complaint.find("failed to map segment") != std::string::npos) {
     return "Its directory is mounted noexec: set EXPORTKIT_CACHE to a directory that may hold code.";
@@ -227,29 +223,23 @@ const char* linker_hint(const std::string& complaint) {
   return "`ldd` says which of the libraries it needs are missing here.";
 }
 
-// --- loading
-// ----------------------------------------------------------------------------------------------------------
+// --- loading ---------------------------------------------------------------------------------------------------------
 
-// The library, unpacked, if it is left to the caller.
-std::optional<UnpackedLibrary> load(const PackageReader& reader, const Library& library, const OperatorLoading& how) {
+void load(const PackageReader& reader, const Library& library, const Unpacking& how) {
   std::set<std::string> defines;
   for (const Operator& op : library.defines) defines.insert(namespace_of(op.name));
   const std::lock_guard lock(loading);
-  if (loaded.contains(library.sha256)) return std::nullopt;
+  if (loaded.contains(library.sha256)) return;
   if (const auto mapped = mapped_copy(library.sha256, reader.record(library.record).size)) {
-    loaded[library.sha256] = {library.sha256, *mapped, defines};
-    return std::nullopt;
+    loaded[library.sha256] = {*mapped, defines};
+    return;
   }
-  CacheEntry entry = unpack(reader, library, how.unpacking);
+  const CacheEntry entry = unpack(reader, library, how);
   const std::string file = file_name(library.record);
-  const fs::path path = entry.folder() / file;
-  const std::string content = content_of(path);
-  const bool can_define = !defines.empty() || has_defining_symbol(content);
+  const fs::path& path = entry.library();
+  const bool can_define = !defines.empty() || has_defining_symbol(content_of(path));
   const std::set<std::string> before = can_define ? registered_names() : std::set<std::string>();
   if (!can_define) refuse_other_kernels(file, library.sha256);
-  if (can_define && how.torch_namespaces && mentions_undeclared(content, defines, before, *how.torch_namespaces)) {
-    return UnpackedLibrary{library.sha256, path, std::move(entry)};
-  }
   refuse_second_definition(file, library, defines);
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
     const char* said = dlerror();
@@ -261,8 +251,7 @@ std::optional<UnpackedLibrary> load(const PackageReader& reader, const Library& 
       if (!before.contains(name)) defines.insert(namespace_of(name));
     }
   }
-  loaded[library.sha256] = {library.sha256, path, defines};
-  return std::nullopt;
+  loaded[library.sha256] = {path, defines};
 }
 
 // Every operator of the graph is registered with the schema that the graph was traced with.
@@ -290,8 +279,7 @@ void check_operators(const Manifest& manifest, const std::vector<const Library*>
 
 }  // namespace
 
-std::optional<UnpackedLibrary> load_operators(const PackageReader& reader, const Target& target,
-                                              const std::string& torch, const OperatorLoading& how) {
+void load_operators(const PackageReader& reader, const Target& target, const std::string& torch, const Unpacking& how) {
   const std::vector<const Library*> libraries = libraries_for(reader.manifest(), target);
   for (const Library* library : libraries) {
     if (const auto reason = library_rejection(*library, torch)) {
@@ -300,23 +288,8 @@ std::optional<UnpackedLibrary> load_operators(const PackageReader& reader, const
                   "Install the torch it works with, or build it for the stable ABI (torch/csrc/stable).");
     }
   }
-  for (const Library* library : libraries) {
-    if (auto left = load(reader, *library, how)) return left;
-  }
+  for (const Library* library : libraries) load(reader, *library, how);
   check_operators(reader.manifest(), libraries);
-  return std::nullopt;
-}
-
-void know_library(LoadedLibrary library) {
-  const std::lock_guard lock(loading);
-  loaded.emplace(library.sha256, std::move(library));
-}
-
-std::vector<LoadedLibrary> loaded_libraries() {
-  const std::lock_guard lock(loading);
-  std::vector<LoadedLibrary> libraries;
-  for (const auto& [sha256, library] : loaded) libraries.push_back(library);
-  return libraries;
 }
 
 }  // namespace exportkit

@@ -7,9 +7,9 @@
 #include <iterator>
 
 #include "exportkit/runtime.h"
+#include "package/errors.h"
+#include "package/safetensors.h"
 #include "runtime/inputs.h"
-#include "runtime/package/errors.h"
-#include "runtime/package/safetensors.h"
 
 namespace exportkit {
 

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,11 +13,11 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "package/container.h"
+#include "package/errors.h"
+#include "package/safetensors.h"
+#include "package/state_matching.h"
 #include "runtime/inputs.h"
-#include "runtime/package/container.h"
-#include "runtime/package/errors.h"
-#include "runtime/package/safetensors.h"
-#include "runtime/package/state_matching.h"
 
 namespace exportkit {
 namespace {
@@ -117,24 +116,12 @@ Weights replaced_by(const StateFile& file, const Manifest& manifest, const Targe
 
 }  // namespace
 
-MappedWeights::MappedWeights(const PackageReader& reader) {
-  const std::vector<Weight>& weights = reader.manifest().weights;
-  if (std::none_of(weights.begin(), weights.end(), [](const Weight& weight) { return weight.record.has_value(); })) {
-    return;
-  }
-  size_ = reader.size();
-  // Read-only: code that should write to a weight gets a fault, and nobody another weight.
-  file_ = mmap(nullptr, size_, PROT_READ, MAP_SHARED, reader.fd(), 0);
-  if (file_ == MAP_FAILED) cannot(reader.path().string());
-  for (const Weight& weight : weights) {
+MappedWeights::MappedWeights(const PackageReader& reader) : mapping_(reader) {
+  for (const Weight& weight : reader.manifest().weights) {
     if (!weight.record) continue;
-    char* data = static_cast<char*>(file_) + reader.data_offset(*weight.record);
+    char* data = const_cast<char*>(mapping_.data(*weight.record));  // at::from_blob has no other way
     tensors_.emplace(weight.name, at::from_blob(data, weight.shape, weight.strides, dtype_of(weight.dtype)));
   }
-}
-
-MappedWeights::~MappedWeights() {
-  if (size_ > 0) munmap(file_, size_);
 }
 
 Constants constants_of(const Target& target, const Weights& weights) {

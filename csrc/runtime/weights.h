@@ -1,5 +1,4 @@
-// Weights outside of the compiled code: mapped from the package, or given in their place. The twin of
-// exportkit/runtime/weights.py.
+// Weights outside of the compiled code: mapped from the package, or given in their place.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +6,8 @@
 #include <map>
 #include <string>
 
-#include "runtime/package/reader.h"
+#include "package/mapping.h"
+#include "package/reader.h"
 #include "runtime/session.h"
 
 namespace exportkit {
@@ -16,19 +16,14 @@ using Weights = std::map<std::string, at::Tensor>;  // by the weights' names in 
 
 class MappedWeights {
  public:
-  // Maps a package, if some code takes weights from it: nothing is read before it is used. std::system_error where it
-  // cannot be mapped.
+  // Those of a package, as package/mapping.h has them, with its errors.
   explicit MappedWeights(const PackageReader& reader);
-  ~MappedWeights();
-  MappedWeights(const MappedWeights&) = delete;
-  MappedWeights& operator=(const MappedWeights&) = delete;
 
   // Those with a record. The tensors may not be written to, nor outlive this.
   const Weights& tensors() const { return tensors_; }
 
  private:
-  void* file_ = nullptr;
-  size_t size_ = 0;
+  WeightMapping mapping_;
   Weights tensors_;
 };
 

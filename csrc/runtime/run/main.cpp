@@ -5,10 +5,12 @@
 #include <exception>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <system_error>
 
 #include "runtime/run/bench.h"
 #include "runtime/run/options.h"
+#include "runtime/run/printable.h"
 
 namespace exportkit::run {
 namespace {
@@ -17,6 +19,14 @@ using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kCheckFailed = 1, kHost = 4, kBug = 70;  // EX_SOFTWARE of sysexits.h
+
+// A line of what people read.
+void say(const std::string& line) { std::cout << printable(line) << "\n"; }
+
+// The one document of --json. A name in it may be no UTF-8, and what is not ASCII is escaped.
+void say_json(const Json& document) {
+  std::cout << document.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) << "\n";
+}
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -63,10 +73,10 @@ Json to_json(const OutputReport& output) {
 }
 
 void print(const OutputReport& output) {
-  std::cout << "    " << (output.mismatched == 0 ? "ok  " : "BAD ") << output.name << ": " << output.mismatched
-            << " of " << output.compared << " elements differ (rtol " << shown(output.rtol) << ", atol "
-            << shown(output.atol) << "; greatest difference " << shown(output.max_abs) << ", relative "
-            << shown(output.max_rel) << ")" << (output.note.empty() ? "" : "; " + output.note) << "\n";
+  say("    " + std::string(output.mismatched == 0 ? "ok  " : "BAD ") + output.name + ": " +
+      std::to_string(output.mismatched) + " of " + std::to_string(output.compared) + " elements differ (rtol " +
+      shown(output.rtol) + ", atol " + shown(output.atol) + "; greatest difference " + shown(output.max_abs) +
+      ", relative " + shown(output.max_rel) + ")" + (output.note.empty() ? "" : "; " + output.note));
 }
 
 // Everything that was found out: printed as it comes, or kept for one JSON document.
@@ -87,7 +97,7 @@ class Run {
     }
     if (ok_ && options_.bench_seconds > 0) time(model, std::move(inputs));
     document_["ok"] = ok_;
-    if (options_.json) std::cout << document_.dump() << "\n";
+    if (options_.json) say_json(document_);
     return ok_ ? 0 : kCheckFailed;
   }
 
@@ -100,9 +110,10 @@ class Run {
                  {"torch", torch_version()},
                  {"seconds", seconds}};
     if (options_.json) return;
-    std::cout << model.name() << " " << model.version() << ", target " << model.target() << " on " << model.device()
-              << ", torch " << torch_version() << ": loaded in " << static_cast<int>(seconds * 1e3) << " ms\n"
-              << "  takes " << shown(model.inputs()) << "\n  gives " << shown(model.outputs()) << "\n";
+    say(model.name() + " " + model.version() + ", target " + model.target() + " on " + model.device().str() +
+        ", torch " + torch_version() + ": loaded in " + std::to_string(static_cast<int>(seconds * 1e3)) + " ms");
+    say("  takes " + shown(model.inputs()));
+    say("  gives " + shown(model.outputs()));
   }
 
   void swap(Model& model) {
@@ -110,13 +121,13 @@ class Run {
     model.swap_weights(options_.weights);
     document_["weights"] = {{"file", options_.weights}, {"seconds", seconds_since(start)}};
     if (options_.json) return;
-    std::cout << "  runs with the weights of " << options_.weights
-              << "; the recorded cases, which are of the package's own, are not replayed\n";
+    say("  runs with the weights of " + options_.weights +
+        "; the recorded cases, which are of the package's own, are not replayed");
   }
 
   void replay(const Model& model) {
     document_["cases"] = Json::array();
-    if (model.case_count() == 0 && !options_.json) std::cout << "  no case was recorded: nothing to compare\n";
+    if (model.case_count() == 0 && !options_.json) say("  no case was recorded: nothing to compare");
     for (size_t i = 0; i < model.case_count(); ++i) {
       const auto start = Clock::now();
       const CaseReport report = model.replay(i);
@@ -129,8 +140,8 @@ class Run {
                                     {"problem", report.problem.empty() ? Json() : Json(report.problem)},
                                     {"outputs", outputs}});
       if (options_.json) continue;
-      std::cout << "  case " << i << " (" << shown(report.sizes) << "): " << (report.ok() ? "ok" : "DIFFERS")
-                << (report.problem.empty() ? "" : ", " + report.problem) << "\n";
+      say("  case " + std::to_string(i) + " (" + shown(report.sizes) + "): " + (report.ok() ? "ok" : "DIFFERS") +
+          (report.problem.empty() ? "" : ", " + report.problem));
       for (const OutputReport& output : report.outputs) print(output);
     }
   }
@@ -153,7 +164,7 @@ class Run {
       const std::string& name = model.outputs().at(i).name;
       named.emplace(name, outputs[i]);
       document_["outputs"][name] = outputs[i].sizes().vec();
-      if (!options_.json) std::cout << "  " << name << ": " << outputs[i].sizes() << "\n";
+      if (!options_.json) say("  " + name + ": " + c10::str(outputs[i].sizes()));
     }
     if (!options_.output.empty()) write_safetensors(options_.output, named);
     return inputs;
@@ -169,8 +180,11 @@ class Run {
                           {"calls", timing.calls},       {"median_ms", timing.median_ms},
                           {"p99_ms", timing.p99_ms},     {"calls_per_second", timing.calls_per_second}};
     if (options_.json) return;
-    std::printf("  %zu calls from %lld thread(s): median %.3f ms, p99 %.3f ms, %.1f calls/s\n", timing.calls,
-                static_cast<long long>(options_.threads), timing.median_ms, timing.p99_ms, timing.calls_per_second);
+    char line[128];
+    std::snprintf(line, sizeof line, "  %zu calls from %lld thread(s): median %.3f ms, p99 %.3f ms, %.1f calls/s",
+                  timing.calls, static_cast<long long>(options_.threads), timing.median_ms, timing.p99_ms,
+                  timing.calls_per_second);
+    say(line);
   }
 
   const Options& options_;
@@ -182,17 +196,22 @@ int fail(bool json, const char* kind, const std::string& message, const std::str
   if (json) {
     const Json error = {
         {"kind", kind}, {"message", message}, {"hint", hint.empty() ? Json() : Json(hint)}, {"exit_code", exit_code}};
-    // A name that is not UTF-8 may be part of a message.
-    std::cout << Json{{"error", error}}.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+    say_json(Json{{"error", error}});
   }
-  std::cerr << "error: " << message << (hint.empty() ? "" : "\n  " + hint) << "\n";
+  std::istringstream lines("error: " + message + (hint.empty() ? "" : "\n" + hint));
+  int number = 0;
+  for (std::string line; std::getline(lines, line); ++number) {
+    // Nothing that a message quotes begins a line of its own.
+    std::cerr << (number == 0 || line.starts_with(' ') ? "" : "  ") << printable(line) << "\n";
+  }
   return exit_code;
 }
 
 int main(int argc, char** argv) {
   const bool json = std::find(argv, argv + argc, std::string("--json")) != argv + argc;
   try {
-    const Options options = parse(argc, argv);
+    Options options = parse(argc, argv);
+    options.open.warn = [](const std::string& warning) { std::cerr << "warning: " << printable(warning) << "\n"; };
     if (options.help) {
       std::cout << kHelp;
       return 0;

@@ -1,0 +1,101 @@
+#include "package/c_api.h"
+
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include "package/atomic.h"
+#include "package/json.h"
+#include "package/json_text.h"
+
+namespace exportkit::c_api {
+namespace {
+
+// What a thread's last call left behind.
+struct Said {
+  std::string kind, message, hint, path, text;
+  std::vector<std::string> warnings;
+  ek_error error{};
+};
+
+Said& said() {
+  thread_local Said own;
+  return own;
+}
+
+int failed(const std::string& kind, const std::string& message, const std::string& hint = {},
+           const std::string& path = {}, int number = 0) {
+  Said& own = said();
+  own.kind = kind, own.message = message, own.hint = hint, own.path = path;
+  own.error = {own.kind.c_str(), own.message.c_str(), own.hint.c_str(), own.path.c_str(), number};
+  return -1;
+}
+
+}  // namespace
+
+int note_failure() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return failed(error.name(), error.message(), error.hint());
+  } catch (const JsonError& error) {
+    return failed(errors::kManifestSyntax.name, std::string("part of a manifest is not of its shape: ") + error.what());
+  } catch (const FileError& error) {
+    return failed("OSError", error.reason(), {}, error.path().string(), error.code().value());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return failed("OSError", error.code().message(), {}, error.path1().string(), error.code().value());
+  } catch (const std::system_error& error) {
+    return failed("OSError", error.code().message(), {}, {}, error.code().value());
+  } catch (const std::bad_alloc&) {
+    return failed(errors::kHost.name, "there is not enough memory");
+  } catch (const std::exception& error) {
+    return failed(errors::kExportkit.name, error.what());
+  }
+}
+
+const ek_error* last_error() { return &said().error; }
+
+ek_text taken_warnings() {
+  Said& own = said();
+  own.text = json_list(std::exchange(own.warnings, {}), json_text);
+  return view(own.text);
+}
+
+void warn(const std::string& warning) { said().warnings.push_back(warning); }
+
+void answer(ek_text* out, std::string text) {
+  said().text = std::move(text);
+  *out = {said().text.data(), said().text.size()};
+}
+
+ek_text view(const std::string& text) { return {text.data(), text.size()}; }
+
+SignatureRequest request_of(const ek_demand& demand) {
+  return {{demand.keys, demand.keys + demand.key_count}, demand.signature == nullptr ? "" : demand.signature};
+}
+
+std::string json(bool value) { return value ? "true" : "false"; }
+
+std::string json(const PublicKey& key) {
+  return "{\"id\":" + json_text(key.id) + ",\"source\":" + json_text(key.source) +
+         ",\"is_ed25519\":" + json(key.is_ed25519()) + "}";
+}
+
+std::string json(const std::vector<PublicKey>& keys) {
+  return json_list(keys, [](const PublicKey& key) { return json(key); });
+}
+
+}  // namespace exportkit::c_api
+
+extern "C" {
+
+int ek_abi_version(void) { return 1; }
+
+const ek_error* ek_last_error(void) { return exportkit::c_api::last_error(); }
+
+ek_text ek_take_warnings(void) { return exportkit::c_api::taken_warnings(); }
+
+void ek_before_fork(void) { exportkit::before_fork(); }
+
+void ek_after_fork(int child) { exportkit::after_fork(child != 0); }
+}

@@ -1,0 +1,149 @@
+// The functions of package.h that open, unpack and map packages.
+#include <memory>
+#include <optional>
+
+#include "package/c_api.h"
+#include "package/cache.h"
+#include "package/json_text.h"
+#include "package/mapping.h"
+#include "package/text.h"
+#include "package/trust.h"
+#include "package/trust_records.h"
+
+using namespace exportkit;
+using namespace exportkit::c_api;
+
+struct ek_mapping {
+  WeightMapping weights;
+};
+
+struct ek_entry {
+  CacheEntry entry;
+  std::string folder, library;
+};
+
+namespace {
+
+Unpacking unpacking(int always) { return {always != 0, warn}; }
+
+template <class Part>
+int unpack_part(const ek_package* package, const Part& part, int always, ek_entry** entry) {
+  CacheEntry made = unpack(package->reader, part, unpacking(always));
+  const std::string folder = made.folder().string(), library = made.library().string();
+  *entry = new ek_entry{std::move(made), folder, library};
+  return 0;
+}
+
+template <class List, class F>
+const auto& find(const List& list, const F& is_it, const std::string& what) {
+  for (const auto& item : list) {
+    if (is_it(item)) return item;
+  }
+  throw Error(errors::kUsage, "the package has no " + what);
+}
+
+}  // namespace
+
+extern "C" {
+
+// --- packages --------------------------------------------------------------------------------------------------------
+
+int ek_package_open(const char* path, const ek_demand* demand, ek_package** package) {
+  return guarded([&] {
+    std::optional<SignatureRequest> request;
+    if (demand != nullptr) request = request_of(*demand);
+    auto made = std::unique_ptr<ek_package>(new ek_package{PackageReader(path, request ? &*request : nullptr), {}});
+    made->signers = json(made->reader.signers());
+    *package = made.release();
+  });
+}
+
+void ek_package_close(ek_package* package) { delete package; }
+
+ek_text ek_package_manifest(const ek_package* package) { return view(package->reader.manifest_text()); }
+
+const char* ek_package_manifest_sha256(const ek_package* package) { return package->reader.manifest_sha256().c_str(); }
+
+uint64_t ek_package_size(const ek_package* package) { return package->reader.size(); }
+
+int ek_package_fd(const ek_package* package) { return package->reader.fd(); }
+
+int ek_package_sha256(ek_package* package, const char** hex) {
+  return guarded([&] { *hex = package->reader.sha256().c_str(); });
+}
+
+int ek_package_data_offset(const ek_package* package, const char* name, uint64_t* offset) {
+  return guarded([&] { *offset = package->reader.data_offset(name); });
+}
+
+int ek_package_read(const ek_package* package, const char* name, void* buffer, size_t size) {
+  return guarded([&] {
+    if (static_cast<uint64_t>(package->reader.record(name).size) != size) {
+      throw Error(errors::kUsage, std::string("record ") + name + " has another size than its buffer");
+    }
+    package->reader.read(name, static_cast<char*>(buffer));
+  });
+}
+
+int ek_package_extract(const ek_package* package, const char* name, const char* destination, unsigned mode) {
+  return guarded([&] { package->reader.extract(name, destination, mode); });
+}
+
+int ek_package_verify(const ek_package* package) {
+  return guarded([&] { package->reader.verify(); });
+}
+
+int ek_package_verify_once(ek_package* package, int always, int* read) {
+  return guarded([&] { *read = verify_once(package->reader, always != 0) ? 1 : 0; });
+}
+
+int ek_package_check_unchanged(const ek_package* package) {
+  return guarded([&] { package->reader.check_unchanged(); });
+}
+
+int ek_package_check_trust(ek_package* package, const ek_demand* demand, ek_text* signers) {
+  return guarded([&] { answer(signers, json(check_trust(package->reader, request_of(*demand)))); });
+}
+
+ek_text ek_package_signers(const ek_package* package) { return view(package->signers); }
+
+int ek_package_signature_files(const ek_package* package, ek_text* files) {
+  return guarded([&] {
+    answer(files, json_list(signature_files(package->reader), [](const SignatureFile& file) {
+             return "{\"path\":" + json_text(file.path.string()) +
+                    ",\"key_ids\":" + json_list(file.key_ids, json_text) +
+                    ",\"problem\":" + (file.problem.empty() ? "null" : json_text(file.problem)) + "}";
+           }));
+  });
+}
+
+int ek_package_map(ek_package* package, ek_mapping** mapping) {
+  return guarded([&] { *mapping = new ek_mapping{WeightMapping(package->reader)}; });
+}
+
+const void* ek_mapping_data(const ek_mapping* mapping, const char* record) { return mapping->weights.data(record); }
+
+void ek_mapping_close(ek_mapping* mapping) { delete mapping; }
+
+// --- the cache -------------------------------------------------------------------------------------------------------
+
+int ek_package_unpack_library(const ek_package* package, const char* record, int always, ek_entry** entry) {
+  return guarded([&] {
+    const auto is_it = [&](const Library& library) { return library.record == record; };
+    unpack_part(package, find(package->reader.manifest().libraries, is_it, "library " + shown(record)), always, entry);
+  });
+}
+
+int ek_package_unpack_target(const ek_package* package, const char* target, int always, ek_entry** entry) {
+  return guarded([&] {
+    const auto is_it = [&](const Target& one) { return one.name == target; };
+    unpack_part(package, find(package->reader.manifest().targets, is_it, "target " + shown(target)), always, entry);
+  });
+}
+
+const char* ek_entry_folder(const ek_entry* entry) { return entry->folder.c_str(); }
+
+const char* ek_entry_library(const ek_entry* entry) { return entry->library.c_str(); }
+
+void ek_entry_close(ek_entry* entry) { delete entry; }
+}

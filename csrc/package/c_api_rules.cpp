@@ -1,0 +1,231 @@
+// Functions of package.h that need no open package, and the writer.
+#include <new>
+#include <optional>
+
+#include "package/c_api.h"
+#include "package/consistency.h"
+#include "package/json.h"
+#include "package/json_text.h"
+#include "package/prune.h"
+#include "package/signature.h"
+#include "package/state_matching.h"
+#include "package/targets.h"
+#include "package/text.h"
+#include "package/trust_records.h"
+#include "package/writer.h"
+
+using namespace exportkit;
+using namespace exportkit::c_api;
+
+struct ek_writer {
+  PackageWriter writer;
+};
+
+struct ek_folder {
+  TemporaryFolder folder;
+};
+
+namespace {
+
+Host parse_host(std::string_view text) {
+  Host host;
+  JsonReader reader(text, 8);
+  const auto pair = [&] {
+    std::vector<int> numbers;
+    reader.array([&] { numbers.push_back(static_cast<int>(reader.integer())); });
+    if (numbers.size() != 2) reader.fail("a capability other than [major, minor]");
+    host.capabilities.emplace_back(numbers[0], numbers[1]);
+  };
+  reader.object([&](std::string_view key) {
+    if (key == "platform") {
+      host.platform = reader.string();
+    } else if (key == "cpu_isa") {
+      host.cpu_isa = reader.string();
+    } else if (key == "torch") {
+      host.torch = reader.string();
+    } else if (key == "cuda") {
+      if (reader.peek() == JsonReader::Kind::kNull) {
+        reader.null();
+      } else {
+        host.cuda = reader.string();
+      }
+    } else if (key == "capabilities") {
+      reader.array(pair);
+    } else if (key == "current_cuda") {
+      host.current_cuda = static_cast<int>(reader.integer());
+    } else {
+      reader.fail("an unknown key");
+    }
+  });
+  return host;
+}
+
+std::vector<safetensors::Place> parse_places(std::string_view text) {
+  std::vector<safetensors::Place> places;
+  JsonReader reader(text, 8);
+  reader.array([&] {
+    safetensors::Place& place = places.emplace_back();
+    reader.object([&](std::string_view key) {
+      if (key == "name") {
+        place.name = reader.string();
+      } else if (key == "dtype") {
+        place.dtype = reader.string();
+      } else if (key == "shape") {
+        reader.array([&] { place.shape.push_back(reader.integer()); });
+      } else {
+        reader.fail("an unknown key");
+      }
+    });
+  });
+  return places;
+}
+
+}  // namespace
+
+extern "C" {
+
+int ek_cache_directory(ek_text* path) {
+  return guarded([&] { answer(path, cache_directory().string()); });
+}
+
+int ek_cache_items(const char* temporary, const ek_prune_limits* limits, ek_text* items) {
+  return guarded([&] {
+    std::optional<PruneLimits> wanted;
+    if (limits != nullptr) {
+      wanted.emplace();
+      if (limits->max_bytes != nullptr) wanted->max_bytes = *limits->max_bytes;
+      if (limits->unused_for != nullptr) wanted->unused_for = *limits->unused_for;
+      wanted->everything = limits->everything != 0;
+    }
+    answer(items, json_list(cache_items(temporary, wanted), [](const CacheItem& item) {
+             return "{\"kind\":" + json_text(item.kind) + ",\"path\":" + json_text(item.path.string()) +
+                    ",\"size\":" + std::to_string(item.size) + ",\"used\":" + std::to_string(item.used) +
+                    ",\"in_use\":" + json(item.in_use) + ",\"removed\":" + json(item.removed) + "}";
+           }));
+  });
+}
+
+// --- targets ---------------------------------------------------------------------------------------------------------
+
+int ek_host(ek_text* host) {
+  return guarded([&] {
+    answer(host, "{\"platform\":" + json_text(host_platform()) + ",\"cpu_isa\":" + json_text(host_cpu_isa()) + "}");
+  });
+}
+
+int ek_parse_device(const char* device, ek_text* parsed) {
+  return guarded([&] {
+    const auto [kind, index] = parse_device(device);
+    answer(parsed, "{\"kind\":" + json_text(kind) + ",\"index\":" + (index ? std::to_string(*index) : "null") + "}");
+  });
+}
+
+int ek_survey(const char* targets, const char* device, const char* host, ek_text* out) {
+  return guarded([&] {
+    const std::vector<Target> decoded = decode_targets(targets);
+    const Survey found = survey(decoded, device, parse_host(host));
+    std::string rejected;
+    for (const auto& [target, reason] : found.rejected) {
+      rejected += (rejected.empty() ? "" : ",") + json_text(target->name) + ":" + json_text(reason);
+    }
+    const auto fitting = [](const Choice& choice) {
+      return "[" + json_text(choice.target->name) + "," + std::to_string(choice.device_index) + "]";
+    };
+    answer(out, "{\"fitting\":" + json_list(found.fitting, fitting) + ",\"rejected\":{" + rejected + "}}");
+  });
+}
+
+int ek_library_rejection(const char* library, const char* torch, ek_text* reason) {
+  return guarded([&] { answer(reason, library_rejection(decode_library(library), torch).value_or("")); });
+}
+
+// --- rules for others ------------------------------------------------------------------------------------------------
+
+int ek_check_manifest(const char* manifest, size_t size) {
+  return guarded([&] { check_consistency(decode_manifest({manifest, size})); });
+}
+
+int ek_is_name(const char* text) { return is_name(text) ? 1 : 0; }
+
+int ek_match_state(const char* weights, const char* given, ek_text* names) {
+  return guarded([&] {
+    const std::vector<safetensors::Place> places = parse_places(given);
+    std::string out;
+    for (const auto& [weight, found] : match_state(decode_weights(weights), places)) {
+      const auto name = [](const safetensors::Place* place) { return json_text(place->name); };
+      out += (out.empty() ? "" : ",") + json_text(weight) + ":" + json_list(found, name);
+    }
+    answer(names, "{" + out + "}");
+  });
+}
+
+int ek_public_key(const char* source, ek_text* key) {
+  return guarded([&] { answer(key, json(read_public_key(source))); });
+}
+
+int ek_signatures(const char* path, ek_text* content) {
+  return guarded([&] { answer(content, read_signatures(path).value_or("")); });
+}
+
+int ek_demanded(const ek_demand* demand, ek_text* by) {
+  return guarded([&] { answer(by, demanded_by(request_of(*demand))); });
+}
+
+// --- writing ---------------------------------------------------------------------------------------------------------
+
+ek_writer* ek_writer_new(void) { return new (std::nothrow) ek_writer; }
+
+int ek_writer_add_bytes(ek_writer* writer, const char* name, const void* data, size_t size) {
+  return guarded([&] {
+    const std::string_view content(static_cast<const char*>(data), size);
+    writer->writer.add(name, [content](const PackageWriter::Sink& sink) { sink(content); });
+  });
+}
+
+int ek_writer_add_file(ek_writer* writer, const char* name, const char* path) {
+  return guarded([&] { writer->writer.add(name, file_content(path)); });
+}
+
+int ek_writer_add_record(ek_writer* writer, const char* name, const ek_package* package, const char* record) {
+  return guarded([&] {
+    const PackageReader& reader = package->reader;
+    reader.record(record);
+    writer->writer.add(name, [&reader, record = std::string(record)](const PackageWriter::Sink& sink) {
+      reader.blocks(record, sink);
+    });
+  });
+}
+
+int ek_writer_records(ek_writer* writer, ek_text* records) {
+  return guarded([&] {
+    answer(records, json_list(writer->writer.records(), [](const Record& record) {
+             return "{\"name\":" + json_text(record.name) + ",\"size\":" + std::to_string(record.size) +
+                    ",\"sha256\":\"" + record.sha256 + "\"}";
+           }));
+  });
+}
+
+int ek_writer_finish(ek_writer* writer, const char* path, const char* manifest, size_t size) {
+  return guarded([&] { writer->writer.finish(path, std::string(manifest, size)); });
+}
+
+void ek_writer_close(ek_writer* writer) { delete writer; }
+
+// --- other files -----------------------------------------------------------------------------------------------------
+
+int ek_write_file(const char* path, const void* data, size_t size) {
+  return guarded([&] {
+    WrittenWhole file(path, 0666);
+    file.write({static_cast<const char*>(data), size});
+    file.finish(/*durable=*/true);
+  });
+}
+
+int ek_folder_new(const char* parent, const char* prefix, ek_folder** folder) {
+  return guarded([&] { *folder = new ek_folder{TemporaryFolder(parent, prefix)}; });
+}
+
+const char* ek_folder_path(const ek_folder* folder) { return folder->folder.path().c_str(); }
+
+void ek_folder_close(ek_folder* folder) { delete folder; }
+}

@@ -1,0 +1,189 @@
+#include "package/cache.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <vector>
+
+#include "package/errors.h"
+#include "package/sha256.h"
+#include "package/trust_records.h"
+
+namespace exportkit {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kAotInductorDir = "data/aotinductor/";
+constexpr const char* kTemporaryPrefix = "exportkit-cache";
+constexpr auto kLockPatience = std::chrono::seconds(60);  // a writer that was stopped is not waited for any longer
+constexpr auto kStrangersPatience = std::chrono::milliseconds(500);
+constexpr int kRaces = 20;  // how often an entry may be deleted while it is being unpacked
+
+// What an entry is to hold: the folder it is in, its name there, and the package's records by the names of their files.
+struct Contents {
+  std::string kind, digest;
+  std::map<std::string, const Record*> records;
+};
+
+// The model among a target's libraries is the last by name, as torch's own loader has it.
+std::string library_of(const Contents& contents) {
+  std::string library;
+  for (const auto& [name, record] : contents.records) {
+    if (name.ends_with(".so") || contents.records.size() == 1) library = name;
+  }
+  return library;
+}
+
+bool is_gone(const std::system_error& error) { return error.code() == std::errc::no_such_file_or_directory; }
+
+// How long a lock is waited for: not where any user who can open the file can hold it.
+std::chrono::milliseconds patience(int fd) {
+  struct stat status{};
+  const bool private_file = fstat(fd, &status) == 0 && status.st_uid == geteuid() && (status.st_mode & 077) == 0;
+  return private_file ? kLockPatience : kStrangersPatience;
+}
+
+// Locks a file, unless the file system has no locks, or whoever has the lock keeps it for too long.
+void lock(int fd, int operation) {
+  const auto deadline = std::chrono::steady_clock::now() + patience(fd);
+  while (flock(fd, operation | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() >= deadline) return;
+    const timespec pause{0, 5'000'000};
+    nanosleep(&pause, nullptr);
+  }
+}
+
+void verify_or_extract(const fs::path& folder, const PackageReader& reader, const Contents& contents) {
+  std::map<std::string, VerifiedFile> files;
+  for (const auto& [name, record] : contents.records) {
+    const fs::path path = folder / name;
+    std::optional<FileState> state = state_if_content(path, record->sha256);
+    if (!state) {
+      fs::create_directories(path.parent_path());
+      reader.extract(record->name, path, 0600);
+      struct stat status{};
+      if (lstat(path.c_str(), &status) != 0) throw FileError(path);
+      state = FileState::of(status);
+    }
+    files.emplace(name, VerifiedFile{record->sha256, *state});
+  }
+  write_entry_record(folder / kEntryRecord, files);
+}
+
+// Brings the files into the folder, unless they are there and known to be right.
+void fill(const fs::path& folder, const PackageReader& reader, const Contents& contents, bool always) {
+  std::map<std::string, std::string> digests;
+  for (const auto& [name, record] : contents.records) digests.emplace(name, record->sha256);
+  const auto verified = [&] {
+    return !always && is_verified(folder, read_entry_record(folder / kEntryRecord), digests);
+  };
+  if (!verified()) {
+    // Writers take turns, where files can be locked: the others would write the same once more.
+    const Descriptor turns(open((folder / kWritersLock).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!turns && errno == ENOENT) throw FileError(folder);
+    if (turns) lock(turns.get(), LOCK_EX);  // else it is read-only, and yet all may be there
+    if (!verified()) verify_or_extract(folder, reader, contents);
+  }
+  touch(folder);
+}
+
+CacheEntry unpack_in(const fs::path& root, const PackageReader& reader, const Contents& contents, bool always) {
+  for (int race = 0; race < kRaces; ++race) {
+    try {
+      const fs::path folder = private_folder(root, {contents.kind, contents.digest});
+      Descriptor fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+      if (!fd) throw FileError(folder);
+      lock(fd.get(), LOCK_SH);
+      fill(folder, reader, contents, always);
+      struct stat ours{}, there{};
+      const bool same = fstat(fd.get(), &ours) == 0 && lstat(folder.c_str(), &there) == 0 &&
+                        ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
+      if (same) return {folder, library_of(contents), std::move(fd)};
+    } catch (const std::system_error& error) {
+      if (!is_gone(error) || race + 1 == kRaces) throw;  // else it was deleted under our hands
+    }
+  }
+  throw FileError(root / contents.kind / contents.digest, "it is deleted again and again", ENOENT);
+}
+
+// A directory of this process, removed when it ends.
+fs::path fallback_directory() {
+  static std::mutex mutex;
+  static std::unique_ptr<TemporaryFolder> folder;
+  const std::lock_guard lock(mutex);
+  if (!folder || folder->maker() != getpid()) {  // the parent of a fork removes its own
+    folder = std::make_unique<TemporaryFolder>(fs::temp_directory_path(), kTemporaryPrefix);
+  }
+  return folder->path();
+}
+
+std::string megabytes(const Contents& contents) {
+  int64_t size = 0;
+  for (const auto& [name, record] : contents.records) size += record->size;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(size) / 1e6);
+  return text;
+}
+
+// As messages name it.
+std::string temporary_directory() {
+  std::error_code unusable;
+  const fs::path folder = fs::temp_directory_path(unusable);
+  return "the temporary directory" + (unusable ? "" : " " + folder.string());
+}
+
+CacheEntry unpack(const PackageReader& reader, const Contents& contents, const Unpacking& how) {
+  const std::string cache = cache_directory().string();
+  std::string reason;
+  try {
+    return unpack_in(cache, reader, contents, how.always);
+  } catch (const std::system_error& error) {
+    reason = reason_of(error);
+  }
+  if (how.warn) {
+    how.warn("exportkit cannot use its cache " + cache + " (" + reason +
+             "); unpacking to a temporary directory instead. Set EXPORTKIT_CACHE to a private, writable directory.");
+  }
+  try {
+    return unpack_in(fallback_directory(), reader, contents, how.always);
+  } catch (const std::system_error& error) {
+    throw Error(errors::kCache,
+                "cannot unpack " + reader.path().filename().string() + " (" + megabytes(contents) +
+                    "): not to the cache " + cache + " (" + reason + "), and not to " + temporary_directory() + " (" +
+                    reason_of(error) + ")",
+                "Make room, or set EXPORTKIT_CACHE to a private, writable directory that has some.");
+  }
+}
+
+}  // namespace
+
+CacheEntry unpack(const PackageReader& reader, const Library& library, const Unpacking& how) {
+  const std::string name = library.record.substr(library.record.rfind('/') + 1);
+  return unpack(reader, {"libraries", library.sha256, {{name, &reader.record(library.record)}}}, how);
+}
+
+CacheEntry unpack(const PackageReader& reader, const Target& target, const Unpacking& how) {
+  const std::string folder = std::string(kAotInductorDir) + target.name + "/";
+  Contents contents{"targets", {}, {}};
+  for (const Record& record : reader.manifest().records) {
+    if (record.name.starts_with(folder)) contents.records.emplace(record.name.substr(folder.size()), &record);
+  }
+  std::string lines;
+  for (const auto& [name, record] : contents.records) lines += record->sha256 + "  " + name + "\n";
+  contents.digest = sha256_hex(lines);
+  return unpack(reader, contents, how);
+}
+
+}  // namespace exportkit

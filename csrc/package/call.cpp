@@ -1,0 +1,221 @@
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "package/consistency.h"
+#include "package/manifest_checks.h"
+
+namespace exportkit {
+
+namespace {
+
+constexpr int64_t kMaxSize = int64_t{1} << 62;
+constexpr size_t kMaxRank = 64;  // sizes of a tensor
+
+// --- structures ----------------------------------------------------------------------------------------------------
+
+const std::vector<Node>* items_of(const Node& node) {
+  if (const auto* sequence = std::get_if<SequenceNode>(&node.value)) return &sequence->items;
+  if (const auto* mapping = std::get_if<MappingNode>(&node.value)) return &mapping->items;
+  if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) return &tuple->items;
+  return nullptr;
+}
+
+const std::vector<std::string>* keys_of(const Node& node) {
+  if (const auto* mapping = std::get_if<MappingNode>(&node.value)) return &mapping->keys;
+  if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) return &tuple->fields;
+  return nullptr;
+}
+
+// Formats 1 and 2 allow the identifiers of Python 3.11, format 3 allows ASCII names.
+bool is_tuple_name(const std::string& name, int64_t version) {
+  return version < 3 ? is_unicode_identifier(name) && !is_keyword(name) : is_name(name);
+}
+
+bool is_parameter_name(const std::string& name, int64_t version) {
+  return version < 3 ? is_unicode_identifier(name) : is_name(name);
+}
+
+void check_named_tuple(const NamedTupleNode& node, const std::string& what, int64_t version) {
+  const auto check = [&](const std::string& name) {
+    require(is_tuple_name(name, version),
+            [&] { return what + ": " + shown(name) + " cannot name a named tuple or a field of one"; });
+  };
+  check(node.class_name);
+  for (const std::string& name : node.fields) {
+    check(name);
+    require(name[0] != '_', [&] { return what + ": a named tuple's field cannot start with an underscore"; });
+  }
+}
+
+// Every container can be built, and they have the tensors from `next` on, in order.
+void check_node(const Node& node, const std::string& what, int64_t version, int64_t& next, int depth = 0) {
+  require(depth <= kMaxStructureDepth, [&] {
+    return "the " + what + " are nested deeper than " + std::to_string(kMaxStructureDepth) + " containers";
+  });
+  if (const auto* tensor = std::get_if<TensorNode>(&node.value)) {
+    require(tensor->index == next, [&] {
+      return "the structure of the " + what + " has tensor " + std::to_string(tensor->index) + " in place of tensor " +
+             std::to_string(next);
+    });
+    ++next;
+    return;
+  }
+  const std::vector<Node>* items = items_of(node);
+  if (!items) return;
+  if (const std::vector<std::string>* keys = keys_of(node)) {
+    distinct(*keys, kItself, ("key of the " + what).c_str());
+    require(keys->size() == items->size(), [&] {
+      return what + ": " + std::to_string(keys->size()) + " keys for " + std::to_string(items->size()) + " items";
+    });
+  }
+  if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) check_named_tuple(*tuple, what, version);
+  for (const Node& item : *items) check_node(item, what, version, next, depth + 1);
+}
+
+// Calls on_name for each tensor, in order. `path` is that of the node, and the same again afterwards. A path is not
+// copied: a long key around many items would be copied for each.
+void for_each_leaf(const Node& node, std::string& path, const std::function<void(const std::string&)>& on_name) {
+  if (std::holds_alternative<TensorNode>(node.value)) on_name(path.empty() ? "0" : path);
+  const std::vector<Node>* items = items_of(node);
+  if (!items) return;
+  const std::vector<std::string>* keys = keys_of(node);
+  const size_t length = path.size();
+  for (size_t i = 0; i < items->size(); ++i) {
+    if (length > 0) path += '.';
+    path += keys ? (*keys)[i] : std::to_string(i);
+    for_each_leaf((*items)[i], path, on_name);
+    path.resize(length);
+  }
+}
+
+// Every tensor has its one place in the structure, in order, and is named by that place.
+template <class Tensor>
+void check_structure(std::vector<std::pair<std::string, const Node*>> nodes, const std::vector<Tensor>& tensors,
+                     const std::string& what, int64_t version) {
+  int64_t next = 0;
+  for (const auto& [prefix, node] : nodes) check_node(*node, what, version, next);
+  require(next == static_cast<int64_t>(tensors.size()), [&] {
+    return "the structure of the " + what + " has " + std::to_string(next) + " tensors; there are " +
+           std::to_string(tensors.size());
+  });
+  // Compared one by one: long keys around many tensors make names that together are larger than any memory.
+  size_t at = 0;
+  for (auto& [prefix, node] : nodes) {
+    for_each_leaf(*node, prefix, [&](const std::string& name) {
+      const Tensor& tensor = tensors[at++];
+      require(tensor.name == name,
+              [&] { return what + ": the tensor named " + shown(tensor.name) + " has its place at " + shown(name); });
+      require(item_bytes(tensor.dtype) > 0,
+              [&] { return what + ": " + shown(name) + " has the unknown dtype " + shown(tensor.dtype); });
+    });
+  }
+  distinct(tensors, kName, ("tensor among the " + what).c_str());
+}
+
+// --- sizes ---------------------------------------------------------------------------------------------------------
+
+// The scale and the offset may be large and cancel out.
+__int128 value_at(const Size& size, int64_t n) { return static_cast<__int128>(size.scale) * n + size.offset; }
+
+void check_size(const Size& size, const std::string& tensor, const Dimensions& dimensions) {
+  const auto found = dimensions.find(size.dimension);
+  require(found != dimensions.end(), [&] {
+    return shown(tensor) + " has a size of dimension " + shown(size.dimension) + ", which is not declared";
+  });
+  require(value_at(size, found->second->min) >= 0 && value_at(size, found->second->max) <= kMaxSize, [&] {
+    return shown(tensor) + " has a size of " + std::to_string(size.scale) + "*" + size.dimension + " and " +
+           std::to_string(size.offset) + ", which is negative or too large";
+  });
+}
+
+const Size* size_of(const Extent& extent) { return std::get_if<Size>(&extent); }
+const Size* size_of(const std::optional<Extent>& extent) { return extent ? size_of(*extent) : nullptr; }
+
+// The least value of a size whose dimension is declared; of one that is not known, 0.
+uint64_t least_of(const Extent& extent, const Dimensions& dimensions) {
+  const Size* size = size_of(extent);
+  if (!size) return static_cast<uint64_t>(std::get<int64_t>(extent));
+  return static_cast<uint64_t>(value_at(*size, dimensions.at(size->dimension)->min));
+}
+uint64_t least_of(const std::optional<Extent>& extent, const Dimensions& dimensions) {
+  return extent ? least_of(*extent, dimensions) : 0;
+}
+
+// Sizes of declared dimensions, and no more elements than there can be.
+template <class Tensor>
+void check_shape(const Tensor& tensor, const Dimensions& dimensions) {
+  require(tensor.shape.size() <= kMaxRank, [&] {
+    return shown(tensor.name) + " has " + std::to_string(tensor.shape.size()) + " sizes; at most " +
+           std::to_string(kMaxRank) + " are allowed";
+  });
+  std::vector<uint64_t> least;
+  for (const auto& extent : tensor.shape) {
+    if (const Size* size = size_of(extent)) check_size(*size, tensor.name, dimensions);
+    least.push_back(least_of(extent, dimensions));
+  }
+  if (std::find(least.begin(), least.end(), 0) != least.end()) return;
+  unsigned __int128 count = 1;
+  for (const uint64_t size : least) {
+    count *= size;  // of two numbers that are at most 2^62
+    require(count <= kMaxSize,
+            [&] { return shown(tensor.name) + " has more than 2^62 elements at least, which no memory holds"; });
+  }
+}
+
+void check_dimensions(const Call& call) {
+  distinct(call.dimensions, kName, "dimension");
+  for (const Dimension& dimension : call.dimensions) {
+    require(dimension.min <= dimension.max, [&] {
+      return "dimension " + dimension.name + " has min " + std::to_string(dimension.min) + " above max " +
+             std::to_string(dimension.max);
+    });
+  }
+  const Dimensions dimensions = dimensions_of(call);
+  Names used;
+  for (const TensorInput& tensor : call.inputs) {
+    check_shape(tensor, dimensions);
+    for (const Extent& extent : tensor.shape) {
+      if (const Size* size = size_of(extent)) used.insert(size->dimension);
+    }
+  }
+  for (const TensorOutput& tensor : call.outputs) check_shape(tensor, dimensions);
+  for (const Dimension& dimension : call.dimensions) {
+    require(used.contains(dimension.name),
+            [&] { return "dimension " + dimension.name + " is no input's: nothing gives it a value"; });
+  }
+}
+
+void check_tolerance(const TensorOutput& output, const Names& outputs) {
+  const OutputTolerance& tolerance = output.tolerance;
+  require(std::isfinite(tolerance.rtol) && std::isfinite(tolerance.atol),
+          [&] { return "output " + shown(output.name) + " has a tolerance that is not finite"; });
+  for (const auto& other : {tolerance.ranking_of, tolerance.rows_of}) {
+    require(!other || (*other != output.name && outputs.contains(*other)), [&] {
+      return "output " + shown(output.name) + " refers to " + shown(*other) + ", which is not another output";
+    });
+  }
+}
+
+}  // namespace
+
+void check_call(const Call& call, int64_t format_version) {
+  distinct(call.parameters, kName, "parameter");
+  std::vector<std::pair<std::string, const Node*>> nodes;
+  for (const Parameter& parameter : call.parameters) {
+    require(is_parameter_name(parameter.name, format_version),
+            [&] { return "parameter " + shown(parameter.name) + " has a name that is not allowed"; });
+    nodes.emplace_back(parameter.name, &parameter.value);
+  }
+  check_structure(nodes, call.inputs, "inputs", format_version);
+  check_structure({{"", &call.result}}, call.outputs, "outputs", format_version);
+  check_dimensions(call);
+  Names outputs;
+  for (const TensorOutput& output : call.outputs) outputs.insert(output.name);
+  for (const TensorOutput& output : call.outputs) check_tolerance(output, outputs);
+}
+
+}  // namespace exportkit

@@ -1,0 +1,221 @@
+#include "package/consistency.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "package/manifest_checks.h"
+
+namespace exportkit {
+
+namespace {
+
+constexpr std::string_view kAotInductorDir = "data/aotinductor/", kOperatorsDir = "exportkit/ops/",
+                           kCasesDir = "exportkit/cases/", kExtraDir = "extra/";
+
+// --- names ---------------------------------------------------------------------------------------------------------
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// Takes the characters that satisfy `allowed` off the front; false where there is none.
+template <class F>
+bool take_while(std::string_view& text, const F& allowed) {
+  const size_t count = std::find_if_not(text.begin(), text.end(), allowed) - text.begin();
+  text.remove_prefix(count);
+  return count > 0;
+}
+
+bool take_prefix(std::string_view& text, std::string_view prefix) {
+  const bool there = text.starts_with(prefix);
+  text.remove_prefix(there ? prefix.size() : 0);
+  return there;
+}
+
+// 2.13, 2.13.0+cpu
+bool is_version(std::string_view text) {
+  const auto tail = [](char c) { return is_digit(c) || is_letter(c) || c == '.' || c == '+'; };
+  if (!take_while(text, is_digit) || !take_prefix(text, ".") || !take_while(text, is_digit)) return false;
+  return text.empty() || (take_prefix(text, ".") && take_while(text, tail) && text.empty());
+}
+
+void check_version(const std::string& version, const std::string& what) {
+  require(is_version(version),
+          [&] { return what + " is " + shown(version) + ", which is no version such as \"2.13\""; });
+}
+
+// namespace::name, namespace::name.overload
+bool is_operator_name(std::string_view text) {
+  const auto word = [&text] {
+    if (!text.empty() && is_digit(text[0])) return false;
+    return take_while(text, [](char c) { return is_digit(c) || is_letter(c) || c == '_'; });
+  };
+  if (!word() || !take_prefix(text, "::") || !word()) return false;
+  return text.empty() || (take_prefix(text, ".") && word() && text.empty());
+}
+
+// --- what can run it -----------------------------------------------------------------------------------------------
+
+using Digests = std::unordered_map<std::string_view, std::string_view>;
+
+void check_reference(const std::string& what, const std::string& record, const std::string& folder,
+                     const Digests& records) {
+  require(records.contains(record), [&] { return what + ": there is no record " + shown(record); });
+  require(record.starts_with(folder), [&] { return what + ": it is not under " + folder; });
+}
+
+void check_records(const Manifest& manifest, const Digests& records) {
+  const auto out_of_order = [](const Record& one, const Record& next) { return one.name >= next.name; };
+  require(std::adjacent_find(manifest.records.begin(), manifest.records.end(), out_of_order) == manifest.records.end(),
+          [] { return "the records are not sorted by name, each once"; });
+  if (manifest.format_version >= 3) {
+    for (const Record& record : manifest.records) {
+      require(!record.name.starts_with(kExtraDir), [&] {
+        return "record " + shown(record.name) + " is under " + std::string(kExtraDir) +
+               ", which torch's loaders take for text of theirs: a package has nothing there";
+      });
+    }
+  }
+  for (const Library& library : manifest.libraries) {
+    check_reference("library " + shown(library.record), library.record,
+                    std::string(kOperatorsDir) + library.platform + "/", records);
+  }
+  for (const Case& recorded : manifest.cases) {
+    check_reference("case " + shown(recorded.record), recorded.record, std::string(kCasesDir), records);
+  }
+  if (manifest.program) {
+    check_reference("the program", manifest.program->record, "", records);
+    check_version(manifest.program->built_with_torch, "the program's built_with_torch");
+  }
+}
+
+void check_target(const Target& target) {
+  const std::string what = "target " + target.name;
+  check_version(target.needs_torch, what + ": needs_torch");
+  check_version(target.built_with_torch, what + ": built_with_torch");
+  if (target.built_with_cuda) check_version(*target.built_with_cuda, what + ": built_with_cuda");
+  const bool cuda = target.device == "cuda";
+  require(cuda == target.cuda_architecture.has_value(), [&] {
+    return what + " for " + target.device + " has cuda_architecture " +
+           (target.cuda_architecture ? shown(*target.cuda_architecture) : "null");
+  });
+  require(cuda || !target.cuda_ptx, [&] { return what + " for " + target.device + " has cuda_ptx"; });
+}
+
+void check_targets(const Manifest& manifest) {
+  require(!manifest.targets.empty() || manifest.program,
+          [] { return "there is neither a target nor a program: nothing to run"; });
+  distinct(manifest.targets, kName, "target");
+  std::set<std::string_view> names;  // sorted: a prefix comes right before what it is a prefix of
+  for (const Target& target : manifest.targets) names.insert(target.name);
+  const auto prefix = std::adjacent_find(names.begin(), names.end(),
+                                         [](auto shorter, auto longer) { return longer.starts_with(shorter); });
+  require(prefix == names.end(), [&] {
+    return "target " + std::string(*prefix) + " is a prefix of target " + std::string(*std::next(prefix)) +
+           ": torch would take the records of both for one model";
+  });
+  Names with_code;
+  for (const Record& record : manifest.records) {
+    std::string_view rest = record.name;
+    if (!take_prefix(rest, kAotInductorDir)) continue;
+    const size_t slash = rest.find('/');
+    const std::string_view folder = rest.substr(0, slash);
+    require(names.contains(folder), [&] { return "record " + shown(record.name) + " belongs to no target"; });
+    if (slash != std::string_view::npos && rest.ends_with(".so")) with_code.insert(folder);
+  }
+  for (const Target& target : manifest.targets) {
+    require(with_code.contains(target.name), [&] {
+      return "target " + target.name + " has no compiled code: no record " + std::string(kAotInductorDir) +
+             target.name + "/*.so";
+    });
+    check_target(target);
+  }
+}
+
+void check_operators(const std::vector<Operator>& operators, const std::string& where) {
+  distinct(operators, kName, ("operator in " + where + ":").c_str());
+  for (const Operator& op : operators) {
+    require(is_operator_name(op.name),
+            [&] { return where + ": " + shown(op.name) + " is no operator's name (namespace::name.overload)"; });
+    require(op.schema.starts_with(op.name + "("),
+            [&] { return where + ": " + op.name + " has the schema of another: " + shown(op.schema); });
+  }
+}
+
+void check_libraries(const Manifest& manifest, const Digests& records) {
+  distinct(manifest.libraries, kRecord, "library");
+  std::unordered_map<std::string_view, std::string_view> wanted;
+  for (const Operator& op : manifest.operators) wanted.emplace(op.name, op.schema);
+  using PlatformAndName = std::pair<std::string_view, std::string_view>;
+  std::map<PlatformAndName, std::string_view> definers;
+  for (const Library& library : manifest.libraries) {
+    const std::string what = "library " + shown(library.record);
+    require(library.sha256 == records.at(library.record), [&] { return what + " has another sha256 than its record"; });
+    check_operators(library.defines, shown(library.record));
+    check_version(library.needs_torch, what + ": needs_torch");
+    if (library.torch_bound) check_version(*library.torch_bound, what + ": torch_bound");
+    for (const Operator& op : library.defines) {
+      const auto other = definers.emplace(PlatformAndName{library.platform, op.name}, library.record).first;
+      require(other->second == library.record,
+              [&] { return shown(other->second) + " and " + shown(library.record) + " both define " + op.name; });
+      const auto traced = wanted.find(op.name);
+      require(traced == wanted.end() || traced->second == op.schema, [&] {
+        return what + " defines " + shown(op.schema) + ", but the graph was traced with " + shown(traced->second);
+      });
+    }
+  }
+}
+
+void check_cases(const Manifest& manifest) {
+  distinct(manifest.cases, kRecord, "case");
+  const Dimensions dimensions = dimensions_of(manifest.call);
+  for (const Case& recorded : manifest.cases) {
+    // No name is there twice, so as many that are all declared are the same ones.
+    require(recorded.sizes.size() == dimensions.size(), [&] {
+      return "case " + shown(recorded.record) + " gives sizes for " + std::to_string(recorded.sizes.size()) +
+             " dimensions of " + std::to_string(dimensions.size());
+    });
+    for (const auto& given : recorded.sizes) {
+      const std::string& name = given.first;
+      const int64_t size = given.second;
+      const auto found = dimensions.find(name);
+      require(found != dimensions.end(),
+              [&] { return "case " + shown(recorded.record) + " has a size for " + name + ", which is no dimension"; });
+      require(found->second->min <= size && size <= found->second->max, [&] {
+        return "case " + shown(recorded.record) + " has " + name + " = " + std::to_string(size) + ", outside of " +
+               std::to_string(found->second->min) + " to " + std::to_string(found->second->max);
+      });
+    }
+  }
+}
+
+}  // namespace
+
+void check_consistency(const Manifest& manifest) {
+  Digests records;
+  for (const Record& record : manifest.records) records.emplace(record.name, record.sha256);
+  check_call(manifest.call, manifest.format_version);
+  check_records(manifest, records);
+  check_targets(manifest);
+  check_weights(manifest);
+  check_operators(manifest.operators, "operators");
+  check_libraries(manifest, records);
+  check_cases(manifest);
+}
+
+std::vector<const Library*> libraries_for(const Manifest& manifest, const Target& target) {
+  std::vector<const Library*> usable;
+  for (const Library& library : manifest.libraries) {
+    const bool fits = library.device == "cpu" || library.device == target.device;
+    if (library.platform == target.platform && fits) usable.push_back(&library);
+  }
+  std::sort(usable.begin(), usable.end(), [](const Library* one, const Library* other) {
+    return std::pair(one->device != "cpu", std::string_view(one->record)) <
+           std::pair(other->device != "cpu", std::string_view(other->record));
+  });
+  return usable;
+}
+
+}  // namespace exportkit

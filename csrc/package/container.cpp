@@ -1,0 +1,245 @@
+#include "package/container.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <system_error>
+
+#include "package/errors.h"
+#include "package/text.h"
+
+namespace exportkit {
+
+namespace {
+
+// https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT has the fields.
+constexpr size_t kLocalBytes = 30, kSizesBytes = 20, kFieldBytes = 4;  // of a local header, without its name
+constexpr size_t kCentralBytes = 46, kEnd64Bytes = 56, kLocatorBytes = 20, kEndBytes = 22;
+constexpr size_t kTailBytes = kEnd64Bytes + kLocatorBytes + kEndBytes;
+constexpr uint32_t kLocalSignature = 0x04034B50, kCentralSignature = 0x02014B50, kEnd64Signature = 0x06064B50,
+                   kLocatorSignature = 0x07064B50, kEndSignature = 0x06054B50;
+constexpr uint16_t kVersion = 45;  // "needed to extract": ZIP64
+constexpr uint16_t kDate = 0x21;   // 1980-01-01, the first date zip can express
+constexpr uint16_t kEncrypted = 0x0041;
+constexpr uint32_t kMax32 = 0xFFFFFFFF;
+
+template <class T>
+T load(std::string_view bytes, size_t at) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < sizeof(T); ++i) value |= uint64_t{static_cast<uint8_t>(bytes[at + i])} << (8 * i);
+  return static_cast<T>(value);
+}
+
+template <class... T>
+void append(std::string& out, T... values) {
+  const auto one = [&out](auto value) {
+    for (size_t i = 0; i < sizeof(value); ++i) out += static_cast<char>(uint64_t{value} >> (8 * i) & 0xFF);
+  };
+  (one(values), ...);
+}
+
+[[noreturn]] void bad_layout(const std::string& message, const std::string& hint = {}) {
+  throw Error(errors::kArchiveLayout, message, hint);
+}
+
+// --- the one layout ------------------------------------------------------------------------------------------------
+
+void append_central_header(std::string& out, const Entry& entry) {
+  constexpr uint16_t kSizesBytes = 28;
+  append(out, kCentralSignature, kVersion, kVersion, uint16_t{0}, uint16_t{0}, uint16_t{0}, kDate, entry.crc32, kMax32,
+         kMax32, static_cast<uint16_t>(entry.name.size()), kSizesBytes, uint16_t{0}, uint16_t{0}, uint16_t{0},
+         uint32_t{0}, kMax32);
+  out += entry.name;
+  append(out, uint16_t{1}, uint16_t{24}, entry.size, entry.size, entry.offset);
+}
+
+// --- what some writer made -----------------------------------------------------------------------------------------
+
+struct Damaged {
+  const char* what;
+};
+
+// The fields of a ZIP64 extra field take the place of those that did not fit in 32 bits, in this order.
+void widen(std::string_view extra, uint64_t& size, uint64_t& stored_size, uint64_t& offset) {
+  if (size != kMax32 && stored_size != kMax32 && offset != kMax32) return;
+  size_t at = 0;
+  while (at + 4 <= extra.size()) {
+    const size_t length = load<uint16_t>(extra, at + 2);
+    if (load<uint16_t>(extra, at) != 1) {
+      at += 4 + length;
+      continue;
+    }
+    std::string_view wide = extra.substr(at + 4, length / 8 * 8);
+    if (wide.size() % 8 != 0) throw Damaged{"its ZIP64 field is cut short"};
+    for (uint64_t* field : {&size, &stored_size, &offset}) {
+      if (*field != kMax32 || wide.empty()) continue;
+      *field = load<uint64_t>(wide, 0);
+      wide.remove_prefix(8);
+    }
+    return;
+  }
+}
+
+// The entry at `at`, which moves to the next one. Whatever is odd shows when the layout is compared.
+Header parse_central(std::string_view block, size_t& at) {
+  if (block.size() - at < kCentralBytes) throw Damaged{"it reaches beyond the directory"};
+  if (load<uint32_t>(block, at) != kCentralSignature) throw Damaged{"it does not start as one does"};
+  const size_t name_length = load<uint16_t>(block, at + 28), extra_length = load<uint16_t>(block, at + 30),
+               comment_length = load<uint16_t>(block, at + 32);
+  if (block.size() - at - kCentralBytes < name_length + extra_length + comment_length) {
+    throw Damaged{"it reaches beyond the directory"};
+  }
+  Header header{};
+  header.flags = load<uint16_t>(block, at + 8);
+  header.method = load<uint16_t>(block, at + 10);
+  header.crc32 = load<uint32_t>(block, at + 16);
+  header.stored_size = load<uint32_t>(block, at + 20);
+  header.size = load<uint32_t>(block, at + 24);
+  header.attributes = load<uint32_t>(block, at + 38);
+  header.offset = load<uint32_t>(block, at + 42);
+  header.name = block.substr(at + kCentralBytes, name_length);
+  if (!is_utf8(header.name)) throw Damaged{"its name is not UTF-8"};
+  widen(block.substr(at + kCentralBytes + name_length, extra_length), header.size, header.stored_size, header.offset);
+  at += kCentralBytes + name_length + extra_length + comment_length;
+  return header;
+}
+
+void refuse_named_oddities(const Header& header) {
+  const std::string what = "record " + header.name;
+  if (header.flags & kEncrypted) bad_layout(what + " is encrypted; a package's records are stored as they are");
+  if (header.method != 0 || header.stored_size != header.size) {
+    bad_layout(what + " is compressed (method " + std::to_string(header.method) + ", " +
+               std::to_string(header.stored_size) + " bytes for " + std::to_string(header.size) +
+               "); a package's records are stored as they are");
+  }
+  if (header.attributes != 0) {
+    bad_layout(what + " has file attributes, as a link or a device would; a package has plain records only");
+  }
+}
+
+}  // namespace
+
+Entry laid_out(std::string name, uint64_t size, uint32_t crc32, uint64_t offset) {
+  constexpr size_t kHeaderBytes = kLocalBytes + kSizesBytes + kFieldBytes;
+  const uint64_t start = offset + kHeaderBytes + name.size();
+  return {std::move(name), size, crc32, offset, start + (kAlignment - start % kAlignment) % kAlignment};
+}
+
+std::string local_header(const Entry& entry) {
+  const auto gap = static_cast<uint16_t>(entry.data_offset - entry.offset - kLocalBytes - kSizesBytes - kFieldBytes -
+                                         entry.name.size());
+  std::string out;
+  append(out, kLocalSignature, kVersion, uint16_t{0}, uint16_t{0}, uint16_t{0}, kDate, entry.crc32, kMax32, kMax32,
+         static_cast<uint16_t>(entry.name.size()), static_cast<uint16_t>(kSizesBytes + kFieldBytes + gap));
+  out += entry.name;
+  append(out, uint16_t{1}, uint16_t{16}, entry.size, entry.size);
+  out += "FB";  // torch's own padding field
+  append(out, gap);
+  return out.append(gap, 'Z');
+}
+
+std::string central_directory(const std::vector<Entry>& entries) {
+  const uint64_t start = entries.empty() ? 0 : entries.back().end(), count = entries.size();
+  std::string out;
+  for (const Entry& entry : entries) append_central_header(out, entry);
+  const uint64_t length = out.size();
+  append(out, kEnd64Signature, uint64_t{kEnd64Bytes - 12}, kVersion, kVersion, uint32_t{0}, uint32_t{0}, count, count,
+         length, start);
+  append(out, kLocatorSignature, uint32_t{0}, start + length, uint32_t{1});
+  append(out, kEndSignature, uint16_t{0}, uint16_t{0}, uint16_t{0xFFFF}, uint16_t{0xFFFF}, kMax32, kMax32, uint16_t{0});
+  return out;
+}
+
+size_t read_at(int fd, uint64_t offset, char* buffer, size_t size) {
+  size_t done = 0;
+  while (done < size) {
+    const ssize_t count = pread(fd, buffer + done, size - done, static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw std::system_error(errno, std::generic_category(), "cannot read the package");
+    if (count == 0) break;
+    done += static_cast<size_t>(count);
+  }
+  return done;
+}
+
+std::string read_at(int fd, uint64_t offset, uint64_t size) {
+  std::string out(size, '\0');
+  out.resize(read_at(fd, offset, out.data(), out.size()));
+  return out;
+}
+
+std::vector<Header> read_directory(int fd, uint64_t file_size) {
+  const uint64_t tail_size = std::min<uint64_t>(kTailBytes, file_size);
+  const std::string bytes = read_at(fd, file_size - tail_size, tail_size);
+  const std::string_view tail = bytes;
+  if (tail.size() < kEndBytes || load<uint32_t>(tail, tail.size() - kEndBytes) != kEndSignature) {
+    throw Error(errors::kNotAnArchive, "the file (" + std::to_string(file_size) +
+                                           " bytes) does not end as a zip archive does: it was cut short, something "
+                                           "was appended to it, or it never was one");
+  }
+  const std::string_view end = tail.substr(tail.size() - kEndBytes);
+  uint64_t count = load<uint16_t>(end, 10), length = load<uint32_t>(end, 12), start = load<uint32_t>(end, 16);
+  if (tail.size() == kTailBytes && load<uint32_t>(tail, 0) == kEnd64Signature &&
+      load<uint32_t>(tail, kEnd64Bytes) == kLocatorSignature) {
+    count = load<uint64_t>(tail, 32), length = load<uint64_t>(tail, 40), start = load<uint64_t>(tail, 48);
+  }
+  if (length > kMaxDirectoryBytes) {
+    bad_layout("the central directory has " + std::to_string(length) + " bytes; a package's has at most " +
+               std::to_string(kMaxDirectoryBytes));
+  }
+  if (start > file_size || length > file_size - start) {
+    throw Error(errors::kNotAnArchive, "the central directory should lie at byte " + std::to_string(start) +
+                                           " and have " + std::to_string(length) + " bytes, but the file has " +
+                                           std::to_string(file_size));
+  }
+  const std::string block = read_at(fd, start, length);
+  std::vector<Header> headers;
+  size_t at = 0;
+  while (headers.size() < count) {
+    try {
+      headers.push_back(parse_central(block, at));
+    } catch (const Damaged& damaged) {
+      throw Error(errors::kNotAnArchive,
+                  "entry " + std::to_string(headers.size()) + " of the central directory is damaged: " + damaged.what);
+    }
+  }
+  return headers;
+}
+
+std::vector<Entry> check_layout(int fd, uint64_t file_size, const std::vector<Header>& headers) {
+  std::vector<Entry> entries;
+  entries.reserve(headers.size());
+  uint64_t offset = 0;
+  for (const Header& header : headers) {
+    refuse_named_oddities(header);
+    if (header.offset != offset) {
+      bad_layout("record " + header.name + " starts at byte " + std::to_string(header.offset) + ", not " +
+                 std::to_string(offset) +
+                 " where the record before it ends: records overlap, or bytes are hidden between them");
+    }
+    const Entry entry = laid_out(header.name, header.size, header.crc32, offset);
+    if (entry.data_offset > file_size || header.size > file_size - entry.data_offset) {
+      bad_layout("record " + header.name + " has " + std::to_string(header.size) + " bytes from byte " +
+                 std::to_string(entry.data_offset) + " of a file of " + std::to_string(file_size));
+    }
+    if (const std::string expected = local_header(entry); read_at(fd, offset, expected.size()) != expected) {
+      bad_layout("the local header of record " + header.name + " disagrees with the central directory",
+                 "Two zip readers could see two different records; pack it again with `exportkit package`.");
+    }
+    entries.push_back(entry);
+    offset = entries.back().end();
+  }
+  const std::string expected = central_directory(entries);
+  if (file_size - offset != expected.size() || read_at(fd, offset, expected.size()) != expected) {
+    bad_layout("what follows the last record (from byte " + std::to_string(offset) + " of " +
+                   std::to_string(file_size) +
+                   ") is not the central directory that a package of these records has: a comment, extra fields, "
+                   "dates or hidden bytes",
+               "Other zip tools write such archives; pack it again with `exportkit package`.");
+  }
+  return entries;
+}
+
+}  // namespace exportkit

@@ -1,0 +1,297 @@
+#include "package/json.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "package/text.h"
+
+namespace exportkit {
+
+namespace {
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+bool is_integer(std::string_view number) { return number.find_first_of(".eE") == std::string_view::npos; }
+
+// Whether a number that is out of range is so because it is large, not because it is next to nothing. Its order of
+// magnitude is far from 0, so its sign decides.
+bool is_large(std::string_view number) {
+  const size_t mark = std::min(number.find_first_of("eE"), number.size());
+  const std::string_view mantissa = number.substr(0, mark);
+  const size_t leading = mantissa.find_first_of("123456789"), point = std::min(mantissa.find('.'), mantissa.size());
+  if (leading == std::string_view::npos) return false;
+  int64_t exponent = 0;
+  if (mark < number.size()) {
+    std::string_view text = number.substr(mark + 1);
+    if (text.front() == '+') text.remove_prefix(1);
+    if (std::from_chars(text.data(), text.data() + text.size(), exponent).ec != std::errc{}) return text.front() != '-';
+  }
+  return static_cast<__int128>(point) - static_cast<__int128>(leading) + exponent > 0;
+}
+
+// Rounded correctly; infinite where it is too large. Not strtod, which asks the locale what a decimal point is.
+double to_double(std::string_view number) {
+  double value = 0;
+  if (std::from_chars(number.data(), number.data() + number.size(), value).ec == std::errc{}) return value;
+  return is_large(number) ? std::numeric_limits<double>::infinity() : 0.0;
+}
+
+}  // namespace
+
+JsonReader::JsonReader(std::string_view text, int max_depth) : text_(text), max_depth_(max_depth) {
+  if (!is_utf8(text)) throw JsonError("it is not UTF-8");
+}
+
+void JsonReader::count_value() {
+  if (++values_ > kMaxJsonValues) fail("more than " + std::to_string(kMaxJsonValues) + " values");
+}
+
+JsonReader::Kind JsonReader::peek() {
+  whitespace();
+  const char c = at_ < text_.size() ? text_[at_] : '\0';
+  switch (c) {
+    case '{':
+      return Kind::kObject;
+    case '[':
+      return Kind::kArray;
+    case '"':
+      return Kind::kString;
+    case 't':
+    case 'f':
+      return Kind::kBool;
+    case 'n':
+      return Kind::kNull;
+    default:
+      if (c == '-' || is_digit(c)) return Kind::kNumber;
+      expected("a value");
+  }
+}
+
+std::string JsonReader::string() {
+  if (peek() != Kind::kString) expected("a string");
+  ++at_;
+  std::string out;
+  for (;;) {
+    const size_t start = at_;
+    while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\') {
+      if (static_cast<unsigned char>(text_[at_]) < 0x20) fail("a control character in a string");
+      ++at_;
+    }
+    out.append(text_, start, at_ - start);
+    if (at_ == text_.size()) fail("a string without an end");
+    if (text_[at_++] == '"') return out;
+    escape(out);
+  }
+}
+
+std::string JsonReader::sha256() {
+  std::string text = string();
+  if (text.size() != 64 || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
+    fail("expected 64 lower-case hexadecimal digits, found " + shown(text));
+  }
+  return text;
+}
+
+// What follows a backslash.
+void JsonReader::escape(std::string& out) {
+  constexpr std::string_view kLetters = "\"\\/bfnrt", kMeanings = "\"\\/\b\f\n\r\t";
+  const char letter = at_ < text_.size() ? text_[at_++] : '\0';
+  if (const size_t index = kLetters.find(letter); index != std::string_view::npos) {
+    out += kMeanings[index];
+    return;
+  }
+  if (letter != 'u') fail("an unknown escape in a string");
+  char32_t code_point = hex4();
+  if (code_point >= 0xD800 && code_point < 0xDC00 && text_.substr(at_, 2) == "\\u") {
+    const size_t before = at_;
+    at_ += 2;
+    const char32_t low = hex4();
+    if (low >= 0xDC00 && low < 0xE000) {
+      code_point = 0x10000 + ((code_point - 0xD800) << 10) + (low - 0xDC00);
+    } else {
+      at_ = before;
+    }
+  }
+  if (code_point >= 0xD800 && code_point < 0xE000) half_pair_ = true;
+  append_utf8(out, code_point);
+}
+
+char32_t JsonReader::hex4() {
+  const std::string_view digits = text_.substr(at_, 4);
+  uint32_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+  if (error != std::errc{} || digits.size() < 4 || end != digits.data() + 4) fail("an escape without four digits");
+  at_ += 4;
+  return value;
+}
+
+std::string_view JsonReader::number_text() {
+  if (peek() != Kind::kNumber) expected("a number");
+  const size_t start = at_;
+  const auto digits = [&] {
+    const size_t first = at_;
+    while (at_ < text_.size() && is_digit(text_[at_])) ++at_;
+    if (at_ == first) fail("a number without digits");
+  };
+  const auto take = [&](std::string_view any_of) {
+    const bool there = at_ < text_.size() && any_of.find(text_[at_]) != std::string_view::npos;
+    at_ += there;
+    return there;
+  };
+  take("-");
+  if (!take("0")) digits();
+  if (take(".")) digits();
+  if (take("eE")) {
+    take("+-");
+    digits();
+  }
+  return text_.substr(start, at_ - start);
+}
+
+bool JsonReader::at_integer() {
+  const size_t before = at_;
+  const bool integer = is_integer(number_text());
+  at_ = before;
+  return integer;
+}
+
+int64_t JsonReader::integer() {
+  if (peek() != Kind::kNumber || !at_integer()) expected("an integer");
+  const std::string_view text = number_text();
+  int64_t value = 0;
+  if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc{}) {
+    fail("an integer that does not fit in 64 bits");
+  }
+  return value;
+}
+
+double JsonReader::number() {
+  const double value = to_double(number_text());
+  if (!std::isfinite(value)) fail("a number that is out of range");
+  return value;
+}
+
+bool JsonReader::boolean() {
+  if (peek() != Kind::kBool) expected("true or false");
+  const bool value = text_[at_] == 't';
+  expect(value ? "true" : "false");
+  return value;
+}
+
+void JsonReader::null() {
+  if (peek() != Kind::kNull) expected("null");
+  expect("null");
+}
+
+void JsonReader::skip() {
+  count_value();
+  switch (peek()) {
+    case Kind::kObject: {
+      std::vector<std::string> keys;
+      object([&](std::string_view key) {
+        keys.emplace_back(key);
+        skip();
+      });
+      std::sort(keys.begin(), keys.end());
+      if (const auto twice = std::adjacent_find(keys.begin(), keys.end()); twice != keys.end()) {
+        fail("the key " + shown(*twice) + " twice in one object");
+      }
+      return;
+    }
+    case Kind::kArray:
+      return array([&] { skip(); });
+    case Kind::kString:
+      string();
+      return;
+    case Kind::kNumber: {
+      const std::string_view text = number_text();
+      if (!is_integer(text) && !std::isfinite(to_double(text))) infinite_ = true;
+      return;
+    }
+    case Kind::kBool:
+      boolean();
+      return;
+    case Kind::kNull:
+      null();
+      return;
+  }
+}
+
+void JsonReader::end() {
+  whitespace();
+  if (at_ < text_.size()) fail("something after its end");
+}
+
+bool JsonReader::seek(std::string_view wanted) {
+  enter('{', "object");
+  for (bool first = true; more(first, '}'); first = false) {
+    if (key() == wanted) return true;
+    skip();
+  }
+  return false;
+}
+
+void JsonReader::whitespace() {
+  const auto blank = [](char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; };
+  while (at_ < text_.size() && blank(text_[at_])) ++at_;
+}
+
+void JsonReader::expect(std::string_view word) {
+  if (text_.substr(at_, word.size()) != word) expected(std::string(word).c_str());
+  at_ += word.size();
+}
+
+void JsonReader::enter(char bracket, const char* what) {
+  whitespace();
+  if (at_ == text_.size() || text_[at_] != bracket) expected(what);
+  ++at_;
+  if (++depth_ > max_depth_) fail("brackets nested deeper than " + std::to_string(max_depth_));
+}
+
+// Whether another member or item comes. A comma is only taken where one must be.
+bool JsonReader::more(bool first, char bracket) {
+  whitespace();
+  const char c = at_ < text_.size() ? text_[at_] : '\0';
+  if (c == bracket) {
+    ++at_;
+    return false;
+  }
+  if (first) return true;
+  if (c != ',') expected("a comma or the closing bracket");
+  ++at_;
+  return true;
+}
+
+std::string JsonReader::key() {
+  std::string key = string();
+  whitespace();
+  expect(":");
+  return key;
+}
+
+void JsonReader::expected(const char* what) {
+  if (at_ >= text_.size()) fail(std::string("expected ") + what + ", found the end");
+  fail(std::string("expected ") + what + ", found " + shown(text_.substr(at_, 20)));
+}
+
+std::string JsonReader::oddity() const {
+  if (half_pair_) return "a string with half of a surrogate pair";
+  return infinite_ ? "a number that is out of range" : "";
+}
+
+void JsonReader::fail(const std::string& what) const {
+  std::string place = "$";
+  for (const Step& step : path_) {
+    if (step.key.data()) {
+      place += '.';
+      place += printable(step.key.substr(0, 100));
+    } else {
+      place += '[' + std::to_string(step.index) + ']';
+    }
+  }
+  throw JsonError(what + " (at `" + place + "`, byte " + std::to_string(at_) + ")");
+}
+
+}  // namespace exportkit

@@ -1,0 +1,136 @@
+#include "package/keys.h"
+
+#include <array>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <system_error>
+
+#include "package/errors.h"
+#include "package/libcrypto.h"
+#include "package/sha256.h"
+#include "package/small_files.h"
+#include "package/text.h"
+
+namespace exportkit {
+namespace {
+
+constexpr std::string_view kBegin = "-----BEGIN PUBLIC KEY-----", kEnd = "-----END PUBLIC KEY-----";
+constexpr size_t kPemLine = 64;
+constexpr const char* kKinds = "Ed25519, or a key on the curve P-256, P-384 or P-521";
+constexpr const char* kMakeOne =
+    "Make one: openssl genpkey -algorithm ed25519 -out private.pem && openssl pkey -in private.pem -pubout -out "
+    "public.pem";
+
+using Key = evp_pkey_st;
+
+// What OpenSSL notes of a failure would be taken for its own by whoever uses it next in this thread.
+struct NothingNoted {
+  NothingNoted() { libcrypto().ERR_set_mark(); }
+  ~NothingNoted() { libcrypto().ERR_pop_to_mark(); }
+};
+
+void must(bool done) {
+  if (!done) throw std::runtime_error("OpenSSL could not work with a public key");
+}
+
+const uint8_t* bytes(std::string_view text) { return reinterpret_cast<const uint8_t*>(text.data()); }
+
+std::string content_of(const std::string& path, const std::string& name, bool guarded) {
+  try {
+    if (auto content = read_small(path, guarded)) return *std::move(content);
+  } catch (const std::system_error& error) {
+    throw Error(errors::kUsage, name + " cannot be read: " + error.code().message());
+  } catch (const std::invalid_argument& error) {
+    throw Error(errors::kUsage, name + " " + error.what());
+  }
+  throw Error(errors::kUsage, name + " cannot be read: No such file or directory");
+}
+
+// The key of PEM text; null where it is none.
+std::shared_ptr<Key> parse(std::string_view text) {
+  const size_t begin = text.find(kBegin), end = text.find(kEnd);
+  if (begin == std::string_view::npos || end == std::string_view::npos || end < begin + kBegin.size()) return nullptr;
+  std::string letters(text.substr(begin + kBegin.size(), end - begin - kBegin.size()));
+  std::erase_if(letters, [](char c) { return c == '\n' || c == '\r'; });
+  const std::optional<std::string> der = decode_base64(letters);
+  if (!der) return nullptr;
+  const uint8_t* at = bytes(*der);
+  std::shared_ptr<Key> key(libcrypto().d2i_PUBKEY(nullptr, &at, static_cast<long>(der->size())),
+                           libcrypto().EVP_PKEY_free);
+  return at == bytes(*der) + der->size() ? key : nullptr;
+}
+
+// In its one PEM form: the curve by name, the point whole.
+std::string pem_of(Key* key) {
+  must(libcrypto().EVP_PKEY_set_utf8_string_param(key, "encoding", "named_curve") == 1);
+  must(libcrypto().EVP_PKEY_set_utf8_string_param(key, "point-format", "uncompressed") == 1);
+  const int size = libcrypto().i2d_PUBKEY(key, nullptr);
+  must(size > 0);
+  std::string der(static_cast<size_t>(size), '\0');
+  auto* at = reinterpret_cast<uint8_t*>(der.data());
+  must(libcrypto().i2d_PUBKEY(key, &at) == size);
+  const std::string letters = encode_base64(der);
+  std::string text = std::string(kBegin) + "\n";
+  for (size_t line = 0; line < letters.size(); line += kPemLine) text += letters.substr(line, kPemLine) + "\n";
+  return text + std::string(kEnd) + "\n";
+}
+
+std::string raw_of(Key* key) {
+  std::array<uint8_t, 32> raw;
+  size_t size = raw.size();
+  must(libcrypto().EVP_PKEY_get_raw_public_key(key, raw.data(), &size) == 1);
+  return {raw.begin(), raw.end()};
+}
+
+// The curve of a key, or else its kind, by the names that Python's `cryptography` has for them.
+std::string kind_of(Key* key) {
+  std::array<char, 64> curve;
+  if (libcrypto().EVP_PKEY_get_group_name(key, curve.data(), curve.size(), nullptr) == 1 &&
+      libcrypto().EVP_PKEY_is_a(key, "EC")) {
+    const std::string_view name = curve.data();
+    return name == "prime256v1" ? "secp256r1" : name == "prime192v1" ? "secp192r1" : std::string(name);
+  }
+  const char* kind = libcrypto().EVP_PKEY_get0_type_name(key);
+  if (kind == nullptr) return "unknown";
+  return libcrypto().EVP_PKEY_is_a(key, "ED448") ? "Ed448" : kind;
+}
+
+const evp_md_st* hash_for(std::string_view curve) {
+  if (curve == "secp256r1") return libcrypto().EVP_sha256();
+  if (curve == "secp384r1") return libcrypto().EVP_sha384();
+  return curve == "secp521r1" ? libcrypto().EVP_sha512() : nullptr;
+}
+
+}  // namespace
+
+bool PublicKey::verifies(std::string_view signature, std::string_view message) const {
+  const NothingNoted nothing_noted;
+  const std::unique_ptr<evp_md_ctx_st, void (*)(evp_md_ctx_st*)> context(libcrypto().EVP_MD_CTX_new(),
+                                                                         libcrypto().EVP_MD_CTX_free);
+  if (!context) throw std::bad_alloc();
+  must(libcrypto().EVP_DigestVerifyInit(context.get(), nullptr, hash, nullptr, key.get()) == 1);
+  // Anything but 1 is a refusal: a signature of another length is an error to OpenSSL.
+  return libcrypto().EVP_DigestVerify(context.get(), bytes(signature), signature.size(), bytes(message),
+                                      message.size()) == 1;
+}
+
+PublicKey read_public_key(const std::string& source, bool guarded) {
+  const NothingNoted nothing_noted;
+  const bool is_text = source.find("-----BEGIN") != std::string::npos;
+  const std::string name = is_text ? "the public key given as text" : "the public key " + source;
+  const std::string text = is_text ? source : content_of(source, name, guarded);
+  if (text.find("PRIVATE KEY-----") != std::string::npos) {
+    throw Error(errors::kUsage, name + " is a private one; it belongs to the signer alone",
+                "openssl pkey -in private.pem -pubout");
+  }
+  const std::shared_ptr<Key> key = parse(text);
+  if (!key) throw Error(errors::kUsage, name + " is not PEM of a public key", kMakeOne);
+  const std::string origin = is_text ? "text" : source;
+  if (libcrypto().EVP_PKEY_is_a(key.get(), "ED25519")) return {sha256_hex(raw_of(key.get())), origin, key, nullptr};
+  const std::string kind = kind_of(key.get());
+  if (const evp_md_st* hash = hash_for(kind)) return {sha256_hex(pem_of(key.get())), origin, key, hash};
+  throw Error(errors::kUsage, name + " is of the kind " + kind + "; packages are signed with " + kKinds, kMakeOne);
+}
+
+}  // namespace exportkit

@@ -1,0 +1,61 @@
+#include "package/libcrypto.h"
+
+#include <dlfcn.h>
+
+#include <string>
+
+#include "package/errors.h"
+
+namespace exportkit {
+namespace {
+
+constexpr const char* kName = "libcrypto.so.3";
+
+[[noreturn]] void missing(const std::string& why) {
+  throw Error(errors::kHost, "signatures are checked with OpenSSL 3, which cannot be used here: " + why,
+              "Install it (Debian and Ubuntu: apt-get install libssl3), or load a package that nobody asks a signature "
+              "of.");
+}
+
+Libcrypto open() {
+  // Local: OpenSSL of another version may be in the process.
+  void* library = dlopen(kName, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* said = dlerror();
+    missing(said == nullptr ? std::string("there is no ") + kName : said);
+  }
+  Libcrypto found{};
+  const auto find = [&](const char* name, auto& function) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    if (function == nullptr) missing(std::string(kName) + " has no " + name);
+  };
+#define EXPORTKIT_FIND(name) find(#name, found.name)
+  EXPORTKIT_FIND(ERR_set_mark);
+  EXPORTKIT_FIND(ERR_pop_to_mark);
+  EXPORTKIT_FIND(EVP_MD_CTX_new);
+  EXPORTKIT_FIND(EVP_MD_CTX_free);
+  EXPORTKIT_FIND(EVP_DigestVerifyInit);
+  EXPORTKIT_FIND(EVP_DigestVerify);
+  EXPORTKIT_FIND(EVP_sha256);
+  EXPORTKIT_FIND(EVP_sha384);
+  EXPORTKIT_FIND(EVP_sha512);
+  EXPORTKIT_FIND(d2i_PUBKEY);
+  EXPORTKIT_FIND(i2d_PUBKEY);
+  EXPORTKIT_FIND(EVP_PKEY_free);
+  EXPORTKIT_FIND(EVP_PKEY_is_a);
+  EXPORTKIT_FIND(EVP_PKEY_get0_type_name);
+  EXPORTKIT_FIND(EVP_PKEY_get_group_name);
+  EXPORTKIT_FIND(EVP_PKEY_get_raw_public_key);
+  EXPORTKIT_FIND(EVP_PKEY_set_utf8_string_param);
+#undef EXPORTKIT_FIND
+  return found;
+}
+
+}  // namespace
+
+const Libcrypto& libcrypto() {
+  static const Libcrypto found = open();  // one that failed is tried again
+  return found;
+}
+
+}  // namespace exportkit

@@ -1,0 +1,41 @@
+// OpenSSL 3, opened when the first signature is checked: nothing else of this library needs it, its build neither.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+struct evp_md_ctx_st;
+struct evp_md_st;
+struct evp_pkey_st;
+struct evp_pkey_ctx_st;
+struct engine_st;
+}
+
+namespace exportkit {
+
+// The functions that are used of it, under their own names.
+struct Libcrypto {
+  int (*ERR_set_mark)();
+  int (*ERR_pop_to_mark)();
+  evp_md_ctx_st* (*EVP_MD_CTX_new)();
+  void (*EVP_MD_CTX_free)(evp_md_ctx_st*);
+  int (*EVP_DigestVerifyInit)(evp_md_ctx_st*, evp_pkey_ctx_st**, const evp_md_st*, engine_st*, evp_pkey_st*);
+  int (*EVP_DigestVerify)(evp_md_ctx_st*, const uint8_t*, size_t, const uint8_t*, size_t);
+  const evp_md_st* (*EVP_sha256)();
+  const evp_md_st* (*EVP_sha384)();
+  const evp_md_st* (*EVP_sha512)();
+  evp_pkey_st* (*d2i_PUBKEY)(evp_pkey_st**, const uint8_t**, long);
+  int (*i2d_PUBKEY)(const evp_pkey_st*, uint8_t**);
+  void (*EVP_PKEY_free)(evp_pkey_st*);
+  int (*EVP_PKEY_is_a)(const evp_pkey_st*, const char*);
+  const char* (*EVP_PKEY_get0_type_name)(const evp_pkey_st*);
+  int (*EVP_PKEY_get_group_name)(const evp_pkey_st*, char*, size_t, size_t*);
+  int (*EVP_PKEY_get_raw_public_key)(const evp_pkey_st*, uint8_t*, size_t*);
+  int (*EVP_PKEY_set_utf8_string_param)(evp_pkey_st*, const char*, const char*);
+};
+
+// HostError where this machine has none.
+const Libcrypto& libcrypto();
+
+}  // namespace exportkit

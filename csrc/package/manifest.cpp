@@ -1,0 +1,424 @@
+#include "package/manifest.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "package/errors.h"
+#include "package/json.h"
+#include "package/text.h"
+
+namespace exportkit {
+
+namespace {
+
+constexpr int64_t kMaxCount = int64_t{1} << 62;
+
+// --- values --------------------------------------------------------------------------------------------------------
+
+bool is_alnum(char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); }
+
+std::string text(JsonReader& json) { return json.string(); }
+bool boolean(JsonReader& json) { return json.boolean(); }
+int64_t integer(JsonReader& json) { return json.integer(); }
+
+int64_t bounded(JsonReader& json, int64_t least, int64_t most) {
+  const int64_t value = json.integer();
+  if (value < least || value > most) {
+    json.fail("expected an integer from " + std::to_string(least) + " to " + std::to_string(most));
+  }
+  return value;
+}
+
+int64_t count(JsonReader& json) { return bounded(json, 0, kMaxCount); }
+int64_t scale(JsonReader& json) { return bounded(json, 1, std::numeric_limits<int64_t>::max()); }
+
+double tolerance_number(JsonReader& json) {
+  const double value = json.number();
+  if (value < 0) json.fail("expected a number that is at least 0");
+  return value;
+}
+
+std::string name(JsonReader& json) {
+  std::string value = json.string();
+  const auto allowed = [](char c) { return is_alnum(c) || c == '_' || c == '.' || c == '-'; };
+  if (value.empty() || value.size() > 128 || value[0] == '.' || value[0] == '-' ||
+      !std::all_of(value.begin(), value.end(), allowed)) {
+    json.fail("expected 1 to 128 letters, digits and _.- that start with none of .-, found " + shown(value));
+  }
+  return value;
+}
+
+std::string checked_symbol(const JsonReader& json, std::string value) {
+  const auto allowed = [](char c) { return is_alnum(c) || c == '_'; };
+  if (value.empty() || value.size() > 64 || (value[0] >= '0' && value[0] <= '9') ||
+      !std::all_of(value.begin(), value.end(), allowed)) {
+    json.fail("expected 1 to 64 letters, digits and _, not a digit first, found " + shown(value));
+  }
+  return value;
+}
+
+std::string symbol(JsonReader& json) { return checked_symbol(json, json.string()); }
+
+std::string sha256(JsonReader& json) { return json.sha256(); }
+
+Constant constant(JsonReader& json) {
+  switch (json.peek()) {
+    case JsonReader::Kind::kNull:
+      json.null();
+      return std::monostate{};
+    case JsonReader::Kind::kBool:
+      return json.boolean();
+    case JsonReader::Kind::kString:
+      return json.string();
+    case JsonReader::Kind::kNumber:
+      if (json.at_integer()) return json.integer();
+      return json.number();
+    default:
+      json.fail("expected null, true, false, a number or a string");
+  }
+}
+
+template <class... Words>
+auto one_of(Words... words) {
+  return [=](JsonReader& json) {
+    std::string value = json.string();
+    if (((value != words) && ...)) json.fail("an unknown word: " + shown(value));
+    return value;
+  };
+}
+
+const auto device = one_of("cpu", "cuda");
+
+template <class Read>
+auto nullable(Read read) {
+  return [=](JsonReader& json) -> std::optional<decltype(read(json))> {
+    if (json.peek() != JsonReader::Kind::kNull) return read(json);
+    json.null();
+    return std::nullopt;
+  };
+}
+
+template <class Read>
+auto list(Read read) {
+  return [=](JsonReader& json) {
+    std::vector<decltype(read(json))> items;
+    json.array([&] { items.push_back(read(json)); });
+    return items;
+  };
+}
+
+// An object from any key to a value of one kind, in the file's order.
+template <class Read>
+auto object_of(Read read) {
+  return [=](JsonReader& json) {
+    std::vector<std::pair<std::string, decltype(read(json))>> members;
+    json.object([&](std::string_view key) {
+      std::string kept(key);
+      members.emplace_back(std::move(kept), read(json));
+    });
+    return members;
+  };
+}
+
+// --- objects -------------------------------------------------------------------------------------------------------
+
+template <class T, class Read>
+struct Field {
+  const char* key;
+  T& value;
+  Read read;
+  bool required = true;
+};
+
+template <class T, class Read>
+Field<T, Read> field(const char* key, T& value, Read read) {
+  return {key, value, read};
+}
+
+// A key that may be absent; the value then stays as it is.
+template <class T, class Read>
+Field<T, Read> optional_field(const char* key, T& value, Read read) {
+  return {key, value, read, false};
+}
+
+// Reads an object with these keys, each once, and no other. That no key is there twice was seen before. Gives back
+// which there were: a bit for each, the first the lowest.
+template <class... Fields>
+uint32_t fields(JsonReader& json, const Fields&... each) {
+  uint32_t found = 0;
+  json.object([&](std::string_view key) {
+    uint32_t bit = 1;
+    const auto take = [&](const auto& field) {
+      const bool here = key == field.key;
+      if (here) {
+        field.value = field.read(json);
+        found |= bit;
+      }
+      bit <<= 1;
+      return here;
+    };
+    if (!(take(each) || ...)) json.fail("an unknown key");
+  });
+  uint32_t bit = 1;
+  const auto check = [&](const auto& field) {
+    if (field.required && !(found & bit)) json.fail("an object without the key " + shown(field.key));
+    bit <<= 1;
+  };
+  (check(each), ...);
+  return found;
+}
+
+Dimension dimension(JsonReader& json) {
+  Dimension out;
+  fields(json, field("name", out.name, symbol), field("min", out.min, count), field("max", out.max, count));
+  return out;
+}
+
+Extent extent(JsonReader& json) {
+  if (json.peek() != JsonReader::Kind::kObject) return count(json);
+  Size out;
+  fields(json, field("dimension", out.dimension, symbol), optional_field("scale", out.scale, scale),
+         optional_field("offset", out.offset, integer));
+  return out;
+}
+
+TensorInput tensor_input(JsonReader& json) {
+  TensorInput out;
+  fields(json, field("name", out.name, text), field("dtype", out.dtype, text), field("shape", out.shape, list(extent)));
+  return out;
+}
+
+OutputTolerance output_tolerance(JsonReader& json) {
+  OutputTolerance out;
+  fields(json, field("rtol", out.rtol, tolerance_number), field("atol", out.atol, tolerance_number),
+         optional_field("ranking_of", out.ranking_of, nullable(text)),
+         optional_field("rows_of", out.rows_of, nullable(text)));
+  return out;
+}
+
+TensorOutput tensor_output(JsonReader& json) {
+  TensorOutput out;
+  fields(json, field("name", out.name, text), field("dtype", out.dtype, text),
+         field("shape", out.shape, list(nullable(extent))), field("tolerance", out.tolerance, output_tolerance));
+  return out;
+}
+
+// Which type it is may be said last, and there may be a whole manifest before: it is read once, as what it turns out
+// to be.
+Node node(JsonReader& json) {
+  enum : uint32_t {
+    kType = 1,
+    kIndex = 2,
+    kValue = 4,
+    kKind = 8,
+    kKeys = 16,
+    kClassName = 32,
+    kFields = 64,
+    kItems = 128
+  };
+  std::string type;
+  TensorNode tensor{};
+  ConstantNode constant_node;
+  SequenceNode sequence;
+  MappingNode mapping;
+  NamedTupleNode tuple;
+  std::vector<Node> items;
+  const uint32_t found =
+      fields(json, field("type", type, text), optional_field("index", tensor.index, count),
+             optional_field("value", constant_node.value, constant),
+             optional_field("kind", sequence.kind, one_of("list", "tuple")),
+             optional_field("keys", mapping.keys, list(text)), optional_field("class_name", tuple.class_name, text),
+             optional_field("fields", tuple.fields, list(text)), optional_field("items", items, list(node)));
+  const auto is = [&](const char* name, uint32_t keys) { return type == name && found == (kType | keys); };
+  if (is("tensor", kIndex)) return {tensor};
+  if (is("constant", kValue)) return {std::move(constant_node)};
+  if (is("sequence", kKind | kItems)) {
+    sequence.items = std::move(items);
+    return {std::move(sequence)};
+  }
+  if (is("mapping", kKeys | kItems)) {
+    mapping.items = std::move(items);
+    return {std::move(mapping)};
+  }
+  if (is("namedtuple", kClassName | kFields | kItems)) {
+    tuple.items = std::move(items);
+    return {std::move(tuple)};
+  }
+  json.fail("a node of type " + shown(type) + ", which is unknown or has other keys");
+}
+
+Parameter parameter(JsonReader& json) {
+  Parameter out;
+  fields(json, field("name", out.name, text), field("kind", out.kind, one_of("positional", "keyword")),
+         field("value", out.value, node));
+  return out;
+}
+
+Call call(JsonReader& json) {
+  Call out;
+  fields(json, field("parameters", out.parameters, list(parameter)), field("inputs", out.inputs, list(tensor_input)),
+         field("result", out.result, node), field("outputs", out.outputs, list(tensor_output)),
+         field("dimensions", out.dimensions, list(dimension)));
+  return out;
+}
+
+Target target(JsonReader& json) {
+  Target out;
+  fields(json, field("name", out.name, name), field("device", out.device, device),
+         field("platform", out.platform, name), field("cpu_isa", out.cpu_isa, nullable(text)),
+         field("cuda_architecture", out.cuda_architecture, nullable(text)), field("cuda_ptx", out.cuda_ptx, boolean),
+         field("needs_torch", out.needs_torch, text), field("built_with_torch", out.built_with_torch, text),
+         field("built_with_cuda", out.built_with_cuda, nullable(text)),
+         optional_field("constants", out.constants, object_of(text)));
+  return out;
+}
+
+Weight weight(JsonReader& json) {
+  Weight out;
+  fields(json, field("name", out.name, text), field("aliases", out.aliases, list(text)),
+         field("state", out.state, boolean), field("dtype", out.dtype, text), field("shape", out.shape, list(count)),
+         field("strides", out.strides, list(count)), field("record", out.record, nullable(text)));
+  return out;
+}
+
+Program program(JsonReader& json) {
+  Program out;
+  fields(json, field("record", out.record, text), field("device", out.device, device),
+         field("built_with_torch", out.built_with_torch, text));
+  return out;
+}
+
+Operator operator_(JsonReader& json) {
+  Operator out;
+  fields(json, field("name", out.name, text), field("schema", out.schema, text));
+  return out;
+}
+
+Library library(JsonReader& json) {
+  Library out;
+  fields(json, field("record", out.record, text), field("sha256", out.sha256, sha256),
+         field("platform", out.platform, name), field("device", out.device, device),
+         field("kernels", out.kernels, list(one_of("cpu", "cuda", "any"))),
+         field("defines", out.defines, list(operator_)), field("needs_torch", out.needs_torch, text),
+         field("torch_bound", out.torch_bound, nullable(text)), field("needs", out.needs, list(text)));
+  return out;
+}
+
+std::vector<std::pair<std::string, int64_t>> sizes(JsonReader& json) {
+  std::vector<std::pair<std::string, int64_t>> out;
+  json.object([&](std::string_view key) {
+    std::string checked = checked_symbol(json, std::string(key));
+    out.emplace_back(std::move(checked), count(json));
+  });
+  return out;
+}
+
+Case case_(JsonReader& json) {
+  Case out;
+  fields(json, field("record", out.record, text), field("sizes", out.sizes, sizes));
+  return out;
+}
+
+Source source(JsonReader& json) {
+  Source out;
+  fields(json, field("model", out.model, nullable(text)), field("model_kwargs", out.model_kwargs, object_of(constant)),
+         field("dtype", out.dtype, nullable(text)), field("seed", out.seed, integer),
+         field("state_sha256", out.state_sha256, sha256));
+  return out;
+}
+
+Provenance provenance(JsonReader& json) {
+  Provenance out;
+  fields(json, field("exportkit", out.exportkit, text), field("torch", out.torch, text),
+         field("commit", out.commit, nullable(text)), field("dirty", out.dirty, nullable(boolean)),
+         field("tf32", out.tf32, boolean));
+  return out;
+}
+
+Record record(JsonReader& json) {
+  Record out;
+  fields(json, field("name", out.name, text), field("size", out.size, count), field("sha256", out.sha256, sha256));
+  return out;
+}
+
+Manifest manifest(JsonReader& json) {
+  Manifest out;
+  fields(json, field("format_version", out.format_version, integer), field("name", out.name, name),
+         field("version", out.version, text), field("call", out.call, call),
+         field("targets", out.targets, list(target)), optional_field("weights", out.weights, list(weight)),
+         field("program", out.program, nullable(program)), field("operators", out.operators, list(operator_)),
+         field("libraries", out.libraries, list(library)), field("cases", out.cases, list(case_)),
+         field("source", out.source, source), field("provenance", out.provenance, provenance),
+         field("records", out.records, list(record)));
+  return out;
+}
+
+// --- the whole -----------------------------------------------------------------------------------------------------
+
+// Looks through the whole text before anything of it is kept, and at the version before anything else, since another
+// version may have other keys.
+void survey(const JsonReader& start) {
+  JsonReader whole = start;
+  whole.skip();
+  whole.end();
+  JsonReader json = start;
+  if (json.peek() != JsonReader::Kind::kObject || !json.seek("format_version") ||
+      json.peek() != JsonReader::Kind::kNumber || !json.at_integer()) {
+    throw JsonError("it is no object with an integer `format_version`");
+  }
+  const std::string_view version = json.number_text();
+  static_assert(kFormatVersion == 3);
+  if (version != "1" && version != "2" && version != "3") {
+    throw Error(
+        errors::kFormatVersion,
+        "the package has format version " + std::string(version.substr(0, 40)) + "; this exportkit reads 1 to 3",
+        "Install an exportkit that reads it, or export the model again with this one.");
+  }
+  if (!whole.oddity().empty()) throw JsonError("it holds " + whole.oddity());
+}
+
+void check_version_1(const Manifest& manifest) {
+  const auto has_constants = [](const Target& target) { return !target.constants.empty(); };
+  if (manifest.format_version == 1 &&
+      (!manifest.weights.empty() || std::any_of(manifest.targets.begin(), manifest.targets.end(), has_constants))) {
+    throw JsonError("it has weights outside the code, which format version 1 does not know");
+  }
+}
+
+// A part of a manifest, which is our own or was checked as part of the whole.
+template <class Read>
+auto decode_part(std::string_view text, const Read& read) {
+  JsonReader json(text, kMaxManifestDepth);
+  JsonReader whole = json;
+  whole.skip();
+  whole.end();
+  return read(json);
+}
+
+}  // namespace
+
+void check_manifest_size(uint64_t bytes) {
+  if (bytes <= kMaxManifestBytes) return;
+  throw Error(errors::kManifestTooLarge, "the manifest has " + std::to_string(bytes) + " bytes; at most " +
+                                             std::to_string(kMaxManifestBytes) + " are read");
+}
+
+std::vector<Target> decode_targets(std::string_view json) { return decode_part(json, list(target)); }
+std::vector<Weight> decode_weights(std::string_view json) { return decode_part(json, list(weight)); }
+Library decode_library(std::string_view json) { return decode_part(json, library); }
+
+Manifest decode_manifest(std::string_view text) {
+  try {
+    JsonReader json(text, kMaxManifestDepth);
+    survey(json);
+    Manifest out = manifest(json);
+    check_version_1(out);
+    return out;
+  } catch (const JsonError& error) {
+    throw Error(errors::kManifestSyntax,
+                std::string("the manifest is not JSON of the shape FORMAT.md gives: ") + error.what(),
+                "A key or value that this exportkit does not know is refused, since it could not be honoured.");
+  }
+}
+
+}  // namespace exportkit

@@ -1,0 +1,203 @@
+// The manifest: what a package says of itself. exportkit/package/FORMAT.md explains every key. What Python decodes of
+// it, once it was checked here, has the same names and order (exportkit/package/manifest.py).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace exportkit {
+
+inline constexpr int64_t kFormatVersion = 3;  // what is written; 1 and 2 are read as well
+inline constexpr size_t kMaxManifestBytes = size_t{16} << 20;
+inline constexpr int kMaxManifestDepth = 80;  // of brackets
+inline constexpr std::string_view kManifestName = "exportkit/manifest.json";
+
+// null, bool, integer, number or string.
+using Constant = std::variant<std::monostate, bool, int64_t, double, std::string>;
+
+// A named number that varies from call to call, min <= n <= max.
+struct Dimension {
+  std::string name;
+  int64_t min, max;
+};
+
+// scale * dimension + offset.
+struct Size {
+  std::string dimension;
+  int64_t scale = 1;
+  int64_t offset = 0;
+};
+
+using Extent = std::variant<int64_t, Size>;
+
+// One tensor the compiled code takes. `name` is its place in the call, such as `image` or `batch.mask`.
+struct TensorInput {
+  std::string name, dtype;
+  std::vector<Extent> shape;
+};
+
+struct OutputTolerance {
+  double rtol, atol;
+  std::optional<std::string> ranking_of, rows_of;
+};
+
+// One tensor the compiled code returns. A size that is no multiple of one dimension is absent.
+struct TensorOutput {
+  std::string name, dtype;
+  std::vector<std::optional<Extent>> shape;
+  OutputTolerance tolerance;
+};
+
+struct Node;
+
+// A tensor: the index into `inputs` or `outputs`.
+struct TensorNode {
+  int64_t index;
+};
+
+// A value that was fixed at export.
+struct ConstantNode {
+  Constant value;
+};
+
+struct SequenceNode {
+  std::string kind;  // "list" or "tuple"
+  std::vector<Node> items;
+};
+
+// A dict with string keys, in order.
+struct MappingNode {
+  std::vector<std::string> keys;
+  std::vector<Node> items;
+};
+
+struct NamedTupleNode {
+  std::string class_name;
+  std::vector<std::string> fields;
+  std::vector<Node> items;
+};
+
+struct Node {
+  std::variant<TensorNode, ConstantNode, SequenceNode, MappingNode, NamedTupleNode> value;
+};
+
+// A parameter of the module's forward that was given at export, with the structure of its value.
+struct Parameter {
+  std::string name, kind;  // "positional" or "keyword"
+  Node value;
+};
+
+// The module's own call signature and output structure, over flat lists of tensors.
+struct Call {
+  std::vector<Parameter> parameters;
+  std::vector<TensorInput> inputs;
+  Node result;
+  std::vector<TensorOutput> outputs;
+  std::vector<Dimension> dimensions;
+};
+
+// One compiled model, under data/aotinductor/<name>/.
+struct Target {
+  std::string name, device, platform;  // device is "cpu" or "cuda"
+  std::optional<std::string> cpu_isa, cuda_architecture;
+  bool cuda_ptx;
+  std::string needs_torch, built_with_torch;
+  std::optional<std::string> built_with_cuda;
+  // Every tensor that the code takes from outside: AOTInductor's name, and the weight's.
+  std::vector<std::pair<std::string, std::string>> constants;
+};
+
+// A tensor of the model's state, or a constant that the targets' code reads (`state` is false). Its elements lie in
+// `record` without gaps, `strides` apart; there is none where no code reads the tensor.
+struct Weight {
+  std::string name;
+  std::vector<std::string> aliases;  // further names of the same tensor
+  bool state;
+  std::string dtype;
+  std::vector<int64_t> shape, strides;
+  std::optional<std::string> record;
+};
+
+// The ExportedProgram, so that the package can be compiled again.
+struct Program {
+  std::string record, device, built_with_torch;
+};
+
+// A custom operator of the graph, `namespace::name` or `namespace::name.overload`, with its full schema.
+struct Operator {
+  std::string name, schema;
+};
+
+// An operator library, under exportkit/ops/<platform>/.
+struct Library {
+  std::string record, sha256, platform, device;
+  std::vector<std::string> kernels;  // of "cpu", "cuda" and "any"
+  std::vector<Operator> defines;
+  std::string needs_torch;
+  std::optional<std::string> torch_bound;
+  std::vector<std::string> needs;
+};
+
+// A recorded call, inputs and what eager answered: tensors `input.<i>` and `output.<i>`.
+struct Case {
+  std::string record;
+  std::vector<std::pair<std::string, int64_t>> sizes;  // by dimension, in the file's order
+};
+
+// What the eager model was.
+struct Source {
+  std::optional<std::string> model;
+  std::vector<std::pair<std::string, Constant>> model_kwargs;
+  std::optional<std::string> dtype;
+  int64_t seed;
+  std::string state_sha256;
+};
+
+// Where the package comes from.
+struct Provenance {
+  std::string exportkit, torch;
+  std::optional<std::string> commit;
+  std::optional<bool> dirty;
+  bool tf32;
+};
+
+// Every record of the archive but the manifest itself.
+struct Record {
+  std::string name;
+  int64_t size;
+  std::string sha256;
+};
+
+struct Manifest {
+  int64_t format_version;
+  std::string name, version;
+  Call call;
+  std::vector<Target> targets;
+  std::vector<Weight> weights;
+  std::optional<Program> program;
+  std::vector<Operator> operators;
+  std::vector<Library> libraries;
+  std::vector<Case> cases;
+  Source source;
+  Provenance provenance;
+  std::vector<Record> records;
+};
+
+// ManifestTooLargeError.
+void check_manifest_size(uint64_t bytes);
+
+// Parts of a manifest by themselves, as JSON lists or objects: JsonError.
+std::vector<Target> decode_targets(std::string_view json);
+std::vector<Weight> decode_weights(std::string_view json);
+Library decode_library(std::string_view json);
+
+// Reads a manifest strictly: FormatVersionError or ManifestSyntaxError. What it says is not checked against itself
+// here; see consistency.h.
+Manifest decode_manifest(std::string_view json);
+
+}  // namespace exportkit

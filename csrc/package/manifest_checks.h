@@ -1,0 +1,54 @@
+// What the checks of a manifest share; nothing for others to include.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "package/errors.h"
+#include "package/manifest.h"
+#include "package/text.h"
+
+namespace exportkit {
+
+using Names = std::unordered_set<std::string_view>;
+
+// ManifestConsistencyError with this message, which is put together only where it is needed.
+template <class F>
+void require(bool holds, const F& message) {
+  if (!holds) throw Error(errors::kManifestConsistency, message());
+}
+
+// Each name of a list, found once.
+template <class List, class NameOf>
+Names distinct(const List& list, NameOf name_of, const char* what) {
+  Names seen;
+  for (const auto& item : list) {
+    const std::string_view name = name_of(item);
+    require(seen.insert(name).second, [&] { return std::string(what) + " " + shown(name) + " is there twice"; });
+  }
+  return seen;
+}
+
+inline constexpr auto kItself = [](const auto& item) -> std::string_view { return item; };
+inline constexpr auto kName = [](const auto& item) -> std::string_view { return item.name; };
+inline constexpr auto kRecord = [](const auto& item) -> std::string_view { return item.record; };
+
+using Dimensions = std::unordered_map<std::string_view, const Dimension*>;
+
+inline Dimensions dimensions_of(const Call& call) {
+  Dimensions found;
+  for (const Dimension& dimension : call.dimensions) found.emplace(dimension.name, &dimension);
+  return found;
+}
+
+// Bytes of one element; 0 for a dtype that a package cannot hold.
+uint64_t item_bytes(std::string_view dtype);
+
+// The parts of check_consistency.
+void check_call(const Call& call, int64_t format_version);
+void check_weights(const Manifest& manifest);
+
+}  // namespace exportkit

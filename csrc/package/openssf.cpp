@@ -1,0 +1,129 @@
+#include "package/openssf.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <optional>
+
+#include "package/errors.h"
+#include "package/json.h"
+#include "package/text.h"
+
+namespace exportkit::openssf {
+namespace {
+
+constexpr int kMaxDepth = 16;  // of brackets; model signing nests 5
+constexpr std::string_view kBundle = "application/vnd.dev.sigstore.bundle.v0.3+json";
+constexpr std::string_view kPayload = "application/vnd.in-toto+json";
+constexpr std::string_view kStatement = "https://in-toto.io/Statement/v1";
+constexpr std::string_view kPredicate = "https://model_signing/signature/v1.0";
+constexpr std::string_view kWholeFile = ".";  // what model signing calls the one file of a model that is a file
+
+using Members = std::map<std::string_view, std::function<void()>>;
+
+// An object in which each of these is there. Other keys are allowed: what they say is not signed, or not needed.
+void read_object(JsonReader& json, Members members) {
+  json.object([&](std::string_view key) {
+    const auto member = members.extract(key);
+    member.empty() ? json.skip() : member.mapped()();
+  });
+  if (!members.empty()) json.fail("an object without `" + std::string(members.begin()->first) + "`");
+}
+
+void read_only_item(JsonReader& json, const std::function<void()>& read) {
+  size_t count = 0;
+  json.array([&] { ++count == 1 ? read() : json.skip(); });
+  if (count != 1) json.fail("a list of " + std::to_string(count) + ", not of one");
+}
+
+void expect(JsonReader& json, std::string_view value) {
+  if (json.string() != value) json.fail("something other than " + shown(value));
+}
+
+template <class Read>
+void decode_strictly(std::string_view content, const std::string& name, const Read& read) {
+  try {
+    JsonReader json(content, kMaxDepth);
+    JsonReader whole = json;
+    whole.skip();  // what two parsers could take for two things is refused before it is given a shape
+    whole.end();
+    if (whole.has_half_pair()) throw JsonError("it holds a string with half of a surrogate pair");
+    read(json);
+  } catch (const JsonError& error) {
+    throw Error(
+        errors::kSignature,
+        name + " is no bundle that model signing makes of one file with an elliptic curve key: " + error.what());
+  }
+}
+
+std::string base64(const std::string& text, const std::string& name) {
+  if (auto bytes = decode_base64(text)) return *std::move(bytes);
+  throw Error(errors::kSignature, name + " holds what is no base64");
+}
+
+// What is signed: DSSE's PAE, https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md.
+std::string pre_authentication(const std::string& payload) {
+  return "DSSEv1 " + std::to_string(kPayload.size()) + " " + std::string(kPayload) + " " +
+         std::to_string(payload.size()) + " " + payload;
+}
+
+}  // namespace
+
+Bundle decode(std::string_view content, const std::string& name) {
+  Bundle bundle;
+  decode_strictly(content, name, [&](JsonReader& json) {
+    const auto read_key = [&] { read_object(json, {{"hint", [&] { bundle.key_id = json.sha256(); }}}); };
+    const auto read_signature = [&] { read_object(json, {{"sig", [&] { bundle.signature = json.string(); }}}); };
+    const auto read_envelope = [&] {
+      read_object(json, {{"payload", [&] { bundle.payload = json.string(); }},
+                         {"payloadType", [&] { expect(json, kPayload); }},
+                         {"signatures", [&] { read_only_item(json, read_signature); }}});
+    };
+    read_object(json, {{"mediaType", [&] { expect(json, kBundle); }},
+                       {"verificationMaterial", [&] { read_object(json, {{"publicKey", read_key}}); }},
+                       {"dsseEnvelope", read_envelope}});
+  });
+  return bundle;
+}
+
+std::string signed_digest(std::string_view statement, const std::string& name) {
+  std::string digest;
+  decode_strictly(statement, name, [&](JsonReader& json) {
+    const auto read_resource = [&] {
+      read_object(json, {{"name", [&] { expect(json, kWholeFile); }},
+                         {"algorithm", [&] { expect(json, "sha256"); }},
+                         {"digest", [&] { digest = json.sha256(); }}});
+    };
+    const auto read_serialization = [&] { read_object(json, {{"method", [&] { expect(json, "files"); }}}); };
+    const auto read_predicate = [&] {
+      read_object(json,
+                  {{"resources", [&] { read_only_item(json, read_resource); }}, {"serialization", read_serialization}});
+    };
+    read_object(json, {{"_type", [&] { expect(json, kStatement); }},
+                       {"predicateType", [&] { expect(json, kPredicate); }},
+                       {"predicate", read_predicate}});
+  });
+  return digest;
+}
+
+const PublicKey* signer(const Bundle& bundle, const PackageFile& package, const std::vector<PublicKey>& keys,
+                        const std::string& name) {
+  const auto key =
+      std::find_if(keys.begin(), keys.end(), [&](const PublicKey& one) { return one.id == bundle.key_id; });
+  if (key == keys.end()) return nullptr;
+  const std::string statement = base64(bundle.payload, name);
+  if (!key->verifies(base64(bundle.signature, name), pre_authentication(statement))) {
+    throw Error(errors::kSignature, name + ": the signature by key " + key->id + " (" + key->source + ") does not hold",
+                "The bundle was changed after it was written. Get it again.");
+  }
+  const std::string digest = signed_digest(statement, name);
+  if (digest != package.sha256()) {
+    throw Error(errors::kSignature,
+                name + " is the signature of another file: of one with sha256 " + digest + ", and the package has " +
+                    package.sha256(),
+                "The package was changed or exchanged after it was signed, or the signature is of another build.");
+  }
+  return &*key;
+}
+
+}  // namespace exportkit::openssf

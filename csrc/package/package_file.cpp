@@ -1,0 +1,99 @@
+#include "package/package_file.h"
+
+#include <fcntl.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+
+#include "package/crc32.h"
+#include "package/errors.h"
+#include "package/manifest.h"
+#include "package/record_rules.h"
+#include "package/sha256.h"
+
+namespace exportkit {
+namespace {
+
+constexpr size_t kBlock = 256 << 10;  // stays in a core's own cache while it is hashed
+
+int64_t nanoseconds(const timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
+
+Descriptor open_file(const std::filesystem::path& path) {
+  // Non-blocking, or a FIFO would wait for a writer.
+  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file) {
+    throw Error(errors::kUsage, "cannot open " + path.string() + ": " + std::generic_category().message(errno));
+  }
+  return file;
+}
+
+void check_has_manifest(const std::vector<Header>& headers) {
+  const auto has = [&](std::string_view name) {
+    const std::string ending = "/" + std::string(name);
+    return std::any_of(headers.begin(), headers.end(), [&](const Header& h) { return h.name.ends_with(ending); });
+  };
+  if (has(kManifestName)) return;
+  const bool stock = has("archive_format");
+  throw Error(errors::kNoManifest,
+              "the archive has no " + std::string(kManifestName) + ": " +
+                  (stock ? "a .pt2 that torch wrote, not exportkit" : "a zip archive, but no package"),
+              stock ? "`exportkit export` makes a package of a model; MODEL may be an ExportedProgram .pt2." : "");
+}
+
+std::string read_manifest(int fd, const Entry& entry) {
+  check_manifest_size(entry.size);
+  std::string text = read_at(fd, entry.data_offset, entry.size);
+  if (crc32(0, text.data(), text.size()) != entry.crc32) {
+    throw Error(errors::kDigestMismatch,
+                std::string(kManifestName) + " has another CRC-32 than the archive's directory says",
+                "The package was changed or damaged after it was written. Get it again.");
+  }
+  return text;
+}
+
+}  // namespace
+
+FileState FileState::of(const struct stat& status) {
+  return {status.st_dev, status.st_ino, status.st_size, nanoseconds(status.st_mtim), nanoseconds(status.st_ctim)};
+}
+
+PackageFile::PackageFile(const std::filesystem::path& path) : path_(path), file_(open_file(path)) {
+  const struct stat now = status();
+  if (!S_ISREG(now.st_mode)) {
+    throw Error(errors::kNotAnArchive, path.string() + " is not a file; a package is one .pt2 file");
+  }
+  opened_ = FileState::of(now);
+  const std::vector<Header> headers = read_directory(fd(), size());
+  check_has_manifest(headers);
+  std::vector<std::string_view> names;
+  for (const Header& header : headers) names.push_back(header.name);
+  check_record_names(names);
+  entries_ = check_layout(fd(), size(), headers);
+  for (Entry& entry : entries_) entry.name.erase(0, kRoot.size());
+  check_record_order(entries_);
+  manifest_ = read_manifest(fd(), entries_[0]);
+  manifest_sha256_ = sha256_hex(manifest_);
+  entries_.erase(entries_.begin());
+}
+
+struct stat PackageFile::status() const {
+  struct stat status{};
+  if (fstat(fd(), &status) != 0) throw FileError(path_);
+  return status;
+}
+
+const std::string& PackageFile::sha256() const {
+  std::call_once(whole_digest_, [this] {
+    Sha256 digest;
+    const auto buffer = std::make_unique<char[]>(kBlock);
+    for (uint64_t at = 0; at < size(); at += kBlock) {
+      digest.update(buffer.get(), read_at(fd(), at, buffer.get(), std::min<uint64_t>(kBlock, size() - at)));
+    }
+    sha256_ = digest.hex();
+  });
+  return sha256_;
+}
+
+}  // namespace exportkit

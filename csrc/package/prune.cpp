@@ -1,0 +1,199 @@
+#include "package/prune.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "package/atomic.h"
+#include "package/cache.h"
+#include "package/errors.h"
+#include "package/trust_records.h"
+
+namespace exportkit {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kTemporaryPrefix = "exportkit-";  // of what exportkit makes in the temporary directory
+
+// An item, and its path below a folder that stays open: no other one can take that one's place.
+struct Found {
+  CacheItem item;
+  fs::path place;
+};
+
+bool consists_of(std::string_view text, std::string_view letters) {
+  return !text.empty() && text.find_first_not_of(letters) == std::string_view::npos;
+}
+
+bool is_entry(std::string_view name) { return name.size() == 64 && consists_of(name, "0123456789abcdef"); }
+
+// `<device>-<inode>.json`, or such a file that is being written.
+bool is_package_record(std::string_view name) {
+  if (is_temporary(name) && name.starts_with('.')) name = temporary_prefix(name).substr(1);
+  constexpr std::string_view kDigits = "0123456789", kEnding = ".json";
+  if (!name.ends_with(kEnding)) return false;
+  name.remove_suffix(kEnding.size());
+  const size_t dash = name.find('-');
+  return dash != std::string_view::npos && consists_of(name.substr(0, dash), kDigits) &&
+         consists_of(name.substr(dash + 1), kDigits);
+}
+
+bool is_leftover_folder(std::string_view name) { return name.starts_with(kTemporaryPrefix) && is_temporary(name); }
+
+// In the order of their names; nothing where the folder cannot be read. By readdir, as atomic.cpp has it.
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(folder.c_str()), closedir);
+  while (const dirent* entry = entries ? readdir(entries.get()) : nullptr) {
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Every file below a path, which may be one, without following links.
+void for_each_file(const fs::path& path, const std::function<void(const fs::path&, const struct stat&)>& visit) {
+  struct stat status{};
+  if (lstat(path.c_str(), &status) != 0) return;  // gone meanwhile
+  if (!S_ISDIR(status.st_mode)) return visit(path, status);
+  for (const std::string& name : names_in(path)) for_each_file(path / name, visit);
+}
+
+// What is in a folder under such a name, of this kind (no link), and our own.
+std::vector<std::string> ours_in(const fs::path& folder, mode_t kind, bool (*is_name)(std::string_view)) {
+  std::vector<std::string> names = names_in(folder);
+  std::erase_if(names, [&](const std::string& name) {
+    struct stat status{};
+    const bool there = is_name(name) && lstat((folder / name).c_str(), &status) == 0;
+    return !there || (status.st_mode & S_IFMT) != kind || status.st_uid != geteuid();
+  });
+  return names;
+}
+
+// The open file with an exclusive lock on it; none if another process has one, or it cannot be opened.
+Descriptor locked(const fs::path& path) {
+  Descriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  // On a file system without locks, mapped files are all that keeps a model running.
+  if (file && flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return Descriptor();
+  return file;
+}
+
+bool in_use(const fs::path& path) { return !locked(path); }
+
+class Survey {
+ public:
+  explicit Survey(const fs::path& temporary) {
+    for (const std::string& name : ours_in(temporary, S_IFDIR, is_leftover_folder)) {
+      add("leftover", temporary / name, temporary / name, in_use(temporary / name));
+    }
+    add_entries("libraries", "library");
+    add_entries("targets", "target");
+    add_packages();
+    std::stable_sort(found.begin(), found.end(),
+                     [](const Found& one, const Found& other) { return one.item.used < other.item.used; });
+  }
+
+  std::vector<Found> found;
+
+ private:
+  // A folder of the cache by a path that means no other one as long as this lives; nothing where there is none.
+  fs::path open_folder(const char* name) {
+    try {
+      const Descriptor& folder = folders_.emplace_back(open_private_folder(cache_directory(), name));
+      return folder ? fs::path("/proc/self/fd") / std::to_string(folder.get()) : fs::path();
+    } catch (const std::system_error& error) {
+      throw Error(errors::kCache, "the cache " + cache_directory().string() + " cannot be used: " + reason_of(error),
+                  "Set EXPORTKIT_CACHE to a directory that no other user can change, nor the folders above it.");
+    }
+  }
+
+  void add_entries(const char* name, const char* kind) {
+    const fs::path folder = open_folder(name), shown = cache_directory() / name;
+    if (folder.empty()) return;
+    for (const std::string& entry : ours_in(folder, S_IFDIR, is_entry)) {
+      const fs::path place = folder / entry;
+      const bool used = in_use(place);
+      std::vector<std::string> unfinished = names_in(place);
+      std::erase_if(unfinished, [](const std::string& file) { return !is_temporary(file); });
+      if (used || access((place / kEntryRecord).c_str(), F_OK) == 0) {
+        for (const std::string& file : unfinished) {
+          add("leftover", place / file, shown / entry / file, in_use(place / file));
+        }
+        add(kind, place, shown / entry, used);
+      } else {  // without a record: of a loader that could not write it, or of one that was killed
+        bool empty = true;
+        for_each_file(place,
+                      [&](const fs::path& file, const struct stat&) { empty &= file.filename() == kWritersLock; });
+        add(!unfinished.empty() || empty ? "leftover" : kind, place, shown / entry, false);
+      }
+    }
+  }
+
+  void add_packages() {
+    const fs::path folder = open_folder("packages"), shown = cache_directory() / "packages";
+    if (folder.empty()) return;
+    for (const std::string& name : ours_in(folder, S_IFREG, is_package_record)) {
+      add(is_temporary(name) ? "leftover" : "package", folder / name, shown / name, in_use(folder / name));
+    }
+  }
+
+  void add(const char* kind, const fs::path& place, const fs::path& shown, bool used) {
+    struct stat status{};
+    if (lstat(place.c_str(), &status) != 0) return;  // gone meanwhile
+    const double when = static_cast<double>(FileState::of(status).mtime_ns) / 1e9;
+    int64_t size = 0;
+    for_each_file(place, [&](const fs::path&, const struct stat& file) { size += file.st_size; });
+    found.push_back({{kind, shown, size, when, used}, place});
+  }
+
+  std::vector<Descriptor> folders_;
+};
+
+// Whether it could be removed: an entry only as long as nobody else has it locked.
+bool removed(const fs::path& place) {
+  const Descriptor lock = locked(place);
+  if (!lock) return false;
+  // Not for long half an entry that counts as verified, should this process be killed now.
+  unlink((place / kEntryRecord).c_str());
+  remove_tree(place);
+  return access(place.c_str(), F_OK) != 0;
+}
+
+double now() {
+  timespec time{};
+  clock_gettime(CLOCK_REALTIME, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+}
+
+}  // namespace
+
+std::vector<CacheItem> cache_items(const fs::path& temporary, const std::optional<PruneLimits>& limits) {
+  Survey survey(temporary);
+  int64_t total = 0;
+  for (const Found& found : survey.found) total += found.item.size;
+  std::vector<CacheItem> items;
+  for (Found& found : survey.found) {
+    CacheItem& item = found.item;
+    const bool wanted = limits && (limits->everything || item.kind == "leftover" ||
+                                   (limits->unused_for && now() - item.used > *limits->unused_for) ||
+                                   (limits->max_bytes && total > *limits->max_bytes && item.kind != "package"));
+    if (wanted && !item.in_use && removed(found.place)) {
+      item.removed = true;
+      total -= item.size;
+    }
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
+}  // namespace exportkit

@@ -1,0 +1,102 @@
+#include "package/reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "package/consistency.h"
+#include "package/crc32.h"
+#include "package/errors.h"
+#include "package/record_rules.h"
+#include "package/sha256.h"
+#include "package/text.h"
+
+namespace exportkit {
+
+namespace {
+
+constexpr size_t kBlock = 256 << 10;  // stays in a core's own cache while it is hashed
+constexpr const char* kDamaged = "The package was changed or damaged after it was written. Get it again.";
+
+}  // namespace
+
+PackageReader::PackageReader(const std::filesystem::path& path, const SignatureRequest* request)
+    : PackageFile(path),
+      signers_(request ? check_trust(*this, *request) : std::vector<PublicKey>()),
+      manifest_(decode_manifest(manifest_text())) {
+  check_consistency(manifest_);
+  check_listed(manifest_.records, entries());
+}
+
+const Record& PackageReader::record(std::string_view name) const { return manifest_.records[index(name)]; }
+
+uint64_t PackageReader::data_offset(std::string_view name) const { return entries()[index(name)].data_offset; }
+
+std::string PackageReader::read(std::string_view name) const {
+  std::string content(entries()[index(name)].size, '\0');
+  read(name, content.data());
+  return content;
+}
+
+void PackageReader::read(std::string_view name, char* buffer) const {
+  blocks(name, [&buffer](std::string_view block) { buffer = std::copy(block.begin(), block.end(), buffer); });
+}
+
+void PackageReader::extract(std::string_view name, const std::filesystem::path& destination, mode_t mode) const {
+  const size_t at = index(name);
+  WrittenWhole file(destination, mode);
+  blocks(at, [&](std::string_view block) { file.write(block); });
+  file.finish();
+}
+
+void PackageReader::blocks(std::string_view name, const Sink& sink) const { blocks(index(name), sink); }
+
+void PackageReader::verify() const {
+  for (size_t i = 0; i < entries().size(); ++i) blocks(i, [](std::string_view) {});
+}
+
+void PackageReader::check_unchanged() const {
+  const FileState now = FileState::of(status());
+  if (now.size == opened().size && now.mtime_ns == opened().mtime_ns) {
+    if (now.ctime_ns == opened().ctime_ns) return;
+    // Its name or mode was changed, which nobody minds, or a time was set back over something else.
+    return verify();
+  }
+  throw Error(errors::kDigestMismatch, name() + " was written to while it was open",
+              "Put a new package in place by renaming it, so that nobody reads half of each.");
+}
+
+// Of a record, among the entries and among the manifest's records, which are in the same order.
+size_t PackageReader::index(std::string_view name) const {
+  const auto found = std::lower_bound(entries().begin(), entries().end(), name,
+                                      [](const Entry& entry, std::string_view wanted) { return entry.name < wanted; });
+  if (found == entries().end() || found->name != name) {
+    throw Error(errors::kMissingRecord, this->name() + " has no record " + shown(name));
+  }
+  return static_cast<size_t>(found - entries().begin());
+}
+
+void PackageReader::blocks(size_t index, const Sink& sink) const {
+  const Entry& entry = entries()[index];
+  const Record& record = manifest_.records[index];
+  const auto buffer = std::make_unique<char[]>(std::min<uint64_t>(kBlock, entry.size));
+  Sha256 digest;
+  uint32_t crc = 0;
+  for (uint64_t at = 0; at < entry.size; at += kBlock) {
+    const size_t count =
+        read_at(fd(), entry.data_offset + at, buffer.get(), std::min<uint64_t>(kBlock, entry.size - at));
+    digest.update(buffer.get(), count);
+    crc = crc32(crc, buffer.get(), count);
+    sink({buffer.get(), count});
+  }
+  if (const std::string sha256 = digest.hex(); sha256 != record.sha256) {
+    throw Error(errors::kDigestMismatch,
+                "record " + record.name + " has sha256 " + sha256 + "; the manifest says " + record.sha256, kDamaged);
+  }
+  if (crc != entry.crc32) {  // torch's reader looks at this one, and only at this one
+    throw Error(errors::kDigestMismatch,
+                "record " + record.name + " has another CRC-32 than the archive's directory says", kDamaged);
+  }
+}
+
+}  // namespace exportkit

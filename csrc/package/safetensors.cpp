@@ -1,0 +1,249 @@
+#include "package/safetensors.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <tuple>
+
+#include "package/json.h"
+#include "package/text.h"
+
+namespace exportkit::safetensors {
+
+namespace {
+
+constexpr int kMaxDepth = 127;  // serde_json's, which the reference implementation reads headers with
+constexpr size_t kLengthBytes = 8;
+
+struct Dtype {
+  std::string_view word, torch;
+  size_t size;
+};
+// As exportkit reads and writes them; in the order of the reference implementation, which sorts by it: larger
+// alignments last.
+constexpr Dtype kDtypes[] = {
+    {"BOOL", "bool", 1},
+    {"U8", "uint8", 1},
+    {"I8", "int8", 1},
+    {"F8_E5M2", "float8_e5m2", 1},
+    {"F8_E4M3", "float8_e4m3fn", 1},
+    {"F8_E4M3FNUZ", "float8_e4m3fnuz", 1},
+    {"F8_E5M2FNUZ", "float8_e5m2fnuz", 1},
+    {"I16", "int16", 2},
+    {"U16", "uint16", 2},
+    {"F16", "float16", 2},
+    {"BF16", "bfloat16", 2},
+    {"I32", "int32", 4},
+    {"U32", "uint32", 4},
+    {"F32", "float32", 4},
+    {"C64", "complex64", 8},
+    {"F64", "float64", 8},
+    {"I64", "int64", 8},
+    {"U64", "uint64", 8},
+};
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+const Dtype* dtype_named(std::string_view torch) {
+  const auto* found =
+      std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const Dtype& d) { return d.torch == torch; });
+  return found == std::end(kDtypes) ? nullptr : found;
+}
+
+// Bytes of a tensor. Nothing of a shape is trusted: the product may not fit.
+uint64_t byte_count(const std::vector<int64_t>& shape, size_t item, const std::string& name) {
+  unsigned __int128 count = item;
+  for (const int64_t size : shape) {
+    count *= static_cast<uint64_t>(size);
+    if (count > std::numeric_limits<uint64_t>::max())
+      refuse("tensor " + shown(name) + " has a shape that is too large");
+  }
+  return static_cast<uint64_t>(count);
+}
+
+int64_t natural(JsonReader& json) {
+  JsonReader ahead = json;
+  if (ahead.number_text().front() == '-') json.fail("expected a number that is at least 0");
+  return json.integer();
+}
+
+// One tensor; the offsets are still those from the end of the header. Unknown keys are passed over, as the reference
+// implementation does.
+Place place(JsonReader& json, std::string_view name) {
+  Place out{std::string(name), {}, {}, 0, 0};
+  bool has_dtype = false, has_shape = false, has_offsets = false;
+  json.object([&](std::string_view key) {
+    if (key == "dtype") {
+      const std::string word = json.string();
+      const auto* found =
+          std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const Dtype& d) { return d.word == word; });
+      if (found == std::end(kDtypes)) json.fail("the unknown dtype " + shown(word));
+      out.dtype = found->torch;
+      has_dtype = true;
+    } else if (key == "shape") {
+      json.array([&] { out.shape.push_back(natural(json)); });
+      has_shape = true;
+    } else if (key == "data_offsets") {
+      std::vector<uint64_t> offsets;
+      json.array([&] { offsets.push_back(static_cast<uint64_t>(natural(json))); });
+      if (offsets.size() != 2) json.fail("expected two offsets");
+      out.begin = offsets[0], out.end = offsets[1];
+      has_offsets = true;
+    } else {
+      json.skip();
+    }
+  });
+  if (!has_dtype || !has_shape || !has_offsets) json.fail("a tensor without dtype, shape or data_offsets");
+  return out;
+}
+
+void check_metadata(JsonReader& json) {
+  if (json.peek() == JsonReader::Kind::kNull) return json.null();
+  json.object([&](std::string_view) { json.string(); });
+}
+
+std::vector<Place> read_header(std::string_view text) {
+  JsonReader whole(text, kMaxDepth);
+  JsonReader json = whole;
+  whole.skip();  // a key that is there twice would be two tensors of one name
+  whole.end();
+  if (!whole.oddity().empty()) refuse("the header holds " + whole.oddity());
+  std::vector<Place> places;
+  json.object([&](std::string_view key) {
+    if (key == "__metadata__") return check_metadata(json);
+    places.push_back(place(json, key));
+  });
+  return places;
+}
+
+// The data are those of the tensors, one after the other, and nothing else.
+void check_places(std::vector<Place>& places, uint64_t start, uint64_t file_size) {
+  std::sort(places.begin(), places.end(), [](const Place& one, const Place& other) {
+    return std::tie(one.begin, one.end) < std::tie(other.begin, other.end);
+  });
+  uint64_t at = 0;
+  for (Place& place : places) {
+    const std::string what = "tensor " + shown(place.name);
+    if (place.begin != at || place.end < place.begin) {
+      refuse(what + " has its data from " + std::to_string(place.begin) + " to " + std::to_string(place.end) +
+             ", not from " + std::to_string(at) + " where those before it end: data overlap, or there is a hole");
+    }
+    const uint64_t bytes = byte_count(place.shape, item_size(place.dtype), place.name);
+    if (place.end - place.begin != bytes) {
+      refuse(what + " has " + std::to_string(place.end - place.begin) + " bytes; its dtype and shape need " +
+             std::to_string(bytes));
+    }
+    at = place.end;
+    place.begin += start;  // cannot overflow: offsets are below 2^63, and a header is small
+    place.end += start;
+  }
+  if (at != file_size - start) {
+    refuse("the tensors end at byte " + std::to_string(at) + " of " + std::to_string(file_size - start) +
+           " bytes of data");
+  }
+  std::sort(places.begin(), places.end(), [](const Place& one, const Place& other) { return one.name < other.name; });
+}
+
+// As serde_json writes it, so that the same tensors give the same bytes as in Python.
+void append_json(std::string& out, std::string_view text) {
+  constexpr std::string_view kMeanings = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
+  constexpr char kHex[] = "0123456789abcdef";
+  out += '"';
+  for (const char c : text) {
+    if (const size_t index = kMeanings.find(c); index != std::string_view::npos) {
+      out += '\\';
+      out += kLetters[index];
+    } else if (static_cast<uint8_t>(c) < 0x20) {
+      out += "\\u00";
+      out += kHex[c >> 4];
+      out += kHex[c & 15];
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+}  // namespace
+
+size_t item_size(std::string_view dtype) {
+  const Dtype* found = dtype_named(dtype);
+  return found ? found->size : 0;
+}
+
+uint64_t header_size(std::string_view first_eight) {
+  if (first_eight.size() < kLengthBytes) refuse("it is too short for a safetensors file");
+  uint64_t length = 0;
+  for (size_t i = 0; i < kLengthBytes; ++i) length |= uint64_t{static_cast<uint8_t>(first_eight[i])} << (8 * i);
+  if (length > kMaxHeaderBytes) {
+    refuse("the header has " + std::to_string(length) + " bytes; at most " + std::to_string(kMaxHeaderBytes) +
+           " are read");
+  }
+  return kLengthBytes + length;
+}
+
+std::vector<Place> parse_header(std::string_view file, uint64_t file_size) {
+  const uint64_t start = header_size(file);
+  if (start > file.size() || start > file_size)
+    refuse("the header should end at byte " + std::to_string(start) + " of " + std::to_string(file_size));
+  try {
+    std::vector<Place> places = read_header(file.substr(kLengthBytes, start - kLengthBytes));
+    check_places(places, start, file_size);
+    return places;
+  } catch (const JsonError& error) {
+    refuse(std::string("the header is not what safetensors has: ") + error.what());
+  }
+}
+
+std::vector<View> parse(std::string_view file) {
+  std::vector<View> views;
+  for (Place& place : parse_header(file, file.size())) {
+    views.push_back({std::move(place.name), std::move(place.dtype), std::move(place.shape),
+                     file.substr(place.begin, place.end - place.begin)});
+  }
+  return views;
+}
+
+std::pair<std::string, std::vector<const View*>> header(std::span<const View> tensors) {
+  std::vector<const View*> ordered;
+  for (const View& view : tensors) {
+    const Dtype* dtype = dtype_named(view.dtype);
+    if (!dtype) refuse("safetensors has no dtype " + shown(view.dtype));
+    if (!is_utf8(view.name) || view.name == "__metadata__") refuse("a tensor cannot have the name " + shown(view.name));
+    for (const int64_t size : view.shape) {
+      if (size < 0) refuse("tensor " + shown(view.name) + " has a negative size");
+    }
+    if (byte_count(view.shape, dtype->size, view.name) != view.data.size()) {
+      refuse("tensor " + shown(view.name) + " has another number of bytes than its dtype and shape need");
+    }
+    ordered.push_back(&view);
+  }
+  // The largest alignment first, so that every tensor is aligned; then by name.
+  std::sort(ordered.begin(), ordered.end(), [](const View* one, const View* other) {
+    const Dtype *left = dtype_named(one->dtype), *right = dtype_named(other->dtype);
+    return left != right ? left > right : one->name < other->name;
+  });
+  std::string text = "{";
+  uint64_t at = 0;
+  for (const View* view : ordered) {
+    if (at > 0 || text.size() > 1) text += ',';
+    append_json(text, view->name);
+    text += ":{\"dtype\":\"" + std::string(dtype_named(view->dtype)->word) + "\",\"shape\":[";
+    for (size_t i = 0; i < view->shape.size(); ++i) text += (i ? "," : "") + std::to_string(view->shape[i]);
+    text += "],\"data_offsets\":[" + std::to_string(at) + ',' + std::to_string(at + view->data.size()) + "]}";
+    at += view->data.size();
+  }
+  text += '}';
+  text.append((8 - text.size() % 8) % 8, ' ');
+  std::string out;
+  for (size_t i = 0; i < kLengthBytes; ++i) out += static_cast<char>(uint64_t{text.size()} >> (8 * i) & 0xFF);
+  return {out + text, ordered};
+}
+
+std::string serialize(std::span<const View> tensors) {
+  auto [out, ordered] = header(tensors);
+  for (const View* view : ordered) out += view->data;
+  return out;
+}
+
+}  // namespace exportkit::safetensors

@@ -1,0 +1,131 @@
+#include "package/signature.h"
+
+#include <algorithm>
+#include <set>
+
+#include "package/errors.h"
+#include "package/json.h"
+#include "package/small_files.h"
+#include "package/text.h"
+
+namespace exportkit {
+namespace {
+
+constexpr int kMaxDepth = 4;  // of brackets
+
+// Notes a key of an object; each is there at most once, since the text was looked through for that.
+void require_all(JsonReader& json, size_t seen, size_t all) {
+  if (seen != all) json.fail("an object without a key that it must have");
+}
+
+Signature read_signature(JsonReader& json) {
+  Signature out;
+  size_t seen = 0;
+  json.object([&](std::string_view key) {
+    ++seen;
+    if (key == "key_id") {
+      out.key_id = json.sha256();
+    } else if (key == "algorithm") {
+      if (json.string() != "ed25519") json.fail("an algorithm other than ed25519");
+    } else if (key == "signature") {
+      const std::string text = json.string();
+      const auto bytes = text.size() == 88 ? decode_base64(text) : std::nullopt;
+      if (!bytes || bytes->size() != 64) json.fail("no 64 bytes in base64");
+      out.bytes = *bytes;
+    } else {
+      json.fail("an unknown key");
+    }
+  });
+  require_all(json, seen, 3);
+  return out;
+}
+
+Signatures read_signatures(JsonReader& json, const std::string& name) {
+  Signatures out;
+  size_t seen = 0;
+  json.object([&](std::string_view key) {
+    ++seen;
+    if (key == "format_version") {
+      json.number_text();  // it was looked at before
+    } else if (key == "manifest_sha256") {
+      out.manifest_sha256 = json.sha256();
+    } else if (key == "file_sha256") {
+      out.file_sha256 = json.sha256();
+    } else if (key == "signatures") {
+      json.array([&] { out.signatures.push_back(read_signature(json)); });
+    } else {
+      json.fail("an unknown key");
+    }
+  });
+  require_all(json, seen, 4);
+  if (out.signatures.empty()) json.fail("no signature");
+  std::set<std::string> ids;
+  for (const Signature& signature : out.signatures) {
+    if (!ids.insert(signature.key_id).second) {
+      throw Error(errors::kSignature, "the signature file " + name + " has two signatures by key " + signature.key_id);
+    }
+  }
+  return out;
+}
+
+void check_version(JsonReader json, const std::string& name) {
+  if (json.peek() != JsonReader::Kind::kObject || !json.seek("format_version") ||
+      json.peek() != JsonReader::Kind::kNumber || !json.at_integer()) {
+    json.fail("no object with an integer `format_version`");
+  }
+  if (const std::string_view version = json.number_text(); version != "1") {
+    throw Error(errors::kSignature,
+                "the signature file " + name + " has format version " + std::string(version.substr(0, 40)) +
+                    "; this exportkit reads 1",
+                "Install an exportkit that reads it, or sign the package again.");
+  }
+}
+
+}  // namespace
+
+Signatures decode_signatures(std::string_view content, const std::string& name) {
+  try {
+    JsonReader json(content, kMaxDepth);
+    JsonReader whole = json;
+    whole.skip();
+    whole.end();
+    check_version(json, name);
+    if (!whole.oddity().empty()) throw JsonError("it holds " + whole.oddity());
+    return read_signatures(json, name);
+  } catch (const JsonError& error) {
+    throw Error(errors::kSignature,
+                "the signature file " + name + " is not of the shape FORMAT.md gives: " + error.what());
+  }
+}
+
+std::optional<std::string> read_signatures(const std::filesystem::path& path) {
+  std::optional<std::string> content = read_signature_file(path);
+  if (content) decode_signatures(*content, path.filename().string());
+  return content;
+}
+
+const PublicKey* signer(const Signatures& signatures, const std::string& manifest_sha256,
+                        const std::vector<PublicKey>& keys, const std::string& name) {
+  if (signatures.manifest_sha256 != manifest_sha256) {
+    throw Error(errors::kSignature,
+                name + " is the signature of another package: of one whose manifest has sha256 " +
+                    signatures.manifest_sha256 + ", and this one's has " + manifest_sha256,
+                "The package was changed or exchanged after it was signed, or the signature is of another build.");
+  }
+  const std::string statement = "exportkit package signature 1\nmanifest-sha256 " + signatures.manifest_sha256 +
+                                "\nfile-sha256 " + signatures.file_sha256 + "\n";
+  const PublicKey* present = nullptr;
+  for (const PublicKey& key : keys) {
+    const auto given = std::find_if(signatures.signatures.begin(), signatures.signatures.end(),
+                                    [&](const Signature& signature) { return signature.key_id == key.id; });
+    if (given == signatures.signatures.end()) continue;
+    if (key.verifies(given->bytes, statement)) return &key;
+    if (present == nullptr) present = &key;
+  }
+  if (present == nullptr) return nullptr;
+  throw Error(errors::kSignature,
+              name + ": the signature by key " + present->id + " (" + present->source + ") does not hold",
+              "The signature file was changed after it was written. Get it again.");
+}
+
+}  // namespace exportkit

@@ -1,0 +1,56 @@
+#include "package/small_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <stdexcept>
+#include <system_error>
+
+#include "package/container.h"
+#include "package/errors.h"
+#include "package/guarded.h"
+
+namespace exportkit {
+namespace {
+
+constexpr size_t kMaxBytes = size_t{64} << 10;
+
+void check_guarded(const std::filesystem::path& path, const struct stat& status) {
+  if (const char* reason = others_may_change(status)) throw std::invalid_argument(reason);
+  const std::string reason = others_may_replace(std::filesystem::canonical(path));
+  if (!reason.empty()) throw std::invalid_argument(reason);
+}
+
+}  // namespace
+
+std::optional<std::string> read_small(const std::filesystem::path& path, bool guarded) {
+  // Non-blocking, or a FIFO would wait for a writer.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), path);
+  const struct Closing {
+    int fd;
+    ~Closing() { close(fd); }
+  } closing{fd};
+  struct stat status{};
+  if (fstat(fd, &status) != 0) throw std::system_error(errno, std::generic_category(), path);
+  if (!S_ISREG(status.st_mode)) throw std::invalid_argument("is not a plain file");
+  if (guarded) check_guarded(path, status);
+  std::string content = read_at(fd, 0, kMaxBytes + 1);
+  if (content.size() > kMaxBytes) throw std::invalid_argument("has more than " + std::to_string(kMaxBytes) + " bytes");
+  return content;
+}
+
+std::optional<std::string> read_signature_file(const std::filesystem::path& file) {
+  try {
+    return read_small(file);
+  } catch (const std::system_error& error) {
+    throw Error(errors::kUsage, "cannot read the signature file " + file.string() + ": " + error.code().message());
+  } catch (const std::invalid_argument& error) {
+    throw Error(errors::kSignature, "the signature file " + file.filename().string() + " " + error.what());
+  }
+}
+
+}  // namespace exportkit

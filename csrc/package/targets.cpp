@@ -1,0 +1,240 @@
+#include "package/targets.h"
+
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <tuple>
+
+#include "package/errors.h"
+#include "package/text.h"
+
+namespace exportkit {
+namespace {
+
+using Version = std::pair<int, int>;
+
+struct IsaLevel {
+  const char* name;
+  std::vector<std::string> flags;  // of /proc/cpuinfo, that it adds to the level before
+};
+
+// The x86-64 psABI's micro-architecture levels. `abm` is lzcnt, `pni` is SSE3.
+const std::vector<IsaLevel>& isa_levels() {
+  static const std::vector<IsaLevel> levels = {
+      {"x86-64", {}},
+      {"x86-64-v2", {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}},
+      {"x86-64-v3", {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}},
+      {"x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}};
+  return levels;
+}
+
+// The place of a level, -1 for none.
+int isa_rank(const std::string& name) {
+  const auto& levels = isa_levels();
+  const auto found =
+      std::find_if(levels.begin(), levels.end(), [&](const IsaLevel& level) { return level.name == name; });
+  return found == levels.end() ? -1 : static_cast<int>(found - levels.begin());
+}
+
+// (major, minor) of a version such as "2.13.0+cpu".
+Version minor_version(const std::string& version) {
+  static const std::regex pattern(R"((\d{1,6})\.(\d{1,6}))");
+  std::smatch match;
+  if (!std::regex_search(version, match, pattern, std::regex_constants::match_continuous)) {
+    throw Error(errors::kManifestConsistency, shown(version) + " is no version: it starts with no <major>.<minor>");
+  }
+  return {std::stoi(match[1]), std::stoi(match[2])};
+}
+
+struct CudaArchitecture {
+  Version version;
+  bool specific;  // it uses features that later ones need not have
+};
+
+std::optional<CudaArchitecture> parse_architecture(const std::string& name) {
+  static const std::regex pattern(R"(sm_(\d{1,5})(\d)([af]?))");
+  std::smatch match;
+  if (!std::regex_match(name, match, pattern)) return std::nullopt;
+  return CudaArchitecture{{std::stoi(match[1]), std::stoi(match[2])}, match[3].length() > 0};
+}
+
+// The host code of a CUDA target has instructions too.
+std::optional<std::string> cpu_rejection(const Target& target, const Host& host) {
+  if (!target.cpu_isa) return std::nullopt;
+  const int needed = isa_rank(*target.cpu_isa);
+  if (needed < 0) return "its instruction set " + shown(*target.cpu_isa) + " is not known here";
+  if (isa_rank(host.cpu_isa) < needed)
+    return "it needs a CPU with " + *target.cpu_isa + ", this one has " + host.cpu_isa;
+  return std::nullopt;
+}
+
+std::optional<std::string> architecture_rejection(const Target& target, int index, const Host& host) {
+  if (!target.cuda_architecture) return std::nullopt;
+  const auto built = parse_architecture(*target.cuda_architecture);
+  if (!built) return "its CUDA architecture " + shown(*target.cuda_architecture) + " is not known here";
+  const Version here = host.capabilities[static_cast<size_t>(index)];
+  // Machine code runs on later minor versions of its architecture; PTX is compiled by the driver for any later one.
+  const bool same =
+      built->specific ? here == built->version : here.first == built->version.first && here >= built->version;
+  if (same || (target.cuda_ptx && !built->specific && here >= built->version)) return std::nullopt;
+  return "it has code for " + *target.cuda_architecture + (target.cuda_ptx ? " and PTX" : "") +
+         ", cuda:" + std::to_string(index) + " is sm_" + std::to_string(here.first) + std::to_string(here.second);
+}
+
+std::optional<std::string> cuda_rejection(const Target& target, int index, const Host& host) {
+  if (!host.cuda) return "it needs CUDA, this torch (" + host.torch + ") is a CPU build";
+  if (target.built_with_cuda && minor_version(*target.built_with_cuda).first != minor_version(*host.cuda).first) {
+    return "it was built with CUDA " + *target.built_with_cuda + ", this torch has CUDA " + *host.cuda;
+  }
+  if (host.capabilities.empty()) return "it needs a CUDA device, and torch sees none";
+  if (static_cast<size_t>(index) >= host.capabilities.size()) {
+    return "it cannot run on cuda:" + std::to_string(index) + ", torch sees " +
+           std::to_string(host.capabilities.size()) + " CUDA device(s)";
+  }
+  return architecture_rejection(target, index, host);
+}
+
+// Why a target does not run on this host and device, or nothing if it does.
+std::optional<std::string> rejection(const Target& target, const std::string& kind, int index, const Host& host) {
+  if (kind != "auto" && kind != target.device) return "it is for " + target.device + ", and " + kind + " was asked for";
+  if (target.platform != host.platform) return "it is for " + target.platform + ", this is " + host.platform;
+  if (minor_version(host.torch) < minor_version(target.needs_torch)) {
+    return "it needs torch " + target.needs_torch + " or newer, this is " + host.torch;
+  }
+  if (auto reason = cpu_rejection(target, host)) return reason;
+  return target.device == "cuda" ? cuda_rejection(target, index, host) : std::nullopt;
+}
+
+// Refuses a name that no target has.
+void require(const std::vector<Target>& targets, const std::string& name) {
+  std::string names;
+  for (const Target& target : targets) {
+    if (target.name == name) return;
+    names += (names.empty() ? "" : ", ") + target.name;
+  }
+  throw Error(errors::kUsage, "the package has no target " + shown(name),
+              "It has: " + (names.empty() ? "none" : names) + ".");
+}
+
+// Sorts targets that all run here.
+auto preference(const Target& target) {
+  const auto architecture = parse_architecture(target.cuda_architecture.value_or(""));
+  return std::tuple(target.device == "cuda", architecture ? architecture->version : Version{-1, 0},
+                    isa_rank(target.cpu_isa.value_or("")));
+}
+
+}  // namespace
+
+std::string host_platform() {
+  utsname name{};
+  uname(&name);
+  std::string system = name.sysname;
+  std::transform(system.begin(), system.end(), system.begin(), [](unsigned char c) { return std::tolower(c); });
+  return system + "-" + name.machine;
+}
+
+namespace {
+
+// Whether the CPU itself says that it lacks what this /proc/cpuinfo flag stands for. The kernel's list has what the
+// kernel allows, but is that of the real CPU under an emulator; so both are asked.
+bool cpu_lacks(const std::string& flag) {
+#if defined(__x86_64__)
+  static const std::map<std::string, bool> has = {
+      {"avx", __builtin_cpu_supports("avx")},           {"avx2", __builtin_cpu_supports("avx2")},
+      {"bmi1", __builtin_cpu_supports("bmi")},          {"bmi2", __builtin_cpu_supports("bmi2")},
+      {"fma", __builtin_cpu_supports("fma")},           {"avx512f", __builtin_cpu_supports("avx512f")},
+      {"avx512bw", __builtin_cpu_supports("avx512bw")}, {"avx512cd", __builtin_cpu_supports("avx512cd")},
+      {"avx512dq", __builtin_cpu_supports("avx512dq")}, {"avx512vl", __builtin_cpu_supports("avx512vl")}};
+  const auto found = has.find(flag);
+  return found != has.end() && !found->second;
+#else
+  (void)flag;
+  return false;
+#endif
+}
+
+}  // namespace
+
+std::string host_cpu_isa() {
+  utsname name{};
+  uname(&name);
+  if (name.machine != std::string("x86_64")) return name.machine;
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line) && !line.starts_with("flags")) line.clear();
+  std::istringstream words(line.substr(line.find(':') + 1));
+  const std::set<std::string> flags{std::istream_iterator<std::string>(words), {}};
+  std::string level;
+  for (const IsaLevel& next : isa_levels()) {
+    const auto has = [&](const std::string& flag) { return flags.contains(flag) && !cpu_lacks(flag); };
+    if (!std::all_of(next.flags.begin(), next.flags.end(), has)) break;
+    level = next.name;
+  }
+  return level;
+}
+
+std::pair<std::string, std::optional<int>> parse_device(const std::string& device) {
+  static const std::regex pattern(R"((auto|cpu|cuda)(?::(\d{1,3}))?)");
+  std::smatch match;
+  if (!std::regex_match(device, match, pattern) || (match[2].matched && match[1] != "cuda")) {
+    throw Error(errors::kUsage, "device " + shown(device) + " is not known", "Give auto, cpu, cuda or cuda:<index>.");
+  }
+  return {match[1], match[2].matched ? std::optional(std::stoi(match[2])) : std::nullopt};
+}
+
+Survey survey(const std::vector<Target>& targets, const std::string& device, const Host& host) {
+  const auto [kind, given] = parse_device(device);
+  const int index = given.value_or(host.current_cuda);
+  if (targets.empty()) {
+    throw Error(errors::kNoTarget, "the package has no compiled target",
+                "It holds an exported program: compile it with `exportkit export`.");
+  }
+  Survey found;
+  std::string reasons;
+  for (const Target& target : targets) {
+    if (auto reason = rejection(target, kind, index, host)) {
+      reasons += "\n  " + target.name + ": " + *reason;
+      found.rejected.emplace_back(&target, *std::move(reason));
+    } else {
+      found.fitting.push_back({&target, target.device == "cuda" ? index : -1});
+    }
+  }
+  if (found.fitting.empty()) {
+    throw Error(errors::kNoTarget, "no target of the package runs here (device " + device + "):" + reasons,
+                "Export for this machine, or ask for another device.");
+  }
+  std::stable_sort(found.fitting.begin(), found.fitting.end(), [](const Choice& one, const Choice& other) {
+    return preference(*other.target) < preference(*one.target);
+  });
+  return found;
+}
+
+Choice pick(const std::vector<Target>& targets, const std::string& device, const Host& host,
+            const std::optional<std::string>& name) {
+  if (!name) return survey(targets, device, host).fitting.front();
+  require(targets, *name);
+  const auto found = std::find_if(targets.begin(), targets.end(), [&](const Target& t) { return t.name == *name; });
+  Choice choice = survey({*found}, device, host).fitting.front();
+  choice.target = &*found;
+  return choice;
+}
+
+std::optional<std::string> library_rejection(const Library& library, const std::string& torch) {
+  if (library.torch_bound && minor_version(*library.torch_bound) != minor_version(torch)) {
+    return "it was built against the C++ API of torch " + *library.torch_bound +
+           ", which holds for no other minor version; this is torch " + torch;
+  }
+  if (minor_version(torch) < minor_version(library.needs_torch)) {
+    return "it needs torch " + library.needs_torch + " or newer, this is " + torch;
+  }
+  return std::nullopt;
+}
+
+}  // namespace exportkit

@@ -1,0 +1,57 @@
+// What the library makes of parts of packages that no function of its C header gives by itself.
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "package/reader.h"
+#include "package/safetensors.h"
+#include "package/sha256.h"
+#include "package/tests/commands.h"
+#include "package/text.h"
+#include "package/trust.h"
+
+using namespace exportkit;
+
+namespace {
+
+std::string content_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// trust SYSTEM_POLICY PATH SIGNATURE KEY...: the sources of the keys that signed; SIGNATURE may be empty
+std::string trust(const Words& words) {
+  const PackageReader reader(words.at(2));
+  const auto source = [](const PublicKey& key) { return json_text(key.source); };
+  return answer(json_list(check_trust(reader, {{words.begin() + 4, words.end()}, words.at(3)}, words.at(1)), source));
+}
+
+// identifiers PATH: for each line of a file, whether it is one
+std::string identifiers(const Words& words) {
+  std::istringstream lines(content_of(words.at(1)));
+  std::string out;
+  for (std::string line; std::getline(lines, line);) out += is_unicode_identifier(line) ? '1' : '0';
+  return answer(json_text(out));
+}
+
+// safetensors PATH [NEW]: what is in a file; it is written again to NEW
+std::string tensors(const Words& words) {
+  const std::string content = content_of(words.at(1));
+  const std::vector<safetensors::View> views = safetensors::parse(content);
+  if (words.size() > 2) std::ofstream(words.at(2), std::ios::binary) << safetensors::serialize(views);
+  std::string out;
+  for (const safetensors::View& view : views) {
+    out += (out.empty() ? "[" : ", [") + json_text(view.name) + ", " + json_text(view.dtype) + ", [";
+    for (size_t i = 0; i < view.shape.size(); ++i) out += (i ? ", " : "") + std::to_string(view.shape[i]);
+    out += "], \"" + sha256_hex(view.data) + "\"]";
+  }
+  return answer("[" + out + "]");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_all({{"trust", trust}, {"identifiers", identifiers}, {"safetensors", tensors}}, argc, argv);
+}

@@ -1,0 +1,32 @@
+// libFuzzer: a bundle of OpenSSF model signing, or the statement in one, past every signature. Whatever it is, it is
+// taken or refused with an Error.
+#include <cstdint>
+#include <string_view>
+
+#include "package/errors.h"
+#include "package/openssf.h"
+#include "package/text.h"
+
+namespace {
+
+template <class Read>
+void taken_or_refused(const Read& read) {
+  try {
+    read();
+  } catch (const exportkit::Error&) {
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace exportkit;
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  taken_or_refused([&] { openssf::signed_digest(text, "it"); });
+  taken_or_refused([&] {
+    const openssf::Bundle bundle = openssf::decode(text, "it");
+    decode_base64(bundle.signature);
+    if (const auto statement = decode_base64(bundle.payload)) openssf::signed_digest(*statement, "it");
+  });
+  return 0;
+}

@@ -1,0 +1,16 @@
+// libFuzzer: the manifest's JSON alone, past every digest. Whatever it is, it is taken or refused with an Error.
+#include <cstdint>
+#include <string_view>
+
+#include "package/consistency.h"
+#include "package/errors.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  try {
+    const exportkit::Manifest manifest = exportkit::decode_manifest({reinterpret_cast<const char*>(data), size});
+    exportkit::check_consistency(manifest);
+    for (const exportkit::Target& target : manifest.targets) exportkit::libraries_for(manifest, target);
+  } catch (const exportkit::Error&) {
+  }
+  return 0;
+}

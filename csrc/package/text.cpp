@@ -1,0 +1,159 @@
+#include "package/text.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+
+namespace exportkit {
+
+namespace {
+
+struct Range {
+  char32_t first, last;
+};
+
+// kStart and kContinue: what a name may start with and go on with, beyond ASCII.
+#include "package/identifier_ranges.inc"
+
+constexpr char32_t kInvalid = 0xFFFFFFFF;
+constexpr std::string_view kBase64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+// The code point at `at`, which moves behind it; kInvalid for what is no UTF-8.
+char32_t next_code_point(std::string_view text, size_t& at) {
+  const auto byte = [&](size_t index) { return static_cast<uint8_t>(text[index]); };
+  const uint8_t lead = byte(at++);
+  if (lead < 0x80) return lead;
+  if (lead < 0xC2 || lead > 0xF4) return kInvalid;
+  const int more = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
+  char32_t code_point = lead & (0x3F >> more);
+  for (int i = 0; i < more; ++i) {
+    if (at >= text.size() || (byte(at) & 0xC0) != 0x80) return kInvalid;
+    code_point = code_point << 6 | (byte(at++) & 0x3F);
+  }
+  constexpr char32_t kLeast[] = {0x80, 0x800, 0x10000};
+  const bool surrogate = code_point >= 0xD800 && code_point < 0xE000;
+  return code_point < kLeast[more - 1] || code_point > 0x10FFFF || surrogate ? kInvalid : code_point;
+}
+
+template <size_t N>
+bool contains(const Range (&ranges)[N], char32_t code_point) {
+  const auto* after = std::upper_bound(std::begin(ranges), std::end(ranges), code_point,
+                                       [](char32_t value, const Range& range) { return value < range.first; });
+  return after != std::begin(ranges) && code_point <= (after - 1)->last;
+}
+
+bool is_start(char32_t c) {
+  return c < 0x80 ? (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' : contains(kStart, c);
+}
+
+bool is_continue(char32_t c) { return c < 0x80 ? is_start(c) || (c >= '0' && c <= '9') : contains(kContinue, c); }
+
+}  // namespace
+
+bool is_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    constexpr uint64_t kBeyondAscii = 0x8080808080808080;
+    uint64_t eight;
+    if (at + sizeof eight <= text.size()) {
+      std::memcpy(&eight, text.data() + at, sizeof eight);
+      if (!(eight & kBeyondAscii)) {
+        at += sizeof eight;
+        continue;
+      }
+    }
+    if (next_code_point(text, at) == kInvalid) return false;
+  }
+  return true;
+}
+
+void append_utf8(std::string& text, char32_t c) {
+  if (c < 0x80) {
+    text += static_cast<char>(c);
+    return;
+  }
+  const int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+  text += static_cast<char>((0xFF << (7 - more) & 0xFF) | c >> (6 * more));
+  for (int i = more - 1; i >= 0; --i) text += static_cast<char>(0x80 | (c >> (6 * i) & 0x3F));
+}
+
+bool is_unicode_identifier(std::string_view text) {
+  if (text.empty()) return false;
+  for (size_t at = 0; at < text.size();) {
+    const bool first = at == 0;
+    const char32_t code_point = next_code_point(text, at);
+    if (first ? !is_start(code_point) : !is_continue(code_point)) return false;
+  }
+  return true;
+}
+
+bool is_name(std::string_view text) {
+  const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
+  return std::all_of(text.begin(), text.end(), is_ascii) && is_unicode_identifier(text) && !is_keyword(text);
+}
+
+bool is_keyword(std::string_view word) {
+  static constexpr std::string_view kKeywords[] = {
+      "False", "None",     "True",  "and",    "as",   "assert", "async",  "await",    "break",
+      "class", "continue", "def",   "del",    "elif", "else",   "except", "finally",  "for",
+      "from",  "global",   "if",    "import", "in",   "is",     "lambda", "nonlocal", "not",
+      "or",    "pass",     "raise", "return", "try",  "while",  "with",   "yield"};
+  return std::find(std::begin(kKeywords), std::end(kKeywords), word) != std::end(kKeywords);
+}
+
+std::string encode_base64(std::string_view bytes) {
+  std::string text;
+  for (size_t at = 0; at < bytes.size(); at += 3) {
+    const std::string_view three = bytes.substr(at, 3);
+    uint32_t bits = 0;
+    for (size_t i = 0; i < 3; ++i) bits = bits << 8 | (i < three.size() ? static_cast<uint8_t>(three[i]) : 0);
+    for (size_t i = 0; i < 4; ++i) text += i <= three.size() ? kBase64[bits >> (18 - 6 * i) & 63] : '=';
+  }
+  return text;
+}
+
+std::optional<std::string> decode_base64(std::string_view text) {
+  if (text.size() % 4 != 0) return std::nullopt;
+  const size_t end = std::min(text.find('='), text.size());
+  if (text.size() - end > 2 || text.find_first_not_of('=', end) != std::string_view::npos) return std::nullopt;
+  std::string bytes;
+  bytes.reserve(text.size() / 4 * 3);
+  uint32_t bits = 0;
+  int count = 0;
+  for (const char letter : text.substr(0, end)) {
+    const size_t value = kBase64.find(letter);
+    if (value == std::string_view::npos) return std::nullopt;
+    bits = bits << 6 | static_cast<uint32_t>(value);
+    if ((count += 6) >= 8) {
+      bytes += static_cast<char>(bits >> (count -= 8) & 0xff);
+      bits &= (1U << count) - 1;
+    }
+  }
+  if (bits != 0) return std::nullopt;  // a last letter with more than the last byte
+  return bytes;
+}
+
+std::string printable(std::string_view text) {
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<uint8_t>(c);
+    if (byte >= 0x20 && byte < 0x7F && c != '\\' && c != '\'') {
+      out += c;
+    } else {
+      out += "\\x";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
+    }
+  }
+  return out;
+}
+
+std::string shown(std::string_view text) {
+  constexpr size_t kShown = 100;
+  return "'" + printable(text.substr(0, kShown)) + (text.size() > kShown ? "...'" : "'");
+}
+
+std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
+
+}  // namespace exportkit

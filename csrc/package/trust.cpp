@@ -1,0 +1,213 @@
+#include "package/trust.h"
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <system_error>
+
+#include "package/errors.h"
+#include "package/json.h"
+#include "package/openssf.h"
+#include "package/signature.h"
+#include "package/small_files.h"
+#include "package/user_folders.h"
+
+namespace exportkit {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMaxDepth = 4;  // of brackets
+constexpr const char *kOwnSuffix = ".sig", *kBundleSuffix = ".sigstore.json";
+
+// Somebody asks for a signature by any of these keys.
+struct Demand {
+  std::vector<PublicKey> keys;
+  std::string by;  // such as "the policy /etc/exportkit/policy.json"
+};
+
+struct Policy {
+  bool require_signature = false;
+  std::vector<std::string> public_keys;
+};
+
+[[noreturn]] void refuse(const fs::path& policy, const std::string& reason, const std::string& hint = "") {
+  throw Error(errors::kPolicy, "the policy " + policy.string() + " " + reason,
+              hint + "As long as this is so, nothing is loaded.");
+}
+
+Policy parse_policy(std::string_view content) {
+  JsonReader json(content, kMaxDepth);
+  JsonReader whole = json;
+  whole.skip();
+  whole.end();
+  if (!whole.oddity().empty()) throw JsonError("it holds " + whole.oddity());
+  Policy policy;
+  size_t seen = 0;
+  json.object([&](std::string_view key) {
+    ++seen;
+    if (key == "version") {
+      if (json.integer() != 1) json.fail("a version other than 1");
+    } else if (key == "require_signature") {
+      policy.require_signature = json.boolean();
+    } else if (key == "public_keys") {
+      json.array([&] { policy.public_keys.push_back(json.string()); });
+    } else {
+      json.fail("an unknown key");
+    }
+  });
+  if (seen != 3) json.fail("an object without a key that it must have");
+  return policy;
+}
+
+void add_demand(const fs::path& path, bool must_exist, std::vector<Demand>& demands) {
+  Policy policy;
+  try {
+    const auto content = read_small(path, /*guarded=*/true);
+    if (!content && must_exist) refuse(path, "is not there", "EXPORTKIT_POLICY names it. ");
+    if (!content) return;
+    policy = parse_policy(*content);
+  } catch (const std::system_error& error) {
+    refuse(path, "cannot be read: " + error.code().message());
+  } catch (const JsonError& error) {
+    refuse(path, std::string("is not of the shape FORMAT.md gives: ") + error.what());
+  } catch (const std::invalid_argument& error) {
+    refuse(path, error.what());
+  }
+  if (!policy.require_signature) return;
+  if (policy.public_keys.empty()) refuse(path, "requires signatures, and names no public key to check them with");
+  Demand demand{{}, "the policy " + path.string()};
+  for (const std::string& key : policy.public_keys) {
+    const bool text = key.find("-----BEGIN") != std::string::npos;
+    try {
+      demand.keys.push_back(read_public_key(text ? key : (path.parent_path() / key).string(), /*guarded=*/true));
+    } catch (const Error& error) {
+      refuse(path, "names a key that cannot be used: " + error.message());
+    }
+  }
+  demands.push_back(std::move(demand));
+}
+
+fs::path user_policy() { return user_folder("XDG_CONFIG_HOME", ".config") / "policy.json"; }
+
+// What this machine's policies ask of every package. What a user sets can add to what the system demands, and take
+// nothing from it.
+std::vector<Demand> policy_demands(const fs::path& system) {
+  std::vector<Demand> demands;
+  const fs::path named = environment("EXPORTKIT_POLICY");
+  add_demand(system, false, demands);
+  add_demand(named.empty() ? user_policy() : named, !named.empty() && named != system, demands);
+  return demands;
+}
+
+std::string some(const std::vector<std::string>& items) {
+  constexpr size_t kShown = 4;
+  std::string text = items.size() > 1 ? "keys " : "key ";
+  for (size_t i = 0; i < std::min(items.size(), kShown); ++i) text += (i ? ", " : "") + items[i];
+  return text + (items.size() > kShown ? " and " + std::to_string(items.size() - kShown) + " more" : "");
+}
+
+// The keys that check signature files of a form, and what the names of those end with.
+struct Form {
+  std::string suffix;
+  std::vector<PublicKey> keys;
+};
+
+// The forms of signature that some of the keys check. Where a given file could be of either, its own name decides.
+std::vector<Form> forms_of(const std::vector<PublicKey>& keys, const fs::path& given) {
+  std::vector<Form> forms{{kOwnSuffix, {}}, {kBundleSuffix, {}}};
+  for (const PublicKey& key : keys) forms[key.is_ed25519() ? 0 : 1].keys.push_back(key);
+  std::erase_if(forms, [](const Form& form) { return form.keys.empty(); });
+  if (!given.empty() && forms.size() > 1) {
+    forms.erase(forms.begin() + (given.filename().string().ends_with(kBundleSuffix) ? 0 : 1));
+  }
+  return forms;
+}
+
+// The signature file beside the name that was given; if there is none, beside the file that it links to.
+fs::path signature_beside(const fs::path& package, const std::string& suffix) {
+  const fs::path file = package.string() + suffix;
+  return fs::exists(fs::symlink_status(file)) ? file : fs::path(fs::weakly_canonical(package).string() + suffix);
+}
+
+// The ids of the keys that have signed, as a signature file says.
+std::vector<std::string> key_ids(const std::string& suffix, std::string_view content, const std::string& name) {
+  if (suffix == kBundleSuffix) return {openssf::decode(content, name).key_id};
+  std::vector<std::string> ids;
+  for (const Signature& signature : decode_signatures(content, name).signatures) ids.push_back(signature.key_id);
+  return ids;
+}
+
+// The key that has signed, null where none of them has.
+const PublicKey* signer_of(const PackageFile& package, const Form& form, std::string_view content,
+                           const std::string& name) {
+  if (form.suffix == kBundleSuffix) return openssf::signer(openssf::decode(content, name), package, form.keys, name);
+  return signer(decode_signatures(content, name), package.manifest_sha256(), form.keys, name);
+}
+
+PublicKey satisfy(const PackageFile& package, const Demand& demand, const fs::path& given) {
+  std::string reasons;
+  for (const Form& form : forms_of(demand.keys, given)) {
+    const fs::path file = given.empty() ? signature_beside(package.path(), form.suffix) : given;
+    const std::string name = file.filename().string();
+    const auto content = read_signature_file(file);
+    const PublicKey* signer = content ? signer_of(package, form, *content, name) : nullptr;
+    if (signer != nullptr) return *signer;
+    reasons += reasons.empty() ? "" : "; ";
+    reasons += content ? file.string() + " has signatures by " + some(key_ids(form.suffix, *content, name))
+                       : "there is no " + file.string();
+  }
+  std::vector<std::string> wanted;
+  for (const PublicKey& key : demand.keys) wanted.push_back(key.id + " (" + key.source + ")");
+  throw Error(errors::kSignatureMissing,
+              package.name() + " is not signed as " + demand.by + " asks for: " + reasons + "; wanted: " + some(wanted),
+              "`exportkit sign` signs a package; a signature file of another name or place must be given.");
+}
+
+// What the caller asks for, and what this machine's policies do.
+std::vector<Demand> demands_of(const SignatureRequest& request, const std::string& system_policy) {
+  std::vector<Demand> demands = policy_demands(system_policy);
+  if (!request.public_keys.empty()) {
+    Demand caller{{}, "the caller"};
+    for (const std::string& key : request.public_keys) caller.keys.push_back(read_public_key(key));
+    demands.insert(demands.begin(), std::move(caller));
+  } else if (!request.signature.empty() && demands.empty()) {
+    throw Error(errors::kUsage, "a signature file was given, and no public key to check it with",
+                "Give the key as well.");
+  }
+  return demands;
+}
+
+}  // namespace
+
+std::vector<PublicKey> check_trust(const PackageFile& package, const SignatureRequest& request,
+                                   const std::string& system_policy) {
+  std::vector<PublicKey> signers;
+  for (const Demand& demand : demands_of(request, system_policy)) {
+    signers.push_back(satisfy(package, demand, request.signature));
+  }
+  return signers;
+}
+
+std::string demanded_by(const SignatureRequest& request) {
+  const std::vector<Demand> demands = demands_of(request, kSystemPolicy);
+  return demands.empty() ? "" : demands.front().by;
+}
+
+std::vector<SignatureFile> signature_files(const PackageFile& package) {
+  std::vector<SignatureFile> found;
+  for (const char* suffix : {kOwnSuffix, kBundleSuffix}) {
+    SignatureFile file{signature_beside(package.path(), suffix), {}, {}};
+    try {
+      const auto content = read_signature_file(file.path);
+      if (!content) continue;
+      file.key_ids = key_ids(suffix, *content, file.path.filename().string());
+    } catch (const Error& error) {
+      file.problem = error.message();
+    }
+    found.push_back(std::move(file));
+  }
+  return found;
+}
+
+}  // namespace exportkit

@@ -1,0 +1,315 @@
+#include "package/trust_records.h"
+
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "package/atomic.h"
+#include "package/guarded.h"
+#include "package/json.h"
+#include "package/sha256.h"
+#include "package/user_folders.h"
+
+namespace exportkit {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPackages = "packages";  // the folder of their records
+constexpr int64_t kSecond = 1'000'000'000;
+constexpr int64_t kMargin = 2 * kSecond;  // the coarsest times that a file system keeps (FAT's)
+constexpr size_t kMaxRecordBytes = size_t{16} << 20;
+constexpr int kMaxDepth = 8;                  // of brackets
+constexpr size_t kBlock = size_t{256} << 10;  // stays in a core's own cache while it is hashed
+
+int64_t now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * kSecond + now.tv_nsec;
+}
+
+struct stat status_of(const fs::path& path) {
+  struct stat status{};
+  if (lstat(path.c_str(), &status) != 0) throw FileError(path);
+  return status;
+}
+
+// A file that only we can change; none for anything else, and for what cannot be read.
+Descriptor open_ours(const fs::path& path, struct stat& status) {
+  // Non-blocking, or a FIFO would wait for a writer.
+  Descriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  const bool ours = file && fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) && !others_may_change(status);
+  return ours ? std::move(file) : Descriptor();
+}
+
+// --- records as JSON -------------------------------------------------------------------------------------------------
+
+template <class T>
+T whole_number(JsonReader& json) {
+  const std::string_view text = json.number_text();
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) json.fail("a number that is no time, size or inode");
+  return value;
+}
+
+using Members = std::map<std::string_view, std::function<void()>>;
+
+// An object with exactly these keys; that none is there twice was seen before.
+void read_object(JsonReader& json, const Members& members) {
+  size_t seen = 0;
+  json.object([&](std::string_view key) {
+    const auto member = members.find(key);
+    if (member == members.end()) json.fail("an unknown key");
+    member->second();
+    ++seen;
+  });
+  if (seen != members.size()) json.fail("an object without a key that it must have");
+}
+
+FileState read_state(JsonReader& json) {
+  FileState state{};
+  read_object(json, {{"device", [&] { state.device = whole_number<uint64_t>(json); }},
+                     {"inode", [&] { state.inode = whole_number<uint64_t>(json); }},
+                     {"size", [&] { state.size = whole_number<int64_t>(json); }},
+                     {"mtime_ns", [&] { state.mtime_ns = whole_number<int64_t>(json); }},
+                     {"ctime_ns", [&] { state.ctime_ns = whole_number<int64_t>(json); }}});
+  return state;
+}
+
+std::string to_json(const FileState& state) {
+  return "{\"device\":" + std::to_string(state.device) + ",\"inode\":" + std::to_string(state.inode) +
+         ",\"size\":" + std::to_string(state.size) + ",\"mtime_ns\":" + std::to_string(state.mtime_ns) +
+         ",\"ctime_ns\":" + std::to_string(state.ctime_ns) + "}";
+}
+
+// Has `read` take a record that only we can have written; false where there is none, or it is none.
+bool read_record(const fs::path& path, const std::function<void(JsonReader&)>& read) {
+  struct stat status{};
+  const Descriptor file = open_ours(path, status);
+  if (!file || static_cast<size_t>(status.st_size) > kMaxRecordBytes) return false;
+  try {
+    const std::string content = read_at(file.get(), 0, static_cast<uint64_t>(status.st_size));
+    JsonReader json(content, kMaxDepth), whole = json;
+    whole.skip();  // no key is there twice
+    whole.end();
+    read(json);
+    return true;
+  } catch (const JsonError&) {
+    return false;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
+
+// Writes a record, if that can be done; without one, files are hashed again. `make` is given the open file.
+void write_record(const fs::path& path, const std::function<std::string(int fd)>& make) {
+  try {
+    WrittenWhole file(path, 0600);
+    file.write(make(file.fd()));
+    file.finish();
+  } catch (const std::system_error&) {
+  }
+}
+
+// The time by the clock that gives files their times, which ticks every few milliseconds.
+int64_t time_after(int64_t changed_ns, int fd) {
+  int64_t now = 0;
+  for (int tries = 0; tries < 20; ++tries) {
+    struct stat status{};
+    if (futimens(fd, nullptr) != 0 || fstat(fd, &status) != 0) throw FileError("the record");
+    now = FileState::of(status).mtime_ns;
+    if (now > changed_ns || changed_ns >= now + kSecond) break;  // past it; or nowhere near, by a clock set back
+    const timespec pause{0, 2'000'000};
+    nanosleep(&pause, nullptr);
+  }
+  return now;
+}
+
+// --- packages --------------------------------------------------------------------------------------------------------
+
+// Where the record of a package is; nothing without a usable cache: then nothing is known, and nothing can be kept.
+std::optional<fs::path> record_path(const struct stat& status) {
+  try {
+    return private_folder(cache_directory(), {kPackages}) /
+           (std::to_string(status.st_dev) + "-" + std::to_string(status.st_ino) + ".json");
+  } catch (const std::system_error&) {
+    return std::nullopt;
+  }
+}
+
+// The packages of which this process has read every record. Never destroyed: threads may outlive it.
+class VerifiedHere {
+ public:
+  bool contains(const FileState& state, const std::string& manifest_sha256) {
+    const std::lock_guard lock(mutex_);
+    return packages_.contains({state, manifest_sha256});
+  }
+  void add(const FileState& state, const std::string& manifest_sha256) {
+    const std::lock_guard lock(mutex_);
+    packages_.emplace(state, manifest_sha256);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::pair<FileState, std::string>> packages_;
+};
+
+VerifiedHere& verified_here() {
+  static auto& only = *new VerifiedHere;
+  return only;
+}
+
+void check_above(const fs::path& path) {
+  if (const std::string reason = others_may_replace(path); !reason.empty())
+    throw FileError(path, "it " + reason, EACCES);
+}
+
+// That a folder is one, and that nobody else may change what is in it.
+void check_ours(const fs::path& folder) {
+  const struct stat status = status_of(folder);
+  if (const char* reason = others_may_change(status)) throw FileError(folder, std::string("it ") + reason, EACCES);
+  if (!S_ISDIR(status.st_mode)) throw FileError(folder, EEXIST);
+}
+
+bool is_known(const PackageReader& reader, const struct stat& status, const fs::path& path) {
+  int64_t checked_ns = 0;
+  std::string manifest_sha256;
+  FileState state{};
+  const bool read = read_record(path, [&](JsonReader& json) {
+    read_object(json, {{"checked_ns", [&] { checked_ns = whole_number<int64_t>(json); }},
+                       {"manifest_sha256", [&] { manifest_sha256 = json.string(); }},
+                       {"state", [&] { state = read_state(json); }}});
+  });
+  return read && checked_ns <= now_ns() && state == FileState::of(status) &&
+         manifest_sha256 == reader.manifest_sha256();
+}
+
+}  // namespace
+
+fs::path cache_directory() {
+  const std::string own = environment("EXPORTKIT_CACHE");
+  return own.empty() ? user_folder("XDG_CACHE_HOME", ".cache") : fs::path(own);
+}
+
+fs::path private_folder(const fs::path& root, const std::vector<std::string>& parts) {
+  // Links on the way are followed once, here: who may exchange one cannot lead the dynamic linker elsewhere later.
+  const fs::path top = fs::weakly_canonical(fs::absolute(root));
+  fs::create_directories(top.parent_path());
+  check_above(top);
+  fs::path folder = top;
+  for (auto part = parts.begin();; folder /= *part++) {
+    if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) throw FileError(folder);
+    check_ours(folder);
+    if (part == parts.end()) return folder;
+  }
+}
+
+Descriptor open_private_folder(const fs::path& root, const std::string& part) {
+  const fs::path top = fs::weakly_canonical(fs::absolute(root));
+  struct stat status{};
+  for (const fs::path& folder : {top, top / part}) {
+    if (lstat(folder.c_str(), &status) != 0 && errno == ENOENT) return Descriptor();
+    check_above(folder);
+    check_ours(folder);
+  }
+  Descriptor folder(open((top / part).c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!folder) throw FileError(top / part);
+  return folder;
+}
+
+bool verify_once(const PackageReader& reader, bool always) {
+  const struct stat status = reader.status();
+  const FileState state = FileState::of(status);
+  const bool demanded = !reader.signers().empty();
+  const std::optional<fs::path> path = record_path(status);
+  const bool known =
+      demanded ? verified_here().contains(state, reader.manifest_sha256()) : path && is_known(reader, status, *path);
+  if (known && !always && !others_may_change(status)) {
+    if (path) touch(*path);
+    return false;
+  }
+  const int64_t started = now_ns();
+  reader.verify();
+  if (state != FileState::of(reader.status()) || others_may_change(status) || state.changed_ns() + kMargin > started) {
+    return true;
+  }
+  verified_here().add(state, reader.manifest_sha256());
+  if (path) {
+    write_record(*path, [&](int) {
+      return "{\"checked_ns\":" + std::to_string(started) + ",\"manifest_sha256\":\"" + reader.manifest_sha256() +
+             "\",\"state\":" + to_json(state) + "}";
+    });
+  }
+  return true;
+}
+
+bool is_verified(const fs::path& folder, const std::optional<EntryRecord>& record,
+                 const std::map<std::string, std::string>& digests) {
+  if (!record) return false;
+  return std::all_of(digests.begin(), digests.end(), [&](const auto& expected) {
+    const auto& [name, sha256] = expected;
+    const auto verified = record->files.find(name);
+    if (verified == record->files.end() || verified->second.sha256 != sha256 ||
+        verified->second.state.changed_ns() >= record->checked_ns) {
+      return false;
+    }
+    struct stat status{};
+    return lstat((folder / name).c_str(), &status) == 0 && !others_may_change(status) &&
+           FileState::of(status) == verified->second.state;
+  });
+}
+
+std::optional<FileState> state_if_content(const fs::path& path, const std::string& sha256) {
+  struct stat status{};
+  const Descriptor file = open_ours(path, status);
+  if (!file) return std::nullopt;
+  Sha256 digest;
+  const auto buffer = std::make_unique<char[]>(kBlock);
+  uint64_t at = 0;
+  while (const size_t count = read_at(file.get(), at, buffer.get(), kBlock)) {
+    digest.update(buffer.get(), count);
+    at += count;
+  }
+  return digest.hex() == sha256 ? std::optional(FileState::of(status)) : std::nullopt;
+}
+
+std::optional<EntryRecord> read_entry_record(const fs::path& path) {
+  EntryRecord record{};
+  const bool read = read_record(path, [&](JsonReader& json) {
+    const auto read_files = [&] {
+      json.object([&](std::string_view name) {
+        VerifiedFile& file = record.files[std::string(name)];
+        read_object(json, {{"sha256", [&] { file.sha256 = json.string(); }},
+                           {"state", [&] { file.state = read_state(json); }}});
+      });
+    };
+    read_object(json,
+                {{"checked_ns", [&] { record.checked_ns = whole_number<int64_t>(json); }}, {"files", read_files}});
+  });
+  return read && record.checked_ns <= now_ns() ? std::optional(std::move(record)) : std::nullopt;
+}
+
+void write_entry_record(const fs::path& path, const std::map<std::string, VerifiedFile>& files) {
+  int64_t changed_ns = 0;
+  std::string text;
+  for (const auto& [name, file] : files) {  // no name of a record needs an escape
+    changed_ns = std::max(changed_ns, file.state.changed_ns());
+    text += (text.empty() ? "\"" : ",\"") + name + "\":{\"sha256\":\"" + file.sha256 +
+            "\",\"state\":" + to_json(file.state) + "}";
+  }
+  write_record(path, [&](int fd) {
+    return "{\"checked_ns\":" + std::to_string(time_after(changed_ns, fd)) + ",\"files\":{" + text + "}}";
+  });
+}
+
+void touch(const fs::path& path) { utimensat(AT_FDCWD, path.c_str(), nullptr, 0); }
+
+}  // namespace exportkit

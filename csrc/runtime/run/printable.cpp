@@ -1,0 +1,64 @@
+#include "runtime/run/printable.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <iterator>
+
+namespace exportkit::run {
+namespace {
+
+struct Range {
+  uint32_t first, last;
+};
+
+// Controls; marks that turn the direction of text, join it or are not seen; spaces but for the usual one; surrogates,
+// what is private or not assigned.
+constexpr Range kNotPrintable[] = {
+    {0, 0x1F},          {0x7F, 0xA0},       {0xAD, 0xAD},       {0x600, 0x605},     {0x61C, 0x61C},
+    {0x6DD, 0x6DD},     {0x70F, 0x70F},     {0x890, 0x891},     {0x8E2, 0x8E2},     {0x1680, 0x1680},
+    {0x180E, 0x180E},   {0x2000, 0x200F},   {0x2028, 0x202F},   {0x205F, 0x206F},   {0x3000, 0x3000},
+    {0xD800, 0xF8FF},   {0xFEFF, 0xFEFF},   {0xFFF0, 0xFFFB},   {0xFFFE, 0xFFFF},   {0x110BD, 0x110BD},
+    {0x110CD, 0x110CD}, {0x13430, 0x1343F}, {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A}, {0xE0000, 0xFFFFFFFF}};
+
+bool is_printable(uint32_t code_point) {
+  return std::none_of(std::begin(kNotPrintable), std::end(kNotPrintable),
+                      [&](const Range& range) { return range.first <= code_point && code_point <= range.last; });
+}
+
+// How many bytes the character at the start of a text has, and its code point; 0 bytes where it is no UTF-8.
+size_t decode(std::string_view text, uint32_t& code_point) {
+  const auto lead = static_cast<uint8_t>(text[0]);
+  const size_t size = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
+  if (size == 0 || size > text.size()) return 0;
+  code_point = size == 1 ? lead : lead & (0x7Fu >> size);
+  for (size_t i = 1; i < size; ++i) {
+    const auto byte = static_cast<uint8_t>(text[i]);
+    if ((byte & 0xC0) != 0x80) return 0;
+    code_point = code_point << 6 | (byte & 0x3Fu);
+  }
+  constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  return code_point < kLeast[size] ? 0 : size;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    uint32_t code_point = 0;
+    const size_t size = decode(text, code_point);
+    if (size > 0 && is_printable(code_point)) {
+      out += text.substr(0, size);
+    } else {
+      const uint32_t shown = size > 0 ? code_point : static_cast<uint8_t>(text[0]);
+      char escape[16];
+      std::snprintf(escape, sizeof escape, shown < 0x100 ? "\\x%02x" : shown < 0x10000 ? "\\u%04x" : "\\U%08x", shown);
+      out += escape;
+    }
+    text.remove_prefix(std::max<size_t>(size, 1));
+  }
+  return out;
+}
+
+}  // namespace exportkit::run
