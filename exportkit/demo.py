@@ -15,9 +15,9 @@ from exportkit.package.case_files import named_tensors
 from exportkit.package.manifest import Manifest
 from exportkit.verify.messages import Called, Loaded
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import Report
 from exportkit.verify.packaging import build_package
 from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
 
 if TYPE_CHECKING:

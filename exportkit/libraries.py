@@ -1,13 +1,14 @@
 """The operator libraries loaded in this process: one namespace, one build, once.
 
 Loading a second library that defines an already registered namespace ends the process (a crash inside the library's
-static initialisers, not an exception), so every load looks before it leaps: `load_library` here, and the C++ runtime's
-(csrc/runtime/operators.cpp), which is told what was loaded here and tells what it loaded.
+static initialisers, not an exception), so every load looks before it leaps. csrc/runtime/operators.cpp does so for
+programs without Python.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -35,7 +36,6 @@ TORCH_NAMESPACES = frozenset(_TORCH_NAMESPACES.split())
 # A line of /proc/self/maps: addresses, permissions, offset, device, inode, path.
 _EXECUTABLE_MAPPING = re.compile(r"^\S+ ..x\S \S+ \S+ (\d+) +(/.+)$", re.MULTILINE)
 
-_PROBE_TIMEOUT = 120.0  # seconds; importing torch takes a few, and up to a minute from a cold disk
 _PROBE = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]  # not the working directory; Python 3.10 has no -P
@@ -60,6 +60,11 @@ _CONFLICT_HINT = (
     "exportkit.load(..., isolate=True)."
 )
 _SHOWN_SCHEMAS = 40
+_BLOCK = 1 << 18  # bytes of a file that are hashed or searched at a time: reading the next ones lets go of the GIL
+
+_process = ctypes.CDLL(None)
+_process.dlopen.argtypes, _process.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+_process.dlerror.argtypes, _process.dlerror.restype = (), ctypes.c_char_p
 
 # Held by who looks what is registered and then loads a library: nobody registers anything in between.
 loading = threading.RLock()
@@ -80,13 +85,8 @@ class LoadedLibrary(NamedTuple):
     namespaces: frozenset[str]
 
 
-def _forget_who_was_loading() -> None:
-    """In a fork: the thread that held it is not there to let it go."""
-    global loading
-    loading = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_who_was_loading)
+# A fork waits for it: in the child, a load that another thread is in the middle of would never end.
+os.register_at_fork(before=loading.acquire, after_in_parent=loading.release, after_in_child=loading.release)
 
 
 def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
@@ -127,29 +127,23 @@ def load_verified(
         LibraryConflictError: As for `load_library`.
         LibraryLoadError: The dynamic linker refused the file.
     """
-    import torch
-
     with loading:
         if sha256 in _loaded:  # by another thread, since it was looked for
             return _loaded[sha256]
-        content = path.read_bytes()
-        namespaces, registered = set(defines), set[str]()
-        if can_define := bool(defines) or any(symbol in content for symbol in _DEFINING_SYMBOLS):
-            registered = _operator_names()
-            if undeclared := _mentioned_namespaces(content, registered) - namespaces:
+        namespaces, before = set(defines), set[str]()
+        if can_define := bool(defines) or bool(_found_in(path, _DEFINING_SYMBOLS)):
+            registered = list_namespaces()
+            if undeclared := _mentioned(path, registered - namespaces - TORCH_NAMESPACES):
                 schemas = {**_probed_schemas(path), **(schemas or {})}
                 namespaces |= undeclared & {name.partition("::")[0] for name in schemas}
-            _refuse_second_definition(path, sha256, namespaces, registered, schemas)
+            _refuse_second_definition(path, sha256, namespaces & registered, schemas)
         else:
             _refuse_other_kernels(path, sha256)
-        try:
-            torch.ops.load_library(str(path))
-        except OSError as error:
-            raise LibraryLoadError(
-                f"the dynamic linker refused {path.name}: {error.__cause__ or error}", hint=_hint(error)
-            ) from error
         if can_define and not defines:
-            namespaces |= {name.partition("::")[0] for name in schemas_of(_operator_names() - registered)}
+            before = _operator_names()
+        _open(path)
+        if can_define and not defines:
+            namespaces |= _namespaces_of(_operator_names() - before)
         return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, frozenset(namespaces)))
 
 
@@ -165,18 +159,6 @@ def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> 
         if sha256 not in _loaded and (mapped := _mapped_copy(sha256, size)):
             _loaded[sha256] = LoadedLibrary(mapped, sha256, frozenset(defines))
         return _loaded.get(sha256)
-
-
-def loaded_libraries() -> tuple[LoadedLibrary, ...]:
-    """Those that are known to be loaded."""
-    with loading:
-        return tuple(_loaded.values())
-
-
-def know_library(library: LoadedLibrary) -> None:
-    """Makes known what the C++ runtime loaded, by the same rules."""
-    with loading:
-        _loaded.setdefault(library.sha256, library)
 
 
 def registered_schemas(namespace: str | None = None) -> dict[str, str]:
@@ -219,7 +201,7 @@ def file_sha256(path: Path) -> str:
 def stream_sha256(file: BinaryIO) -> str:
     """Hex digest of what is left to read of a file."""
     digest = hashlib.sha256()
-    while block := file.read(1 << 18):
+    while block := file.read(_BLOCK):
         digest.update(block)
     return digest.hexdigest()
 
@@ -234,6 +216,19 @@ def _operator_names() -> set[str]:
     import torch
 
     return set(torch._C._dispatch_get_all_op_names())
+
+
+def _namespaces_of(names: Iterable[str]) -> set[str]:
+    return {name.partition("::")[0] for name in names}
+
+
+def _all_namespaces() -> set[str]:
+    """Every namespace that has an operator."""
+    return _namespaces_of(_operator_names())
+
+
+# The C++ runtime, where it is loaded, puts one here that does not hold the GIL for milliseconds.
+list_namespaces: Callable[[], set[str]] = _all_namespaces
 
 
 def _mapped_files() -> list[tuple[Path, os.stat_result]]:
@@ -261,22 +256,41 @@ def _mapped_copy(sha256: str, size: int) -> Path | None:
     return None
 
 
-def _mentioned_namespaces(content: bytes, registered: Collection[str]) -> set[str]:
-    """The registered namespaces, torch's own apart, that a library could define a second time."""
-    others = {name.partition("::")[0] for name in registered} - TORCH_NAMESPACES
-    # A library's namespaces are string literals in it, and so cannot hide.
-    return {namespace for namespace in others if namespace.encode() + b"\0" in content}
+def _mentioned(path: Path, namespaces: Iterable[str]) -> set[str]:
+    """Those of these namespaces that a library could define: they are string literals in it, and so cannot hide."""
+    found = _found_in(path, [namespace.encode() + b"\0" for namespace in namespaces])
+    return {name[:-1].decode() for name in found}
+
+
+def _found_in(path: Path, wanted: Collection[bytes]) -> set[bytes]:
+    """Which of these a file contains."""
+    if not wanted:
+        return set()
+    overlap = max(map(len, wanted))
+    found, block = set[bytes](), b""
+    with open(path, "rb", buffering=0) as file:
+        while read := file.read(_BLOCK):
+            block = block[-overlap:] + read
+            found |= {each for each in wanted if each not in found and each in block}
+    return found
+
+
+def _open(path: Path) -> None:
+    """Has the dynamic linker load a library, without the GIL, which `ctypes.CDLL` may hold while its initialisers run.
+
+    Raises:
+        LibraryLoadError: The linker refused it.
+    """
+    if not _process.dlopen(os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL):
+        said = (_process.dlerror() or b"").decode(errors="backslashreplace")
+        raise LibraryLoadError(f"the dynamic linker refused {path.name}: {said}", hint=_hint(said))
 
 
 def _probed_schemas(path: Path) -> dict[str, str]:
     """The schemas that a library defines, by operator, found out by another process."""
     command = [sys.executable, "-c", _PROBE, str(path)]
-    try:
-        probe = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise LibraryLoadError(
-            f"{path.name} did not load within {_PROBE_TIMEOUT:.0f} s in a process of its own"
-        ) from error
+    # Waited for as long as it takes: on a loaded machine, importing torch alone takes minutes.
+    probe = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if probe.returncode:
         reason = probe.stderr.strip().splitlines()[-1:] or [f"exit status {probe.returncode}"]
         raise LibraryLoadError(f"{path.name} does not load in a process of its own: {reason[0]}")
@@ -285,11 +299,11 @@ def _probed_schemas(path: Path) -> dict[str, str]:
 
 
 def _refuse_second_definition(
-    path: Path, sha256: str, defines: Collection[str], registered: Collection[str], schemas: Mapping[str, str] | None
+    path: Path, sha256: str, defines: Collection[str], schemas: Mapping[str, str] | None
 ) -> None:
-    """Refuses another build of a registered namespace, for which dlopen would end the process."""
+    """Refuses another build of these namespaces, which are registered: dlopen would end the process."""
     for namespace in sorted(defines):
-        if there := schemas_of(_in_namespaces(registered, [namespace])):
+        if there := registered_schemas(namespace):
             known = _probed_schemas(path) if schemas is None else schemas
             here = {name: known[name] for name in _in_namespaces(known, [namespace])}
             raise LibraryConflictError(
@@ -321,9 +335,8 @@ def _owner_of(namespace: str) -> str:
     for path, _ in _mapped_files():
         if not path.is_relative_to(Path(torch.__file__).parent):
             with contextlib.suppress(OSError):
-                content = path.read_bytes()
-                if namespace.encode() + b"\0" in content and any(symbol in content for symbol in _DEFINING_SYMBOLS):
-                    found.append(f"sha256 {hashlib.sha256(content).hexdigest()} from {path}")
+                if _mentioned(path, [namespace]) and _found_in(path, _DEFINING_SYMBOLS):
+                    found.append(f"sha256 {file_sha256(path)} from {path}")
     if not found:
         return "Python code, or a library whose file is gone, that exportkit did not load"
     return f"{' or '.join(found)}, which exportkit did not load"
@@ -346,11 +359,10 @@ def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> str:
     return "".join(f"\n    {line}" for line in lines[:_SHOWN_SCHEMAS] + more)
 
 
-def _hint(error: OSError) -> str:
-    """What to do about the dynamic linker's complaint."""
-    text = f"{error.__cause__ or ''} {error}"
-    if "failed to map segment" in text:
+def _hint(complaint: str) -> str:
+    """What to do about what the dynamic linker says."""
+    if "failed to map segment" in complaint:
         return "Its directory is mounted noexec: set EXPORTKIT_CACHE to a directory that may hold code."
-    if "undefined symbol" in text:
+    if "undefined symbol" in complaint:
         return "An undefined torch symbol means a library built for another torch; rebuild it for this one."
     return "`ldd` says which of the libraries it needs are missing here."

@@ -24,11 +24,13 @@ from exportkit.export.cases import draw_inputs, eager_mode, state_sha256
 from exportkit.export.model import load_operator_libraries, load_our_operators
 from exportkit.export.remake import remade
 from exportkit.package.manifest import Call, Manifest
-from exportkit.package.sizes import label_of
+from exportkit.package.trust import demanded_by
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
+from exportkit.sizes import label_of
 from exportkit.spec import ExportSpec
 from exportkit.verify.compare import compare_outputs
+from exportkit.verify.eager import unnamed
 from exportkit.verify.outcomes import Match
 
 EAGER, COMPILE = "eager", "compile"
@@ -45,18 +47,18 @@ class PackageOptions:
     """What to time a package against, and at which sizes.
 
     Attributes:
-        against: "eager", "compile".
+        against: "eager", "compile"; None takes both, where the eager model can be made.
         sizes: Such as "batch=8,gh=28,gw=28"; those of the recorded cases by default.
         seconds: For each alternative at each size.
         seed: Of the inputs.
-        model: MODEL, where it is not what the package recorded.
+        model: MODEL, where it is not what the package recorded; that is not imported where a signature is demanded.
         weights: Of the eager model, where it was exported with a weights file.
         op_libraries: Operator libraries that a package without them needs.
         public_keys: PEM files, of which any must have signed each package; what a policy asks for comes on top.
         signature: The signature file of a package that is timed alone, where it is not beside it under its name.
     """
 
-    against: Sequence[str] = ALTERNATIVES
+    against: Sequence[str] | None = None
     sizes: Sequence[str] = ()
     seconds: float = 1.0
     seed: int = 0
@@ -96,7 +98,7 @@ def bench_packages(
         progress: Told what is about to be done.
 
     Raises:
-        UsageError: The packages take different inputs, a size means nothing, or MODEL cannot be found.
+        UsageError: The packages take different inputs, a size means nothing, or MODEL must be named or is not found.
         WrongResultError: A package does not answer what eager answers. It is not timed.
         PackageError: A package is bad.
     """
@@ -135,11 +137,15 @@ def _eager(
     manifest: Manifest, device: torch.device, options: PackageOptions, stack: ExitStack, progress: Callable[[str], None]
 ) -> tuple[ExportSpec | None, str | None]:
     """The eager model on the device, or why there is none."""
-    source, model = manifest.source, options.model or manifest.source.model
-    if not options.against:
+    if options.against is not None and not options.against:
         return None, None
+    by = demanded_by(options.public_keys or None, options.signature)
+    source, model = manifest.source, options.model or (manifest.source.model if by is None else None)
     if model is None:
-        return None, "the package was exported from an object, not from a MODEL that can be imported; name it: --model"
+        reason = unnamed(manifest.source.model, by)
+        if options.against is not None and by is not None:
+            raise UsageError(f"no comparison with eager: {reason}")
+        return None, reason
     progress(f"making the eager model {model}")
     made = remade(model, source, manifest.call, device, weights=options.weights, op_libraries=options.op_libraries)
     spec = stack.enter_context(made)
@@ -149,6 +155,10 @@ def _eager(
             hint="Export it again, or give the weights it was exported with (--weights).",
         )
     return spec, None
+
+
+def _against(options: PackageOptions) -> Sequence[str]:
+    return ALTERNATIVES if options.against is None else options.against
 
 
 def _inputs(
@@ -210,7 +220,7 @@ def _row(
     expected, replaced = _expected(loaded[0].model, spec, sizes, inputs[0])
     ways += _eager_ways(spec, manifest, replaced, options)
     ready: list[Alternative] = []
-    failed = [Measurement(name, "the eager model", note=note) for name in options.against if note]
+    failed = [Measurement(name, "the eager model", note=note) for name in _against(options) if note]
     for way in ways:
         if (reason := _difference(way, inputs[0], manifest.call, expected)) is None:
             calls = [partial(way.function, *args, **kwargs) for args, kwargs in inputs]
@@ -262,11 +272,11 @@ def _eager_ways(spec: ExportSpec | None, manifest: Manifest, replaced: bool, opt
         what += ", references for operators" if replaced else ", with its operators: it calls them through torch.ops"
     plain = References() if ours and replaced else nullcontext()
     ways = []
-    if EAGER in options.against:
+    if EAGER in _against(options):
         ways.append(_Way(EAGER, what, spec.model, lambda: plain))
         if ours and replaced:
             ways.append(_Way(OURS_EAGER, "the eager model", spec.model))
-    if COMPILE in options.against:
+    if COMPILE in _against(options):
         torch._dynamo.reset()  # or the next size would be compiled for any size
         ways.append(_Way(COMPILE, f"torch.compile of {what}", torch.compile(spec.model, dynamic=False), lambda: plain))
     return ways

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.options import OUTPUT_FILE, device_option, op_library_option, public_key_options, weights_option
-from exportkit.cli.output import progress
+from exportkit.cli.options import (
+    OUTPUT_FILE,
+    device_option,
+    model_option,
+    op_library_option,
+    public_key_options,
+    weights_option,
+)
+from exportkit.cli.output import printable, progress
 
 if TYPE_CHECKING:
     from exportkit.bench.results import Results
@@ -55,7 +62,7 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     help="To spend on each alternative at each size.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the inputs.")
-@click.option("--model", metavar="MODEL", help="The eager model, where it is not what the package recorded.")
+@model_option("the package")
 @weights_option("Weights of the eager model, where it was exported with a file of them.")
 @op_library_option("A library of operators that the package calls and does not bring. Repeatable.")
 @public_key_options("each package")
@@ -75,7 +82,8 @@ def command(
     WHAT is `ops` for every operator, names of operators, or packages (.pt2). Operators are timed beside their ATen
     reference, torch.compile of it, and the fastest library that has the same; packages beside the eager model, with
     operators and with their references, and torch.compile; the first package is the one that the others are compared
-    with. Results are compared before anything is timed: what computes something else is an error.
+    with. Results are compared before anything is timed: what computes something else is an error. Where --public-key
+    or a policy of this machine asks for signatures, the eager model is made only if --model names it.
 
     The alternatives take turns; inputs rotate, so that caches do not hold them. On CUDA two times of an operator are
     taken: of a call, launches included, and of its kernels alone, replayed from a CUDA graph; the table shows the
@@ -145,7 +153,7 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
 
 
 def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
-    from exportkit.bench.packages import ALTERNATIVES, PackageOptions, bench_packages
+    from exportkit.bench.packages import PackageOptions, bench_packages
 
     if "library" in options["against"]:
         raise click.UsageError("--against library is for operators; give other packages as arguments.")
@@ -154,7 +162,7 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
     if options["signature"] and len(packages) > 1:
         raise click.UsageError("--signature is of one package; of several, each has its own beside it.")
     chosen = PackageOptions(
-        against=options["against"] or ALTERNATIVES,
+        against=options["against"] or None,
         sizes=options["sizes"],
         seconds=options["seconds"],
         seed=options["seed"],
@@ -187,4 +195,4 @@ def _print(results: Results) -> None:
         if rows:
             click.echo(f"{title}:\n\n{tables.table(rows)}")
     for note in (*tables.libraries(results.rows), *tables.notes(results.rows)):
-        click.echo(f"  {note}")
+        click.echo(f"  {printable(note)}")

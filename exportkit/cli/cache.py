@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import asdict
 
 from exportkit.cli.frame import command as exportkit_command
 from exportkit.cli.frame import command_group
@@ -31,7 +31,7 @@ def info(as_json: bool) -> None:
     items = cache_items()
     total = sum(item.size for item in items)
     if as_json:
-        print_json({"directory": cache_directory(), "size": total, "items": [asdict(item) for item in items]})
+        print_json({"directory": cache_directory(), "size": total, "items": [*map(asdict, items)]})
         return
     click.echo(f"{cache_directory()}: {size_text(total)}")
     print_table(_rows(items))
@@ -62,7 +62,8 @@ def prune(as_json: bool, **limits: Any) -> None:
     pruned = prune_cache(**limits)
     freed, left = (sum(item.size for item in items) for items in (pruned.removed, pruned.kept))
     if as_json:
-        print_json({"freed": freed, "left": left, **asdict(pruned)})
+        parts = {"removed": [*map(asdict, pruned.removed)], "kept": [*map(asdict, pruned.kept)]}
+        print_json({"freed": freed, "left": left, **parts})
         return
     print_table(_rows(pruned.removed))
     click.echo(f"removed {len(pruned.removed)}, {size_text(freed)}; {size_text(left)} left")

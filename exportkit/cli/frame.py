@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 import exportkit
-from exportkit.cli.output import print_json, printable
+from exportkit.cli.output import print_json, printable, printable_lines
 from exportkit.errors import ExportkitError, HostError
 from exportkit.verify.outcomes import EXIT_CODES
 
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _show(type(error).__name__, message, hint, error.exit_code, as_json)
     except ExportkitError as error:
         if debug:
-            traceback.print_exc()
+            _show_traceback()
         return _show(type(error).__name__, error.message, error.hint, error.exit_code, as_json)
     except (click.Abort, KeyboardInterrupt):
         return _show("Interrupted", "interrupted", None, INTERRUPTED_EXIT_CODE, as_json)
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno is None:  # Python's own, such as inspect's "could not get source code"
             return _bug(error, as_json)
         if debug:
-            traceback.print_exc()
+            _show_traceback()
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
         hint = "That is what the system says; --debug shows where."
         return _show(type(error).__name__, message, hint, HostError.exit_code, as_json)
@@ -124,8 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _bug(error, as_json)
 
 
+def _show_traceback() -> None:
+    click.echo(printable_lines(traceback.format_exc().rstrip(), "  "), err=True)
+
+
 def _bug(error: Exception, as_json: bool) -> int:
-    traceback.print_exc()
+    _show_traceback()
     hint = "This is a bug of exportkit. Please report it, with the lines above."
     return _show(type(error).__name__, str(error), hint, BUG_EXIT_CODE, as_json)
 
@@ -133,6 +137,9 @@ def _bug(error: Exception, as_json: bool) -> int:
 def _show(kind: str, message: str, hint: str | None, exit_code: int, as_json: bool) -> int:
     if as_json:
         print_json({"error": {"kind": kind, "message": message, "hint": hint, "exit_code": exit_code}})
-    lines = f"error: {message}" + (f"\n  {hint}" if hint else "")
-    click.echo("\n".join(map(printable, lines.splitlines())), err=True)
+    first, *others = f"{message}\n  {hint}".split("\n") if hint else message.split("\n")
+    click.echo(f"error: {printable(first)}", err=True)
+    # A message may quote what others wrote: no line but the first starts at the margin, whatever line breaks it has.
+    for line in others:
+        click.echo(("" if line.startswith("  ") else "  ") + printable(line), err=True)
     return exit_code

@@ -33,15 +33,15 @@ def command(artifact: Path, public_keys: tuple[Path, ...], signature: Path | Non
     import msgspec
 
     from exportkit.package.archive import PackageReader
-    from exportkit.package.trust import check_trust, signature_info
+    from exportkit.package.trust import demand, signature_info
 
-    with PackageReader(artifact) as reader:
-        asked = public_keys or signature is not None
-        signers = check_trust(reader, public_keys or None, signature) if asked else ()
+    asked = demand(public_keys or None, signature) if public_keys or signature is not None else None
+    with PackageReader(artifact, demand=asked) as reader:
+        signers = reader.signers
         reader.verify()
         signatures = signature_info(reader)
         if as_json:
-            file = {"path": str(artifact), "size": artifact.stat().st_size, "sha256": reader.sha256}
+            file = {"path": str(artifact), "size": reader.size, "sha256": reader.sha256}
             document: dict[str, Any] = {
                 "file": file,
                 "signatures": [dataclasses.asdict(info) for info in signatures],
@@ -71,7 +71,7 @@ def _print(artifact: Path, reader: PackageReader, signature_rows: Sequence[tuple
     click.echo(printable(f"{manifest.name} {manifest.version}"))
     print_table(
         [
-            ("file", f"{artifact}, {size_text(artifact.stat().st_size)}, {len(sizes) + 1} records, every digest holds"),
+            ("file", f"{artifact}, {size_text(reader.size)}, {len(sizes) + 1} records, every digest holds"),
             ("sha256", reader.sha256),
             *signature_rows,
             ("made by", _provenance(manifest)),
@@ -81,7 +81,7 @@ def _print(artifact: Path, reader: PackageReader, signature_rows: Sequence[tuple
     click.echo("\nTakes")
     print_table(input_rows(manifest.call))
     if ranges := dimension_text(manifest.call):
-        click.echo(f"  where {ranges}")
+        click.echo(f"  where {printable(ranges)}")
     click.echo("\nReturns")
     print_table(output_rows(manifest.call))
     click.echo("\nTargets")

@@ -63,6 +63,19 @@ def device_option(text: str, default: str) -> Callable[[F], F]:
     return click.option("--device", default=default, show_default=True, metavar=choices, help=text)
 
 
+def model_option(artifact: str) -> Callable[[F], F]:
+    """--model: the eager model."""
+    text = f"The eager model, where it is not what {artifact} recorded, or a signature is demanded."
+    return click.option("--model", metavar="MODEL", help=text)
+
+
+def timeout_option(function: F) -> F:
+    """--timeout of a call."""
+    seconds = click.IntRange(min=1, max=7 * 86400)
+    text = "Seconds a call may take; loading may take 120 at least."
+    return click.option("--timeout", type=seconds, default=600, show_default=True, help=text)(function)
+
+
 def tolerance_options(function: F) -> F:
     """--rtol and --atol, both or neither, as torch.testing.assert_close has it."""
     at_least_zero = click.FloatRange(min=0)

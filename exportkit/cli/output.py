@@ -51,6 +51,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def printable_lines(text: str, margin: str) -> str:
+    """A text of several lines, printable, each with a margin: whoever wrote it, none of them starts where ours do."""
+    return "\n".join(margin + printable(line) for line in text.split("\n"))
+
+
 def size_text(size: int) -> str:
     """`1.4 MB`: decimal units, as disks and networks have them."""
     value = float(size)
@@ -65,7 +70,7 @@ def size_text(size: int) -> str:
 def progress() -> Iterator[Progress]:
     """Says on stderr what is being done: a spinner on a terminal, a plain line for each step elsewhere."""
     if not sys.stderr.isatty():
-        yield lambda text: click.echo(f"{text} ...", err=True)
+        yield lambda text: click.echo(f"{printable(text)} ...", err=True)
         return
     from rich.console import Console
     from rich.markup import escape
@@ -81,8 +86,8 @@ def progress() -> Iterator[Progress]:
         def step(text: str) -> None:
             nonlocal current
             finish()
-            current = (text, time.monotonic())
-            status.update(escape(text))
+            current = (printable(text), time.monotonic())
+            status.update(escape(current[0]))
 
         yield step
         finish()

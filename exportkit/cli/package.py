@@ -9,7 +9,16 @@ from typing import Literal
 import click
 
 from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.options import EXISTING_FILE, device_option, op_library_option, output_option, weights_option
+from exportkit.cli.options import (
+    EXISTING_FILE,
+    device_option,
+    model_option,
+    op_library_option,
+    output_option,
+    public_key_options,
+    timeout_option,
+    weights_option,
+)
 from exportkit.cli.output import print_json, print_table, progress, size_text
 from exportkit.cli.sign import ask_password
 from exportkit.errors import HostError
@@ -23,7 +32,10 @@ from exportkit.errors import HostError
 @click.option("--model-version", help="Of the model. Default: the first artifact's.")
 @weights_option("Another fine-tune's weights, in the place of the artifacts': all of the model's state_dict.")
 @click.option("--sign-key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="Sign it, as `exportkit sign` does.")
+@public_key_options("each ARTIFACT")
 @device_option("Of which device targets are verified; auto: every target that runs here.", default="auto")
+@model_option("the first artifact")
+@timeout_option
 @click.option("--no-verify", is_flag=True, help="Do not run it, for instance because none of its targets runs here.")
 def command(
     artifacts: tuple[Path, ...],
@@ -33,7 +45,11 @@ def command(
     model_version: str | None,
     weights: Path | None,
     sign_key: Path | None,
+    public_keys: tuple[Path, ...],
+    signature: Path | None,
     device: str,
+    model: str | None,
+    timeout: int,
     no_verify: bool,
     as_json: bool,
 ) -> None:
@@ -41,10 +57,13 @@ def command(
 
     Several artifacts become the targets of one package: the loader picks the one that runs on its machine. Each
     target that runs here replays the recorded cases in a fresh process before the package gets its name; one that fails
-    is not written.
+    is not written. So packaging runs what it is given. Where --public-key or a policy of this machine asks for
+    signatures, each ARTIFACT must have one before anything of it runs; the package is signed last, once it was seen to
+    work.
 
     With --weights nothing is compiled, and the package has no cases: their answers are of other weights. It is compared
-    with the eager model, where MODEL can still be imported; elsewhere --no-verify writes it.
+    with the eager model, where MODEL can still be imported; elsewhere --no-verify writes it. Where signatures are asked
+    for, MODEL must be named: --model.
 
     \b
     exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
@@ -55,7 +74,7 @@ def command(
     from exportkit.package.signing import signature_path
 
     private = read_private_key(sign_key, ask_password) if sign_key is not None else None
-    signature = signature_path(output, private) if private is not None else None
+    signed = signature_path(output, private) if private is not None else None
     with progress() as step:
         step("importing the packager")
         import msgspec
@@ -65,6 +84,7 @@ def command(
 
         # Recorded cases are of the weights before.
         against: Literal["cases", "eager"] = "cases" if weights is None else "eager"
+        options = VerifyOptions(against=against, device=device, model=model, weights=weights, timeout=timeout)
         manifest, report = build_package(
             artifacts,
             output,
@@ -73,8 +93,10 @@ def command(
             version=model_version,
             weights=weights,
             sign_key=private,
-            verify_options=None if no_verify else VerifyOptions(against=against, device=device, weights=weights),
+            verify_options=None if no_verify else options,
             progress=step,
+            public_keys=public_keys,
+            signature=signature,
         )
     # The package was verified under a temporary name.
     report = dataclasses.replace(report, artifact=str(output)) if report is not None else None
@@ -85,7 +107,7 @@ def command(
         print_json(
             {
                 "file": {"path": str(output), "size": output.stat().st_size} if written else None,
-                "signature": str(signature) if written and signature is not None else None,
+                "signature": str(signed) if written and signed is not None else None,
                 "verification": report_document(report) if report is not None else None,
                 "manifest": msgspec.to_builtins(manifest),
             }
@@ -96,7 +118,7 @@ def command(
 
         click.echo(f"{output}  {size_text(output.stat().st_size)}" if written else f"{output} was not written")
         if written and private is not None:
-            click.echo(f"{signature}: signed by key {private.public.id}")
+            click.echo(f"{signed}: signed by key {private.public.id}")
         print_table([("target", target.name, target_text(target)) for target in manifest.targets])
         print_table([("library", Path(item.record).name, library_text(item)) for item in manifest.libraries])
         if report is not None:

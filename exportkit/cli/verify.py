@@ -14,16 +14,19 @@ from exportkit.cli.options import (
     EXISTING_FILE,
     check_tolerances,
     device_option,
+    model_option,
     op_library_option,
     public_key_options,
+    timeout_option,
     tolerance_options,
     weights_option,
 )
-from exportkit.cli.output import print_json, print_table, printable, progress
+from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
 from exportkit.verify import outcomes
 
 if TYPE_CHECKING:
-    from exportkit.verify.outcomes import Check, Report, Verdict
+    from exportkit.verify.outcomes import Verdict
+    from exportkit.verify.report import Check, Report
 
 
 @exportkit_command("verify", short_help="Run an artifact in a fresh process, and compare.")
@@ -41,18 +44,12 @@ if TYPE_CHECKING:
 @tolerance_options
 @device_option("Of which device targets are run; auto: every target that runs here.", default="auto")
 @click.option("--target", metavar="NAME", help="The only target to run. `exportkit inspect` names them.")
-@click.option("--model", metavar="MODEL", help="The eager model, where it is not what the artifact recorded.")
+@model_option("the artifact")
 @weights_option("Weights of the eager model, where it was exported with a file of them.")
 @op_library_option("A library of operators that the artifact calls and does not bring. Repeatable.")
 @public_key_options("ARTIFACT")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of sizes and inputs.")
-@click.option(
-    "--timeout",
-    type=click.IntRange(min=1, max=7 * 86400),
-    default=600,
-    show_default=True,
-    help="Seconds a call may take.",
-)
+@timeout_option
 @click.option(
     "--max-input-mb",
     type=click.IntRange(min=1),
@@ -66,8 +63,10 @@ def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) ->
     Such a process has the package and torch; neither the exporter nor the source of model or operators can be imported
     in it. First it replays the recorded cases; then, where MODEL can be imported here, its outputs are compared with
     eager's over sizes drawn from the dynamic ranges, their ends included. Targets that cannot run here are named, each
-    with the reason; where none can, that is a failure. The first check that fails gives the exit code. With
-    --public-key, or where a policy of this machine asks for signatures, they are checked before all else.
+    with the reason; where none can, that is a failure. The first check that fails gives the exit code.
+
+    With --public-key, or where a policy of this machine asks for signatures, they are checked before all else. A
+    signature does not cover the source of the model: then nothing is compared with eager unless --model names it.
 
     \b
     exportkit verify arr_coc.pt2
@@ -99,7 +98,7 @@ def report_document(report: Report) -> dict[str, Any]:
 
 def print_report(report: Report) -> None:
     """The report in words: what was found of each target under its name, and the failures in full."""
-    click.echo(f"{report.artifact}: {f'torch {report.torch}' if report.torch else 'not loaded'}")
+    click.echo(f"{printable(report.artifact)}: {f'torch {report.torch}' if report.torch else 'not loaded'}")
     print_table([_row(check) for check in report.checks if check.target is None])
     for target in report.targets:
         if target.left_out is None:
@@ -110,12 +109,12 @@ def print_report(report: Report) -> None:
         if target.left_out is not None:
             click.echo(f"  not run  {target.name}: {printable(target.left_out)}")
     for note in report.skipped:
-        click.echo(f"  left out  {note}")
+        click.echo(f"  left out  {printable(note)}")
     for check in report.checks:
         if check.failed:
             of = f" of {check.target}" if check.target else ""
-            click.echo(f"\n{check.against}, {check.label}{of}:")
-            click.echo("\n".join(f"  {printable(line)}" for line in check.verdict.message.splitlines()))
+            click.echo(f"\n{check.against}, {printable(check.label)}{of}:")
+            click.echo(printable_lines(check.verdict.message, "  | "))
     failed = sum(check.failed for check in report.checks)
     if failed:
         click.echo(f"\nFAILED: {failed} of {len(report.checks)} checks; exit code {report.exit_code}")

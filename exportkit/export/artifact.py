@@ -86,7 +86,7 @@ def export_aoti(
     if "cpp.cxx" not in options:
         usable_compiler()  # minutes of tracing are not spent where nothing can be compiled
     say = progress or _silent
-    traced = _trace(model, out, device, dtype, dynamic, static, cases, seed, name, version, say)
+    traced = _trace(model, out, on, dtype, dynamic, static, cases, seed, name, version, say)
     weights = None if embed_weights else ProgramWeights(traced.program)
     with temporary_folder(None, "exportkit-compile") as folder:
         compiled = [
@@ -137,13 +137,16 @@ def export_program(
 
     Arguments and errors are those of `export_aoti`.
     """
+    on = usable_device(device)
     say = progress or _silent
-    traced = _trace(model, out, device, dtype, dynamic, static, cases, seed, name, version, say)
+    traced = _trace(model, out, on, dtype, dynamic, static, cases, seed, name, version, say)
     say(f"writing {out}")
     buffer = io.BytesIO()
     torch.export.save(traced.program, buffer)
     program = Program(
-        record=PROGRAM_RECORD, device="cuda" if device != "cpu" else "cpu", built_with_torch=str(torch.__version__)
+        record=PROGRAM_RECORD,
+        device="cpu" if on.type == "cpu" else "cuda",
+        built_with_torch=str(torch.__version__),
     )
     return _write(
         out,
@@ -158,7 +161,7 @@ def export_program(
 def _trace(
     model: ResolvedModel | ExportSpec,
     out: Path,
-    device: str,
+    device: torch.device,
     dtype: str | None,
     dynamic: Sequence[str],
     static: bool,

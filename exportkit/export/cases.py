@@ -20,7 +20,7 @@ from exportkit.export.signature import BoundCall, describe_call
 from exportkit.package.case_files import named_tensors
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Call, TensorInput
-from exportkit.package.sizes import input_bytes, label_of, plan_sizes
+from exportkit.sizes import input_bytes, label_of, plan_sizes
 from exportkit.spec import ExportSpec
 
 # Of one recorded case's inputs: packages travel, and the ends that do not fit are for `verify --against eager`.

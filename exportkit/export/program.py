@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils._pytree import tree_map
@@ -41,6 +42,7 @@ from exportkit.export.shapes import (
 )
 from exportkit.export.signature import BoundCall, describe_call, is_tensor, plain_tuples
 from exportkit.export.tolerances import output_tolerances
+from exportkit.package import core
 from exportkit.package.manifest import Call, Node, Operator, Provenance, Source, TensorInput, TensorOutput
 from exportkit.package.structure import flatten, names
 from exportkit.spec import ExportSpec
@@ -74,7 +76,7 @@ class Traced:
 def trace(
     resolved: ResolvedModel,
     *,
-    device: str,
+    device: torch.device,
     dtype: str | None,
     dynamic: Sequence[str],
     static: bool,
@@ -86,26 +88,25 @@ def trace(
     """Checks, traces and asks a model; arguments and errors are those of `exportkit.export.export_aoti`."""
     if static and dynamic:
         raise UsageError("static and dynamic exclude each other")
-    on = usable_device(device)
     floating = parse_floating(dtype)
     shapes = {} if static else merge_shapes(resolved.spec.dynamic_shapes, parse_places(dynamic))
-    with prepared(resolved.spec, on, floating) as spec:
+    with prepared(resolved.spec, device, floating) as spec:
         bound = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
         sizes = dynamic_sizes(shapes, {n: tuple(t.shape) for n, t in zip(bound.names, bound.tensors)})
         progress("checking the model and its operators")
         with eager_mode():
-            result = check_model(lambda: spec.model(*bound.args, **bound.kwargs), on)
+            result = check_model(lambda: spec.model(*bound.args, **bound.kwargs), device)
         output = describe_output(result)
         progress("tracing with torch.export")
         program = export_program(spec, bound, sizes)
         operators = graph_operators(program.graph_module)
-        check_operators(operators, on)
+        check_operators(operators, device)
         call = describe_program(program, bound, sizes, output, spec, cast=floating)
         recorded = []
         for number, wanted in enumerate(case_sizes(call, sizes.example, cases, seed)):
             progress(f"recording case {number + 1}")
             drawn = describe_call(spec.model, *draw_inputs(spec, call, wanted, seed + number))
-            recorded.append(record_case(spec.model, on_device(drawn, on), wanted))
+            recorded.append(record_case(spec.model, on_device(drawn, device), wanted))
         source = Source(
             model=resolved.name,
             model_kwargs=dict(resolved.model_kwargs),
@@ -307,24 +308,26 @@ _EXPORT_ELSEWHERE = (
 )
 
 
+class _ParsedDevice(msgspec.Struct):
+    kind: str
+    index: int | None
+
+
 def usable_device(name: str, without_cuda: str = _EXPORT_ELSEWHERE) -> torch.device:
-    """The device of this name.
+    """The device of this name, which means what it means to `exportkit.load`.
 
     Args:
-        name: Such as "cuda:1".
+        name: `cpu`, `cuda` or `cuda:<index>`.
         without_cuda: What to do where there is no CUDA.
 
     Raises:
-        UsageError: No such kind of device is supported.
-        HostError: This machine has none.
+        UsageError: It is none of these.
+        HostError: This machine has no such device.
     """
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"{name!r} is no device", hint="Give cpu, cuda or cuda:1.") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"cannot use device {name!r}", hint="Give cpu, cuda or cuda:1.")
-    if device.type == "cpu":
+    device = msgspec.json.decode(core.text("ek_parse_device", core.encoded(name)), type=_ParsedDevice)
+    if device.kind == "auto":
+        raise UsageError("device 'auto' is not known here", hint="Give cpu, cuda or cuda:<index>.")
+    if device.kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         why = (
@@ -375,10 +378,9 @@ def _git(*args: str) -> str | None:
             cwd=Path.cwd(),
             capture_output=True,
             text=True,
-            timeout=10,
             check=False,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

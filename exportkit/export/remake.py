@@ -13,7 +13,7 @@ from exportkit.errors import UsageError
 from exportkit.export.model import resolve
 from exportkit.export.program import parse_floating, prepared
 from exportkit.package.manifest import Call, Source
-from exportkit.package.sizes import shape_at
+from exportkit.sizes import shape_at
 from exportkit.spec import ExportSpec
 
 

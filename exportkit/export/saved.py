@@ -29,7 +29,6 @@ from exportkit.export.program import (
     describe_program,
     on_device,
     provenance,
-    usable_device,
 )
 from exportkit.export.shapes import DynamicSizes, example_numbers
 from exportkit.export.signature import describe_call
@@ -37,7 +36,7 @@ from exportkit.libraries import registered_schemas
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest, Source
-from exportkit.package.trust import check_trust, refuse_foreign
+from exportkit.package.trust import demand, refuse_foreign
 from exportkit.spec import ExportSpec
 
 if TYPE_CHECKING:
@@ -67,14 +66,14 @@ def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path |
     if not path.is_file():
         raise ModelNotFoundError(f"there is no file {path}")
     try:
-        with PackageReader(path) as reader, temporary_folder(None, "exportkit-program") as folder:
+        asked = demand(public_keys or None, signature)
+        with PackageReader(path, demand=asked) as reader, temporary_folder(None, "exportkit-program") as folder:
             manifest = reader.manifest
             if manifest.program is None:
                 raise ModelNotFoundError(
                     f"{path} is compiled ({', '.join(t.name for t in manifest.targets)}) and holds no program",
                     hint="Export the model with --format program to compile it elsewhere.",
                 )
-            check_trust(reader, public_keys or None, signature)
             reader.verify()
             extracted = folder / "program.pt2"
             reader.extract(manifest.program.record, extracted)
@@ -100,19 +99,18 @@ def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path |
 
 
 def trace_saved(
-    resolved: ResolvedModel, *, device: str, cases: int, seed: int, name: str | None, progress: Progress
+    resolved: ResolvedModel, *, device: torch.device, cases: int, seed: int, name: str | None, progress: Progress
 ) -> Traced:
     """A saved program as if it had just been traced, on another device if need be.
 
     The cases of one of ours stay as they were recorded; for a foreign one they are drawn, and its own graph answers.
     """
     assert resolved.program is not None
-    on = usable_device(device)
-    progress(f"moving the program to {on}")
-    program = move_to_device_pass(resolved.program, on)
-    program._example_inputs = tree_map_only(torch.Tensor, lambda t: t.to(on), program.example_inputs)
+    progress(f"moving the program to {device}")
+    program = move_to_device_pass(resolved.program, device)
+    program._example_inputs = tree_map_only(torch.Tensor, lambda t: t.to(device), program.example_inputs)
     operators = graph_operators(program.graph_module)
-    check_operators(operators, on)
+    check_operators(operators, device)
     described = describe_operators(operators)
     if resolved.manifest is not None and resolved.artifact is not None:
         manifest = resolved.manifest
@@ -132,7 +130,7 @@ def trace_saved(
             provenance=manifest.provenance,
             name=name or manifest.name,
         )
-    return _trace_foreign(replace(resolved, program=program), on, cases, seed, name, progress)
+    return _trace_foreign(replace(resolved, program=program), device, cases, seed, name, progress)
 
 
 def _trace_foreign(
@@ -181,7 +179,7 @@ def _register(path: Path, manifest: Manifest) -> None:
         )
     for name, schema in wanted.items():
         if registered[name] != schema:
-            raise SchemaChangedError(f"{path} was traced with {schema}, but {registered[name]} is registered here")
+            raise SchemaChangedError(f"{path} was traced with {schema!r}, but {registered[name]} is registered here")
 
 
 def _read(path: Path, file: Path) -> torch.export.ExportedProgram:

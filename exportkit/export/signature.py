@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from exportkit.errors import UsageError
 from exportkit.package.manifest import Parameter
-from exportkit.package.structure import flatten, names, plain
+from exportkit.package.structure import check_name, flatten, names, plain
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -95,7 +95,8 @@ def describe_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping
     """Takes a call apart.
 
     Raises:
-        UsageError: It does not fit forward, holds something that a manifest cannot describe, or no tensor at all.
+        UsageError: It does not fit forward, holds something that a manifest cannot describe, or no tensor at all; or a
+            parameter has a name that a package cannot have.
     """
     arguments = bind_call(model, args, kwargs)
     positional = list(arguments)[: len(args)]
@@ -104,6 +105,7 @@ def describe_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping
     tensors: list[torch.Tensor] = []
     found: list[str] = []
     for name, value in arguments.items():
+        check_name(name, f"a parameter of {type(model).__name__}.forward")
         node, leaves = flatten(value, is_tensor, start=len(tensors), where=f"parameter `{name}`")
         tensors.extend(leaves)
         found.extend(names(node, name))

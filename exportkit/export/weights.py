@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 from exportkit.errors import ExportError
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Weight
-from exportkit.package.weights import WEIGHTS_DIR, is_dense
+from exportkit.package.weights import WEIGHTS_DIR
 
 _EMBED = "--embed-weights leaves the weights inside the compiled code."
 
@@ -168,6 +168,18 @@ def _read(program: torch.export.ExportedProgram) -> list[str]:
         and getattr(spec.arg, "name", None) in used
         and spec.target in program.state_dict
     ]
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether these strides address as many places as there are elements, from the first on, each once."""
+    if 0 in shape:
+        return True
+    step = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape) if size > 1):
+        if stride != step:
+            return False
+        step *= size
+    return True
 
 
 def elements(tensor: torch.Tensor) -> memoryview:

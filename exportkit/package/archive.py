@@ -1,4 +1,4 @@
-"""Writing and reading packages. FORMAT.md numbers the rules that the reader holds a package to.
+"""Writing and reading packages. FORMAT.md numbers the rules that both hold a package to, in csrc/package.
 
 Opening a package reads its headers and its manifest only. That a record's content has another digest or CRC-32 shows
 when it is read.
@@ -6,66 +6,28 @@ when it is read.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import os
-import re
-import stat
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+import ctypes
+from collections.abc import Callable, Mapping
+from ctypes import byref, c_char_p, c_int, c_uint64
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from typing_extensions import Self
 
-from exportkit.errors import (
-    ArchiveLayoutError,
-    DigestMismatchError,
-    DuplicateRecordError,
-    ExportkitError,
-    ManifestTooLargeError,
-    MissingRecordError,
-    NoManifestError,
-    NotAnArchiveError,
-    StockRecordError,
-    UnlistedRecordError,
-    UnsafeRecordNameError,
-    UsageError,
-)
-from exportkit.package.atomic import written_whole
-from exportkit.package.consistency import check_consistency
-from exportkit.package.container import Entry, Header, check_layout, directory, local_header, pread, read_directory
-from exportkit.package.manifest import (
-    FORMAT_VERSION,
-    MANIFEST_NAME,
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    Record,
-    decode_manifest,
-    encode_manifest,
-)
+from exportkit.errors import MissingRecordError, UsageError
+from exportkit.package import core
+from exportkit.package.keys import decode_signers
+from exportkit.package.manifest import FORMAT_VERSION, Manifest, Record, decode_checked, encode_manifest
 
 # torch takes the folder of the first record for the archive's root. It is the same in every package: torch's own writer
 # uses the file's name, so that the same package under another name would have other bytes.
 ROOT = "package"
 
-# What torch's writer adds to every archive and its readers look for. `.data/version` is that of the zip layout, not of
-# the package; torch reads 1 to 10.
-STOCK_RECORDS: Mapping[str, bytes] = {
-    ".data/version": b"6\n",
-    "archive_format": b"pt2",
-    "archive_version": b"0",
-    "byteorder": b"little",
-}
-# torch derives this from the other records, and only logs it.
-_DROPPED_RECORDS = frozenset({".data/serialization_id"})
+# What torch's readers look for; a package has them without being given them.
+STOCK_RECORDS = frozenset({".data/version", "archive_format", "archive_version", "byteorder"})
 
-MAX_NAME_LENGTH = 512
-_BLOCK = 1 << 20
-_DAMAGED = "The package was changed or damaged after it was written. Get it again."
-_PART = re.compile(r"[A-Za-z0-9_.+=@-]+")
+_RECORDS = msgspec.json.Decoder(tuple[Record, ...])  # made at import: exportkit.package.manifest says why
 
 
 class StoredRecord(NamedTuple):
@@ -92,35 +54,53 @@ def write_package(path: Path, manifest: Manifest, records: Mapping[str, Content]
 
     Raises:
         PackageError: The manifest and records would break a rule of the format; the class says which.
+        ExportkitError: A record changed while it was packed.
         OSError: A file cannot be read, or the package not written.
     """
-    path = Path(path)
-    contents: dict[str, Content] = {**records, **STOCK_RECORDS}
-    for name in _DROPPED_RECORDS & contents.keys():
-        del contents[name]
-    if MANIFEST_NAME in contents:
-        raise DuplicateRecordError(f"{MANIFEST_NAME} is written from the manifest; it cannot be a record as well")
-    _check_names([f"{ROOT}/{name}" for name in contents])
-    measured = {name: _measure(content) for name, content in sorted(contents.items())}
-    listed = tuple(Record(name=name, size=size, sha256=sha) for name, (size, sha, _) in measured.items())
-    manifest = msgspec.structs.replace(manifest, format_version=FORMAT_VERSION, records=listed)
-    check_consistency(manifest)
-    encoded = encode_manifest(manifest)
-    _check_manifest_size(len(encoded))
-    decode_manifest(encoded)  # what no reader would take is not written
-    # The manifest comes first, so that a reader of the first few kilobytes has it.
-    sources: dict[str, Content] = {MANIFEST_NAME: encoded, **{name: contents[name] for name in measured}}
-    measured = {MANIFEST_NAME: _measure(encoded)} | measured
-    entries: list[Entry] = []
-    with written_whole(path) as file:
-        for name, source in sources.items():
-            size, _, crc32 = measured[name]
-            entry = Entry(f"{ROOT}/{name}", size, crc32, entries[-1].end if entries else 0)
-            file.write(local_header(entry))
-            _copy(source, file, entry)
-            entries.append(entry)
-        file.write(directory(entries))
+    library = core.library()
+    writer = library.ek_writer_new()
+    kept: list[object] = []  # what the writer has only the addresses of
+    try:
+        for name, content in records.items():
+            kept.append(_add(writer, core.encoded(name), content))
+        listed = _RECORDS.decode(core.text("ek_writer_records", writer))
+        manifest = msgspec.structs.replace(manifest, format_version=FORMAT_VERSION, records=listed)
+        encoded = encode_manifest(manifest)
+        core.call("ek_writer_finish", writer, core.encoded(path), encoded, len(encoded))
+    finally:
+        library.ek_writer_close(writer)
     return manifest
+
+
+def _add(writer: int, name: bytes, content: Content) -> object:
+    """Gives the writer a record; what comes back must live as long as it."""
+    if isinstance(content, StoredRecord):
+        package = content.reader.handle
+        core.call("ek_writer_add_record", writer, name, package, core.encoded(content.name))
+        return package
+    if isinstance(content, Path):
+        core.call("ek_writer_add_file", writer, name, core.encoded(content))
+        return None
+    data: object = content
+    if isinstance(content, memoryview):
+        # A view that may not be written to gives ctypes no address.
+        data = bytes(content) if content.readonly else (ctypes.c_char * content.nbytes).from_buffer(content)
+    core.call("ek_writer_add_bytes", writer, name, data, memoryview(content).nbytes)
+    return data
+
+
+class _Package(int):
+    """An `ek_package`. It is closed once nobody has it, so that a call in another thread is never left without it."""
+
+    close: Callable[[int], None]
+
+    def __new__(cls, handle: int) -> Self:
+        made = super().__new__(cls, handle)
+        made.close = core.library().ek_package_close  # the module may be gone when the interpreter ends
+        return made
+
+    def __del__(self) -> None:
+        self.close(self)
 
 
 class PackageReader:
@@ -128,40 +108,50 @@ class PackageReader:
 
     The file is opened once: what was checked is what is read, whatever the path names by then. Usable from several
     threads, and as a context manager.
+
+    Attributes:
+        path: As it was given.
+        manifest: What the package says of itself. It stays when the package is closed.
+        manifest_sha256: Hex digest of the manifest, which has every other record's: it identifies the content.
+        size: Of the file, in bytes.
+        signers: Keys whose signatures hold, for the demand that it was opened with and then for each policy.
     """
 
-    def __init__(self, path: Path, *, file: int | None = None) -> None:
+    def __init__(self, path: Path, *, demand: core.Demand | None = None) -> None:
         """Opens a package and checks everything but the records' contents.
 
         Args:
             path: The `.pt2`.
-            file: It, open for reading, where it is: then that is read, and closed in the end, whatever the path names.
+            demand: Whose signature is asked for, beside what policies ask for: `trust.demand` makes it. Signatures are
+                checked before the manifest is read. None checks no signature.
 
         Raises:
             UsageError: There is no such file, or it may not be read.
-            PackageError: It breaks a rule of the format; the class says which.
+            PackageError: It breaks a rule of the format, or is not signed as was asked for; the class says which.
+            PolicyError: A policy cannot be honoured.
         """
         self.path = Path(path)
-        self._fd = _open(self.path) if file is None else file
-        try:
-            status = os.fstat(self._fd)
-            self._size, self._modified = status.st_size, status.st_mtime_ns
-            headers = read_directory(self._fd, self._size)
-            _check_has_manifest(headers)
-            _check_names([header.name for header in headers])
-            entries = check_layout(self._fd, self._size, headers)
-            self._entries = {entry.name.removeprefix(f"{ROOT}/"): entry for entry in entries}
-            _check_order(list(self._entries))
-            self._manifest_bytes = self._read_manifest(self._entries[MANIFEST_NAME])
-            self._manifest_sha256 = _sha256(self._manifest_bytes)
-            self._sha256: str | None = None
-            self.manifest = decode_manifest(self._manifest_bytes)
-            check_consistency(self.manifest)
-            self._records = {record.name: record for record in self.manifest.records}
-            self._check_records()
-        except BaseException:
-            self.close()
-            raise
+        library = core.library()
+        asked = None if demand is None else byref(demand)
+        package = _Package(core.handle("ek_package_open", core.encoded(self.path), asked))
+        self._package: _Package | None = package
+        self.manifest = decode_checked(library.ek_package_manifest(package).bytes())
+        self.manifest_sha256: str = library.ek_package_manifest_sha256(package).decode()
+        self.size: int = library.ek_package_size(package)
+        self.signers = decode_signers(library.ek_package_signers(package).bytes())
+        self._records = {record.name: record for record in self.manifest.records}
+
+    @property
+    def handle(self) -> int:
+        """The library's `ek_package`, to be given to its functions. Whoever has it keeps the file open.
+
+        Raises:
+            UsageError: The package was closed.
+        """
+        package = self._package
+        if package is None:
+            raise UsageError(f"{self.path.name} was closed", hint="Open it again to read from it.")
+        return package
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -169,31 +159,20 @@ class PackageReader:
         return tuple(self._records)
 
     @property
-    def size(self) -> int:
-        """Of the file, in bytes."""
-        return self._size
-
-    # No functools.cached_property here: before Python 3.12 it has one lock for all readers, which a fork in the middle
-    # of another thread's load would find held forever.
-
-    @property
-    def manifest_sha256(self) -> str:
-        """Hex digest of the manifest, which has every other record's: it identifies the content of the package."""
-        return self._manifest_sha256
-
-    @property
     def sha256(self) -> str:
         """Hex digest of the whole file, read when first asked for."""
-        if self._sha256 is None:
-            digest = hashlib.sha256()
-            for offset in range(0, self._size, _BLOCK):
-                digest.update(pread(self._fd, offset, min(_BLOCK, self._size - offset)))
-            self._sha256 = digest.hexdigest()
-        return self._sha256
+        digest = c_char_p()
+        core.call("ek_package_sha256", self.handle, byref(digest))
+        assert digest.value is not None
+        return digest.value.decode()
 
     def fileno(self) -> int:
-        """The open file: `/proc/self/fd/<n>` is the file that was checked, whatever the path names by now."""
-        return self._fd
+        """The open file: `/proc/self/fd/<n>` is the file that was checked, whatever the path names by now.
+
+        It is negative once the package was closed.
+        """
+        package = self._package
+        return -1 if package is None else int(core.library().ek_package_fd(package))
 
     def record(self, name: str) -> Record:
         """What the manifest says of a record.
@@ -201,12 +180,19 @@ class PackageReader:
         Raises:
             MissingRecordError: There is no such record.
         """
-        self._entry(name)
+        if name not in self._records:
+            raise MissingRecordError(f"{self.path.name} has no record {name!r}")
         return self._records[name]
 
     def data_offset(self, name: str) -> int:
-        """Where in the file a record's content starts."""
-        return self._entry(name).data_offset
+        """Where in the file a record's content starts.
+
+        Raises:
+            MissingRecordError: There is no such record.
+        """
+        offset = c_uint64()
+        core.call("ek_package_data_offset", self.handle, core.encoded(name), byref(offset))
+        return offset.value
 
     def read(self, name: str) -> bytes:
         """A record's content, with its digest checked each time.
@@ -215,41 +201,10 @@ class PackageReader:
             MissingRecordError: There is no such record.
             DigestMismatchError: Its content is not what the manifest says.
         """
-        return b"".join(self.blocks(name))
-
-    def blocks(self, name: str) -> Iterator[bytes]:
-        """A record's content in blocks of at most 1 MiB; the error for a wrong digest comes after the last.
-
-        Raises:
-            MissingRecordError: There is no such record.
-            DigestMismatchError: Its content is not what the manifest says.
-        """
-        entry, record = self._entry(name), self._records[name]
-        digest, crc32 = hashlib.sha256(), 0
-        for block in self._unverified(entry):
-            digest.update(block)
-            crc32 = zlib.crc32(block, crc32)
-            yield block
-        if digest.hexdigest() != record.sha256:
-            raise DigestMismatchError(
-                f"record {name} has sha256 {digest.hexdigest()}; the manifest says {record.sha256}",
-                hint=_DAMAGED,
-            )
-        if crc32 != entry.crc32:  # torch's reader looks at this one, and only at this one
-            raise DigestMismatchError(
-                f"record {name} has CRC-32 {crc32:08x}; the archive's directory says {entry.crc32:08x}",
-                hint=_DAMAGED,
-            )
-
-    def verify(self) -> None:
-        """Checks every record's digest, a block at a time.
-
-        Raises:
-            DigestMismatchError: A record's content is not what the manifest says.
-        """
-        for name in self._records:
-            for _ in self.blocks(name):
-                pass
+        size = self.record(name).size
+        content = ctypes.create_string_buffer(size)
+        core.call("ek_package_read", self.handle, core.encoded(name), content, size)
+        return content.raw
 
     def extract(self, name: str, destination: Path, *, mode: int = 0o666) -> None:
         """Writes a record to a file, which appears only if its digest holds. A power failure may still take it back.
@@ -259,180 +214,46 @@ class PackageReader:
             DigestMismatchError: Its content is not what the manifest says.
             OSError: The file cannot be written.
         """
-        self._entry(name)
-        with written_whole(Path(destination), mode=mode, durable=False) as file:
-            for block in self.blocks(name):
-                file.write(block)
+        core.call("ek_package_extract", self.handle, core.encoded(name), core.encoded(destination), mode)
+
+    def verify(self) -> None:
+        """Checks every record's digest.
+
+        Raises:
+            DigestMismatchError: A record's content is not what the manifest says.
+        """
+        core.call("ek_package_verify", self.handle)
+
+    def verify_once(self, *, always: bool) -> bool:
+        """`verify`, unless it is on record that every digest of this very file held; exportkit.runtime.cache says when.
+
+        Args:
+            always: Whether to read the package whatever is on record.
+
+        Returns:
+            Whether it was read.
+
+        Raises:
+            DigestMismatchError: A record's content is not what the manifest says.
+        """
+        read = c_int()
+        core.call("ek_package_verify_once", self.handle, int(always), byref(read))
+        return bool(read.value)
 
     def check_unchanged(self) -> None:
         """Finds out whether somebody wrote into the open file since, as `cp` over it does; a rename does not.
 
         Raises:
-            DigestMismatchError: Its size or modification time has changed.
+            DigestMismatchError: Somebody did.
         """
-        status = os.fstat(self._fd)
-        if (status.st_size, status.st_mtime_ns) != (self._size, self._modified):
-            raise self.changed()
-
-    def changed(self) -> DigestMismatchError:
-        """The error for a file that somebody wrote into."""
-        return DigestMismatchError(
-            f"{self.path.name} was written to while it was open",
-            hint="Put a new package in place by renaming it, so that nobody reads half of each.",
-        )
+        core.call("ek_package_check_unchanged", self.handle)
 
     def close(self) -> None:
-        """Closes the file; the manifest stays."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        """Closes the file, once calls that other threads are in the middle of have ended."""
+        self._package = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
-
-    def _entry(self, name: str) -> Entry:
-        if name not in self._records:
-            raise MissingRecordError(f"{self.path.name} has no record {name!r}")
-        return self._entries[name]
-
-    def _unverified(self, entry: Entry) -> Iterator[bytes]:
-        for at in range(0, entry.size, _BLOCK):
-            yield pread(self._fd, entry.data_offset + at, min(_BLOCK, entry.size - at))
-
-    def _read_manifest(self, entry: Entry) -> bytes:
-        _check_manifest_size(entry.size)
-        data = b"".join(self._unverified(entry))
-        if (crc32 := zlib.crc32(data)) != entry.crc32:
-            raise DigestMismatchError(
-                f"{MANIFEST_NAME} has CRC-32 {crc32:08x}; the archive's directory says {entry.crc32:08x}", hint=_DAMAGED
-            )
-        return data
-
-    def _check_records(self) -> None:
-        listed, present = self._records.keys(), self._entries.keys() - {MANIFEST_NAME}
-        if missing := sorted(listed - present):
-            raise MissingRecordError(f"the manifest lists records that the archive does not hold: {_some(missing)}")
-        if unlisted := sorted(present - listed):
-            raise UnlistedRecordError(f"the archive holds records that the manifest does not list: {_some(unlisted)}")
-        for name, record in self._records.items():
-            if record.size != self._entries[name].size:
-                raise DigestMismatchError(
-                    f"record {name} has {self._entries[name].size} bytes; the manifest says {record.size}"
-                )
-        for name, content in STOCK_RECORDS.items():
-            if self._records.get(name) != Record(name=name, size=len(content), sha256=_sha256(content)):
-                raise StockRecordError(f"record {name} must be there and read {content!r}: torch looks for it first")
-
-
-# --- rules on names and sizes -----------------------------------------------------------------------------------------
-
-
-def _check_has_manifest(headers: Sequence[Header]) -> None:
-    if not any(header.name.endswith(f"/{MANIFEST_NAME}") for header in headers):
-        stock = any(header.name.endswith("/archive_format") for header in headers)
-        raise NoManifestError(
-            f"the archive has no {MANIFEST_NAME}: "
-            + ("a .pt2 that torch wrote, not exportkit" if stock else "a zip archive, but no package"),
-            hint="`exportkit export` makes a package of a model; MODEL may be an ExportedProgram .pt2."
-            if stock
-            else None,
-        )
-
-
-def _check_names(names: Sequence[str]) -> None:
-    """Every name is safe to extract under a folder, and each is there once."""
-    seen: set[str] = set()
-    for name in names:
-        parts = name.split("/")
-        if len(name) > MAX_NAME_LENGTH or not all(_PART.fullmatch(part) and part.strip(".") for part in parts):
-            raise UnsafeRecordNameError(
-                f"record name {name[:MAX_NAME_LENGTH]!r} is not allowed: names are relative, of parts joined by `/`, "
-                "each of letters, digits and _.+=@- and more than dots"
-            )
-        if name in seen:
-            raise DuplicateRecordError(f"two records have the name {name}")
-        seen.add(name)
-    # With NUL for the slash, what is in a folder comes right after the record of the folder's name.
-    for folder, name in itertools.pairwise(sorted(name.replace("/", "\0") for name in names)):
-        if name.startswith(f"{folder}\0"):
-            folder, name = folder.replace("\0", "/"), name.replace("\0", "/")
-            raise UnsafeRecordNameError(f"{folder} is a record, and a folder of the record {name}")
-    if outside := next((name for name in names if not name.startswith(f"{ROOT}/")), None):
-        raise ArchiveLayoutError(f"record {outside} is not under {ROOT}/, the root folder of every package")
-
-
-def _check_order(names: Sequence[str]) -> None:
-    expected = [MANIFEST_NAME, *sorted(name for name in names if name != MANIFEST_NAME)]
-    if out_of_place := next((name for name, there in zip(names, expected) if name != there), None):
-        raise ArchiveLayoutError(
-            f"record {out_of_place} is out of place: the manifest comes first, and then the records sorted by name"
-        )
-
-
-def _check_manifest_size(size: int) -> None:
-    if size > MAX_MANIFEST_BYTES:
-        raise ManifestTooLargeError(f"the manifest has {size} bytes; at most {MAX_MANIFEST_BYTES} are read")
-
-
-def _some(names: Sequence[str], shown: int = 5) -> str:
-    more = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
-
-
-# --- bytes ------------------------------------------------------------------------------------------------------------
-
-
-def _open(path: Path) -> int:
-    try:
-        # Non-blocking, or a FIFO would wait for a writer.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise UsageError(f"cannot open {path}: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise NotAnArchiveError(f"{path} is not a file; a package is one .pt2 file")
-    return fd
-
-
-def _content_blocks(content: Content) -> Iterator[bytes | memoryview]:
-    if isinstance(content, (bytes, memoryview)):
-        yield content
-    elif isinstance(content, StoredRecord):
-        yield from content.reader.blocks(content.name)
-    else:
-        with open(content, "rb") as file:
-            while block := file.read(_BLOCK):
-                yield block
-
-
-def _measure(content: Content) -> tuple[int, str, int]:
-    """(size, sha256, CRC-32)."""
-    size, digest, crc32 = 0, hashlib.sha256(), 0
-    for block in _content_blocks(content):
-        size += len(block)
-        digest.update(block)
-        crc32 = zlib.crc32(block, crc32)
-    return size, digest.hexdigest(), crc32
-
-
-def _copy(content: Content, file: BinaryIO, entry: Entry) -> None:
-    size, crc32 = 0, 0
-    for block in _content_blocks(content):
-        size += len(block)
-        crc32 = zlib.crc32(block, crc32)
-        file.write(block)
-    if (size, crc32) != (entry.size, entry.crc32):
-        raise ExportkitError(f"{content!s} changed while it was being packed", hint="Pack again once it is complete.")
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from exportkit.errors import MergeError, MissingLibraryError, SchemaChangedError, UsageError
-from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
-from exportkit.package.consistency import libraries_for
-from exportkit.package.manifest import Call, Library, Manifest, Name, Operator, Target, Weight
+from exportkit.errors import ManifestSyntaxError, MergeError, MissingLibraryError, SchemaChangedError, UsageError
+from exportkit.package import core
+from exportkit.package.archive import Content, PackageReader, StoredRecord, write_package
+from exportkit.package.consistency import libraries_for, missing_operators
+from exportkit.package.manifest import Call, Library, Manifest, Operator, Target, Weight, check, encode_manifest
 
 
 def assemble(
@@ -22,6 +23,7 @@ def assemble(
     *,
     name: str | None = None,
     version: str | None = None,
+    demand: core.Demand | None = None,
 ) -> Manifest:
     """Merges compiled artifacts of one model, adds operator libraries, and writes the package.
 
@@ -34,6 +36,7 @@ def assemble(
         out: The package to write.
         name: Of the package; the first artifact's by default.
         version: Of the model; the first artifact's by default.
+        demand: Whose signature each artifact must have, as `PackageReader` takes it.
 
     Returns:
         The manifest as written.
@@ -43,12 +46,12 @@ def assemble(
         MergeError: The artifacts are not of one model with one call, or bring two builds of one target or library.
         SchemaChangedError: A library defines an operator with another schema than the graph was traced with.
         MissingLibraryError: A target needs an operator, or its kernel, that no library has.
-        PackageError: An artifact breaks a rule of the format.
+        PackageError: An artifact breaks a rule of the format, or is not signed as was asked for.
     """
     if not artifacts:
         raise UsageError("no artifact was given", hint="`exportkit export` writes one.")
     with contextlib.ExitStack() as stack:
-        parts = [stack.enter_context(PackageReader(artifact)) for artifact in artifacts]
+        parts = [stack.enter_context(PackageReader(artifact, demand=demand)) for artifact in artifacts]
         for other in parts[1:]:
             _check_same_model(parts[0], other)
         records = _merge_records(parts)
@@ -95,7 +98,7 @@ def _difference(ours: Call, theirs: Call) -> str | None:
 
 
 def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+    return ascii(msgspec.json.encode(value).decode())[1:-1]
 
 
 def _merge_records(parts: Sequence[PackageReader]) -> dict[str, Content]:
@@ -105,7 +108,7 @@ def _merge_records(parts: Sequence[PackageReader]) -> dict[str, Content]:
     for part in parts:
         cases = {case.record for case in part.manifest.cases}
         for name in part.names:
-            if name in STOCK_RECORDS or (name in cases and part is not with_cases):
+            if name in cases and part is not with_cases:
                 continue
             other = found.setdefault(name, part)
             if other.record(name).sha256 != part.record(name).sha256:
@@ -131,13 +134,13 @@ def _merge_manifests(parts: Sequence[PackageReader], name: str | None, version: 
         for operator in manifest.operators:
             if (other := operators.setdefault(operator.name, operator)) != operator:
                 raise SchemaChangedError(
-                    f"the artifacts were traced with two schemas of {operator.name}: {other.schema} and "
-                    f"{operator.schema}",
+                    f"the artifacts were traced with two schemas of {operator.name}: {other.schema!r} and "
+                    f"{operator.schema!r}",
                     hint="Export them again with one build of the operator library.",
                 )
     return msgspec.structs.replace(
         manifests[0],
-        name=manifests[0].name if name is None else _checked_name(name),
+        name=manifests[0].name if name is None else _checked_name(manifests[0], name),
         version=manifests[0].version if version is None else version,
         targets=tuple(targets.values()),
         weights=_merge_weights(parts),
@@ -158,20 +161,21 @@ def _merge_weights(parts: Sequence[PackageReader]) -> tuple[Weight, ...]:
                 found[weight.name] = other, brought_by = msgspec.structs.replace(other, record=weight.record), part
             if other != msgspec.structs.replace(weight, record=weight.record or other.record):
                 raise MergeError(
-                    f"{brought_by.path.name} and {part.path.name} have different weights of the name {weight.name}: "
+                    f"{brought_by.path.name} and {part.path.name} have different weights of the name {weight.name!r}: "
                     f"{_json(other)} and {_json(weight)}",
                     hint="The targets of one package share their weights; export them from the same model.",
                 )
     return tuple(weight for weight, _ in found.values())
 
 
-def _checked_name(name: str) -> str:
+def _checked_name(manifest: Manifest, name: str) -> str:
     try:
-        return msgspec.convert(name, Name)
-    except msgspec.ValidationError as error:
+        check(encode_manifest(msgspec.structs.replace(manifest, name=name)))
+    except ManifestSyntaxError as error:
         raise UsageError(
             f"{name!r} is no name for a package: at most 128 letters, digits and _.-, starting with a letter or digit"
         ) from error
+    return name
 
 
 def _add_libraries(manifest: Manifest, given: Sequence[tuple[Path, Library]], records: dict[str, Content]) -> Manifest:
@@ -198,24 +202,21 @@ def _check_schemas(manifest: Manifest) -> None:
         for operator in library.defines:
             if traced.get(operator.name, operator.schema) != operator.schema:
                 raise SchemaChangedError(
-                    f"{library.record} defines {operator.schema}; the model was traced with {traced[operator.name]}",
+                    f"{library.record} defines {operator.schema!r}; the model was traced with "
+                    f"{traced[operator.name]!r}",
                     hint="Export the model again with this library, or give the library it was traced with.",
                 )
 
 
 def _check_definitions(manifest: Manifest, target: Target) -> None:
     """Every operator of the graph is defined by a library that the target loads."""
-    usable = libraries_for(manifest, target)
-    defined = {operator.name for library in usable for operator in library.defines}
-    for operator in manifest.operators:
-        if operator.name in defined:
-            continue
+    for operator in missing_operators(manifest, target):
         elsewhere = [lib.record for lib in manifest.libraries if any(op.name == operator.name for op in lib.defines)]
         reason = f"; {elsewhere[0]} does, for another platform or device" if elsewhere else ""
         raise MissingLibraryError(
             f"no library for target {target.name} ({target.platform}, {target.device}) defines the operator "
             f"{operator.name}{reason}",
-            hint=f"Give the library that defines it: --op-library <path>. Its schema is {operator.schema}",
+            hint=f"Give the library that defines it: --op-library <path>. Its schema is {operator.schema!r}",
         )
 
 

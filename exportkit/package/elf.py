@@ -46,7 +46,6 @@ class Elf:
 
     Attributes:
         machine: As `uname -m` says it, such as "x86_64".
-        soname: The name it goes by in the dynamic linker, if it has one.
         needed: The libraries it asks the dynamic linker for.
         undefined: Names of the symbols that others must have, without versions; weak ones, which may be absent, are
             left out.
@@ -57,7 +56,6 @@ class Elf:
     """
 
     machine: str
-    soname: str | None
     needed: tuple[str, ...]
     undefined: frozenset[str]
     glibc: str | None
@@ -155,13 +153,11 @@ def _read(elf: ELFFile, path: Path) -> Elf:
         )
     symbols = elf.get_section_by_name(".dynsym")
     needed: list[str] = []
-    soname: str | None = None
     versions: list[str] = []
     for section in elf.iter_sections():
         if isinstance(section, DynamicSection):
             tags: list[Any] = list(section.iter_tags())  # an entry's value is an attribute named after its tag
             needed += [tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"]
-            soname = next((tag.soname for tag in tags if tag.entry.d_tag == "DT_SONAME"), None)
         if isinstance(section, GNUVerNeedSection):
             versions += [auxiliary.name for _, auxiliaries in section.iter_versions() for auxiliary in auxiliaries]
     if not isinstance(symbols, SymbolTableSection):
@@ -174,7 +170,6 @@ def _read(elf: ELFFile, path: Path) -> Elf:
     dynamic_cxx = any(name.startswith(("libstdc++", "libc++")) for name in needed)
     return Elf(
         machine=machine,
-        soname=soname,
         needed=tuple(needed),
         undefined=undefined,
         glibc=_newest(versions, "GLIBC_"),

@@ -8,8 +8,6 @@ model's source. Everything else would have to be pickled, and is refused.
 from __future__ import annotations
 
 import functools
-import itertools
-import keyword
 import math
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +16,7 @@ from typing import Any, TypeVar
 from typing_extensions import assert_never
 
 from exportkit.errors import ManifestConsistencyError, UsageError
+from exportkit.package import core
 from exportkit.package.manifest import ConstantNode, MappingNode, NamedTupleNode, Node, SequenceNode, TensorNode
 
 MAX_DEPTH = 32  # of containers within containers; a value that contains itself ends here
@@ -55,10 +54,7 @@ def flatten(
         if depth == MAX_DEPTH:
             raise UsageError(f"{path} is nested deeper than {MAX_DEPTH} containers", hint="Pass a flatter structure.")
         if fields := _tuple_fields(value):
-            try:
-                named_tuple_class(type(value).__name__, fields)
-            except ManifestConsistencyError as error:
-                raise UsageError(f"{path}: {error.message}") from None
+            _check_names(type(value).__name__, fields, path)
             items = tuple(visit(item, f"{path}.{field}", depth + 1) for field, item in zip(fields, value))
             return NamedTupleNode(class_name=type(value).__name__, fields=fields, items=items)
         if type(value) in (list, tuple):
@@ -83,11 +79,12 @@ def unflatten(node: Node, leaves: Sequence[Leaf]) -> Any:
     """The value that `node` describes, over these leaves.
 
     Raises:
-        ManifestConsistencyError: An index is beyond the leaves, or a named tuple's names are no Python names.
+        ManifestConsistencyError: An index is beyond the leaves, or this Python cannot make a named tuple of its names.
     """
-    if (index := max((leaf.index for _, leaf in _leaf_nodes(node, [])), default=-1)) >= len(leaves):
-        raise ManifestConsistencyError(f"the structure uses tensor {index}, but there are {len(leaves)}")
-    return builder(node)(leaves)
+    try:
+        return builder(node)(leaves)
+    except IndexError:
+        raise ManifestConsistencyError(f"the structure uses more tensors than the {len(leaves)} there are") from None
 
 
 def plain(value: Any) -> Any:
@@ -107,7 +104,7 @@ def builder(node: Node) -> Callable[[Sequence[Leaf]], Any]:
     It trusts that the leaves are as many as the structure uses.
 
     Raises:
-        ManifestConsistencyError: A named tuple's names are no Python names.
+        ManifestConsistencyError: This Python cannot make a named tuple of its names.
     """
     if isinstance(node, TensorNode):
         index = node.index
@@ -139,7 +136,7 @@ def names(node: Node, prefix: str = "") -> list[str]:
     Raises:
         UsageError: Two leaves come to have one name, as those of `{"a.b": x, "a": {"b": y}}` do.
     """
-    found = list(leaf_names(node, prefix))
+    found = list(_leaf_names(node, prefix))
     if repeated := sorted(name for name, count in Counter(found).items() if count > 1):
         raise UsageError(
             f"two tensors would have the name {repeated[0]!r}",
@@ -148,55 +145,53 @@ def names(node: Node, prefix: str = "") -> list[str]:
     return found
 
 
-def leaf_names(node: Node, prefix: str) -> Iterator[str]:
-    """What `names` lists, one by one: long keys around many leaves make names that no memory holds together."""
-    for path, _ in _leaf_nodes(node, [prefix]):
-        yield ".".join(itertools.dropwhile(_is_empty, path)) or "0"
-
-
 @functools.lru_cache(maxsize=256)
 def named_tuple_class(class_name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
     """The named tuple of this name and these fields, the same class every time.
 
     Raises:
-        ManifestConsistencyError: As `check_named_tuple` does.
+        ManifestConsistencyError: This Python cannot make it. Formats 1 and 2 allow names that are one name to Python.
     """
-    check_named_tuple(class_name, fields)
-    return namedtuple(class_name, fields)
+    try:
+        return namedtuple(class_name, fields)
+    except (ValueError, SyntaxError) as error:
+        raise ManifestConsistencyError(
+            f"this Python cannot make a named tuple {class_name!r} with the fields {list(fields)}: {error.args[0]}",
+            hint="Export the model again with other names.",
+        ) from error
 
 
-def check_named_tuple(class_name: str, fields: tuple[str, ...]) -> None:
-    """Finds out whether a named tuple can have these names.
+def check_name(name: str, what: str) -> None:
+    """Finds out whether a package may use a name, before a model is exported with it.
+
+    Args:
+        name: Of a parameter, a named tuple or a field.
+        what: What it names, for the message.
 
     Raises:
-        ManifestConsistencyError: The names are no Python names, or two are the same.
+        UsageError: It may not.
     """
-    for name in (class_name, *fields):
-        if not name.isidentifier() or keyword.iskeyword(name):
-            raise ManifestConsistencyError(f"{name!r} cannot name a named tuple or a field of one")
-    if hidden := [name for name in fields if name.startswith("_")]:
-        raise ManifestConsistencyError(f"a named tuple's field cannot start with an underscore: {hidden[0]!r}")
-    if len(set(fields)) < len(fields):
-        raise ManifestConsistencyError(f"the named tuple {class_name} has a field twice: {', '.join(fields)}")
+    if "\0" in name or not core.library().ek_is_name(name.encode(errors="backslashreplace")):
+        raise UsageError(
+            f"{what} is named {name!r}; a package takes ASCII letters, digits and _, and no keyword of Python",
+            hint="Rename it.",
+        )
 
 
-def _leaf_nodes(node: Node, path: list[str]) -> Iterator[tuple[list[str], TensorNode]]:
-    """Every leaf of a structure with the steps that lead to it, in a list that changes afterwards."""
+def _check_names(class_name: str, fields: Sequence[str], path: str) -> None:
+    check_name(class_name, f"the named tuple {path}")
+    for name in fields:
+        if name.startswith("_"):
+            raise UsageError(f"a field of {path} is named {name!r}; it cannot start with an underscore")
+        check_name(name, f"a field of {path}")
+
+
+def _leaf_names(node: Node, path: str) -> Iterator[str]:
     if isinstance(node, TensorNode):
-        yield path, node
-    elif isinstance(node, ConstantNode):
-        return
-    elif isinstance(node, (SequenceNode, MappingNode, NamedTupleNode)):
+        yield path or "0"
+    elif not isinstance(node, ConstantNode):
         for step, item in zip(_steps(node), node.items):
-            path.append(step)
-            yield from _leaf_nodes(item, path)
-            path.pop()
-    else:
-        assert_never(node)
-
-
-def _is_empty(step: str) -> bool:
-    return not step
+            yield from _leaf_names(item, f"{path}.{step}" if path else step)
 
 
 def _steps(node: SequenceNode | MappingNode | NamedTupleNode) -> Sequence[str]:

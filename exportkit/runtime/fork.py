@@ -1,4 +1,4 @@
-"""What a process that ran a model needs in order to fork."""
+"""What forks need: in the child, what another thread of the parent was in the middle of never ends."""
 
 from __future__ import annotations
 
@@ -7,16 +7,30 @@ import ctypes
 import functools
 import os
 
+from exportkit import libraries
+from exportkit.package import core
+
 _OMP_PAUSE_HARD = 2  # omp_pause_hard of OpenMP 5.0
 
 
 @functools.lru_cache(maxsize=1)
-def survive_forks() -> None:
-    """From now on, ends OpenMP's idle threads before `os.fork`: both processes start new ones when they need some.
+def make_forks_safe() -> None:
+    """From now on, `os.fork` waits until no thread is in the middle of our C++ code, and ends OpenMP's idle threads.
 
-    A fork has one thread, the one that forked. GNU's OpenMP library does not know, and would wait in it forever for the
-    threads that this one worked with before; so would torch's own operators. It takes about 30 us a fork.
+    GNU's OpenMP library does not know of forks, and a child would wait in it forever for the threads that its parent
+    worked with; so would torch's own operators. Both processes start new ones when they need some.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another library than GNU's: they know of forks
+    with contextlib.suppress(OSError, AttributeError):  # other libraries than GNU's know of forks
         end_threads = ctypes.CDLL("libgomp.so.1").omp_pause_resource_all
         os.register_at_fork(before=lambda: end_threads(_OMP_PAUSE_HARD))
+    os.register_at_fork(before=_before, after_in_parent=lambda: _after(0), after_in_child=lambda: _after(1))
+
+
+def _before() -> None:
+    libraries.loading.acquire()  # first, since who holds it may be about to call our C++ code
+    core.library().ek_before_fork()
+
+
+def _after(child: int) -> None:
+    core.library().ek_after_fork(child)
+    libraries.loading.release()

@@ -12,21 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
-from typing_extensions import assert_never
 
-from exportkit.errors import InputError
-from exportkit.package.manifest import (
-    Call,
-    ConstantNode,
-    MappingNode,
-    NamedTupleNode,
-    Node,
-    Parameter,
-    SequenceNode,
-    Size,
-    TensorInput,
-    TensorNode,
-)
+from exportkit.errors import InputError, ManifestConsistencyError
+from exportkit.package import manifest as m
+from exportkit.package.structure import builder
 
 # torch's kernels for CUDA may read 16 bytes at a time from where an input starts; one that starts elsewhere is copied.
 _CUDA_ALIGNMENT = 16
@@ -38,15 +27,20 @@ _Take = Callable[[Any, list[Any]], None]
 
 
 class InputPlan:
-    """What a call must look like, for one package on one device.
+    """What a call must look like, for one package on one device, and how its result is made.
+
+    It is made before any code is loaded, since a manifest may describe what Python cannot make.
 
     Attributes:
+        device: Where the inputs must be.
         signature: Of the call, for inspect.signature, help() and editors.
+        build_result: Makes the module's own output of the flat tensors.
     """
 
-    def __init__(self, call: Call, device: torch.device) -> None:
-        """Plans for the manifest's call, with every input on `device`."""
-        self._device = device
+    def __init__(self, call: m.Call, device: torch.device) -> None:
+        """Plans for the manifest's call, with every input on `device`: ManifestConsistencyError."""
+        self.device = device
+        self.build_result = builder(call.result)
         self._alignment = _CUDA_ALIGNMENT if device.type == "cuda" else 1
         self._names = [parameter.name for parameter in call.parameters]
         self._positional = [p.name for p in call.parameters if p.kind == "positional"]
@@ -59,15 +53,13 @@ class InputPlan:
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The flat inputs of one call, contiguous and on the device.
 
-        Raises:
-            InputError: The call is not one that the package allows; the message says which part, what was given and
-                what is allowed.
+        InputError: the package does not allow it; the message says which part, what was given and what is allowed.
         """
         by_position = not kwargs and len(args) == len(self._names) == len(self._positional)
         flat: list[Any] = []
         for take, value in zip(self._takes, args if by_position else self._bind(args, kwargs)):
             take(value, flat)
-        shapes, device, alignment = [], self._device, self._alignment
+        shapes, device, alignment = [], self.device, self._alignment
         for index, (value, expected) in enumerate(zip(flat, self._inputs)):
             if type(value) is not torch.Tensor:
                 flat[index] = value = _plain_tensor(value, expected)
@@ -80,10 +72,14 @@ class InputPlan:
                 ) from error
             if value.dtype is not expected.dtype or value.device != device or (not address and value.numel()):
                 self._refuse_kind(value, expected)
+            contiguous = value.is_contiguous()
+            needed = value.nbytes + value.storage_offset() * expected.item_bytes if contiguous else _bytes_needed(value)
+            if needed > value.untyped_storage().nbytes():
+                self._refuse_storage(value, expected)
             # Views that flip a sign when they are read, which compiled code would not do.
             if value.is_neg() or (expected.is_complex and value.is_conj()):
                 flat[index] = value = value.resolve_neg().resolve_conj()
-            if not value.is_contiguous():
+            if not contiguous:
                 flat[index] = value.contiguous()
             elif address % alignment:
                 flat[index] = value.clone()
@@ -120,7 +116,7 @@ class InputPlan:
             if len(shape) != len(sizes):
                 raise InputError(f"{expected} must have {len(sizes)} dimensions, got shape {list(shape)}")
             for axis, (given, size) in enumerate(zip(shape, sizes)):
-                if isinstance(size, Size):
+                if isinstance(size, m.Size):
                     self._bind_size(shape, axis, expected, bound)
                 elif given != size:
                     raise InputError(f"{expected} must have size {size} in dimension {axis}, got shape {list(shape)}")
@@ -128,7 +124,7 @@ class InputPlan:
     def _bind_size(self, shape: Sequence[int], axis: int, expected: _Input, bound: dict[str, tuple[int, str]]) -> None:
         """Checks a size that varies against its range, and against the inputs before that share its dimension."""
         size = expected.tensor.shape[axis]
-        assert isinstance(size, Size)
+        assert isinstance(size, m.Size)
         dimension = self._dimensions[size.dimension]
         number, rest = divmod(shape[axis] - size.offset, size.scale)
         if rest or not dimension.min <= number <= dimension.max:
@@ -153,12 +149,19 @@ class InputPlan:
                 f"{expected} must be {wanted}, got {str(value.dtype).removeprefix('torch.')}",
                 hint=f"`.to(torch.{wanted})` converts it.",
             )
-        if value.device != self._device:
+        if value.device != self.device:
             raise InputError(
-                f"{expected} must be on {self._device}, where the model is; got one on {value.device}",
-                hint=f"`.to({str(self._device)!r})` moves it, or load the package with another `device`.",
+                f"{expected} must be on {self.device}, where the model is; got one on {value.device}",
+                hint=f"`.to({str(self.device)!r})` moves it, or load the package with another `device`.",
             )
         raise InputError(f"{expected} has no data: its storage was freed, or it only stands in for a tensor")
+
+    def _refuse_storage(self, value: torch.Tensor, expected: _Input) -> NoReturn:
+        needed, there = _bytes_needed(value), value.untyped_storage().nbytes()
+        raise InputError(
+            f"{expected} needs {needed} bytes of its storage, which has {there}: it was resized since it was made",
+            hint="`.clone()` it before its storage is resized.",
+        )
 
     def __str__(self) -> str:
         """The signature, as messages show it."""
@@ -168,21 +171,30 @@ class InputPlan:
 class _Input:
     """One flat input, with what every call compares looked up."""
 
-    __slots__ = ("dtype", "is_complex", "name", "tensor")
+    __slots__ = ("dtype", "is_complex", "item_bytes", "name", "tensor")
 
-    def __init__(self, tensor: TensorInput) -> None:
+    def __init__(self, tensor: m.TensorInput) -> None:
         self.tensor = tensor
         self.name = tensor.name
         self.dtype: torch.dtype = getattr(torch, tensor.dtype)
         self.is_complex = self.dtype.is_complex
+        self.item_bytes = self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"`{self.name}`"
 
 
-def describe_tensor(tensor: TensorInput) -> str:
+def _bytes_needed(value: torch.Tensor) -> int:
+    """Of its storage, up to the end of its last element."""
+    if not value.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride()))
+    return int(value.storage_offset() + last + 1) * value.itemsize
+
+
+def describe_tensor(tensor: m.TensorInput) -> str:
     """Such as "image: float32[batch, 3, 16*gh, 16*gw]"."""
-    sizes = ", ".join(_expression(size) if isinstance(size, Size) else str(size) for size in tensor.shape)
+    sizes = ", ".join(_expression(size) if isinstance(size, m.Size) else str(size) for size in tensor.shape)
     return f"{tensor.name}: {tensor.dtype}[{sizes}]"
 
 
@@ -191,17 +203,20 @@ _NOT_EXPORTED = (
 )
 
 
-def _expression(size: Size) -> str:
+def _expression(size: m.Size) -> str:
     """Such as "16*gh + 2"."""
     scaled = f"{size.scale}*{size.dimension}" if size.scale != 1 else size.dimension
     return scaled if size.offset == 0 else f"{scaled} {'+' if size.offset > 0 else '-'} {abs(size.offset)}"
 
 
-def _signature(parameters: Sequence[Parameter]) -> inspect.Signature:
-    """For help(), inspect.signature and editors. What was given by keyword at export must be again."""
+def _signature(parameters: Sequence[m.Parameter]) -> inspect.Signature:
+    """What was given by keyword at export must be again."""
     kinds = {"positional": inspect.Parameter.POSITIONAL_OR_KEYWORD, "keyword": inspect.Parameter.KEYWORD_ONLY}
     ordered = sorted(parameters, key=lambda parameter: parameter.kind == "keyword")
-    return inspect.Signature([inspect.Parameter(parameter.name, kinds[parameter.kind]) for parameter in ordered])
+    try:
+        return inspect.Signature([inspect.Parameter(parameter.name, kinds[parameter.kind]) for parameter in ordered])
+    except ValueError as error:
+        raise ManifestConsistencyError(f"Python allows no call with the package's parameters: {error}") from error
 
 
 def _plain_tensor(value: Any, expected: _Input) -> torch.Tensor:
@@ -217,19 +232,23 @@ def _plain_tensor(value: Any, expected: _Input) -> torch.Tensor:
 # --- nested values ----------------------------------------------------------------------------------------------------
 
 
-def _taker(node: Node, path: str) -> _Take:
+def _taker(node: m.Node, path: str) -> _Take:
     """A function that adds the tensors of a value to the flat list, and refuses one of another structure."""
-    if isinstance(node, TensorNode):
+    if isinstance(node, m.TensorNode):
         return lambda value, flat: flat.append(value)
-    if isinstance(node, ConstantNode):
+    if isinstance(node, m.ConstantNode):
         return _constant_taker(node.value, path)
-    if isinstance(node, SequenceNode):
-        return _sequence_taker(node, path)
-    if isinstance(node, MappingNode):
-        return _mapping_taker(node, path)
-    if isinstance(node, NamedTupleNode):
-        return _named_tuple_taker(node, path)
-    assert_never(node)
+    keys: Sequence[Any] = node.keys if isinstance(node, m.MappingNode) else range(len(node.items))
+    fields = node.fields if isinstance(node, m.NamedTupleNode) else None
+    paths = [f"{path}[{key!r}]" if fields is None else f"{path}.{fields[key]}" for key in keys]
+    takes = [(key, _taker(item, path)) for key, path, item in zip(keys, paths, node.items)]
+
+    def take(value: Any, flat: list[Any]) -> None:
+        _check_container(value, node, path)
+        for key, part in takes:
+            part(value[key], flat)
+
+    return take
 
 
 def _constant_taker(constant: bool | int | float | str | None, path: str) -> _Take:
@@ -246,48 +265,23 @@ def _constant_taker(constant: bool | int | float | str | None, path: str) -> _Ta
     return take
 
 
-def _sequence_taker(node: SequenceNode, path: str) -> _Take:
-    kind = list if node.kind == "list" else tuple
-    takes = [_taker(item, f"{path}[{i}]") for i, item in enumerate(node.items)]
-
-    def take(value: Any, flat: list[Any]) -> None:
-        if type(value) is not kind or len(value) != len(takes):
+def _check_container(value: Any, node: m.SequenceNode | m.MappingNode | m.NamedTupleNode, path: str) -> None:
+    if isinstance(node, m.SequenceNode):
+        kind = list if node.kind == "list" else tuple
+        if type(value) is not kind or len(value) != len(node.items):
             given = f"one of {len(value)}" if type(value) is kind else _kind(value)
-            raise InputError(f"{path} must be a {kind.__name__} of {len(takes)}, got {given}")
-        for part, item in zip(takes, value):
-            part(item, flat)
-
-    return take
-
-
-def _mapping_taker(node: MappingNode, path: str) -> _Take:
-    takes = {key: _taker(item, f"{path}[{key!r}]") for key, item in zip(node.keys, node.items)}
-
-    def take(value: Any, flat: list[Any]) -> None:
+            raise InputError(f"{path} must be a {kind.__name__} of {len(node.items)}, got {given}")
+    elif isinstance(node, m.MappingNode):
         if not isinstance(value, dict):
-            raise InputError(f"{path} must be a dict with the keys {_listed(takes)}, got {_kind(value)}")
-        if value.keys() != takes.keys():
-            raise InputError(f"{path} must have the keys {_listed(takes)}, got {_listed(value)}")
-        for key, part in takes.items():
-            part(value[key], flat)
-
-    return take
-
-
-def _named_tuple_taker(node: NamedTupleNode, path: str) -> _Take:
-    takes = [_taker(item, f"{path}.{field}") for field, item in zip(node.fields, node.items)]
-
-    def take(value: Any, flat: list[Any]) -> None:
-        # The class may be the model's own, which this process need not have; the fields are what counts.
-        if not isinstance(value, tuple) or getattr(type(value), "__match_args__", None) != node.fields:
-            raise InputError(
-                f"{path} must be a named tuple with the fields {_listed(node.fields)}, got {_kind(value)}",
-                hint=f"collections.namedtuple({node.class_name!r}, {list(node.fields)}) makes one.",
-            )
-        for part, item in zip(takes, value):
-            part(item, flat)
-
-    return take
+            raise InputError(f"{path} must be a dict with the keys {_listed(node.keys)}, got {_kind(value)}")
+        if value.keys() != set(node.keys):
+            raise InputError(f"{path} must have the keys {_listed(node.keys)}, got {_listed(value)}")
+    # The class may be the model's own, which this process need not have; the fields are what counts.
+    elif not isinstance(value, tuple) or getattr(type(value), "__match_args__", None) != node.fields:
+        raise InputError(
+            f"{path} must be a named tuple with the fields {_listed(node.fields)}, got {_kind(value)}",
+            hint=f"collections.namedtuple({node.class_name!r}, {list(node.fields)}) makes one.",
+        )
 
 
 def _listed(names: Sequence[str] | Mapping[Any, Any]) -> str:

@@ -19,8 +19,11 @@ import torch
 from exportkit.errors import DigestMismatchError, ModelClosedError, ModelLoadError, ModelRunError, UsageError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
+from exportkit.package.trust import demand
+from exportkit.runtime.inputs import InputPlan
 from exportkit.runtime.model import Model
 from exportkit.runtime.processes import WorkerProcess
+from exportkit.runtime.targets import named
 from exportkit.runtime.tensor_socket import TensorSocket
 from exportkit.runtime.weights import WeightsSource, read_state
 from exportkit.runtime.worker import Connect, Failed, Load, Loaded, Ran, Run, Settings, Swap
@@ -39,23 +42,19 @@ class IsolatedModel(Model):
     Inputs are checked here, before they are sent. Outputs are contiguous. Where the worker ends by itself, calls that
     are running raise a ModelRunError that says how, and later ones a ModelClosedError: no other worker takes its place.
 
-    Attributes:
-        pid: Of the worker process.
+    `pid` is that of the worker process.
     """
 
-    def __init__(
-        self, reader: PackageReader, target: package.Target, device: torch.device, runner: IsolatedRunner
-    ) -> None:
+    def __init__(self, reader: PackageReader, target: package.Target, plan: InputPlan, runner: IsolatedRunner) -> None:
         """Takes over the open package and the worker; `exportkit.load(..., isolate=True)` is how to get here."""
-        super().__init__(reader, target, device, runner)
+        super().__init__(reader, target, plan, runner)
         self.pid = runner.pid
         self._worker = runner
 
     def close(self, timeout: float = 30.0) -> None:
-        """Ends the worker. Calls that have begun in other threads finish first.
+        """Ends the worker. Calls that have begun in other threads finish first, within `timeout` seconds.
 
-        Args:
-            timeout: Seconds they have for that. Then the worker is killed, and they raise a ModelRunError.
+        Then the worker is killed, and they raise a ModelRunError.
         """
         super().close()
         self._worker.close(timeout)
@@ -94,7 +93,6 @@ class IsolatedRunner:
             RuntimeError: The compiled code failed.
             ModelRunError: The worker ended, or there is no memory for the tensors to share with it.
             ModelClosedError: It had ended before.
-            UsageError: This process is a fork of the one that has the worker.
         """
         return self._apart(partial(self._call, inputs))
 
@@ -255,41 +253,26 @@ def _release(
 
 
 def load_isolated(path: str | os.PathLike[str], *, runners: int, **options: Any) -> IsolatedModel:
-    """`exportkit.load` with `isolate=True`: its arguments and its errors.
-
-    Raises:
-        HostError: There is no process to be had.
-        ModelLoadError: The worker ended while it loaded.
-    """
+    """`exportkit.load` with `isolate=True`: its arguments and errors; HostError where no process is to be had."""
     passed = {name: _plain(name, value) for name, value in options.items()}
-    reader = PackageReader(Path(path))
-    try:
+    with contextlib.ExitStack() as undo:
+        asked = demand(options.get("public_key"), options.get("signature"))
+        reader = undo.enter_context(PackageReader(Path(path), demand=asked))
         process = WorkerProcess("exportkit.runtime.worker")
-        try:
-            control: _Control = TensorSocket(process.connection, Loaded | Failed)
-            loaded = _load(control, process, reader, {**passed, "runners": runners})
-            device = torch.device(loaded.device)
-            target = next(target for target in reader.manifest.targets if target.name == loaded.target)
-            return IsolatedModel(
-                reader, target, device, IsolatedRunner(reader.manifest.name, process, control, device, runners)
-            )
-        except BaseException:
-            process.end()
-            raise
-    except BaseException:
-        reader.close()
-        raise
+        undo.callback(process.end)
+        control: _Control = TensorSocket(process.connection, Loaded | Failed)
+        loaded = _load(control, process, reader, {**passed, "runners": runners})
+        plan = InputPlan(reader.manifest.call, torch.device(loaded.device))
+        (target,) = named(reader.manifest.targets, loaded.target)
+        runner = IsolatedRunner(reader.manifest.name, process, control, plan.device, runners)
+        undo.pop_all()
+    return IsolatedModel(reader, target, plan, runner)
 
 
 def _load(control: _Control, process: WorkerProcess, reader: PackageReader, options: dict[str, Any]) -> Loaded:
     """Has the worker load the package that is open here."""
-    settings = Settings(
-        threads=torch.get_num_threads(),
-        matmul_tf32=torch.backends.cuda.matmul.allow_tf32,
-        cudnn_tf32=torch.backends.cudnn.allow_tf32,
-    )
     try:
-        control.send(Load(path=os.path.abspath(reader.path), options=options, settings=settings))
+        control.send(Load(path=os.path.abspath(reader.path), options=options, settings=Settings.here()))
         answer, _, _ = control.receive()
     except ConnectionError as error:
         how = process.how_it_ended(_DYING_TAKES) or "closed the connection"

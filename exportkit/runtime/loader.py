@@ -2,7 +2,8 @@
 
 Nothing of the package is executed before it is known to be signed as the caller and this machine's policies ask, and
 every digest holds; and no library before what torch's own loader leaves unchecked is known to fit: the machine, torch's
-version, the operators that are loaded already.
+version, the operators that are loaded already, and that Python can make the call and the result which the manifest
+describes.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ import os
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
-from exportkit.errors import UsageError
+from exportkit.errors import MissingLibraryError, SchemaChangedError, TorchVersionError, UsageError
+from exportkit.libraries import load_verified, loaded_library, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
+from exportkit.package.manifest import Library, Manifest, Target
+from exportkit.package.trust import KeySources, demand
 from exportkit.runtime import targets
-from exportkit.runtime.fork import survive_forks
+from exportkit.runtime.cache import unpack_library, unpack_target
+from exportkit.runtime.fork import make_forks_safe
+from exportkit.runtime.inputs import InputPlan
 from exportkit.runtime.model import Model
-from exportkit.runtime.native import NativePackage, use_native
-from exportkit.runtime.runner import construct
-
-# What few loads need is imported where they do: modules are most of what a load takes.
-if TYPE_CHECKING:
-    from exportkit.package.trust import KeySource, KeySources
+from exportkit.runtime.runner import construct, runner_class
+from exportkit.runtime.weights import mapped_weights
 
 Verify = Literal["once", "always"]
 
@@ -73,66 +75,89 @@ def load(
         ModelLoadError: torch's loader refused the compiled code.
         CacheError: There is no room to unpack it.
     """
-    arguments = dict(locals())  # all of them, so that the worker process misses none that is added
+    _check(runners, verify)
+    if isolate:
+        from exportkit.runtime.isolated import load_isolated  # most processes never need it
+
+        asked = {"public_key": public_key, "signature": signature, "verify": verify, "target": target}
+        return load_isolated(path, runners=runners, device=device, **asked)
+    make_forks_safe()
+    reader = PackageReader(Path(path), demand=demand(public_key, signature))
+    return load_opened(reader, device, runners, verify=verify, target=target)
+
+
+def load_opened(
+    reader: PackageReader,
+    device: str | torch.device = "auto",
+    runners: int = 1,
+    *,
+    verify: Verify = "once",
+    target: str | None = None,
+) -> Model:
+    """What `load` does with a package once it is known to be signed by whom it must be; its arguments and errors.
+
+    The open package is the model's then, and closed where this fails.
+    """
+    try:
+        _check(runners, verify)
+        make_forks_safe()
+        kind, always = runner_class(), verify == "always"
+        reader.verify_once(always=always)
+        candidates = targets.named(reader.manifest.targets, target)
+        choice = targets.pick(candidates, str(device), targets.host_for(candidates, str(device)))
+        plan = InputPlan(reader.manifest.call, torch.device(choice.device))
+        if plan.device.type == "cuda":
+            torch.cuda.init()  # torch then knows a fork of this process for what cannot use CUDA
+        _load_operators(reader, choice.target, always=always)
+        entry = unpack_target(reader, choice.target, always=always)
+        construct_with = partial(construct, kind, entry, choice, runners, reader.path.name)
+        runner = construct_with(mapped_weights(reader))
+        reader.check_unchanged()  # what was unpacked was read once more
+        return Model(reader, choice.target, plan, runner, construct_with)
+    except BaseException:
+        reader.close()
+        raise
+
+
+def _check(runners: int, verify: str) -> None:
     if isinstance(runners, bool) or not isinstance(runners, int) or runners < 1:
         raise UsageError(f"runners must be a whole number from 1, got {runners!r}")
     if verify not in get_args(Verify):
         raise UsageError(f"verify must be 'once' or 'always', got {verify!r}")
-    if arguments.pop("isolate"):
-        from exportkit.runtime.isolated import load_isolated  # most processes never need it
-
-        return load_isolated(**arguments)
-    again = verify == "always"
-    keys = None
-    if public_key is not None:
-        from exportkit.package.trust import key_sources
-
-        keys = key_sources(public_key)
-    # The C++ runtime speaks UTF-8, and not every file's name is.
-    texts = (path, *(keys or ()), signature or "", target or "")
-    native = use_native() and all(_is_utf8(os.fspath(each)) for each in texts)
-    named = None if signature is None else os.fspath(signature)
-    if native:
-        return _load_native(Path(path), str(device), target, runners, keys, named, again=again)
-    from exportkit.runtime.python_route import load_python
-
-    return load_python(Path(path), str(device), target, runners, keys, named, again=again)
 
 
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _load_operators(reader: PackageReader, target: Target, *, always: bool) -> None:
+    """Loads the target's operator libraries, and holds every operator of the graph against the manifest."""
+    libraries = libraries_for(reader.manifest, target)
+    for library in libraries:
+        if reason := targets.library_rejection(library, torch.__version__):
+            raise TorchVersionError(
+                f"the operator library {Path(library.record).name} does not work here: {reason}",
+                hint="Install the torch it works with, or build it for the stable ABI (torch/csrc/stable).",
+            )
+    for library in libraries:
+        schemas = {operator.name: operator.schema for operator in library.defines}
+        namespaces = {name.partition("::")[0] for name in schemas}
+        if loaded_library(library.sha256, reader.record(library.record).size, defines=namespaces) is None:
+            with closing(unpack_library(reader, library, always=always)) as entry:
+                load_verified(entry.library, library.sha256, defines=namespaces, schemas=schemas)
+    _check_operators(reader.manifest, libraries)
 
 
-def _load_native(
-    path: Path,
-    device: str,
-    name: str | None,
-    runners: int,
-    keys: list[KeySource] | None,
-    signature: str | None,
-    *,
-    again: bool,
-) -> Model:
-    """Through the C++ runtime. Python reads what the model says of itself, from the file that was checked."""
-    key_texts = [os.fspath(key) for key in keys or ()]
-    with closing(NativePackage(str(path), device, name, runners, key_texts, signature or "", again=again)) as opened:
-        reader = PackageReader(path, file=opened.file)
-        try:
-            if reader.manifest_sha256 != opened.manifest_sha256:
-                raise reader.changed()
-            target = next(target for target in reader.manifest.targets if target.name == opened.target)
-            where = torch.device(opened.device)
-            if where.type == "cuda":
-                torch.cuda.init()  # torch then knows a fork of this process for what cannot use CUDA
-            survive_forks()
-            opened.load_operators(libraries_for(reader.manifest, target))
-            runner = opened.load_target()
-            choice = targets.Choice(target, -1 if where.index is None else where.index)
-            return Model(reader, target, where, runner, partial(construct, reader, choice, runners, again=again))
-        except BaseException:
-            reader.close()
-            raise
+def _check_operators(manifest: Manifest, libraries: tuple[Library, ...]) -> None:
+    """Every operator of the graph is registered with the schema that the graph was traced with."""
+    registered = schemas_of(operator.name for operator in manifest.operators)
+    for operator in manifest.operators:
+        if operator.name not in registered:
+            names = ", ".join(Path(library.record).name for library in libraries) or "none"
+            raise MissingLibraryError(
+                f"operator {operator.name} is not loaded, and no library of the package gives it (libraries: {names})",
+                hint="`exportkit package` adds the library; `--op-library` names one that is not exportkit's own.",
+            )
+        # Parsed, since the text of a schema may differ from one torch to another in no more than spelling.
+        if torch._C.parse_schema(registered[operator.name]) != torch._C.parse_schema(operator.schema):
+            raise SchemaChangedError(
+                f"operator {operator.name} is registered as {registered[operator.name]}; the package was made with "
+                f"{operator.schema}",
+                hint="Export again with the library that is loaded, or load the one that the package was made with.",
+            )

@@ -53,29 +53,24 @@ class Model:
         self,
         reader: PackageReader,
         target: package.Target,
-        device: torch.device,
+        plan: InputPlan,
         runner: Runner,
         construct: Callable[[Weights], Runner] | None = None,
     ) -> None:
         """Takes over the open package and the target's runners; `exportkit.load` is how to get here.
 
-        Args:
-            reader: The package.
-            target: The target that was chosen.
-            device: Where it runs.
-            runner: Its runners.
-            construct: Makes runners with other weights; None where they cannot be swapped.
+        `construct` makes runners with other weights; None where `swap_weights` does not use it.
         """
         self.manifest = reader.manifest
         self.target = target
-        self.device = device
-        self.cases = Cases(reader, device)
+        self.device = plan.device
+        self.cases = Cases(reader, plan.device)
         self._reader = reader
         self._runner: Runner | None = runner
         self._construct = construct
         self._changing = threading.Lock()  # what runs: one swap at a time, and none after close()
-        self._inputs = InputPlan(self.manifest.call, device)
-        self._build_result = builder(self.manifest.call.result)
+        self._inputs = plan
+        self._build_result = plan.build_result
         self._output_count = len(self.manifest.call.outputs)
         self.__signature__ = self._inputs.signature
 
@@ -139,10 +134,8 @@ class Model:
                 f"{self.manifest.name} has no weights outside of its compiled code",
                 hint="Weights can be swapped where it is exported without --embed-weights, in format 2 or newer.",
             )
-        if self._construct is None:
-            raise WeightsError("the weights of a model that runs in another process cannot be swapped")
         with self._changing:
-            if self._runner is None:
+            if self._construct is None:
                 raise ModelClosedError(f"the model {self.manifest.name} was closed")
             weights = replaced_weights(self.manifest, [self.target], mapped_weights(self._reader), source)
             # A second runner rather than the buffer for it in torch's: with that one, a failure between would leave a
@@ -154,7 +147,7 @@ class Model:
     def close(self) -> None:
         """Lets go of the compiled code and the file. Calls that have begun in other threads finish first."""
         with self._changing:
-            self._runner = None
+            self._runner = self._construct = None
             self._reader.close()
 
     def __enter__(self) -> Self:
@@ -191,8 +184,7 @@ class Cases(Sequence[Case]):
 
         Raises:
             IndexError: There is no such case.
-            CaseError: Its tensors are not those that the manifest describes.
-            PackageError: Its record does not hold.
+            PackageError: Its record does not hold, or its tensors are not those that the manifest describes.
             ModelClosedError: The model was closed.
         """
         cases = self._reader.manifest.cases
@@ -233,11 +225,7 @@ def _tensors_of(
     expected: Sequence[package.TensorInput | package.TensorOutput],
     tensors: dict[str, torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Takes the case's inputs or outputs out of `tensors`.
-
-    Raises:
-        CaseError: One is missing, or its dtype or shape is not the manifest's for the case's sizes.
-    """
+    """Takes the case's inputs or outputs out of `tensors`: CaseError where one is not what the manifest says."""
     found = []
     for index, described in enumerate(expected):
         tensor = tensors.pop(f"{kind}.{index}", None)

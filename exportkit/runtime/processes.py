@@ -37,16 +37,11 @@ class WorkerProcess:
     It has our interpreter, our module search path and our environment, but no module of ours is imported in it, neither
     `__main__` nor a model's source. Ctrl-C in a terminal does not reach it, and is ours alone to handle.
 
-    Attributes:
-        connection: Our end of the socket.
+    `connection` is our end of the socket.
     """
 
     def __init__(self, module: str) -> None:
-        """Starts it.
-
-        Raises:
-            HostError: There is no Python interpreter to start, or no process to be had.
-        """
+        """Starts it: HostError where there is no Python interpreter to start, or no process to be had."""
         if not sys.executable or getattr(sys, "frozen", False):
             raise HostError("this program has no Python interpreter that could run a worker process")
         self._owner = os.getpid()

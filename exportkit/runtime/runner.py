@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from exportkit.errors import ModelLoadError
-from exportkit.package.archive import PackageReader
-from exportkit.runtime.cache.entries import target_contents, unpack
-from exportkit.runtime.fork import survive_forks
+from exportkit.runtime.cache import Entry
 from exportkit.runtime.native import NativeRunner, use_native
 from exportkit.runtime.targets import Choice
 from exportkit.runtime.weights import Weights, borrowed, constants_of
@@ -28,61 +24,53 @@ class Runner(Protocol):
         """The flat outputs for flat inputs that the package allows."""
 
 
-def construct(reader: PackageReader, choice: Choice, runners: int, weights: Weights, *, again: bool) -> Runner:
+class ContainerRunner:
+    """Compiled code that is run through torch's own binding, which holds the GIL (pytorch#197516)."""
+
+    def __init__(self, entry: Entry, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> None:
+        """Loads a target's library; arguments and errors are those of NativeRunner."""
+        library, folder = str(entry.library), str(entry.library.parent)
+        if choice.target.device == "cpu":
+            container: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(library, runners)
+        else:
+            container = torch._C._aoti.AOTIModelContainerRunnerCuda(library, runners, choice.device, folder)
+        if constants:
+            _set_constants(container, constants, torch.device(choice.device))
+        self._constants = constants if choice.target.device == "cpu" else {}  # the code reads these very tensors
+        self._entry = entry
+        self.run = container.run
+
+
+RunnerClass = type[NativeRunner] | type[ContainerRunner]
+
+
+def runner_class() -> RunnerClass:
+    """The C++ runtime's where it was built for this torch; errors are those of `use_native`."""
+    return NativeRunner if use_native() else ContainerRunner
+
+
+def construct(
+    kind: RunnerClass, entry: Entry, choice: Choice, runners: int, package: str, weights: Weights
+) -> NativeRunner | ContainerRunner:
     """The runners of the one target that was chosen, over its library in the cache.
 
-    The C++ runtime's where it was built for this torch, since torch's own binding holds the GIL (pytorch#197516).
     Not through aoti_load_package, which builds every target's runner, compiles instruction set probes with g++ for
     seconds (pytorch#191715), and hides why an operator is missing; nor through AOTIModelPackageLoader, which unpacks
     the library into a temporary directory each time. A library that was mapped stays so, since the dynamic linker never
     unloads one with symbols that are unique in the process, as some of libstdc++'s are: each load would leave a copy.
 
-    Args:
-        reader: The package.
-        choice: The target.
-        runners: How many calls can run at a time.
-        weights: What the code takes from outside, among others. Code for the CPU works on these very tensors.
-        again: Whether to hash unpacked files that count as verified.
+    Code for the CPU works on the very tensors of `weights`, which may be more than it takes. `package` is the name that
+    a ModelLoadError has, where torch's loader refused the code.
     """
-    native = use_native()
     _promote_libstdcxx()
-    survive_forks()
-    constants = constants_of(choice.target, weights)
-    contents = target_contents(reader, choice.target)
-    entry = unpack(reader, contents, again=again)
-    # The model among a target's libraries: the last by name, as torch's own loader has it.
-    library = entry.folder / max(name for name in contents.records if name.endswith(".so"))
     try:
-        runner = (NativeRunner.open if native else ContainerRunner)(library, choice, runners, constants)
+        return kind(entry, choice, runners, constants_of(choice.target, weights))
     except RuntimeError as error:
-        entry.close()
         raise ModelLoadError(
-            f"torch {torch.__version__} cannot load target {choice.target.name} of {reader.path.name}: "
+            f"torch {torch.__version__} cannot load target {choice.target.name} of {package}: "
             f"{str(error).partition(chr(10))[0]}",
             hint="Where the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that may hold code.",
         ) from error
-    # In use as long as the runner is: CUDA kernels beside the library are opened when they are first called.
-    weakref.finalize(runner, entry.close)
-    return runner
-
-
-class ContainerRunner:
-    """Compiled code that is run through torch's own binding, which holds the GIL."""
-
-    def __init__(self, library: Path, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> None:
-        """Loads a target's library; arguments and errors are those of NativeRunner.open.
-
-        torch finds the calls of custom operators in a `.json` beside the library, and CUDA kernels in files there.
-        """
-        if choice.target.device == "cpu":
-            container: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), runners)
-        else:
-            folder = str(library.parent)
-            container = torch._C._aoti.AOTIModelContainerRunnerCuda(str(library), runners, choice.device, folder)
-        if constants:
-            _set_constants(container, constants, torch.device(choice.device))
-        self._constants = constants if choice.target.device == "cpu" else {}  # the code reads these very tensors
-        self.run = container.run
 
 
 def _set_constants(container: Any, constants: Mapping[str, torch.Tensor], device: torch.device) -> None:

@@ -63,16 +63,9 @@ class TensorSocket(Generic[Message]):
         self._theirs: _Memory | None = None
 
     def send(self, message: Struct, tensors: Sequence[torch.Tensor] = (), *, pass_fd: int | None = None) -> None:
-        """Sends a message, and a copy of each tensor.
+        """Sends a message, a copy of each tensor, and an open file for the other side to have as well.
 
-        Args:
-            message: A msgspec struct.
-            tensors: Dense ones, on any device.
-            pass_fd: An open file for the other side to have as well.
-
-        Raises:
-            ConnectionError: There is nobody at the other end.
-            OSError: There is no memory for the tensors; nothing was sent.
+        ConnectionError: there is nobody at the other end. OSError: there is no memory for the tensors.
         """
         with contextlib.ExitStack() as stack:
             fds = [] if pass_fd is None else [pass_fd]
@@ -92,9 +85,7 @@ class TensorSocket(Generic[Message]):
     def receive(self) -> tuple[Message, list[torch.Tensor], int | None]:
         """The next message, its tensors, and the open file that came with it.
 
-        Raises:
-            ConnectionError: The other side closed its end, or died.
-            ValueError: What came is no message of this conversation.
+        ConnectionError: the other side closed its end, or died. ValueError: what came is no message of ours.
         """
         body, fds = self._receive()
         try:
@@ -158,18 +149,13 @@ class _Memory:
     """Shared memory, mapped. Tensors made of it keep it."""
 
     def __init__(self, fd: int) -> None:
-        """Maps an open memfd, which may be closed then.
-
-        Raises:
-            ValueError: The other side could cut it off, and whoever reads it would die of that.
-        """
+        """Maps an open memfd, which may be closed then; not one that the other side could cut off under a reader."""
         if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             raise ValueError("shared memory that could be cut off")
         self.size = os.fstat(fd).st_size
         self._bytes = torch.frombuffer(mmap.mmap(fd, self.size), dtype=torch.uint8)
 
     def tensor(self, place: _Place) -> torch.Tensor:
-        """The tensor that lies, or is to lie, there."""
         if place.end == place.offset:
             return _empty(place)
         return self._bytes[place.offset : place.end].view(_DTYPES[place.dtype]).view(place.shape)
@@ -192,11 +178,9 @@ def _lay_out(tensors: Sequence[torch.Tensor]) -> tuple[tuple[_Place, ...], int]:
     """Where each tensor goes, and how many bytes that takes."""
     places, end = [], 0
     for tensor in tensors:
-        place = _Place(
-            str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), -(-end // _ALIGNMENT) * _ALIGNMENT
-        )
-        places.append(place)
-        end = place.end
+        dtype, start = str(tensor.dtype).removeprefix("torch."), -(-end // _ALIGNMENT) * _ALIGNMENT
+        places.append(_Place(dtype, tuple(tensor.shape), start))
+        end = places[-1].end
     return tuple(places), end
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
+import math
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from exportkit.errors import WeightsError
+from exportkit.package import core
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, Target, Weight
-from exportkit.package.weights import match_state, weight_bytes
+from exportkit.package.weights import match_state
 
 Weights = Mapping[str, torch.Tensor]  # by the weights' names in the manifest
 WeightsSource = str | os.PathLike[str] | Mapping[str, torch.Tensor]
@@ -23,10 +24,28 @@ WeightsSource = str | os.PathLike[str] | Mapping[str, torch.Tensor]
 def mapped_weights(reader: PackageReader) -> dict[str, torch.Tensor]:
     """The weights that some code reads, mapped from the package: nothing is read before it is used.
 
-    The tensors may not be written to, and keep the file mapped as long as one of them lives.
+    Where others may write to the package, they are in a copy that was checked: DigestMismatchError. The tensors may not
+    be written to, and keep the file mapped as long as one of them lives.
     """
-    file = _whole_file(reader.fileno())
-    return {weight.name: _in_file(file, reader, weight) for weight in reader.manifest.weights if weight.record}
+    weights = [weight for weight in reader.manifest.weights if weight.record is not None]
+    if not weights:
+        return {}
+    mapping = _Mapping(reader)
+    return {weight.name: mapping.tensor(weight) for weight in weights}
+
+
+class _Mapping:
+    """An `ek_mapping`, closed once no tensor is left that lies in it."""
+
+    def __init__(self, reader: PackageReader) -> None:
+        self._handle = core.handle("ek_package_map", reader.handle)
+        weakref.finalize(self, core.library().ek_mapping_close, self._handle).atexit = False  # the process may use it
+
+    def tensor(self, weight: Weight) -> torch.Tensor:
+        assert weight.record is not None
+        dtype: torch.dtype = getattr(torch, weight.dtype)
+        address = core.library().ek_mapping_data(self._handle, core.encoded(weight.record))
+        return _over(address, weight.shape, weight.strides, dtype, keep=self)
 
 
 def constants_of(target: Target, weights: Weights) -> dict[str, torch.Tensor]:
@@ -36,29 +55,20 @@ def constants_of(target: Target, weights: Weights) -> dict[str, torch.Tensor]:
 
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over another's memory that does not keep it alive."""
-    nbytes = tensor.numel() * tensor.element_size()
+    return _over(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, keep=None)
+
+
+def _over(
+    address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, *, keep: object
+) -> torch.Tensor:
+    """A tensor over dense memory that is somebody else's, which `keep` keeps there."""
+    nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    memory = (ctypes.c_uint8 * nbytes).from_address(tensor.data_ptr())
-    return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
-
-
-def _whole_file(fd: int) -> torch.Tensor:
-    """The bytes of a file, mapped read-only: code that should write to a weight gets a fault, and nobody another one.
-
-    Not through torch.from_numpy, which warns of memory that is read-only.
-    """
-    mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-    kind: Any = type("Mapped", (ctypes.Array,), {"_type_": ctypes.c_uint8, "_length_": len(mapping)})
-    array = kind.from_address(np.frombuffer(mapping, dtype=np.uint8).ctypes.data)
-    array.mapping = mapping  # lives as long as the array does, which the tensor keeps
-    return torch.frombuffer(array, dtype=torch.uint8)
-
-
-def _in_file(file: torch.Tensor, reader: PackageReader, weight: Weight) -> torch.Tensor:
-    assert weight.record is not None
-    start = reader.data_offset(weight.record)
-    return file[start : start + weight_bytes(weight)].view(_dtype(weight)).as_strided(weight.shape, weight.strides)
+        return torch.empty_strided(shape, strides, dtype=dtype)
+    # Not through torch.from_numpy, which warns of memory that is read-only.
+    memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+    memory.keep = keep
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).as_strided(shape, strides)
 
 
 def replaced_weights(
@@ -66,14 +76,8 @@ def replaced_weights(
 ) -> dict[str, torch.Tensor]:
     """The weights of another fine-tune, in memory of their own, in the place of those that the model has.
 
-    Args:
-        manifest: Of the package.
-        targets: Those whose code is to run with them.
-        packaged: The package's, for what stays: constants of the code, and weights that are built into it.
-        source: The other state, as a safetensors file or as tensors by name.
-
-    Raises:
-        WeightsError: There is no such file, or it does not fit; nothing was changed.
+    `packaged` are the package's, for what stays: constants of the code, and weights that are built into that of one of
+    the `targets`. WeightsError: there is no such file, or it does not fit; nothing was changed.
     """
     given = read_state(source)
     names = match_state(manifest.weights, described(given))
@@ -100,11 +104,7 @@ def replaced_weights(
 
 
 def read_state(source: WeightsSource) -> dict[str, torch.Tensor]:
-    """A state by name; a file's tensors are mapped.
-
-    Raises:
-        WeightsError: It is no safetensors file, or no mapping of names to tensors.
-    """
+    """A state by name; a file's tensors are mapped. WeightsError: it is no safetensors file, or has no tensors."""
     if isinstance(source, Mapping):
         for name, tensor in source.items():
             if not isinstance(tensor, torch.Tensor) or tensor.is_meta or tensor.layout is not torch.strided:
@@ -135,8 +135,3 @@ def _same_content(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _laid_out(tensor: torch.Tensor, weight: Weight) -> torch.Tensor:
     """A copy with the strides that the code was compiled for."""
     return torch.empty_strided(weight.shape, weight.strides, dtype=tensor.dtype).copy_(tensor)
-
-
-def _dtype(weight: Weight) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, weight.dtype)
-    return dtype

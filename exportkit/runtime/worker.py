@@ -32,6 +32,12 @@ class Settings(Struct, frozen=True):
     matmul_tf32: bool
     cudnn_tf32: bool
 
+    @classmethod
+    def here(cls) -> Settings:
+        """Those of this process."""
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        return cls(torch.get_num_threads(), matmul.allow_tf32, cudnn.allow_tf32)
+
 
 class Load(Struct, frozen=True, tag=True):
     """The first message: the arguments of `exportkit.load`."""
@@ -92,12 +98,7 @@ class Failed(Struct, frozen=True, tag=True):
 
 
 def main(connection: int, parent: int) -> None:
-    """Entry point of the process.
-
-    Args:
-        connection: The open socket to the parent.
-        parent: Its process id.
-    """
+    """Entry point of the process: `connection` is the open socket to the parent, whose process id is `parent`."""
     _end_with(parent)
     control: TensorSocket[Load | Connect] = TensorSocket(socket.socket(fileno=connection), Load | Connect)
     try:

@@ -11,12 +11,13 @@ import msgspec
 
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Node
-from exportkit.package.sizes import SizePlan, label_of
+from exportkit.sizes import SizePlan, label_of
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.messages import Called, Drawn
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import Check, EagerUnavailable, Verdict, WrongStructure
+from exportkit.verify.outcomes import EagerUnavailable, Verdict, WrongStructure
 from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.report import Check
 
 
 @dataclass(frozen=True)

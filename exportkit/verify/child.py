@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exportkit.verify.messages import Call, Called, Load, Loaded
 from exportkit.verify.protocol import serve
+
+if TYPE_CHECKING:
+    from exportkit.package.archive import PackageReader
 
 EXPORTER = ("exportkit.export", "exportkit.models", "exportkit.ops")
 
@@ -51,11 +54,11 @@ class Replay:
         for library, namespaces in command.libraries:
             load_library(Path(library), defines=namespaces)
         start = time.perf_counter()
-        trust = {"public_key": command.public_keys, "signature": command.signature}
+        reader = _opened(command)
         if command.target is None:
-            self._load_program(Path(command.artifact), command.device, trust)
+            self._load_program(reader, command.device)
         else:
-            self._load_target(command.artifact, command.target, command.device, trust)
+            self._load_target(reader, command.target, command.device)
         return Loaded(self.device, str(torch.__version__), time.perf_counter() - start)
 
     def run(self, command: Call) -> Called:
@@ -87,21 +90,17 @@ class Replay:
         save_file(named_tensors("output", leaves), command.outputs)
         return Called(seconds, msgspec.json.encode(node).decode())
 
-    def _load_target(self, artifact: str, target: str, device: str, trust: dict[str, Any]) -> None:
-        import exportkit
+    def _load_target(self, reader: PackageReader, target: str, device: str) -> None:
+        from exportkit.runtime.loader import load_opened
 
-        self.model = exportkit.load(artifact, device=device, target=target, **trust)
+        self.model = load_opened(reader, device=device, target=target)
         self.call = self.model.manifest.call
         self.device = str(self.model.device)
 
-    def _load_program(self, artifact: Path, device: str, trust: dict[str, Any]) -> None:
+    def _load_program(self, reader: PackageReader, device: str) -> None:
         import torch
 
-        from exportkit.package.archive import PackageReader
-        from exportkit.package.trust import check_trust
-
-        with PackageReader(artifact) as reader:
-            check_trust(reader, **trust)
+        with reader:
             reader.verify()
             program = reader.manifest.program
             assert program is not None
@@ -126,6 +125,26 @@ class Replay:
             return named if _same_structure(plain(named), result) else result
 
         return call
+
+
+def _opened(command: Load) -> PackageReader:
+    """The artifact, signed as is asked for, or the one that may be loaded without a signature."""
+    from exportkit.errors import DigestMismatchError
+    from exportkit.package.archive import PackageReader
+    from exportkit.package.trust import demand
+
+    artifact = Path(command.artifact)
+    if command.unsigned is None:
+        return PackageReader(artifact, demand=demand(command.public_keys, command.signature))
+    reader = PackageReader(artifact)
+    if reader.manifest_sha256 != command.unsigned:
+        reader.close()
+        raise DigestMismatchError(
+            f"the manifest of {artifact.name} has sha256 {reader.manifest_sha256}; only the one with "
+            f"{command.unsigned} may be run without a signature",
+            hint="Somebody wrote into the package while it was made. Make it again, where nobody else may write.",
+        )
+    return reader
 
 
 def _same_structure(a: Any, b: Any) -> bool:

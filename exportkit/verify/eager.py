@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,12 +14,21 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, EagerDiffers, EagerFailed, EagerUnavailable, TimedOut, Verdict
 from exportkit.verify.worker import LOAD_TIMEOUT, Worker
 
+_PLAIN = re.compile(r"[\w./:-]+", re.ASCII)  # goes through a shell, and a terminal, as it is
+
 
 class EagerProcess:
     """MODEL as its source makes it today, on one device, in a process that can import what the caller can."""
 
     def __init__(
-        self, manifest: Manifest, options: VerifyOptions, *, device: str, folder: Path, required: bool
+        self,
+        manifest: Manifest,
+        options: VerifyOptions,
+        *,
+        device: str,
+        folder: Path,
+        required: bool,
+        demanded_by: str | None = None,
     ) -> None:
         """Starts nothing yet.
 
@@ -28,13 +38,15 @@ class EagerProcess:
             device: Where it runs, such as "cuda:0".
             folder: A private directory, for the process.
             required: Whether it is a failure that there is no such model here.
+            demanded_by: Who asks for a signature, if somebody does: then only the options may name MODEL.
         """
-        self.model = options.model or manifest.source.model
+        self.model = options.model or (manifest.source.model if demanded_by is None else None)
         self._manifest = manifest
         self._options = options
         self._device = device
         self._folder = folder
         self.required = required
+        self._demanded_by = demanded_by
         self._worker: Worker | None = None
         self._objection: Verdict | None = None
 
@@ -58,8 +70,7 @@ class EagerProcess:
 
     def _start(self) -> Verdict | None:
         if self.model is None:
-            reason = "the artifact was exported from an object, not from a MODEL that can be imported; name it: --model"
-            return EagerUnavailable(reason, self.required)
+            return EagerUnavailable(unnamed(self._manifest.source.model, self._demanded_by), self.required)
         source, options = self._manifest.source, self._options
         command = Resolve(
             model=self.model,
@@ -91,3 +102,16 @@ class EagerProcess:
         command = Draw(dict(sizes), seed, str(inputs), str(outputs))
         answer = self._worker.ask(command, Drawn, doing=doing, timeout=self._options.timeout)
         return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer
+
+
+def unnamed(recorded: str | None, demanded_by: str | None) -> str:
+    """Why there is no MODEL to compare with where the caller names none.
+
+    Args:
+        recorded: What the artifact recorded as its MODEL.
+        demanded_by: Who asks for a signature, if somebody does.
+    """
+    if demanded_by is None:
+        return "the artifact was exported from an object, not from a MODEL that can be imported; name it: --model"
+    model = recorded if recorded and _PLAIN.fullmatch(recorded) else "MODEL"
+    return f"{demanded_by} asks for a signature, which does not cover the model's source; compare with --model {model}"

@@ -55,13 +55,14 @@ class Machine:
 
 # What each ability needs, by the names of findings. The first three are what any machine for exportkit should do.
 _NEEDS: dict[str, tuple[str, ...]] = {
-    "load and run a CPU package": ("platform", "torch", "cache"),
-    "export an ExportedProgram": ("torch",),
-    "compile for the CPU": ("platform", "torch", "compiler", "temporary files"),
+    "load and run a CPU package": ("platform", "torch", "package reader", "cache"),
+    "export an ExportedProgram": ("torch", "package reader"),
+    "compile for the CPU": ("platform", "torch", "package reader", "compiler", "temporary files"),
+    "check signatures": ("package reader", "signatures"),
     "use the arr_coc operators on the CPU": ("platform", "torch", "arr_coc, CPU"),
     "run the demo": ("platform", "torch", "compiler", "temporary files", "cache", "arr_coc, CPU", "photographs"),
-    "load and run a CUDA package": ("platform", "torch", "cache", "CUDA device"),
-    "compile for CUDA": ("platform", "torch", "compiler", "temporary files", "CUDA device"),
+    "load and run a CUDA package": ("platform", "torch", "package reader", "cache", "CUDA device"),
+    "compile for CUDA": ("platform", "torch", "package reader", "compiler", "temporary files", "CUDA device"),
     "use the arr_coc operators on CUDA": ("platform", "torch", "arr_coc, CPU", "arr_coc, CUDA", "CUDA device"),
     "build CUDA operators": ("compiler", "nvcc"),
     "run packages in worker processes (isolate=True)": ("platform", "torch", "temporary files", "worker processes"),
@@ -76,10 +77,12 @@ def examine(progress: Callable[[str], None] = lambda step: None) -> Machine:
         progress: Called with what is looked at.
     """
     progress("looking at torch and the machine")
-    findings = [_python(), _platform(), _torch(), _if_torch("libstdc++", _libstdcxx), _cpu()]
+    findings = [_python(), _platform(), _torch(), _if_torch("libstdc++", _libstdcxx), _package_reader()]
+    findings += [_signatures(), _if_reader("CPU", _cpu)]
     findings += [_if_torch("CUDA device", _cuda_device), _if_torch("worker processes", _worker_processes)]
     progress("compiling a probe")
-    findings += [_if_torch("compiler", _compiler), _nvcc(), _temporary_files(), _cache()]
+    findings += [_if_torch("compiler", _compiler), _nvcc(), _temporary_files()]
+    findings.append(_if_reader("cache", _cache))
     progress("loading the operator libraries")
     findings += [_if_torch(f"arr_coc, {device.upper()}", partial(_library, device)) for device in ("cpu", "cuda")]
     findings.append(_photographs())
@@ -95,6 +98,13 @@ def _if_torch(name: str, look: Callable[[], Finding]) -> Finding:
     """What can be looked at only where torch is."""
     if importlib.util.find_spec("torch") is None:
         return Finding(name, False, "not looked at without torch", "Install torch first.")
+    return look()
+
+
+def _if_reader(name: str, look: Callable[[], Finding]) -> Finding:
+    """What can be looked at only where the library that reads packages is."""
+    if not _package_reader().ok:
+        return Finding(name, False, "not looked at without the package reader", "Build the package reader first.")
     return look()
 
 
@@ -138,6 +148,30 @@ def _libstdcxx() -> Finding:
     path = min(mapped)
     newest = defined_versions(Path(path), "GLIBCXX_")[-1:] or ["no version"]
     return Finding("libstdc++", True, f"GLIBCXX_{newest[0]}, {path}")
+
+
+def _package_reader() -> Finding:
+    from exportkit.errors import HostError
+    from exportkit.package import core
+
+    try:
+        core.library()
+    except HostError as error:
+        return Finding("package reader", False, error.message, error.hint)
+    return Finding("package reader", True, str(core.LIBRARY))
+
+
+def _signatures() -> Finding:
+    """What checks them is opened where a signature is asked for; nothing else needs it."""
+    library = "libcrypto.so.3"
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        hint = "Checking signatures takes OpenSSL 3 (Debian: apt-get install libssl3); nothing else does."
+        return Finding("signatures", False, f"they cannot be checked: {error}", hint)
+    signs = importlib.util.find_spec("cryptography") is not None
+    can = "made and checked" if signs else "checked; to make them: pip install 'exportkit[sign]'"
+    return Finding("signatures", True, f"{can}, {library}")
 
 
 def _cpu() -> Finding:
@@ -249,15 +283,27 @@ def _cache() -> Finding:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     files = [path for path in folder.rglob("*") if path.is_file()]
     detail = f"{folder}, {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB"
-    if not os.access(existing, os.W_OK | os.X_OK):
+    if reason := _unusable(folder, existing):
         existing = Path(tempfile.gettempdir())
-        detail = (
-            f"{folder} is not writable: every process unpacks packages into {existing}; EXPORTKIT_CACHE names another"
-        )
+        detail = f"{reason}: every process unpacks packages into {existing}; EXPORTKIT_CACHE names another"
     if os.statvfs(existing).f_flag & os.ST_NOEXEC:
         hint = "Packages' code is unpacked and opened there: set EXPORTKIT_CACHE to a directory that may hold code."
         return Finding("cache", False, f"{existing} is mounted noexec", hint)
     return Finding("cache", True, detail)
+
+
+def _unusable(folder: Path, existing: Path) -> str | None:
+    """Why nothing is unpacked into the cache, if so; `existing` is the lowest folder on the way that is there."""
+    from exportkit.errors import CacheError
+    from exportkit.runtime.cache.prune import cache_items
+
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{folder} is not writable"
+    try:
+        cache_items()
+    except CacheError as error:
+        return error.message
+    return None
 
 
 def _library(device: str) -> Finding:

@@ -32,6 +32,8 @@ class Load(Message):
         blocked: Top-level packages that it must do without, the exporter and our operators aside.
         public_keys: PEM files, of which any must have signed it; None asks for no signature.
         signature: The signature file, where it is not beside the artifact.
+        unsigned: The sha256 of the manifest that is loaded without a signature, whoever asks for one, and no other: a
+            package is verified before it is signed. None permits nothing.
     """
 
     artifact: str
@@ -42,6 +44,7 @@ class Load(Message):
     blocked: tuple[str, ...]
     public_keys: tuple[str, ...] | None
     signature: str | None
+    unsigned: str | None
 
 
 class Loaded(Message):

@@ -21,7 +21,9 @@ class VerifyOptions:
         atol: See `rtol`.
         device: "auto" for every target that runs here; "cpu", "cuda" or "cuda:1" for those of that device.
         target: The only one to run, by its name.
-        model: MODEL, where it is no longer what the artifact recorded.
+        model: MODEL, where it is no longer what the artifact recorded. Where a signature is demanded, what the artifact
+            recorded is not imported: the signature covers the name, and not the source of that name. Elsewhere it is:
+            an artifact that nobody signed runs code of its own anyway.
         weights: Of the eager model, where it was exported with a weights file.
         op_libraries: Operator libraries that an artifact without libraries needs.
         seed: Of the sizes and the inputs drawn for eager.

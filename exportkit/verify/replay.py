@@ -35,6 +35,7 @@ class ReplayProcess:
         device: str,
         folder: Path,
         libraries: Mapping[Path, Sequence[str]] | None = None,
+        unsigned: str | None = None,
     ) -> None:
         """Starts nothing yet.
 
@@ -46,6 +47,7 @@ class ReplayProcess:
             device: Where it runs.
             folder: A private directory, for the process.
             libraries: Operator libraries that the artifact does not bring, each with the namespaces it defines.
+            unsigned: As `verify` takes it.
         """
         keys = tuple(str(key.absolute()) for key in options.public_keys)
         self._command = Load(
@@ -57,6 +59,7 @@ class ReplayProcess:
             blocked=blocked(options.model or manifest.source.model),
             public_keys=keys or None,
             signature=str(options.signature.absolute()) if options.signature else None,
+            unsigned=unsigned,
         )
         self._timeout = options.timeout
         self._folder = folder

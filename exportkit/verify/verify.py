@@ -13,23 +13,30 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest
-from exportkit.package.sizes import SizePlan, plan_sizes
-from exportkit.package.trust import check_trust
+from exportkit.package.trust import demand, demanded_by
 from exportkit.runtime.targets import host_for, named, parse_device, survey
+from exportkit.sizes import SizePlan, plan_sizes
 from exportkit.verify.calls import TargetCalls
-from exportkit.verify.eager import EagerProcess
+from exportkit.verify.eager import EagerProcess, unnamed
 from exportkit.verify.messages import Loaded
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import Check, LoadFailed, MissingOperator, Report, Signed, TargetReport
+from exportkit.verify.outcomes import LoadFailed, MissingOperator, Signed
 from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.report import Check, Report, TargetReport
 
 
 def verify(
-    artifact: Path, options: VerifyOptions | None = None, *, progress: Callable[[str], None] = lambda step: None
+    artifact: Path,
+    options: VerifyOptions | None = None,
+    *,
+    unsigned: str | None = None,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
     """Runs every target of an artifact that this machine can run, and compares what each returns.
 
-    Signatures come first, where somebody asks for them: an artifact that is not trusted is not looked into any further.
+    Signatures come first, where somebody asks for them: an artifact that is not trusted is not looked into any further,
+    and of one that is trusted no more is run than was signed. The source of its model was not: there is a comparison
+    with eager only where the options name MODEL.
 
     Each target runs in a fresh process that imports torch and the runtime; the exporter, the operators' Python and the
     model's source are refused to it. The eager model runs in a process of its own. Whatever either does, a crash
@@ -38,29 +45,34 @@ def verify(
     Args:
         artifact: A `.pt2` that exportkit wrote.
         options: See VerifyOptions.
+        unsigned: The sha256 of the artifact's manifest, where the caller made it and it is to be verified before it is
+            signed: this one needs no signature. Its MODEL is imported no sooner for that.
         progress: Told what is about to be done.
 
     Raises:
-        UsageError: The options contradict the artifact: cases are asked for, and it has none, or a target is.
+        UsageError: The options contradict the artifact: cases are asked for, and it has none, or a target is; or eager
+            is asked for where MODEL must be named and is not.
     """
     options = options or VerifyOptions()
     progress(f"checking {artifact.name}")
     try:
-        with PackageReader(artifact) as reader, temporary_folder(None, "exportkit-verify") as folder:
-            keys = check_trust(reader, options.public_keys or None, options.signature)
-            signed = [Check("package", "signature", {}, Signed(tuple(key.id for key in keys)))] if keys else []
+        asked = options.public_keys or None, options.signature
+        by = demanded_by(*asked)
+        opened = PackageReader(artifact, demand=None if unsigned else demand(*asked))
+        with opened as reader, temporary_folder(None, "exportkit-verify") as folder:
+            keys = tuple(key.id for key in reader.signers)
+            signed = [Check("package", "signature", {}, Signed(keys))] if keys else []
             reader.verify()
-            if options.against == "cases" and not reader.manifest.cases:
-                raise UsageError(
-                    f"{artifact.name} has no recorded cases", hint="Export with --cases N, or use --against eager."
-                )
+            _check_comparable(artifact, reader.manifest, options, by)
             runs, left_out = _targets(reader.manifest, options)
             libraries = _needed_libraries(reader.manifest, options, {run.device for run in runs})
             if isinstance(libraries, MissingOperator):
                 missing = Check("package", "operators", {}, libraries)
                 left_out += [TargetReport(run.name, left_out="an operator is missing") for run in runs]
                 return Report(str(artifact), None, tuple(left_out), (*signed, missing))
-            verification = _Verification(artifact, reader, options, folder, libraries, progress, checks=signed)
+            verification = _Verification(
+                artifact, reader, options, folder, libraries, progress, unsigned=unsigned, demanded_by=by, checks=signed
+            )
             return verification.report(runs, left_out)
     except UsageError:
         raise
@@ -68,6 +80,19 @@ def verify(
         failed = LoadFailed(type(error).__name__, str(error), error.exit_code)
         label = "signature" if isinstance(error, (SignatureMissingError, SignatureError, PolicyError)) else "load"
         return Report(str(artifact), None, (), (Check("package", label, {}, failed),))
+
+
+def _check_comparable(artifact: Path, manifest: Manifest, options: VerifyOptions, by: str | None) -> None:
+    """Raises a UsageError where there is nothing of the kind that the options want to compare with."""
+    if options.against == "cases" and not manifest.cases:
+        raise UsageError(
+            f"{artifact.name} has no recorded cases", hint="Export with --cases N, or use --against eager."
+        )
+    if options.against == "eager" and options.model is None and by is not None:
+        raise UsageError(
+            f"no comparison with eager: {unnamed(manifest.source.model, by)}",
+            hint="The source is imported then: name one of someone you trust.",
+        )
 
 
 @dataclass(frozen=True)
@@ -131,6 +156,8 @@ class _Verification:
     folder: Path
     libraries: Mapping[Path, Sequence[str]]
     progress: Callable[[str], None]
+    unsigned: str | None
+    demanded_by: str | None
     checks: list[Check]
     torch: str | None = None
 
@@ -148,7 +175,15 @@ class _Verification:
         required = options.against == "eager" or not self.manifest.cases
         reports = []
         for device, same in groupby(runs, key=lambda run: run.device):
-            with EagerProcess(self.manifest, options, device=device, folder=self.folder, required=required) as eager:
+            eager_process = EagerProcess(
+                self.manifest,
+                options,
+                device=device,
+                folder=self.folder,
+                required=required,
+                demanded_by=self.demanded_by,
+            )
+            with eager_process as eager:
                 reports += [self._run(run, eager, plan) for run in same]
         return Report(str(self.artifact), self.torch, (*reports, *left_out), tuple(self.checks), plan.skipped)
 
@@ -162,6 +197,7 @@ class _Verification:
             device=run.device,
             folder=self.folder,
             libraries=self.libraries,
+            unsigned=self.unsigned,
         ) as replay:
             loaded = replay.load()
             if not isinstance(loaded, Loaded):

@@ -79,14 +79,12 @@ class Worker:
             self._process.stdin.write(encode(command))
             self._process.stdin.flush()
         except BrokenPipeError:
-            return self._crashed(doing)
+            return self._crashed(doing, timeout)
         line = self._read_line(timeout)
         if line is None:
-            self.close()
-            self._ended = TimedOut(timeout, doing)
-            return self._ended
+            return self._timed_out(doing, timeout)
         if not line.endswith(b"\n"):
-            return self._crashed(doing)
+            return self._crashed(doing, timeout)
         answered: M | Failed = decode(line, answer | Failed)
         return answered
 
@@ -118,12 +116,16 @@ class Worker:
         line, newline, self._buffer = self._buffer.partition(b"\n")
         return line + newline
 
-    def _crashed(self, doing: str) -> Crashed | TimedOut:
+    def _timed_out(self, doing: str, timeout: float) -> TimedOut:
+        self.close()
+        self._ended = TimedOut(timeout, doing)
+        return self._ended
+
+    def _crashed(self, doing: str, timeout: float) -> Crashed | TimedOut:
         try:
-            status = self._process.wait(timeout=10)
+            status = self._process.wait(timeout)
         except subprocess.TimeoutExpired:  # closed its end of the pipe, and goes on
-            self._process.kill()
-            status = self._process.wait()
+            return self._timed_out(doing, timeout)
         printed = self.printed()
         self.close()
         killed = status < 0
