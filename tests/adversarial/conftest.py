@@ -9,9 +9,6 @@ import pytest
 from exportkit.errors import PackageError
 from exportkit.package.archive import PackageReader
 from tests.adversarial.forge import Refused
-from tests.both_readers import both_readers
-
-__all__ = ["both_readers"]
 
 
 @pytest.fixture

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from exportkit.errors import PackageError
-from exportkit.package.archive import ROOT, STOCK_RECORDS
-from exportkit.package.container import Entry, directory, local_header
+from exportkit.package.archive import ROOT
 from exportkit.package.manifest import MANIFEST_NAME, Manifest, Record
 from tests.package import samples
 
 Document = dict[str, Any]
 Refused = Callable[[bytes, type[PackageError], str], PackageError]  # the fixture in conftest.py
+
+STOCK_RECORDS = {
+    ".data/version": b"6\n",
+    "archive_format": b"pt2",
+    "archive_version": b"0",
+    "byteorder": b"little",
+}
+MAX_MANIFEST_BYTES = MAX_DIRECTORY_BYTES = 16 << 20
+MAX_NAME_LENGTH = 512
 
 
 def records() -> dict[str, bytes]:
@@ -51,6 +60,60 @@ def full(contents: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
 def with_manifest(contents: Mapping[str, bytes]) -> dict[str, bytes]:
     """These records after a manifest that lists them."""
     return {MANIFEST_NAME: msgspec.json.encode(document(contents=contents)), **contents}
+
+
+# --- the layout: what FORMAT.md says of the bytes ---------------------------------------------------------------------
+
+ALIGNMENT = 64
+_MAX32 = 0xFFFFFFFF
+
+
+class Entry(NamedTuple):
+    """A record's place: `offset` is that of its local header, which its data follow."""
+
+    name: str
+    size: int
+    crc32: int
+    offset: int
+
+    @property
+    def data_offset(self) -> int:
+        return self.offset + len(local_header(self))
+
+    @property
+    def end(self) -> int:
+        return self.data_offset + self.size
+
+
+def local_header(entry: Entry) -> bytes:
+    """What precedes a record's data, padded so that they start on an aligned offset."""
+    name = entry.name.encode()
+    sizes = struct.pack("<HHQQ", 1, 16, entry.size, entry.size)
+    gap = -(entry.offset + 30 + len(name) + len(sizes) + 4) % ALIGNMENT
+    extra = sizes + struct.pack("<2sH", b"FB", gap) + b"Z" * gap
+    fixed = (0x04034B50, 45, 0, 0, 0, 0x21, entry.crc32, _MAX32, _MAX32, len(name), len(extra))
+    return struct.pack("<IHHHHHIIIHH", *fixed) + name + extra
+
+
+CENTRAL = struct.Struct("<IHHHHHHIIIHHHHHII")
+
+
+def directory(entries: Sequence[Entry]) -> bytes:
+    """Everything after the last record: the central directory and its end."""
+    central = b""
+    for entry in entries:
+        name, extra = entry.name.encode(), struct.pack("<HHQQQ", 1, 24, entry.size, entry.size, entry.offset)
+        fixed = (0x02014B50, 45, 45, 0, 0, 0, 0x21, entry.crc32, _MAX32, _MAX32, len(name), len(extra))
+        central += CENTRAL.pack(*fixed, 0, 0, 0, 0, _MAX32) + name + extra
+    start, count = entries[-1].end if entries else 0, len(entries)
+    return b"".join(
+        [
+            central,
+            struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, count, count, len(central), start),
+            struct.pack("<IIQI", 0x07064B50, 0, start + len(central), 1),
+            struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 0xFFFF, 0xFFFF, _MAX32, _MAX32, 0),
+        ]
+    )
 
 
 def archive(contents: Sequence[tuple[str, bytes]], *, before: bytes = b"") -> bytes:

@@ -1,4 +1,4 @@
-"""Bad packages: refused for the right reason, and before anything of them is executed, by Python and by C++ alike."""
+"""Bad packages: refused for the right reason, and before anything of them is executed, with Python and without."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from exportkit.errors import (
     DigestMismatchError,
     ExportkitError,
     FormatVersionError,
+    ManifestConsistencyError,
     ManifestSyntaxError,
     MissingLibraryError,
     NotAnArchiveError,
@@ -25,7 +26,7 @@ from exportkit.errors import (
     UnlistedRecordError,
 )
 from exportkit.libraries import host_platform
-from exportkit.runtime import native
+from exportkit.runtime import loader, native
 from tests.adversarial.forge import Document, changed, document, package, records
 from tests.package import samples
 from tests.runtime import exportkit_run
@@ -33,15 +34,13 @@ from tests.runtime import exportkit_run
 Load = Callable[[Path], object]
 
 
-@pytest.fixture(params=["python", "cpp", "exportkit-run"])
-def load(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Loads a package, or raises the error class: exportkit.load by both routes, and exportkit-run."""
-    if request.param != "python":
-        exportkit_run.require_built()
-    if request.param == "exportkit-run":
-        return exportkit_run.load
-    monkeypatch.setenv("EXPORTKIT_RUNTIME", request.param)
-    return exportkit.load
+@pytest.fixture(params=["exportkit.load", "exportkit-run"])
+def load(request: pytest.FixtureRequest) -> Load:
+    """Loads a package, or raises the error class."""
+    if request.param == "exportkit.load":
+        return exportkit.load
+    exportkit_run.require_built()
+    return exportkit_run.load
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +59,8 @@ def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setattr(torch.ops, "load_library", refuse("load_library"))
     for runner in ("AOTIModelContainerRunnerCpu", "AOTIModelContainerRunnerCuda", "AOTIModelPackageLoader"):
         monkeypatch.setattr(torch._C._aoti, runner, refuse(runner), raising=False)
-    monkeypatch.setattr(native.NativeRunner, "open", refuse("NativeRunner.open"))
-    monkeypatch.setattr(native.NativePackage, "load_target", refuse("NativePackage.load_target"))
+    monkeypatch.setattr(native.NativeRunner, "__init__", refuse("NativeRunner"))
+    monkeypatch.setattr(loader, "load_verified", refuse("load_verified"))
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
     return calls
 
@@ -93,7 +92,7 @@ EXTRA = dict(sorted({**records(), "exportkit/ops/libevil.so": b"evil"}.items()))
         (flipped(WHOLE, b"FB"), ArchiveLayoutError),
         (package(runnable(), EXTRA), UnlistedRecordError),
         (package(changed("surprise", 1, runnable())), ManifestSyntaxError),
-        (package(changed("format_version", 3, runnable())), FormatVersionError),
+        (package(changed("format_version", 4, runnable())), FormatVersionError),
         (package(changed("targets.0.platform", "plan9-vax", runnable())), NoTargetError),
         (package(changed("libraries.0.torch_bound", "1.13", runnable())), TorchVersionError),
     ],
@@ -117,11 +116,7 @@ def test_an_operator_that_no_library_gives_is_named(load: Load, file: Path, exec
     assert executed == []
 
 
-@pytest.mark.parametrize("route", ["python", "cpp"])
-def test_an_operator_that_is_registered_with_another_schema_is_named_with_both(
-    file: Path, executed: list[str], monkeypatch: pytest.MonkeyPatch, route: str
-) -> None:
-    monkeypatch.setenv("EXPORTKIT_RUNTIME", route)
+def test_an_operator_that_is_registered_with_another_schema_is_named_with_both(file: Path, executed: list[str]) -> None:
     file.write_bytes(package(changed("libraries", [], runnable())))
     library = torch.library.Library("toy", "DEF")
     library.define("twice(Tensor x, int n=2) -> Tensor")
@@ -130,4 +125,22 @@ def test_an_operator_that_is_registered_with_another_schema_is_named_with_both(
             exportkit.load(file)
     finally:
         library._destroy()
+    assert executed == []
+
+
+@pytest.mark.parametrize("fields", [["values", "class"], ["\ufb01", "fi"]], ids=["a parameter", "fields"])
+def test_names_that_python_refuses_are_refused_before_anything_runs(
+    file: Path, executed: list[str], fields: list[str]
+) -> None:
+    """Formats 1 and 2 allow them."""
+    whole = changed("format_version", 2, runnable())
+    if "class" in fields:
+        whole = changed("call.inputs.0.name", "class", changed("call.parameters.0.name", "class", whole))
+    else:
+        items = [{"type": "tensor", "index": 0}, {"type": "constant", "value": None}]
+        node = {"type": "namedtuple", "class_name": "P", "fields": fields, "items": items}
+        whole = changed("call.outputs.0.name", fields[0], changed("call.result", node, whole))
+    file.write_bytes(package(whole))
+    with pytest.raises(ManifestConsistencyError):
+        exportkit.load(file)
     assert executed == []

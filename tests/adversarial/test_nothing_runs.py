@@ -23,7 +23,6 @@ import exportkit
 from exportkit.cli import main
 from exportkit.errors import DigestMismatchError, ExportkitError, SignatureError, SignatureMissingError
 from exportkit.libraries import host_platform
-from exportkit.package import policy
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.manifest import Manifest, Program
 from exportkit.package.signing import sign_package
@@ -66,7 +65,6 @@ def mark(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(MARK, str(tmp_path / "mark"))
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(policy, "SYSTEM_POLICY", tmp_path / "etc" / "policy.json")
     return tmp_path / "mark"
 
 

@@ -14,16 +14,15 @@ from exportkit.errors import (
     ManifestSyntaxError,
 )
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import MAX_MANIFEST_DEPTH
 from tests.adversarial.forge import Refused, at, changed, document, package, records
 from tests.package import samples
 
 # --- rule 7 -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [0, 3, -1, 10**40])
+@pytest.mark.parametrize("version", [0, 4, -1, 10**30])
 def test_rule_7_another_version_is_named(refused: Refused, version: int) -> None:
-    data = msgspec.json.encode(document()).replace(b'"format_version":2', b'"format_version":%d' % version)
+    data = msgspec.json.encode(document()).replace(b'"format_version":3', b'"format_version":%d' % version)
     error = refused(package(data), FormatVersionError, str(version))
     assert "exportkit" in (error.hint or "")
 
@@ -48,10 +47,9 @@ def test_rule_7_another_version_is_named_even_where_every_key_is_another(refused
         (b'{"format_version": 1, "format_version": 1}', "'format_version' twice"),
         (b'{"format_version": 1, "a": {"b": 1, "c": 2, "b": 3}}', "'b' twice"),
         (b'{"format_version": 1, "x": NaN}', "NaN"),
-        (b'{"format_version": 1, "x": -Infinity}', "-Infinity"),
-        (b'{"format_version": ' + b"9" * 10_000 + b"}", "not JSON"),
+        (b'{"format_version": 1, "x": -Infinity}', "a number without digits"),
         (b"\xff\xfe{}", "UTF-8"),
-        (b'{"format_version": 1, "name": "\\ud800"}', "not of the shape"),
+        (b'{"format_version": 1, "name": "\\ud800"}', "surrogate"),
         (b'{"format_version": 1, "\\udfff\\ud800": 1}', "surrogate"),
         (b'{"format_version": 1, "name": "\xed\xa0\x80"}', "UTF-8"),  # a surrogate as bytes
         (b'{"format_version": 1, "name": "\x00"}', "not JSON"),
@@ -60,8 +58,8 @@ def test_rule_7_another_version_is_named_even_where_every_key_is_another(refused
         (b'{"format_version": 1} {}', "not JSON"),
         (b'{"format_version": 1,}', "not JSON"),
         ('{"format_version": 1}'.encode("utf-16"), "UTF-8"),
-        (b"[" * 100_000, str(MAX_MANIFEST_DEPTH)),
-        (b'{"format_version": 1, "x": ' + b"[" * 100 + b"]" * 100 + b"}", str(MAX_MANIFEST_DEPTH)),
+        (b"[" * 100_000, "80"),
+        (b'{"format_version": 1, "x": ' + b"[" * 100 + b"]" * 100 + b"}", "80"),
         (b'"' + b'\\"' * 1_000_000, "not JSON"),
     ],
 )
@@ -135,39 +133,43 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
     [
         # the call
         ("call.parameters.0.name", "not a name", "'not a name'"),
-        ("call.parameters", [entry("call.parameters.0")] * 2, "parameter image"),
-        ("call.parameters.0.value.index", 1, "[1]"),
+        ("call.parameters", [entry("call.parameters.0")] * 2, "parameter 'image'"),
+        ("call.parameters.0.value.index", 1, "tensor 1 in place of tensor 0"),
         ("call.parameters", [], "inputs"),
-        ("call.result", {"type": "sequence", "kind": "list", "items": [TENSOR, TENSOR]}, "[0, 0]"),
-        ("call.result", {"type": "mapping", "keys": ["a", "a"], "items": [TENSOR, TENSOR]}, "a is there twice"),
-        ("call.result", {"type": "mapping", "keys": ["a", "b"], "items": [TENSOR]}, "a, b"),
+        (
+            "call.result",
+            {"type": "sequence", "kind": "list", "items": [TENSOR, TENSOR]},
+            "tensor 0 in place of tensor 1",
+        ),
+        ("call.result", {"type": "mapping", "keys": ["a", "a"], "items": [TENSOR, TENSOR]}, "'a' is there twice"),
+        ("call.result", {"type": "mapping", "keys": ["a", "b"], "items": [TENSOR]}, "2 keys for 1 items"),
         ("call.result", {"type": "mapping", "keys": [], "items": [TENSOR]}, "0 keys for 1 items"),
         ("call.result", {"type": "namedtuple", "class_name": "P", "fields": ["x"], "items": []}, "1 keys for 0 items"),
         ("call.result", named_tuple("2.11", "x"), "'2.11' cannot name a named tuple"),
         ("call.result", named_tuple("class", "x"), "'class' cannot name a named tuple"),
         ("call.result", named_tuple("P", "a b"), "'a b' cannot name a named tuple"),
-        ("call.result", named_tuple("P", "_x"), "underscore: '_x'"),
+        ("call.result", named_tuple("P", "_x"), "cannot start with an underscore"),
         ("call.inputs.0.name", "picture", "'picture'"),
         ("call.inputs.0.dtype", "float31", "'float31'"),
         ("call.outputs.0.name", "score", "'score'"),
         ("call.outputs.0.dtype", "torch.float32", "'torch.float32'"),
-        ("call.dimensions", [DIMENSION, DIMENSION], "dimension batch"),
+        ("call.dimensions", [DIMENSION, DIMENSION], "dimension 'batch'"),
         ("call.dimensions", [DIMENSION, ANOTHER], "dimension n is no input's"),
         ("call.dimensions.0.min", 65, "min 65 above max 64"),
         ("call.inputs.0.shape.0", {"dimension": "n", "scale": 1, "offset": 0}, "'n'"),
-        ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 1, "offset": -2}, "1*batch-2"),
+        ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 1, "offset": -2}, "1*batch and -2"),
         ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 2**62, "offset": 0}, "*batch"),
         ("call.inputs.0.shape", [2**62, 2**62], "at least, which no memory holds"),
-        ("call.inputs.0.shape", [{"dimension": "batch", "scale": 3, "offset": 0}, 2**61], f"{3 * 2**61} elements"),
-        ("call.outputs.0.shape", [2**31, 2**31, 2], f"{2**63} elements"),
+        ("call.inputs.0.shape", [{"dimension": "batch", "scale": 3, "offset": 0}, 2**61], "more than 2^62 elements"),
+        ("call.outputs.0.shape", [2**31, 2**31, 2], "more than 2^62 elements"),
         ("call.inputs.0.shape", [1] * 65, "65 sizes"),
-        ("call.outputs.0.tolerance.ranking_of", "rows", "ranking_of 'rows'"),
-        ("call.outputs.0.tolerance.rows_of", "scores", "rows_of 'scores'"),
+        ("call.outputs.0.tolerance.ranking_of", "rows", "refers to 'rows'"),
+        ("call.outputs.0.tolerance.rows_of", "scores", "refers to 'scores'"),
         # targets
         ("targets", [], "nothing to run"),
-        ("targets", [entry("targets.0")] * 2, "target cpu_v3"),
+        ("targets", [entry("targets.0")] * 2, "target 'cpu_v3'"),
         ("targets", [entry("targets.0"), entry("targets.0", name="cpu")], "target cpu is a prefix of target cpu_v3"),
-        ("targets.0.name", "other", "other has no compiled code"),
+        ("targets.0.name", "other", "cpu_v3/model.wrapper.cpp' belongs to no target"),
         ("targets.0.needs_torch", "new", "needs_torch is 'new'"),
         ("targets.0.needs_torch", "\u0662.\u0661", "needs_torch"),  # digits, but not ours
         ("targets.0.built_with_cuda", "new", "built_with_cuda is 'new'"),
@@ -177,26 +179,26 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("program", {"record": "models/m.json", "device": "cpu", "built_with_torch": "2.13"}, "'models/m.json'"),
         ("program", {"record": samples.CASE, "device": "cpu", "built_with_torch": "2"}, "built_with_torch is '2'"),
         # weights
-        ("weights", [entry("weights.0")] * 2, "weight head.weight is there twice"),
-        ("weights.0.aliases", ["head.weight"], "weight head.weight is there twice"),
-        ("weights", [entry("weights.0"), entry("weights.0", name="w")], "weight tied.weight is there twice"),
+        ("weights", [entry("weights.0")] * 2, "weight 'head.weight' is there twice"),
+        ("weights.0.aliases", ["head.weight"], "weight 'head.weight' is there twice"),
+        ("weights", [entry("weights.0"), entry("weights.0", name="w")], "weight 'tied.weight' is there twice"),
         ("weights.0.dtype", "float31", "'float31'"),
-        ("weights.0.dtype", "float64", "48 bytes; its record"),
+        ("weights.0.dtype", "float64", "another number of bytes than its record"),
         ("weights.0.shape", [2], "2 strides for 1 dimensions"),
-        ("weights.0.shape", [4, 3], "48 bytes; its record"),
+        ("weights.0.shape", [4, 3], "another number of bytes than its record"),
         ("weights.0.shape", [2**62, 3], "its record"),
-        ("weights.0.shape", [0, 3], "0 bytes; its record"),
-        ("weights.0.strides", [3, 2], "[3, 2], which leave gaps or overlap"),
-        ("weights.0.strides", [0, 1], "[0, 1], which leave gaps or overlap"),
-        ("weights.0.strides", [1, 1], "[1, 1], which leave gaps or overlap"),
-        ("weights.0.strides", [2**62, 1], "which leave gaps or overlap"),
+        ("weights.0.shape", [0, 3], "another number of bytes than its record"),
+        ("weights.0.strides", [3, 2], "strides that leave gaps or overlap"),
+        ("weights.0.strides", [0, 1], "strides that leave gaps or overlap"),
+        ("weights.0.strides", [1, 1], "strides that leave gaps or overlap"),
+        ("weights.0.strides", [2**62, 1], "strides that leave gaps or overlap"),
         ("weights.0.record", "data/weights/none", "'data/weights/none'"),
         ("weights.0.record", samples.CASE, "not under data/weights/"),
-        ("weights.0.record", None, "head.weight, which has no record"),
-        ("targets.0.constants", {"w": "other"}, "takes w from 'other'"),
-        ("targets.0.constants", {"w": "tied.weight"}, "takes w from 'tied.weight'"),
+        ("weights.0.record", None, "from 'head.weight', which is no weight with a record"),
+        ("targets.0.constants", {"w": "other"}, "takes 'w' from 'other'"),
+        ("targets.0.constants", {"w": "tied.weight"}, "takes 'w' from 'tied.weight'"),
         # operators and libraries
-        ("operators", [TOY, TOY], "toy::twice is there twice"),
+        ("operators", [TOY, TOY], "'toy::twice' is there twice"),
         ("operators.0.name", "twice", "'twice'"),
         ("operators.0.schema", "toy::thrice(Tensor x) -> Tensor", "toy::twice has the schema of another"),
         ("libraries.0.record", "exportkit/ops/linux-x86_64/libother.so", "libother.so"),
@@ -205,14 +207,14 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("libraries.0.platform", "linux-aarch64", "linux-aarch64"),
         ("libraries.0.torch_bound", "", "torch_bound"),
         ("libraries.0.defines.0.schema", "toy::twice(Tensor x, int n=1) -> Tensor", "int n=1"),
-        ("libraries.0.defines", [TOY, TOY], "toy::twice is there twice"),
-        ("libraries", [entry("libraries.0")] * 2, "libtoy_cpu.so is there twice"),
+        ("libraries.0.defines", [TOY, TOY], "'toy::twice' is there twice"),
+        ("libraries", [entry("libraries.0")] * 2, "libtoy_cpu.so' is there twice"),
         # cases and records
         ("cases.0.record", "exportkit/cases/1.safetensors", "1.safetensors"),
         ("cases.0.record", samples.LIBRARY, "not under exportkit/cases/"),
-        ("cases", [entry("cases.0")] * 2, "0.safetensors is there twice"),
-        ("cases.0.sizes", {}, "['batch']"),
-        ("cases.0.sizes", {"batch": 2, "n": 1}, "'n'"),
+        ("cases", [entry("cases.0")] * 2, "0.safetensors' is there twice"),
+        ("cases.0.sizes", {}, "sizes for 0 dimensions of 1"),
+        ("cases.0.sizes", {"batch": 2, "n": 1}, "sizes for 2 dimensions of 1"),
         ("cases.0.sizes", {"batch": 65}, "batch = 65"),
         ("records", at(document(), "records")[::-1], "not sorted"),
         ("records", [at(document(), "records.0"), *at(document(), "records")], "not sorted"),

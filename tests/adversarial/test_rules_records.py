@@ -17,9 +17,19 @@ from exportkit.errors import (
     UnlistedRecordError,
 )
 from exportkit.package.archive import STOCK_RECORDS, PackageReader
-from exportkit.package.container import Entry, directory, local_header
 from exportkit.package.manifest import MANIFEST_NAME
-from tests.adversarial.forge import Refused, archive, document, full, package, records, with_manifest
+from tests.adversarial.forge import (
+    Entry,
+    Refused,
+    archive,
+    directory,
+    document,
+    full,
+    local_header,
+    package,
+    records,
+    with_manifest,
+)
 from tests.package import samples
 
 # --- rules 10 to 13 ---------------------------------------------------------------------------------------------------
@@ -74,7 +84,7 @@ def test_rule_13_a_crc_that_torch_would_trip_over(refused: Refused) -> None:
     blocks = [local_header(entry) + content for entry, (_, content) in zip(entries, contents)]
     forged = b"".join(blocks) + directory(entries)
     assert len(forged) == len(data)
-    refused(forged, DigestMismatchError, f"{samples.CASE} has CRC-32")
+    refused(forged, DigestMismatchError, f"{samples.CASE} has another CRC-32")
 
 
 def test_rule_13_holds_for_every_read_and_extract_and_leaves_no_file(file: Path, tmp_path: Path) -> None:

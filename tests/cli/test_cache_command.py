@@ -12,7 +12,7 @@ import pytest
 
 from exportkit.cli import main
 from exportkit.package.archive import PackageReader
-from exportkit.runtime.cache.entries import target_contents, unpack
+from exportkit.runtime.cache import unpack_target
 from tests.runtime import tiny
 
 
@@ -24,9 +24,9 @@ def entry(monkeypatch, tmp_path: Path) -> Path:
     code = tmp_path / "a.so"
     code.write_bytes(bytes(3000))
     with PackageReader(tiny.write(tmp_path / "a.pt2", {"a.so": code}, cases=())) as reader:
-        contents = target_contents(reader, reader.manifest.targets[0])
-        with unpack(reader, contents, again=False) as unpacked:
-            return unpacked.folder
+        unpacked = unpack_target(reader, reader.manifest.targets[0], always=False)
+        unpacked.close()
+        return unpacked.folder
 
 
 def run(capsys, *arguments):
@@ -81,6 +81,20 @@ def test_what_is_no_size_or_time_is_refused(entry, capsys, option, value):
     assert (code, out) == (2, "")
     assert f"{value!r} is not of the form NUMBER and unit, such as" in err
     assert entry.exists()
+
+
+def test_a_cache_that_is_not_ours_is_an_error_and_keeps_what_it_leads_to(tmp_path, monkeypatch, capsys):
+    """Another user could have made links in it to what is ours."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "precious" / ("0" * 64)).mkdir(parents=True)
+    (tmp_path / "cache" / "libraries").symlink_to(tmp_path / "precious")
+    (tmp_path / "cache").chmod(0o777)
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    for command in (["info"], ["prune", "--all"]):
+        code, out, err = run(capsys, *command)
+        assert (code, out) == (4, "")
+        assert f"the cache {tmp_path / 'cache'} cannot be used" in err
+    assert list((tmp_path / "precious").iterdir())
 
 
 def test_no_command_of_it_imports_torch(entry):

@@ -93,6 +93,25 @@ def test_inspect_of_something_else_is_a_bad_package(tmp_path, capsys):
     assert run(capsys, "inspect", path)[0] == 3
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("export", "arr-coc", "-o", "x.pt2"),
+        ("export", "arr-coc", "-o", "x.pt2", "--format", "program"),
+        ("verify", "COMPILED"),
+        ("package", "COMPILED", "-o", "x.pt2"),
+        ("bench", "ops"),
+        ("bench", "COMPILED"),
+    ],
+    ids=" ".join,
+)
+def test_a_device_means_the_same_to_every_command(compiled, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *(compiled if word == "COMPILED" else word for word in command), "--device", "cpu:0")
+    assert (code, "error: device 'cpu:0' is not known" in err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- package and verify -----------------------------------------------------------------------------------------------
 
 

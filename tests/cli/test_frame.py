@@ -98,6 +98,25 @@ def test_an_error_shows_its_message_and_hint_and_no_traceback(broken, capsys, er
     assert "Traceback" not in captured.err
 
 
+FORGED = "no target 'x\nok: 9 calls agree\r\u2028\x85\x0b\x1cok\x1b[2K\nerror: y'"
+
+
+def test_a_message_that_quotes_a_package_forges_no_line(broken, capsys):
+    """A package's strings are its maker's: none of them may look like what exportkit says of it."""
+    for error, options in (
+        (NoTargetError(FORGED, hint=FORGED), []),
+        (KeyError(FORGED), []),
+        (RuntimeError(FORGED), []),
+    ):
+        broken(error)
+        main(["doctor", "--debug", *options])
+        said = capsys.readouterr().err
+        starts = [line for line in said.splitlines() if not line.startswith("  ")]
+        assert len(starts) == 1
+        assert starts[0].startswith("error: ")
+        assert not set("\x1b\r\u2028\x85\x0b\x1c") & set(said)
+
+
 def test_debug_shows_the_traceback_of_an_error(broken, capsys):
     broken(NoTargetError("y"))
     assert main(["doctor", "--debug"]) == 4

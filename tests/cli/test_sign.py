@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from exportkit.cli import main
-from exportkit.package import policy
 from exportkit.package.manifest import ConstantNode, MappingNode
 from tests.adversarial import forge
 from tests.package import samples
@@ -22,7 +21,6 @@ from tests.runtime.conftest import tiny_files, tiny_package  # noqa: F401 (fixtu
 
 @pytest.fixture(autouse=True)
 def _no_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(policy, "SYSTEM_POLICY", tmp_path / "etc" / "policy.json")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
     for name in ("EXPORTKIT_POLICY", "EXPORTKIT_KEY_PASSWORD"):
@@ -115,23 +113,43 @@ def test_a_policy_that_cannot_be_read_is_the_machines_fault(
     assert (code, only["label"], only["verdict"]["error"]) == (4, "signature", "PolicyError")
 
 
-def test_a_package_is_signed_before_it_is_run_where_a_policy_asks_for_it(
+def test_only_what_is_signed_is_packaged_and_the_package_is_signed_last_where_a_policy_asks_for_it(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
 ) -> None:
     release, output = signer(tmp_path), tmp_path / "package.pt2"
     require(tmp_path, release.public)
-    code, _, _ = run(capsys, "package", model, "-o", output)
-    assert code == 3
-    assert not output.exists()
+    for options in ([], ["--no-verify"], ["--sign-key", release.private]):
+        code, _, err = run(capsys, "package", model, "-o", output, *options)
+        assert (code, f"{model.name} is not signed as the policy" in err) == (3, True)
+        assert not output.exists()
+    run(capsys, "sign", model, "--key", release.private)
+    assert run(capsys, "package", model, "-o", output)[0] == 0
+    assert not Path(f"{output}.sig").exists()
     code, out, _ = run(capsys, "package", model, "-o", output, "--sign-key", release.private, "--json")
     document = json.loads(out)
     assert code == 0
     assert document["signature"] == f"{output}.sig"
-    assert [check["verdict"]["kind"] for check in document["verification"]["checks"]] == ["signed", "match", "match"]
+    assert [check["verdict"]["kind"] for check in document["verification"]["checks"]] == ["match", "match"]
     assert {path.name for path in tmp_path.glob("*package*")} == {"package.pt2", "package.pt2.sig"}
     assert run(capsys, "verify", output, "--against", "cases")[0] == 0
     code, out, _ = run(capsys, "package", model, "-o", output, "--sign-key", release.private, "--no-verify")
     assert (code, f"{output}.sig: signed by key {release.public_key.id}" in out) == (0, True)
+
+
+def test_package_takes_artifacts_of_the_key_that_the_caller_names(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    release, stranger, output = signer(tmp_path), signer(tmp_path, "stranger"), tmp_path / "package.pt2"
+    run(capsys, "sign", model, "--key", release.private)
+    command = ("package", model, "-o", output, "--no-verify")
+    assert run(capsys, *command, "--public-key", stranger.public)[0] == 3
+    assert not output.exists()
+    assert run(capsys, *command, "--public-key", release.public)[0] == 0
+    Path(f"{model}.sig").rename(tmp_path / "elsewhere.sig")
+    elsewhere = ("--public-key", release.public, "--signature", tmp_path / "elsewhere.sig")
+    assert run(capsys, *command, *elsewhere)[0] == 0
+    code, _, err = run(capsys, "package", model, model, "-o", output, *elsewhere)
+    assert (code, "one signature file was given for several artifacts" in err) == (2, True)
 
 
 def test_an_encrypted_key_has_its_password_from_the_environment(
@@ -174,7 +192,7 @@ def test_inspect_shows_who_signed_and_believes_it_with_a_key_only(
     assert run(capsys, "inspect", path, "--public-key", stranger.public)[0] == 3
     Path(f"{path}.sig").write_text("{")
     code, out, _ = run(capsys, "inspect", path)
-    assert (code, "the signature file model.pt2.sig is not JSON" in out) == (0, True)
+    assert (code, "the signature file model.pt2.sig is not of the shape" in out) == (0, True)
 
 
 def test_inspect_takes_no_orders_from_what_a_package_says_of_itself(
@@ -191,6 +209,8 @@ def test_inspect_takes_no_orders_from_what_a_package_says_of_itself(
     fixed = tuple(ConstantNode(value=i) for i in range(2))
     call = msgspec.structs.replace(samples.manifest().call, result=MappingNode(keys=(key, key), items=fixed))
     path.write_bytes(forge.package(forge.document(samples.manifest(call=call))))
-    code, _, err = run(capsys, "inspect", path)
-    assert code == 3
-    assert "a\\x1b[2K is there twice" in err
+    for command in ("inspect", "verify"):
+        code, out, err = run(capsys, command, path)
+        assert code == 3
+        assert "\x1b" not in out + err
+        assert "\\x1b[2K" in out + err

@@ -12,7 +12,6 @@ from exportkit.errors import DigestMismatchError, SignatureMissingError, UsageEr
 from exportkit.export.artifact import export_program
 from exportkit.export.model import resolve
 from exportkit.export.saved import load_program
-from exportkit.package import policy
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.signing import sign_package
 from exportkit.verify.options import VerifyOptions
@@ -27,7 +26,6 @@ def test_a_signed_program_is_read_and_run_where_a_policy_asks_for_signatures(
     path, release = Path(shutil.copy(artifact("patches-program"), tmp_path / "program.pt2")), signer(tmp_path)
     file = tmp_path / "policy.json"
     file.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": [release.public.name]}))
-    monkeypatch.setattr(policy, "SYSTEM_POLICY", tmp_path / "etc" / "policy.json")
     monkeypatch.setenv("EXPORTKIT_POLICY", str(file))
     with pytest.raises(SignatureMissingError):
         load_program(path)

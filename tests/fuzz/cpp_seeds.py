@@ -1,4 +1,4 @@
-"""Seeds and a dictionary for the libFuzzer harnesses of csrc/runtime/tests: README.md beside this file says how."""
+"""Seeds and a dictionary for the libFuzzer harnesses of csrc/package/tests: README.md beside this file says how."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save
 
+from exportkit.package import core
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import MANIFEST_NAME
 from tests.adversarial import forge
-from tests.fuzz import mutations
 from tests.package import samples
 
 ROOT = Path(__file__).parents[2]
@@ -30,25 +30,27 @@ def main(folder: Path) -> None:
     named = forge.changed("call.result", pair)
     named["call"]["outputs"][0]["name"] = "0.x"
     manifests.append(named)
-    _write(folder / "manifest", [json.dumps(one, indent=1).encode() for one in manifests])
+    texts = [json.dumps(one, indent=1).encode() for one in manifests]
     for path in golden:
         with PackageReader(path) as reader:
-            _write(folder / "manifest", [reader._manifest_bytes], start=len(manifests))
+            texts.append(core.library().ek_package_manifest(reader.handle).bytes())
+    _write(folder / "manifest", texts)
     packages = [forge.package(one) for one in manifests] + [forge.package(b"{}"), forge.archive([])]
     _write(folder / "package", packages + [path.read_bytes() for path in golden])
     tensors = [{}, {"a": np.zeros((2, 3), np.float32)}, {"a": np.array(1), "b": np.zeros((0, 2), np.uint8)}]
     _write(folder / "safetensors", [save(one, {"k": "v"}) for one in tensors])
-    bundles = mutations.bundles() + [path.read_bytes() for path in (ROOT / "tests" / "golden").glob("*.sigstore.json")]
+    bundles = [path.read_bytes() for path in (ROOT / "tests" / "golden").glob("*.sigstore.json")]
     statements = [base64.b64decode(json.loads(one)["dsseEnvelope"]["payload"]) for one in bundles]
     _write(folder / "bundle", bundles + statements)
+    _write(folder / "signature", [path.read_bytes() for path in (ROOT / "tests" / "golden").glob("*.sig")])
     text = msgspec.json.encode(manifests).decode() + MANIFEST_NAME + b"".join(bundles + statements).decode()
     words = sorted({json.dumps(word) for word in re.findall(r"[A-Za-z_][\w./:-]*", text)})
     (folder / "words.txt").write_text("\n".join([*words, '"9223372036854775807"', '"1e999"', '"\\\\ud800"']) + "\n")
 
 
-def _write(folder: Path, seeds: list[bytes], start: int = 0) -> None:
+def _write(folder: Path, seeds: list[bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(seeds, start):
+    for number, seed in enumerate(seeds):
         (folder / f"seed-{number}").write_bytes(seed)
 
 

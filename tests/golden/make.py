@@ -7,7 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from exportkit.package.keys import read_private_key
 from exportkit.package.manifest import FORMAT_VERSION
+from exportkit.package.signing import sign_package
 
 FOLDER = Path(__file__).parent
 MAX_BYTES = 1_500_000  # git keeps every one of them forever
@@ -26,7 +31,18 @@ def main() -> None:
     if len(content) > MAX_BYTES:
         sys.exit(f"it would have {len(content)} bytes; at most {MAX_BYTES} go into git")
     out.write_bytes(content)
+    sign(out, FOLDER / f"signature-{FORMAT_VERSION}.pem")
     print(f"wrote {out}, {len(content)} bytes")
+
+
+def sign(package: Path, public: Path) -> None:
+    """Signs it with a key of which only the public half stays."""
+    key = Ed25519PrivateKey.generate()
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    with tempfile.NamedTemporaryFile() as private:
+        private.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        private.flush()
+        sign_package(package, read_private_key(Path(private.name), lambda: ""))
 
 
 if __name__ == "__main__":

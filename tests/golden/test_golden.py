@@ -52,10 +52,12 @@ def test_it_reads_on_any_machine(package: Path) -> None:
         assert f"format-{reader.manifest.format_version}-cpu.pt2" == package.name
 
 
-@pytest.mark.parametrize("key", ["signature-1.pem", "model-signing-1.1.1.pem"])
-def test_signatures_of_every_form_hold(key: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "key"), [(1, "signature-1.pem"), (1, "model-signing-1.1.1.pem"), (3, "signature-3.pem")]
+)
+def test_signatures_of_every_form_hold(version: int, key: str) -> None:
     folder = Path(__file__).parent
-    with PackageReader(folder / "format-1-cpu.pt2") as reader:
+    with PackageReader(folder / f"format-{version}-cpu.pt2") as reader:
         (signer,) = check_trust(reader, folder / key)
     assert signer.source == str(folder / key)
 

@@ -6,8 +6,11 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import threading
 import zipfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -23,10 +26,11 @@ from exportkit.errors import (
     UnsafeRecordNameError,
     UsageError,
 )
-from exportkit.package import archive
 from exportkit.package.archive import ROOT, STOCK_RECORDS, PackageReader, StoredRecord, write_package
-from exportkit.package.container import ALIGNMENT, Entry, directory, local_header, read_directory
 from exportkit.package.manifest import MANIFEST_NAME
+from tests.adversarial import forge
+from tests.adversarial.forge import Entry, directory, local_header
+from tests.fresh import run_python
 from tests.package import samples
 
 
@@ -40,20 +44,15 @@ def package(tmp_path: Path) -> Path:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_read_back(package: Path) -> None:
-    with PackageReader(package) as reader:
-        assert msgspec.structs.replace(reader.manifest, records=()) == samples.manifest()
-        assert set(reader.names) == samples.RECORDS.keys() | STOCK_RECORDS.keys()
-        assert {name: reader.read(name) for name in samples.RECORDS} == samples.RECORDS
-        reader.verify()
-
-
-def test_the_manifest_that_is_returned_is_the_one_in_the_file(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     manifest = write_package(tmp_path / "toy.pt2", samples.manifest(), samples.RECORDS)
+    assert msgspec.structs.replace(manifest, records=()) == samples.manifest()
     with PackageReader(tmp_path / "toy.pt2") as reader:
         assert reader.manifest == manifest
-        for record in manifest.records:
-            assert reader.record(record.name) == record
+        assert tuple(map(reader.record, reader.names)) == manifest.records
+        assert set(reader.names) == samples.RECORDS.keys() | STOCK_RECORDS
+        assert {name: reader.read(name) for name in samples.RECORDS} == samples.RECORDS
+        reader.verify()
 
 
 def test_same_inputs_give_the_same_bytes_whatever_the_name_the_order_and_the_clock(
@@ -80,31 +79,39 @@ def test_records_that_torch_adds_are_written_as_the_format_has_them(package: Pat
     assert package.read_bytes() == (tmp_path / "another.pt2").read_bytes()
 
 
-def test_data_are_aligned_as_torch_aligns_them(package: Path) -> None:
+def test_the_bytes_are_those_that_the_document_describes(package: Path) -> None:
     with PackageReader(package) as reader:
-        content = package.read_bytes()
-        for name in reader.names:
-            offset = reader.data_offset(name)
-            assert offset % ALIGNMENT == 0
-            assert content[offset : offset + reader.record(name).size] == reader.read(name)
+        written = dict(zip(reader.names, map(reader.read, reader.names)))
+        start = package.read_bytes().index(b"{")
+        manifest = package.read_bytes()[start : package.read_bytes().index(b"\n}\n") + 3]
+    assert package.read_bytes() == forge.package(manifest, written)
 
 
 def test_sizes_beyond_32_bits_have_their_place_in_the_headers(tmp_path: Path) -> None:
-    large = Entry(f"{ROOT}/{MANIFEST_NAME}", 5 << 30, 1, 0)
-    entries = [large, Entry(f"{ROOT}/x", 7, 2, large.end)]
-    assert entries[1].data_offset % ALIGNMENT == 0
-    file = tmp_path / "sparse.zip"
+    contents = forge.records()
+    whole = forge.document(contents=contents)
+    whole["records"] = sorted(
+        [*whole["records"], {"name": "data/v", "size": 5 << 30, "sha256": "0" * 64}], key=lambda each: each["name"]
+    )
+    manifest, file, entries = msgspec.json.encode(whole), tmp_path / "sparse.pt2", []
     with open(file, "wb") as out:
-        for entry in entries:
-            out.seek(entry.offset)
-            out.write(local_header(entry))
-        out.seek(entries[-1].end)
+        for name, content in sorted({**contents, "data/v": b""}.items(), key=lambda each: each[0]):
+            if not entries:
+                entries.append(Entry(f"{ROOT}/{MANIFEST_NAME}", len(manifest), zlib.crc32(manifest), 0))
+                out.write(local_header(entries[0]) + manifest)
+            size = 5 << 30 if name == "data/v" else len(content)
+            entries.append(Entry(f"{ROOT}/{name}", size, zlib.crc32(content), entries[-1].end))
+            out.write(local_header(entries[-1]) + content)
+            out.seek(entries[-1].end)
         out.write(directory(entries))
     found = zipfile.ZipFile(file).infolist()
     assert [(info.file_size, info.header_offset) for info in found] == [(entry.size, entry.offset) for entry in entries]
-    fd = os.open(file, os.O_RDONLY)
-    assert [header.size for header in read_directory(fd, file.stat().st_size)] == [5 << 30, 7]
-    os.close(fd)
+    with PackageReader(file) as reader:
+        assert reader.record("data/v").size == 5 << 30
+        assert (
+            reader.data_offset(samples.WEIGHT) == entries[reader.names.index(samples.WEIGHT) + 1].data_offset > 5 << 30
+        )
+        assert reader.read(samples.WEIGHT) == samples.RECORDS[samples.WEIGHT]
 
 
 def test_a_failure_leaves_the_old_package_and_no_temporary_file(package: Path, tmp_path: Path) -> None:
@@ -117,36 +124,28 @@ def test_a_failure_leaves_the_old_package_and_no_temporary_file(package: Path, t
     assert os.listdir(tmp_path) == [package.name]
 
 
-def test_an_interrupt_while_writing_leaves_no_temporary_file(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(entries: object) -> bytes:
-        assert len(os.listdir(tmp_path)) == 2
-        raise KeyboardInterrupt
+WRITE_AND_CHANGE = """
+import os, pathlib, sys, threading
+from exportkit.errors import ExportkitError
+from exportkit.package.archive import write_package
+from tests.package import samples
 
-    before = package.read_bytes()
-    monkeypatch.setattr(archive, "directory", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_package(package, samples.manifest(), samples.RECORDS)
-    assert package.read_bytes() == before
-    assert os.listdir(tmp_path) == [package.name]
+code, out = map(pathlib.Path, sys.argv[1:])
+def change():  # it is read twice: once for its digest, once for the package
+    while not list(out.parent.glob(".toy.pt2.*.tmp")): pass
+    with open(code, "r+b") as file: file.seek(-5, os.SEEK_END), file.write(b"later")
+threading.Thread(target=change).start()
+try: write_package(out, samples.manifest(), {**samples.RECORDS, "data/z": code})
+except ExportkitError as error: print(type(error).__name__, error)
+"""
 
 
-def test_a_file_that_changes_while_it_is_packed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = tmp_path / "code.so"
-    code.write_bytes(b"first")
-    measure = archive._measure
-
-    def measure_and_change(content: archive.Content) -> tuple[int, str, int]:
-        measured = measure(content)
-        if content == code:
-            code.write_bytes(b"later")
-        return measured
-
-    monkeypatch.setattr(archive, "_measure", measure_and_change)
-    with pytest.raises(ExportkitError, match="changed while it was being packed"):
-        write_package(tmp_path / "toy.pt2", samples.manifest(), {**samples.RECORDS, samples.CODE: code})
-    assert os.listdir(tmp_path) == ["code.so"]
+def test_a_file_that_changes_while_it_is_packed_is_noticed_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "code").write_bytes(bytes(64 << 20))
+    said = run_python(WRITE_AND_CHANGE, tmp_path / "code", tmp_path / "toy.pt2", cwd=tmp_path)
+    assert said.startswith("ExportkitError"), said
+    assert "changed while it was being packed" in said
+    assert os.listdir(tmp_path) == ["code"]
 
 
 def test_who_may_read_a_package_is_the_umasks_to_say(tmp_path: Path) -> None:
@@ -223,24 +222,10 @@ def test_a_record_that_is_not_there(package: Path, tmp_path: Path) -> None:
 
 
 def test_threads_may_read_at_once(tmp_path: Path) -> None:
-    records = {**samples.RECORDS, "data/weights/w": os.urandom(3 << 20)}
-    write_package(tmp_path / "toy.pt2", samples.manifest(), records)
-    failures = []
-    with PackageReader(tmp_path / "toy.pt2") as reader:
-
-        def work() -> None:
-            try:
-                for _ in range(3):
-                    reader.verify()
-            except ExportkitError as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert failures == []
+    write_package(tmp_path / "toy.pt2", samples.manifest(), {**samples.RECORDS, "data/w": os.urandom(3 << 20)})
+    with PackageReader(tmp_path / "toy.pt2") as reader, ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(reader.verify) for _ in range(12)]:
+            done.result()
 
 
 def test_a_path_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
@@ -248,16 +233,76 @@ def test_a_path_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
         PackageReader(tmp_path / "missing.pt2")
 
 
-def test_no_descriptor_stays_open(package: Path, tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(10):
-        PackageReader(package).close()
-        with pytest.raises(ExportkitError):
-            PackageReader(tmp_path)
-        (tmp_path / "bad").write_bytes(package.read_bytes()[:-1])
-        with pytest.raises(ExportkitError):
-            PackageReader(tmp_path / "bad")
-    assert len(os.listdir("/proc/self/fd")) == before
+def test_a_path_that_no_file_can_have_is_a_usage_error(package: Path, tmp_path: Path) -> None:
+    for name in (f"{package}\0x", "\ud800.pt2"):
+        with pytest.raises(UsageError, match="names no file"):
+            PackageReader(Path(name))
+        with pytest.raises(UsageError, match="names no file"):
+            write_package(Path(name), samples.manifest(), samples.RECORDS)
+
+
+def test_a_reader_that_was_closed_says_so(package: Path, tmp_path: Path) -> None:
+    reader = PackageReader(package)
+    fd = reader.fileno()
+    reader.close()
+    reader.close()
+    assert reader.fileno() < 0
+    assert reader.manifest.name == "toy"
+    for use in (
+        reader.verify,
+        reader.check_unchanged,
+        lambda: reader.sha256,
+        lambda: reader.read(samples.CODE),
+        lambda: reader.extract(samples.CODE, tmp_path / "x"),
+        lambda: reader.data_offset(samples.CODE),
+    ):
+        with pytest.raises(UsageError, match=r"toy\.pt2 was closed"):
+            use()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_a_failure_keeps_no_file_open(package: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingRecordError) as caught, PackageReader(package) as reader:
+        reader.extract("nothing", tmp_path / "x")
+    assert caught.tb is not None
+    assert str(package.resolve()) not in {os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir()}
+
+
+def test_closing_in_the_middle_of_another_threads_calls_is_safe(tmp_path: Path) -> None:
+    write_package(tmp_path / "toy.pt2", samples.manifest(), {**samples.RECORDS, "data/z": os.urandom(8 << 20)})
+
+    def work(reader: PackageReader, started: threading.Event) -> None:
+        while True:
+            started.set()
+            reader.verify()
+
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(10):
+            reader, started = PackageReader(tmp_path / "toy.pt2"), threading.Event()
+            ended = pool.submit(work, reader, started)
+            started.wait()
+            reader.close()
+            with pytest.raises(UsageError, match="was closed"):
+                ended.result()
+
+
+LEFT_OPEN = """
+import pathlib, sys
+from exportkit.package.archive import PackageReader
+readers = [PackageReader(pathlib.Path(sys.argv[1])) for _ in range(3)]
+for name in [name for name in sys.modules if name == "os" or name.startswith("exportkit")]:
+    module = vars(sys.modules[name])
+    module.update(dict.fromkeys(module))  # as the interpreter may leave them
+"""
+
+
+def test_readers_that_are_open_when_the_interpreter_ends_say_nothing(package: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, str(package)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 # --- other readers ----------------------------------------------------------------------------------------------------
@@ -269,7 +314,7 @@ def test_torchs_reader_sees_the_same_records(package: Path) -> None:
     assert is_pt2_package(str(package))
     with PT2ArchiveReader(str(package)) as reader:
         assert reader.archive_version() == 0
-        assert set(reader.get_file_names()) == samples.RECORDS.keys() | STOCK_RECORDS.keys() | {MANIFEST_NAME}
+        assert set(reader.get_file_names()) == samples.RECORDS.keys() | STOCK_RECORDS | {MANIFEST_NAME}
         for name, content in samples.RECORDS.items():
             assert reader.read_bytes(name) == content
 
@@ -295,4 +340,10 @@ def test_a_file_that_is_written_to_while_open_is_noticed_and_one_that_is_replace
     with PackageReader(path) as reader:
         path.write_bytes(content)  # the same bytes, in time; but who knows what was read meanwhile
         with pytest.raises(DigestMismatchError, match=r"toy\.pt2 was written to while it was open"):
+            reader.check_unchanged()
+        os.utime(path, ns=(0, 0))
+        reader.check_unchanged()
+        path.write_bytes(content.replace(samples.RECORDS[samples.CODE], samples.RECORDS[samples.CODE][::-1]))
+        os.utime(path, ns=(0, 0))  # as its owner may: then its content is looked at
+        with pytest.raises(DigestMismatchError, match=r"model\.wrapper\.so has"):
             reader.check_unchanged()

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from exportkit.package.archive import PackageReader, write_package
-from exportkit.package.atomic import remove_leftovers, temporaries, temporary_folder, written_whole
+from exportkit.package.atomic import temporary_folder, write_whole
 from tests.fresh import killed_in_the_middle
 from tests.package.samples import RECORDS, manifest
 
-WRITE = """
-from exportkit.package.atomic import written_whole
-with written_whole(Path(sys.argv[1])) as file:
-    file.write(b"half")
-    file.flush()
-    pause()
-"""
 FOLDER = """
 from exportkit.package.atomic import temporary_folder
 with temporary_folder(Path(sys.argv[1]), "work") as folder:
@@ -27,25 +21,38 @@ with temporary_folder(Path(sys.argv[1]), "work") as folder:
     pause()
 """
 PACKAGE = """
-import exportkit.package.archive as archive
+import os, threading
+from exportkit.package.archive import write_package
 from tests.package.samples import RECORDS, manifest
-archive._copy = lambda *args: pause()
-archive.write_package(Path(sys.argv[1]), manifest(), RECORDS)
+path, large = map(Path, sys.argv[1:])
+with open(large, "wb") as file: file.truncate(256 << 20)
+def watch():
+    while not list(path.parent.iterdir()): pass
+    pause()
+threading.Thread(target=watch, daemon=True).start()
+write_package(path, manifest(), {**RECORDS, "data/z": large})
 """
 
 
-def test_a_killed_writer_leaves_the_old_file_and_the_next_one_removes_what_it_left(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-    killed_in_the_middle(WRITE, path)
-    assert path.read_bytes() == b"old"
-    (left,) = temporaries(tmp_path)
-    assert left.read_bytes() == b"half"
-    with written_whole(path) as file:
-        assert not left.exists()
-        file.write(b"new")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
-    assert path.read_bytes() == b"new"
+def test_what_a_killed_writer_left_goes_and_what_somebody_writes_now_stays(tmp_path):
+    left, at_work = (tmp_path / f".file.{digit * 16}.tmp" for digit in "01")
+    left.write_bytes(b"half")
+    at_work.write_bytes(b"half")
+    with open(at_work, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write_whole(tmp_path / "file", b"whole")
+        assert set(tmp_path.iterdir()) == {tmp_path / "file", at_work}
+    write_whole(tmp_path / "file", b"again")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+    assert (tmp_path / "file").read_bytes() == b"again"
+
+
+def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "folder", tmp_path / "missing" / "file"):
+        with pytest.raises(OSError, match="directory"):
+            write_whole(path, b"new")
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
 
 
 def test_a_killed_process_leaves_its_folder_to_the_next_one_of_the_same_prefix(tmp_path):
@@ -60,22 +67,14 @@ def test_a_killed_process_leaves_its_folder_to_the_next_one_of_the_same_prefix(t
 
 
 def test_a_package_whose_writer_was_killed_is_not_there(tmp_path):
-    path = tmp_path / "package.pt2"
-    killed_in_the_middle(PACKAGE, path)
-    assert [entry.suffix for entry in tmp_path.iterdir()] == [".tmp"]
+    path = tmp_path / "out" / "package.pt2"
+    path.parent.mkdir()
+    killed_in_the_middle(PACKAGE, path, tmp_path / "large")
+    assert [entry.suffix for entry in path.parent.iterdir()] == [".tmp"]
     write_package(path, manifest(), RECORDS)
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
     with PackageReader(path) as reader:
         reader.verify()
-
-
-def test_what_somebody_writes_now_is_not_taken_for_left_over(tmp_path):
-    with written_whole(tmp_path / "file") as file, temporary_folder(tmp_path, "work") as folder:
-        assert len(temporaries(tmp_path)) == 2
-        assert remove_leftovers(tmp_path) == []
-        file.write(b"whole")
-        (folder / "file").write_text("there")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def test_names_that_only_look_alike_are_left_alone(tmp_path):
@@ -84,10 +83,8 @@ def test_names_that_only_look_alike_are_left_alone(tmp_path):
     other = tmp_path / ".other.0123456789abcdef.tmp"
     other.write_text("of another file")
     before = set(tmp_path.iterdir())
-    with written_whole(tmp_path / "file") as file:
-        file.write(b"x")
+    write_whole(tmp_path / "file", b"x")
     assert set(tmp_path.iterdir()) == before | {tmp_path / "file"}
-    assert remove_leftovers(tmp_path) == [other]
 
 
 def test_a_link_that_looks_left_over_is_neither_followed_nor_removed(tmp_path):
@@ -95,7 +92,7 @@ def test_a_link_that_looks_left_over_is_neither_followed_nor_removed(tmp_path):
     target.write_text("elsewhere")
     link = tmp_path / ".file.0123456789abcdef.tmp"
     link.symlink_to(target)
-    assert remove_leftovers(tmp_path) == []
+    write_whole(tmp_path / "file", b"x")
     assert target.read_text() == "elsewhere"
     assert link.is_symlink()
 
@@ -105,7 +102,7 @@ def test_what_another_user_left_is_left_alone(tmp_path):
     theirs = tmp_path / ".file.0123456789abcdef.tmp"
     theirs.write_text("theirs")
     os.chown(theirs, 12345, -1)
-    assert remove_leftovers(tmp_path) == []
+    write_whole(tmp_path / "file", b"x")
     assert theirs.exists()
 
 
@@ -113,8 +110,7 @@ def test_many_writers_of_one_file_do_not_remove_each_others_work(tmp_path):
     path = tmp_path / "file"
 
     def write(number: int) -> None:
-        with written_whole(path) as file:
-            file.write(b"%03d" % number * 1000)
+        write_whole(path, b"%03d" % number * 1000)
 
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(write, range(200)))

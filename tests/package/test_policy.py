@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from exportkit import errors
 from exportkit.errors import HostError, PolicyError, SignatureMissingError
-from exportkit.package import policy
 from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
-from exportkit.package.small_files import MAX_BYTES
-from exportkit.package.trust import check_trust, refuse_foreign
+from exportkit.package.trust import check_trust, demand, demanded_by, refuse_foreign
+from tests.cpp_reader import program
+from tests.fresh import run_python
+from tests.package.c_library import build
 from tests.package.signers import Signer, package, signer
+
+MAX_BYTES = 64 << 10
 
 
 @pytest.fixture(autouse=True)
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the system's policy would be; the user's is under `home`, and there is none yet."""
-    monkeypatch.setattr(policy, "SYSTEM_POLICY", tmp_path / "etc" / "policy.json")
+    """Where `trusted` takes the system's policy to be; the user's is under `home`, and there is none yet."""
     monkeypatch.delenv("EXPORTKIT_POLICY", raising=False)
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    return policy.SYSTEM_POLICY
+    return tmp_path / "etc" / "policy.json"
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def two(tmp_path: Path) -> Signer:
     return signer(tmp_path, "two")
 
 
-def demand(path: Path, *keys: str | Path, **changes: Any) -> None:
+def policy(path: Path, *keys: str | Path, **changes: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {"version": 1, "require_signature": True, "public_keys": [str(key) for key in keys], **changes}
     path.write_text(json.dumps(document))
@@ -57,8 +61,13 @@ def demand(path: Path, *keys: str | Path, **changes: Any) -> None:
 
 
 def trusted(path: Path, *keys: Path) -> list[str]:
-    with PackageReader(path) as reader:
-        return [key.source for key in check_trust(reader, keys or None)]
+    """Where the keys come from that have signed, by the library's own check with another place for /etc/exportkit."""
+    command = [program(), "trust", path.parent / "etc" / "policy.json", path, "", *keys]
+    answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    if "error" in answer:
+        raise getattr(errors, answer["error"])(answer["message"], hint=answer["hint"] or None)
+    signers: list[str] = answer["value"]
+    return signers
 
 
 def refused(path: Path, *keys: Path) -> str:
@@ -72,33 +81,81 @@ def test_without_a_policy_nothing_is_asked_for(path: Path) -> None:
 
 
 def test_what_is_required_is_required_of_everyone(path: Path, system: Path, one: Signer) -> None:
-    demand(system, one.public)
+    policy(system, one.public)
     assert f"as the policy {system} asks for" in refused(path)
     sign_package(path, one.key)
     assert trusted(path) == [str(one.public)]
 
 
+def test_python_asks_for_what_the_users_policy_does(
+    path: Path, user: Path, one: Signer, two: Signer, tmp_path: Path
+) -> None:
+    assert demanded_by() is None
+    assert demanded_by(one.public) == "the caller"
+    policy(user, one.public)
+    assert demanded_by() == f"the policy {user}"
+    assert demanded_by(two.public) == "the caller"
+    with pytest.raises(SignatureMissingError, match="as the policy"):
+        PackageReader(path, demand=demand())
+    with PackageReader(path) as reader, pytest.raises(SignatureMissingError, match="as the policy"):
+        check_trust(reader)
+    sign_package(path, one.key)
+    with PackageReader(path, demand=demand()) as reader:
+        assert [key.source for key in reader.signers] == [str(one.public)]
+        assert check_trust(reader) == reader.signers
+    user.write_text("{}")
+    for ask in (demanded_by, lambda: PackageReader(path, demand=demand()), lambda: refuse_foreign(path)):
+        with pytest.raises(PolicyError, match="nothing is loaded"):
+            ask()
+    PackageReader(path).close()  # nobody asked
+
+
+PASSWORD_FILE = """
+#include <pwd.h>
+#include <stdlib.h>
+struct passwd* getpwuid(uid_t user) {
+  static struct passwd found;
+  found.pw_dir = getenv("TEST_HOME");
+  return &found;
+}
+int getpwuid_r(uid_t user, struct passwd* found, char* buffer, size_t size, struct passwd** result) {
+  *found = *getpwuid(user);
+  *result = found;
+  return 0;
+}
+"""
+DEMANDED = "from exportkit.package.trust import demanded_by; print(demanded_by())"
+
+
+def test_without_a_home_in_the_environment_it_is_the_one_of_the_password_file(
+    user: Path, one: Signer, tmp_path: Path
+) -> None:
+    policy(user, one.public)
+    environment = {"HOME": "", "TEST_HOME": str(tmp_path / "home"), "LD_PRELOAD": str(build(tmp_path, PASSWORD_FILE))}
+    assert run_python(DEMANDED, cwd=tmp_path, **environment) == f"the policy {user}\n"
+
+
 def test_a_policy_that_requires_nothing_changes_nothing(path: Path, system: Path, one: Signer) -> None:
-    demand(system, require_signature=False)
+    policy(system, require_signature=False)
     assert trusted(path) == []
 
 
 def test_the_users_policy_holds_where_the_system_has_none(path: Path, user: Path, one: Signer) -> None:
-    demand(user, one.public)
+    policy(user, one.public)
     assert str(user) in refused(path)
 
 
 def test_no_user_and_no_argument_takes_anything_from_the_system(
     path: Path, system: Path, user: Path, one: Signer, two: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    demand(system, one.public)
+    policy(system, one.public)
     sign_package(path, two.key)
-    demand(user, require_signature=False)
+    policy(user, require_signature=False)
     assert str(system) in refused(path)
-    demand(user, two.public)
+    policy(user, two.public)
     assert str(system) in refused(path)
     monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "mine.json"))
-    demand(tmp_path / "mine.json", require_signature=False)
+    policy(tmp_path / "mine.json", require_signature=False)
     assert str(system) in refused(path)
     assert str(system) in refused(path, two.public)
 
@@ -107,8 +164,8 @@ def test_the_caller_the_user_and_the_system_are_each_satisfied(
     path: Path, system: Path, user: Path, one: Signer, two: Signer, tmp_path: Path
 ) -> None:
     three = signer(tmp_path, "three")
-    demand(system, one.public)
-    demand(user, two.public)
+    policy(system, one.public)
+    policy(user, two.public)
     for key, missing in ((one, "the caller"), (three, str(user))):
         sign_package(path, key.key)
         assert missing in refused(path, three.public)
@@ -119,8 +176,8 @@ def test_the_caller_the_user_and_the_system_are_each_satisfied(
 def test_the_environment_names_a_policy_in_place_of_the_users(
     path: Path, user: Path, one: Signer, two: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    demand(user, one.public)
-    demand(tmp_path / "mine.json", two.public)
+    policy(user, one.public)
+    policy(tmp_path / "mine.json", two.public)
     monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "mine.json"))
     sign_package(path, two.key)
     assert trusted(path) == [str(two.public)]
@@ -137,7 +194,7 @@ def test_a_policy_that_the_environment_names_must_be_there(path: Path, monkeypat
 def test_the_configuration_folder_is_where_the_environment_says(
     path: Path, one: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    demand(tmp_path / "config" / "exportkit" / "policy.json", one.public)
+    policy(tmp_path / "config" / "exportkit" / "policy.json", one.public)
     assert trusted(path) == []
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     refused(path)
@@ -151,11 +208,11 @@ def test_keys_are_named_from_the_policys_folder_or_given_whole(
 ) -> None:
     sign_package(path, one.key)
     for key in ("keys/release.pem", one.public.read_text(), one.public):
-        demand(system, key)
+        policy(system, key)
         (system.parent / "keys").mkdir(exist_ok=True)
         (system.parent / "keys" / "release.pem").write_bytes(one.public.read_bytes())
         assert len(trusted(path)) == 1
-    demand(system, two.public, one.public)
+    policy(system, two.public, one.public)
     assert trusted(path) == [str(one.public)]
 
 
@@ -163,17 +220,17 @@ def test_a_key_of_one_form_takes_the_place_of_one_of_the_other(
     path: Path, system: Path, one: Signer, tmp_path: Path
 ) -> None:
     curved = signer(tmp_path, "curved", curve=ec.SECP384R1())
-    demand(system, curved.public)
+    policy(system, curved.public)
     assert "there is no" in refused(path)
     sign_package(path, one.key)
     assert "model.pt2.sigstore.json" in refused(path)  # the other form is not looked at
     bundle = sign_package(path, curved.key)
     assert trusted(path) == [str(curved.public)]
-    demand(system, curved.public, one.public)  # both, while one replaces the other
+    policy(system, curved.public, one.public)  # both, while one replaces the other
     assert trusted(path) == [str(one.public)]
     (tmp_path / "model.pt2.sig").unlink()
     assert trusted(path) == [str(curved.public)]
-    demand(system, one.public)
+    policy(system, one.public)
     assert "model.pt2.sig;" in refused(path)
     sign_package(path, one.key)
     bundle.unlink()
@@ -184,8 +241,8 @@ def test_a_key_of_one_form_takes_the_place_of_one_of_the_other(
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("", "not JSON"),
-        ("{}", "version"),
+        ("", "found the end"),
+        ("{}", "without a key that it must have"),
         ("[]", "object"),
         ('{"version": 2, "require_signature": false, "public_keys": []}', "version"),
         ('{"version": 1, "require_signature": 0, "public_keys": []}', "require_signature"),
@@ -214,7 +271,7 @@ def test_a_policy_that_cannot_be_honoured_stops_everything(
 
 
 def test_a_policy_that_others_may_change_stops_everything(path: Path, system: Path, one: Signer) -> None:
-    demand(system, one.public)
+    policy(system, one.public)
     for mode in (0o666, 0o664, 0o646):
         system.chmod(mode)
         with pytest.raises(PolicyError, match="may be written to by other users"):
@@ -228,7 +285,7 @@ def test_a_policy_that_others_may_change_stops_everything(path: Path, system: Pa
 
 
 def test_a_key_that_others_may_change_stops_everything(path: Path, system: Path, one: Signer) -> None:
-    demand(system, one.public)
+    policy(system, one.public)
     one.public.chmod(0o666)
     with pytest.raises(PolicyError, match=r"one\.pem may be written to by other users"):
         trusted(path)
@@ -236,7 +293,7 @@ def test_a_key_that_others_may_change_stops_everything(path: Path, system: Path,
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_policy_of_another_user_stops_everything(path: Path, system: Path, one: Signer) -> None:
-    demand(system, one.public)
+    policy(system, one.public)
     os.chown(system, 12345, -1)
     with pytest.raises(PolicyError, match=r"policy\.json belongs to another user"):
         trusted(path)
@@ -262,7 +319,7 @@ def test_what_is_no_file_stops_everything(path: Path, system: Path, kind: str) -
 
 def test_links_to_a_policy_are_followed(path: Path, system: Path, one: Signer, tmp_path: Path) -> None:
     """A container's configuration is mounted as links."""
-    demand(tmp_path / "mounted" / "policy.json", one.public)
+    policy(tmp_path / "mounted" / "policy.json", one.public)
     system.parent.mkdir()
     system.symlink_to(tmp_path / "mounted" / "policy.json")
     refused(path)
@@ -272,9 +329,9 @@ def test_links_to_a_policy_are_followed(path: Path, system: Path, one: Signer, t
 
 
 def test_a_program_that_torch_wrote_is_refused_where_signatures_are_required(
-    tmp_path: Path, system: Path, one: Signer
+    tmp_path: Path, user: Path, one: Signer
 ) -> None:
     refuse_foreign(tmp_path / "program.pt2")
-    demand(system, one.public)
-    with pytest.raises(SignatureMissingError, match="written by torch"):
+    policy(user, one.public)
+    with pytest.raises(SignatureMissingError, match=r"written by torch .* which the policy .*policy\.json asks for"):
         refuse_foreign(tmp_path / "program.pt2")

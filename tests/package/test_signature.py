@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,15 @@ from hypothesis import strategies as st
 from exportkit.errors import PackageError, SignatureError, SignatureMissingError, UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.keys import read_private_key, read_public_key
-from exportkit.package.signature import decode_signatures, encode_signatures
+from exportkit.package.signature import Signatures, encode_signatures, read_signatures
 from exportkit.package.signing import sign_package
-from exportkit.package.small_files import MAX_BYTES
-from exportkit.package.trust import check_trust, signature_info
+from exportkit.package.trust import check_trust, demand, signature_info
+from tests.fresh import run_python
 from tests.package.signers import Signer, no_password, package, signer, written
 
 Change = Callable[[dict[str, Any]], object]
+
+MAX_BYTES = 64 << 10
 
 
 @pytest.fixture
@@ -42,12 +42,22 @@ def signed(tmp_path: Path, release: Signer) -> Path:
 
 
 def signed_by(path: Path, *keys: Path, **options: Any) -> list[str]:
+    """Where the keys come from that have signed; asked of an open package, and of one while it is opened."""
     with PackageReader(path) as reader:
-        return [key.source for key in check_trust(reader, keys, **options)]
+        signers = check_trust(reader, keys, **options)
+    with PackageReader(path, demand=demand(keys, **options)) as reader:
+        assert reader.signers == signers
+    return [key.source for key in signers]
 
 
 def beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.sig")
+
+
+def said(path: Path) -> Signatures:
+    signatures = read_signatures(path)
+    assert signatures is not None
+    return signatures
 
 
 # --- what holds -------------------------------------------------------------------------------------------------------
@@ -80,7 +90,7 @@ def test_several_signers_share_a_file_and_any_wanted_key_will_do(signed: Path, r
     build, stranger = signer(tmp_path, "build"), signer(tmp_path, "stranger")
     sign_package(signed, build.key)
     sign_package(signed, release.key)  # again: it is replaced, not repeated
-    assert len(decode_signatures(beside(signed).read_bytes(), "it").signatures) == 2
+    assert len(said(beside(signed)).signatures) == 2
     for keys in ([release], [build], [stranger, build], [build, release]):
         assert signed_by(signed, *(key.public for key in keys))
     with pytest.raises(SignatureMissingError):
@@ -91,7 +101,7 @@ def test_signatures_of_an_earlier_build_do_not_stay(signed: Path, release: Signe
     package(tmp_path, version="2")
     build = signer(tmp_path, "build")
     sign_package(signed, build.key)
-    (only,) = decode_signatures(beside(signed).read_bytes(), "it").signatures
+    (only,) = said(beside(signed)).signatures
     assert only.key_id == build.public_key.id
 
 
@@ -171,9 +181,9 @@ def in_first(key: str, value: object) -> Change:
         (replaced("format_version", True), "format_version"),
         (replaced("surprise", 1), "surprise"),
         (in_first("surprise", 1), "surprise"),
-        (replaced("signatures", []), "signatures"),
+        (replaced("signatures", []), "no signature"),
         (replaced("signatures", None), "signatures"),
-        (lambda d: d.pop("file_sha256"), "file_sha256"),
+        (lambda d: d.pop("file_sha256"), "without a key that it must have"),
         (lambda d: d["signatures"].append(d["signatures"][0]), "two signatures by key"),
         (replaced("manifest_sha256", "A" * 64), "manifest_sha256"),
         (in_first("key_id", "0" * 63), "key_id"),
@@ -241,13 +251,13 @@ def test_no_byte_of_a_signature_file_matters_and_can_be_changed(
     at = data.draw(st.integers(0, len(content) - 1))
     damaged = bytearray(content)
     damaged[at] = data.draw(st.integers(0, 255))
+    elsewhere = signed.with_name("damaged")
+    elsewhere.write_bytes(damaged)
     try:
-        decoded = decode_signatures(bytes(damaged), "it")
+        decoded = said(elsewhere)
     except SignatureError:
         return
-    if decoded != decode_signatures(content, "it"):
-        elsewhere = signed.with_name("damaged")
-        elsewhere.write_bytes(damaged)
+    if decoded != said(beside(signed)):
         with pytest.raises((SignatureError, SignatureMissingError)):
             signed_by(signed, release.public, signature=elsewhere)
 
@@ -358,20 +368,39 @@ def test_an_encrypted_key_asks_for_its_password(tmp_path: Path) -> None:
         read_private_key(files.private, lambda: "wrong")
 
 
-def test_without_the_cryptography_package_the_way_to_it_is_named(signed: Path, release: Signer) -> None:
-    script = (
-        "import sys; sys.modules['cryptography'] = None\n"
-        "from exportkit.errors import HostError\n"
-        "from exportkit.package.archive import PackageReader\n"
-        "from exportkit.package.trust import check_trust\n"
-        "with PackageReader(sys.argv[1]) as reader:\n"
-        "    assert check_trust(reader) == ()\n"
-        "    try: check_trust(reader, sys.argv[2])\n"
-        "    except HostError as error: print(error)"
-    )
-    command = [sys.executable, "-c", script, str(signed), str(release.public)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "pip install 'exportkit[sign]'" in said
+CHECK = """
+import sys
+sys.modules["cryptography"] = None
+from pathlib import Path
+from exportkit.errors import HostError
+from exportkit.package.archive import PackageReader
+from exportkit.package.keys import read_private_key
+from exportkit.package.trust import check_trust
+path, public, private = sys.argv[1:]
+with PackageReader(path) as reader:
+    assert check_trust(reader) == ()
+    for check in (lambda: check_trust(reader, public), lambda: read_private_key(Path(private), lambda: "")):
+        try: print("done", len(check()))
+        except HostError as error: print(error)
+"""
+
+
+def test_checking_takes_no_cryptography_package_and_signing_names_the_way_to_it(
+    signed: Path, release: Signer, tmp_path: Path
+) -> None:
+    checked, refused, *hint = run_python(CHECK, signed, *reversed(release), cwd=tmp_path).splitlines()
+    assert checked == "done 1"
+    assert "cryptography" in refused
+    assert "pip install 'exportkit[sign]'" in "".join(hint)
+
+
+def test_a_host_without_libcrypto_opens_packages_and_checks_no_signature(
+    signed: Path, release: Signer, tmp_path: Path
+) -> None:
+    (tmp_path / "libcrypto.so.3").write_bytes(b"not a library")
+    said = run_python(CHECK, signed, *reversed(release), cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+    assert said.splitlines()[0].startswith("signatures")
+    assert "libcrypto" in said.splitlines()[0]
 
 
 # --- what people are shown --------------------------------------------------------------------------------------------
@@ -390,5 +419,5 @@ def test_a_signature_file_is_described_and_not_believed(signed: Path, release: S
 
 
 def test_a_signature_file_is_written_as_it_is_read(signed: Path) -> None:
-    content = beside(signed).read_bytes()
-    assert encode_signatures(decode_signatures(content, "it")) == content
+    assert encode_signatures(said(beside(signed))) == beside(signed).read_bytes()
+    assert read_signatures(signed.with_name("absent.sig")) is None

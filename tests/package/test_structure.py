@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit.errors import ManifestConsistencyError, UsageError
+from exportkit.export.signature import describe_call
 from exportkit.package.manifest import MappingNode, NamedTupleNode, Node, SequenceNode, TensorNode
-from exportkit.package.structure import MAX_DEPTH, builder, flatten, named_tuple_class, names, unflatten
+from exportkit.package.structure import MAX_DEPTH, builder, check_name, flatten, named_tuple_class, names, unflatten
 
 Boxes = namedtuple("Boxes", ["corners", "scores"])
 
@@ -103,7 +104,7 @@ def test_subclasses_of_constants_and_dicts_become_plain():
         (2**63, r"does not fit in 64 bits"),
         (
             namedtuple("Odd", ["a", "def"], rename=True)(1, 2),
-            r"parameter `x`: .* cannot start with an underscore: '_1'",
+            r"a field of parameter `x` is named '_1'; it cannot start with an underscore",
         ),
         (1j, r"is a builtins.complex"),
     ],
@@ -127,15 +128,49 @@ def test_two_leaves_of_one_name_are_refused():
 
 
 def test_an_index_beyond_the_leaves_is_refused():
-    with pytest.raises(ManifestConsistencyError, match="tensor 1, but there are 1"):
+    with pytest.raises(ManifestConsistencyError, match="more tensors than the 1 there are"):
         unflatten(SequenceNode(kind="list", items=(TensorNode(index=1),)), [Leaf()])
+
+
+@pytest.mark.parametrize(("class_name", "fields"), [("class", ["a"]), ("A", ["d\u00e9"]), ("A", ["x", "\ufb01"])])
+def test_a_named_tuple_whose_names_a_package_cannot_have_is_refused_at_export(class_name, fields):
+    kind = namedtuple("Fine", [f"f{i}" for i in range(len(fields))])
+    kind.__name__, kind._fields = class_name, tuple(fields)
+    with pytest.raises(UsageError, match=r"ASCII letters(?s:.*)Rename it"):
+        flatten(kind(*fields), is_leaf)
+
+
+@pytest.mark.parametrize("name", ["class", "None", "d\u00e9", "a\0b", "\ud800", "", "1a", "a b"])
+def test_a_parameter_that_a_package_cannot_have_is_refused_at_export(name):
+    check_name("image", "a parameter")
+    with pytest.raises(UsageError, match="a parameter is named"):
+        check_name(name, "a parameter")
+
+
+def test_a_model_with_such_a_parameter_is_refused_before_it_is_traced():
+    class Model(torch.nn.Module):
+        def forward(self, größe):
+            return größe
+
+    with pytest.raises(UsageError, match=r"a parameter of Model\.forward is named 'größe'"):
+        describe_call(Model(), (torch.zeros(1),), {})
 
 
 @pytest.mark.parametrize(
     ("class_name", "fields"),
-    [("class", ("a",)), ("A B", ("a",)), ("A", ("_a",)), ("A", ("a", "a")), ("A", ("def",)), ("A\nimport os", ("a",))],
+    [
+        ("class", ("a",)),
+        ("A B", ("a",)),
+        ("A", ("_a",)),
+        ("A", ("a", "a")),
+        ("A", ("def",)),
+        ("A\nimport os", ("a",)),
+        ("A", ("\ufb01", "fi")),  # one name after NFKC, as are these
+        ("A", ("\u2102", "C")),
+    ],
 )
 def test_a_named_tuple_that_python_cannot_make_is_refused(class_name, fields):
     node = NamedTupleNode(class_name=class_name, fields=fields, items=(MappingNode(keys=(), items=()),) * len(fields))
-    with pytest.raises(ManifestConsistencyError):
+    with pytest.raises(ManifestConsistencyError) as caught:
         builder(node)
+    assert "\n" not in caught.value.message

@@ -83,6 +83,13 @@ def test_a_library_that_somebody_else_built_so_is_held_to_the_same(tmp_path: Pat
     assert library.torch_symbols <= elf.stable_abi()
 
 
+def test_the_reader_of_packages_needs_neither_torch_nor_python_nor_openssl():
+    reader = elf.read_elf(LIBRARY_DIR / "libexportkit_package.so")
+    assert not [name for name in reader.needed if not re.match(r"(lib(c|m|stdc\+\+|gcc_s)|ld-linux.*)\.so", name)]
+    assert not reader.torch_symbols
+    assert not [name for name in reader.undefined if name.startswith(("Py", "_Py", "EVP_"))]
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_what_is_shipped_asks_for_no_newer_host_than_it_must(path: Path):
     library = elf.read_elf(path)
@@ -101,10 +108,10 @@ def test_what_is_shipped_names_no_folder_of_the_build_and_runs_no_stack(path: Pa
         segments = [segment.header for segment in shared.iter_segments()]
     assert dynamic
     assert not {"DT_RPATH", "DT_TEXTREL"} & {tag.entry.d_tag for tag in dynamic}
-    # Only the C++ runtime looks for torch itself: beside it, and where a development tree has it.
+    # Only the C++ runtime looks for others: the reader of packages, and torch beside it or in a development tree.
     runpath = [tag.runpath for tag in dynamic if tag.entry.d_tag == "DT_RUNPATH"]
     assert len(runpath) == (path.parent != LIBRARY_DIR)
-    assert all(found.startswith("$ORIGIN/../../../torch/lib") for found in runpath)
+    assert all(found.startswith("$ORIGIN/..:$ORIGIN/../../../torch/lib") for found in runpath)
     # Without the first, or with an executable one, glibc 2.41 refuses to open the library.
     assert [header.p_flags & 1 for header in segments if header.p_type == "PT_GNU_STACK"] == [0]
     assert not [header for header in segments if header.p_type == "PT_LOAD" and header.p_flags & 3 == 3]
@@ -129,12 +136,15 @@ def test_the_build_targets_the_oldest_torch_that_is_declared():
 
 
 def test_one_wheel_serves_every_python(tmp_path: Path):
-    """Built from one operator's sources, since the tag does not depend on how many there are."""
+    """Built from a few sources, since the tag does not depend on how many there are."""
     for name in ("setup.py", "pyproject.toml", "LICENSE"):
         shutil.copy2(ROOT / name, tmp_path / name)
     (tmp_path / "README.md").write_text("exportkit\n")
     shutil.copytree(ROOT / "csrc" / "common", tmp_path / "csrc" / "common")
     shutil.copytree(ROOT / "csrc" / "ops" / "compute_entropy", tmp_path / "csrc" / "ops" / "compute_entropy")
+    (tmp_path / "csrc" / "package").mkdir()
+    for name in ("crc32.cpp", "crc32.h", "exports.map"):
+        shutil.copy2(ROOT / "csrc" / "package" / name, tmp_path / "csrc" / "package" / name)
     shutil.copytree(ROOT / "exportkit", tmp_path / "exportkit", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     build = subprocess.run(
         [sys.executable, "setup.py", "-q", "bdist_wheel"],
@@ -147,7 +157,7 @@ def test_one_wheel_serves_every_python(tmp_path: Path):
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     assert re.fullmatch(r"exportkit-[\d.]+-cp310-abi3-linux_\w+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
-    assert "exportkit/lib/libarr_coc_cpu.so" in names
+    assert {"exportkit/lib/libarr_coc_cpu.so", "exportkit/lib/libexportkit_package.so"} <= {*names}
     assert "exportkit/package/stable_abi_2.11.txt" in names
     assert "exportkit/py.typed" in names
     assert not [name for name in names if name.startswith(("tests/", "csrc/"))]

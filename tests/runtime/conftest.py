@@ -15,7 +15,7 @@ from exportkit.package.manifest import Case
 from tests.artifacts import artifact
 from tests.fixtures import softpool_library
 from tests.runtime import exportkit_run, meeting, tiny
-from tests.runtime.caches import Cache, CppCache, PythonCache
+from tests.runtime.caches import Cache
 
 
 @pytest.fixture(scope="session")
@@ -57,17 +57,10 @@ def route(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture(params=["python", "cpp"])
-def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """Python's and the C++ runtime's, in turn."""
-    return PythonCache(monkeypatch) if request.param == "python" else CppCache()
-
-
-@pytest.fixture(params=["python first", "cpp first"])
-def both_caches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Cache, Cache]:
-    """Both of them, in both orders."""
-    both = (PythonCache(monkeypatch), CppCache())
-    return both if request.param == "python first" else both[::-1]
+@pytest.fixture
+def cache() -> Cache:
+    """The cache, under a clock that the test sets."""
+    return Cache()
 
 
 @pytest.fixture(scope="session")

@@ -73,6 +73,18 @@ void swap_while_calls_go_on(const Fixture& fixture) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// A tensor whose storage ends before it does is not read.
+void refuse_cut_storage(const Fixture& fixture) {
+  at::Tensor cut = fixture.inputs.at(0).clone();
+  cut.storage().unsafeGetStorageImpl()->set_nbytes(cut.nbytes() - 1);
+  try {
+    fixture.model.run({cut});
+  } catch (const exportkit::Error& error) {
+    if (error.message().find("of its storage") != std::string::npos) return;
+  }
+  fail("a tensor whose storage was cut short was taken");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -83,6 +95,7 @@ int main(int argc, char** argv) {
     exportkit::Model model = exportkit::Model::open(argv[1], options);
     Fixture fixture{model, model.recorded_case(0).inputs, {}, {}, argv[3], argv[4]};
     const auto packaged = model.run(fixture.inputs);
+    refuse_cut_storage(fixture);
     model.swap_weights(fixture.new_file);
     fixture.new_answer = model.run(fixture.inputs);
     model.swap_weights(fixture.old_file);

@@ -50,24 +50,23 @@ print([os.waitpid(child, 0)[1] for child in children].count(0))
 UNPACK = """
 import json, sys
 from exportkit.package.archive import PackageReader
-from exportkit.runtime.cache.entries import target_contents, unpack
+from exportkit.runtime.cache import unpack_target
 sys.stdin.readline()
 with PackageReader(sys.argv[1]) as reader:
-    with unpack(reader, target_contents(reader, reader.manifest.targets[0]), again=False) as entry:
-        file = entry.folder / "a.so"
-        print(json.dumps([file.stat().st_ino, file.read_bytes() == bytes(range(256)) * 40000]))
+    file = unpack_target(reader, reader.manifest.targets[0], always=False).library
+    print(json.dumps([file.stat().st_ino, file.read_bytes() == bytes(range(256)) * 40000]))
 """
 
 UNPACK_AND_USE = """
 import sys
 from exportkit.package.archive import PackageReader
-from exportkit.runtime.cache.entries import target_contents, unpack
+from exportkit.runtime.cache import unpack_target
 with PackageReader(sys.argv[1]) as reader:
-    contents = target_contents(reader, reader.manifest.targets[0])
     for _ in range(60):
-        with unpack(reader, contents, again=False) as entry:
-            assert (entry.folder / "a.so").read_bytes() == bytes(range(256)) * 40000
-            assert (entry.folder / "~verified.json").exists()
+        entry = unpack_target(reader, reader.manifest.targets[0], always=False)
+        assert (entry.folder / "a.so").read_bytes() == bytes(range(256)) * 40000
+        assert (entry.folder / "~verified.json").exists()
+        entry.close()
 print("always there")
 """
 PRUNE = """
@@ -151,10 +150,10 @@ def test_what_is_used_is_there_whatever_is_pruned_meanwhile(package):
         pruning.communicate()
 
 
-def test_a_load_that_is_killed_while_it_unpacks_leaves_nothing_that_is_used(tiny_package, tmp_path, route):
+def test_a_load_that_is_killed_while_it_unpacks_leaves_nothing_that_is_used(tiny_package, tmp_path):
     slow = c_library.build(tmp_path, WRITE_SLOWLY, name="slow.so")
     load = "import exportkit; exportkit.load(sys.argv[1])"
-    killed_in_the_middle(load, tiny_package, LD_PRELOAD=str(slow), EXPORTKIT_RUNTIME=route)
+    killed_in_the_middle(load, tiny_package, LD_PRELOAD=str(slow))
     (left,) = cache_directory().rglob("*.tmp")
     assert left.stat().st_size <= 1000
     (item,) = [item for item in cache_items() if item.path == left.parent]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from subprocess import PIPE
 
@@ -13,28 +14,22 @@ import pytest
 
 import exportkit
 from exportkit.package.archive import PackageReader
-from exportkit.runtime.cache import cache_directory
-from exportkit.runtime.cache.entries import target_contents, unpack
+from exportkit.runtime.cache import cache_directory, unpack_target
 from exportkit.runtime.cache.prune import cache_items, prune
-from exportkit.runtime.cache.trust import verify_package
 from tests.cpp_reader import program
 from tests.fresh import killed_in_the_middle
+from tests.package import c_library
 from tests.runtime import tiny
+from tests.runtime.test_cache_processes import WRITE_SLOWLY
 
 SIZE = 100_000
 DAY = 86400
 
 UNPACK = """
-import exportkit.package.archive as archive
-from exportkit.runtime.cache.entries import target_contents, unpack
-blocks = archive.PackageReader.blocks
-def slowly(self, name):
-    for block in blocks(self, name):
-        yield block[:1000]
-        pause()
-archive.PackageReader.blocks = slowly
-reader = archive.PackageReader(Path(sys.argv[1]))
-unpack(reader, target_contents(reader, reader.manifest.targets[0]), again=False)
+from exportkit.package.archive import PackageReader
+from exportkit.runtime.cache import unpack_target
+reader = PackageReader(Path(sys.argv[1]))
+unpack_target(reader, reader.manifest.targets[0], always=False)
 """
 
 
@@ -57,11 +52,11 @@ def packages(tmp_path: Path) -> list[Path]:
 
 def unpacked(package: Path, *, days_ago: float = 0) -> Path:
     with PackageReader(package) as reader:
-        contents = target_contents(reader, reader.manifest.targets[0])
-        with unpack(reader, contents, again=False) as entry:
-            then = time.time() - days_ago * DAY
-            os.utime(entry.folder, (then, then))
-            return entry.folder
+        entry = unpack_target(reader, reader.manifest.targets[0], always=False)
+        entry.close()
+        then = time.time() - days_ago * DAY
+        os.utime(entry.folder, (then, then))
+        return entry.folder
 
 
 def test_an_empty_cache_has_nothing_and_nothing_is_made():
@@ -100,11 +95,9 @@ def test_a_wrong_clock_makes_nothing_old(packages):
     assert ahead.exists()
 
 
-def test_records_of_packages_go_when_they_are_old_or_all_goes(packages, monkeypatch):
-    real = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: real() + 3 * 10**9)
-    with PackageReader(packages[0]) as reader:
-        verify_package(reader, again=False)
+def test_records_of_packages_go_when_they_are_old_or_all_goes(packages, cache):
+    cache.set_clock(3 * 10**9)
+    cache.verify(packages[0])
     (item,) = cache_items()
     assert (item.kind, item.in_use) == ("package", False)
     assert prune(max_bytes=0).removed == ()
@@ -115,12 +108,13 @@ def test_records_of_packages_go_when_they_are_old_or_all_goes(packages, monkeypa
 
 def test_what_is_in_use_stays_until_it_is_not(packages):
     with PackageReader(packages[0]) as reader:
-        contents = target_contents(reader, reader.manifest.targets[0])
-        with unpack(reader, contents, again=False), unpack(reader, contents, again=False) as entry:
+        first, second = (unpack_target(reader, reader.manifest.targets[0], always=False) for _ in range(2))
+        first.close()
+        with closing(second):
             for pruned in (prune(everything=True), prune(max_bytes=0), prune(unused_for=-1)):
                 assert pruned.removed == ()
                 assert [(item.kind, item.in_use) for item in pruned.kept] == [("target", True)]
-            assert (entry.folder / "a.so").exists()
+            assert (second.folder / "a.so").exists()
     assert [item.kind for item in prune(everything=True).removed] == ["target"]
 
 
@@ -134,9 +128,10 @@ def test_a_loaded_model_keeps_its_files_and_a_closed_one_does_not(tiny_package):
         assert model(*args, **kwargs)["regions"].mean.shape == (3, 3)
 
 
-def test_what_a_killed_process_left_is_removed_and_the_next_load_succeeds(packages):
+def test_what_a_killed_process_left_is_removed_and_the_next_load_succeeds(packages, tmp_path):
+    slow = c_library.build(tmp_path, WRITE_SLOWLY, name="slow.so")
     for remove in (True, False):
-        killed_in_the_middle(UNPACK, packages[0])
+        killed_in_the_middle(UNPACK, packages[0], LD_PRELOAD=str(slow))
         (item,) = cache_items()
         assert (item.kind, item.in_use) == ("leftover", False)
         assert sorted(path.suffix for path in item.path.iterdir()) == ["", ".tmp"]
@@ -179,7 +174,7 @@ def test_directories_that_were_left_in_the_temporary_directory_are_removed(tmp_p
 
 
 @pytest.mark.parametrize("ends", ["by itself", "killed"])
-def test_what_the_cpp_runtime_puts_in_the_caches_place_goes_with_its_process(packages, tmp_path, ends):
+def test_what_takes_the_caches_place_goes_with_its_process(packages, tmp_path, ends):
     temporary = tmp_path / "temporary"
     process = subprocess.Popen([program("check_cache")], stdin=PIPE, stdout=PIPE, text=True)
     assert process.stdin is not None

@@ -61,6 +61,25 @@ def test_every_size_of_the_ranges_is_taken_ends_included(plan, batch, gh):
 
 
 @pytest.mark.parametrize(
+    "cut",
+    [lambda x: x, lambda x: x[1:], lambda x: x.T, lambda x: x[:, ::2], lambda x: x[:1].expand(3, 5), torch.conj],
+    ids=["whole", "end", "transposed", "strided", "expanded", "conjugated"],
+)
+def test_a_tensor_that_is_longer_than_its_storage_is_refused(cut):
+    """Its shape stays when the storage is resized; compiled code, and a copy, would read beyond the end."""
+    whole = torch.zeros(3, 5, dtype=torch.complex64)
+    x = cut(whole)
+    plan = one_tensor("complex64", tuple(x.shape))
+    assert plan.prepare((x,), {})[0].shape == x.shape
+    needed = 8 * (x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())) + 1)
+    x.untyped_storage().resize_(needed)
+    assert plan.prepare((x,), {})[0].shape == x.shape
+    x.untyped_storage().resize_(needed - 1)
+    with pytest.raises(InputError, match=rf"`x` needs {needed} bytes of its storage, which has {needed - 1}"):
+        plan.prepare((x,), {})
+
+
+@pytest.mark.parametrize(
     "other",
     [
         torch.randn(3, 5).T.contiguous().T,

@@ -16,8 +16,6 @@ from exportkit.package.signing import sign_package
 from tests.package.signers import Signer, signer
 from tests.runtime import tiny
 
-pytestmark = pytest.mark.usefixtures("route")
-
 
 @pytest.fixture
 def release(tmp_path: Path) -> Signer:

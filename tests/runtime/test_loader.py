@@ -28,12 +28,9 @@ from exportkit.errors import (
 from exportkit.libraries import host_platform
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Library, Operator
-from exportkit.runtime.native import NativePackage
 from tests.fixtures.softpool_library import build
 from tests.fresh import run_python
 from tests.runtime import tiny
-
-pytestmark = pytest.mark.usefixtures("route")
 
 RECORD = f"exportkit/ops/{host_platform()}/libtoy.so"
 POOL = "softpool::pool(Tensor x, Tensor weights, float temperature=1.) -> Tensor"
@@ -183,24 +180,23 @@ def test_code_that_torch_cannot_load_is_an_error_not_a_crash(tiny_files, tmp_pat
     assert str(package) not in open_files()
 
 
-def after_the_checks(monkeypatch: pytest.MonkeyPatch, route: str, do: Callable[[], object]) -> None:
+def after_the_checks(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
     """Has a load do this once it has checked the package, and before it loads anything of it."""
-    owner, name = (NativePackage, "__init__") if route == "cpp" else (PackageReader, "verify")
-    checks = getattr(owner, name)
+    verify_once = PackageReader.verify_once
 
-    def check_and_do(*args: Any, **kwargs: Any) -> None:
-        checks(*args, **kwargs)
+    def verify_and_do(*args: Any, **kwargs: Any) -> None:
+        verify_once(*args, **kwargs)
         do()
 
-    monkeypatch.setattr(owner, name, check_and_do)
+    monkeypatch.setattr(PackageReader, "verify_once", verify_and_do)
 
 
-def test_the_file_that_was_checked_is_the_file_that_is_loaded(tiny_package, tmp_path, monkeypatch, route):
+def test_the_file_that_was_checked_is_the_file_that_is_loaded(tiny_package, tmp_path, monkeypatch):
     package = tmp_path / "replaced.pt2"
     package.write_bytes(tiny_package.read_bytes())
     evil = tmp_path / "evil.pt2"
     evil.write_bytes(b"another archive")
-    after_the_checks(monkeypatch, route, lambda: evil.replace(package))
+    after_the_checks(monkeypatch, lambda: evil.replace(package))
     with exportkit.load(package) as model:
         args, kwargs = tiny.example()
         assert model(*args, **kwargs)["regions"].mean.isfinite().all()
@@ -343,14 +339,12 @@ except AttributeError as error:
 
 
 @pytest.mark.parametrize("by", ["the same", "another"])
-def test_a_package_that_is_written_to_while_it_loads_is_refused(
-    tiny_package, tiny_files, tmp_path, monkeypatch, route, by
-):
+def test_a_package_that_is_written_to_while_it_loads_is_refused(tiny_package, tiny_files, tmp_path, monkeypatch, by):
     path = tmp_path / "tiny.pt2"
     shutil.copy(tiny_package, path)
     os.utime(path, ns=(0, 0))
     other = tiny_package if by == "the same" else tiny.write(tmp_path / "other.pt2", tiny_files)
-    after_the_checks(monkeypatch, route, lambda: path.write_bytes(other.read_bytes()))
+    after_the_checks(monkeypatch, lambda: path.write_bytes(other.read_bytes()))
     with pytest.raises(DigestMismatchError, match=r"tiny\.pt2 was written to while it was open|record data/"):
         exportkit.load(path)
     assert str(path) not in open_files()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import itertools
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +19,9 @@ from hypothesis import strategies as st
 
 import exportkit
 from exportkit.package.archive import PackageReader, write_package
-from exportkit.package.dtypes import DTYPES
+from exportkit.package.dtypes import DTYPES, ITEM_BYTES
 from exportkit.package.manifest import Weight
-from exportkit.package.weights import WEIGHTS_DIR, weight_bytes
+from exportkit.package.weights import WEIGHTS_DIR
 from exportkit.runtime.weights import borrowed, mapped_weights
 from tests.artifacts import artifact
 from tests.fresh import run_python
@@ -50,7 +51,8 @@ def dense(draw: st.DrawFn) -> tuple[Weight, bytes]:
         strides[axis] = step
         step *= max(shape[axis], 1)
     weight = samples.weight(dtype=dtype, shape=tuple(shape), strides=tuple(strides))
-    return weight, draw(st.binary(min_size=weight_bytes(weight), max_size=weight_bytes(weight)))
+    size = math.prod(shape) * ITEM_BYTES[dtype]
+    return weight, draw(st.binary(min_size=size, max_size=size))
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), dense(), min_size=1))

@@ -1,4 +1,4 @@
-"""The C++ runtime behind exportkit.load: which route is taken, and what the GIL's absence is good for."""
+"""What runs compiled code, and what goes on meanwhile without the GIL."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ import torch
 
 import exportkit
 from exportkit.errors import HostError, ModelClosedError, ModelRunError, UsageError
+from exportkit.libraries import load_library
+from exportkit.package.archive import PackageReader
 from exportkit.package.structure import flatten
 from exportkit.runtime import native
-from exportkit.runtime.native import NativePackage, NativeRunner
+from exportkit.runtime.native import NativeRunner
 from exportkit.runtime.runner import ContainerRunner
 from tests.artifacts import artifact
+from tests.package import c_library
 from tests.runtime import exportkit_run, tiny
 
 
@@ -48,10 +51,10 @@ def guests(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.rand(2, 8, 2)
 
 
-# --- which route ------------------------------------------------------------------------------------------------------
+# --- which runner -----------------------------------------------------------------------------------------------------
 
 
-def test_the_variable_chooses_the_route(tiny_package, monkeypatch):
+def test_the_variable_chooses_the_runner(tiny_package, monkeypatch):
     exportkit_run.require_built()
     for value, kind in (("", NativeRunner), ("auto", NativeRunner), ("cpp", NativeRunner), ("python", ContainerRunner)):
         monkeypatch.setenv("EXPORTKIT_RUNTIME", value)
@@ -86,7 +89,7 @@ def test_a_library_of_another_torch_is_not_looked_at(monkeypatch):
     assert native.library_path().parent.name == "torch9.9"
 
 
-def test_both_routes_give_the_same_bits(tiny_package, monkeypatch):
+def test_both_runners_give_the_same_bits(tiny_package, monkeypatch):
     exportkit_run.require_built()
     args, kwargs = tiny.example()
     answers = []
@@ -207,7 +210,7 @@ def test_whatever_autograd_does_outputs_carry_no_gradients(tiny_package, monkeyp
 
 
 @pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+def counting() -> Iterator[Callable[[], int]]:
     """How often another thread was run so far. This one is never made to yield: it must let go of the GIL itself."""
     count, over = 0, threading.Event()
 
@@ -228,25 +231,25 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
         thread.join()
 
 
-def test_python_goes_on_while_a_package_is_hashed(tiny_files, tmp_path, monkeypatch, counting):
-    exportkit_run.require_built()
-    monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
+def test_python_goes_on_while_a_package_is_hashed(tiny_files, tmp_path, counting):
     extra = {"data/weights/large.bin": bytes(1 << 27)}
-    package = tiny.write(tmp_path / "large.pt2", tiny_files, extra=extra, cases=())
-    meanwhile = []
-    opened = NativePackage.__init__
-
-    def watched(*args: object, **kwargs: object) -> None:
+    with PackageReader(tiny.write(tmp_path / "large.pt2", tiny_files, extra=extra, cases=())) as reader:
         before = counting()
-        opened(*args, **kwargs)
-        meanwhile.append(counting() - before)
-
-    monkeypatch.setattr(NativePackage, "__init__", watched)
-    exportkit.load(package).close()
-    assert meanwhile[0] > 0
+        reader.verify_once(always=False)
+        assert counting() > before
     before = counting()
     ctypes.PyDLL(None).usleep(50_000)  # the control: it keeps the GIL
     assert counting() == before
+
+
+def test_python_goes_on_while_an_operator_library_is_searched_and_loaded(tmp_path, counting):
+    slow = "#include <unistd.h>\n__attribute__((constructor)) static void start() { usleep(50000); }"
+    library = c_library.build(tmp_path, slow)
+    with open(library, "ab") as file:
+        file.write(bytes(1 << 25))  # of what is searched for names that a linker does not look at
+    before = counting()
+    load_library(library)
+    assert counting() - before > 50
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------

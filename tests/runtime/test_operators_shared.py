@@ -36,9 +36,6 @@ def check(model):
         torch.testing.assert_close(tuple(model(*case.args, **case.kwargs)), tuple(case.outputs))
     assert len(model.cases) > 0
 
-def route(name):
-    os.environ["EXPORTKIT_RUNTIME"] = name
-
 def alive():
     assert torch.ops.softpool.pool(torch.ones(1, 2, 3), torch.zeros(1, 2)).tolist() == [[1.0, 1.0, 1.0]]
     print("alive")
@@ -46,12 +43,6 @@ def alive():
 def mapped(word):
     return {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if word in line}
 """
-
-
-ROUTES = pytest.mark.parametrize("routes", [("cpp", "cpp"), ("python", "python"), ("cpp", "python"), ("python", "cpp")])
-
-
-BOTH_ROUTES = pytest.mark.usefixtures("route")  # of the processes that do not choose it themselves
 
 
 def sha256(path: Path) -> str:
@@ -68,13 +59,10 @@ def renamed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "renamed.pt2"
 
 
-@ROUTES
-def test_two_packages_with_one_library_share_it(softpool_package, renamed_package, tmp_path, routes):
-    code = f"""
-route({routes[0]!r})
+def test_two_packages_with_one_library_share_it(softpool_package, renamed_package, tmp_path):
+    code = """
 one = exportkit.load(sys.argv[1])
 os.environ["EXPORTKIT_CACHE"] = sys.argv[3]
-route({routes[1]!r})
 other = exportkit.load(sys.argv[2])
 assert (one.manifest.name, other.manifest.name) == ("Classifier", "renamed")
 check(one), check(other)
@@ -88,8 +76,7 @@ print(len(mapped("libsoftpool")), len(mapped("libpooling_renamed")), unpacked)
     assert said == "1 0 []\n"
 
 
-@ROUTES
-def test_a_second_build_is_refused_with_both_digests_and_what_differs(softpool_package, tiny_files, tmp_path, routes):
+def test_a_second_build_is_refused_with_both_digests_and_what_differs(softpool_package, tiny_files, tmp_path):
     other = softpool_library.other_schemas()
     schemas = (POOL, PEAKS.replace("int count", "int count=2"), "softpool::sum(Tensor x) -> Tensor")
     package = tiny.write(
@@ -98,10 +85,8 @@ def test_a_second_build_is_refused_with_both_digests_and_what_differs(softpool_p
         extra={RECORD: other.read_bytes()},
         libraries=(library(other.read_bytes(), *schemas),),
     )
-    code = f"""
-route({routes[0]!r})
+    code = """
 model = exportkit.load(sys.argv[1])
-route({routes[1]!r})
 print(refused(LibraryConflictError, sys.argv[2]))
 print(refused(LibraryConflictError, sys.argv[2]))
 check(model)
@@ -116,7 +101,6 @@ alive()
     assert said.endswith("alive\n")
 
 
-@BOTH_ROUTES
 @pytest.mark.parametrize(
     "how", ["torch.ops.load_library(os.environ['SOFTPOOL_LIBRARY'])", "import softpool", "import ctypes, softpool"]
 )
@@ -141,7 +125,6 @@ alive()
     assert said.endswith("alive\n")
 
 
-@BOTH_ROUTES
 def test_operators_that_python_defined_are_no_crash(softpool_package, tmp_path):
     code = """
 torch.library.define("softpool::pool", "(Tensor x, Tensor weights, float temperature=1.0) -> Tensor")
@@ -152,7 +135,6 @@ print(refused(LibraryConflictError, sys.argv[1]))
     assert f"    in this file only: {PEAKS}\n    the same in both: {POOL}" in said
 
 
-@BOTH_ROUTES
 @pytest.mark.parametrize("same", [True, False])
 def test_threads_that_load_at_once_get_one_build_between_them(softpool_package, misbehaving_package, tmp_path, same):
     code = """
@@ -180,7 +162,6 @@ print(len(models), len(errors), len(set(errors)), len(mapped("libsoftpool")))
     assert said == ("alive\n8 0 0 1\n" if same else "alive\n4 4 1 1\n")
 
 
-@BOTH_ROUTES
 @pytest.mark.parametrize("failure", ["linker", "schema", "code"])
 def test_a_load_that_failed_half_way_leaves_what_the_next_can_use(
     softpool_package, misbehaving_package, tiny_files, tmp_path, failure
@@ -222,8 +203,7 @@ alive()
     assert said.endswith("alive\n")
 
 
-@ROUTES
-def test_another_build_of_a_library_that_adds_kernels_is_refused(tiny_files, tmp_path, routes):
+def test_another_build_of_a_library_that_adds_kernels_is_refused(tiny_files, tmp_path):
     """Its name is all that tells: it defines nothing, and would replace the kernels of the first for all its users."""
     record = f"exportkit/ops/{host_platform()}/libkernels.so"
     packages = []
@@ -236,10 +216,8 @@ def test_another_build_of_a_library_that_adds_kernels_is_refused(tiny_files, tmp
         packages.append(
             tiny.write(tmp_path / f"{number}.pt2", tiny_files, extra={record: file}, libraries=(described,))
         )
-    code = f"""
-route({routes[0]!r})
+    code = """
 one = exportkit.load(sys.argv[1])
-route({routes[1]!r})
 two = exportkit.load(sys.argv[1])
 print(refused(LibraryConflictError, sys.argv[2]))
 """
@@ -247,7 +225,6 @@ print(refused(LibraryConflictError, sys.argv[2]))
     assert "another build of libkernels.so is loaded in this process: sha256 " in said
 
 
-@BOTH_ROUTES
 def test_a_namespace_that_a_library_only_mentions_is_looked_into_and_no_conflict(softpool_package, tmp_path):
     """Only another process can tell: every string of the library that ends so might be a namespace it defines."""
     code = """
@@ -262,13 +239,12 @@ print(probed)
     assert run_python(PRELUDE + code, softpool_package, cwd=tmp_path) == "['libsoftpool.so']\n"
 
 
-@BOTH_ROUTES
 def test_a_library_that_is_loaded_from_a_path_that_is_no_text_is_in_nobodys_way(softpool_package, tmp_path):
     known = """
 from pathlib import Path
 from exportkit import libraries
 path = Path(os.fsdecode(b"/no text \\xff/libnobody.so"))
-libraries.know_library(libraries.LoadedLibrary(path, "0" * 64, frozenset({"nobody"})))
+libraries._loaded["0" * 64] = libraries.LoadedLibrary(path, "0" * 64, frozenset({"nobody"}))
 check(exportkit.load(sys.argv[1]))
 alive()
 """

@@ -183,8 +183,8 @@ def test_a_failure_between_leaves_the_old_weights(model: exportkit.Model, monkey
     def fails(*_: object) -> None:
         raise RuntimeError("no memory")
 
-    for runner in ("NativeRunner.open", "ContainerRunner"):
-        monkeypatch.setattr(f"exportkit.runtime.runner.{runner}", fails)
+    for runner in ("NativeRunner", "ContainerRunner"):
+        monkeypatch.setattr(f"exportkit.runtime.runner.{runner}.__init__", fails)
     with pytest.raises(ModelLoadError, match="no memory"):
         model.swap_weights(state(1))
     assert torch.equal(model(X), before)

@@ -11,13 +11,14 @@ from exportkit.runtime.targets import (
     host,
     host_cpu_isa,
     host_for,
-    isa_level,
     library_rejection,
     named,
     parse_device,
     pick,
     survey,
 )
+from tests.fresh import run_python
+from tests.package import c_library
 from tests.runtime import tiny
 
 V2 = ["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"]
@@ -38,16 +39,37 @@ def cuda(**changes: object) -> Target:
     return cpu(**{**plain, **changes})
 
 
-@pytest.mark.parametrize(
-    ("flags", "level"),
-    [([], "x86-64"), (V2, "x86-64-v2"), (V3, "x86-64-v3"), (V4, "x86-64-v4"), (V4[1:], "x86-64")],
-)
-def test_the_cpus_level_is_the_highest_of_which_it_has_every_flag(flags, level):
-    assert isa_level(flags) == level
+# In the place of libc's: what reads /proc/cpuinfo is given another file.
+OTHER_CPU = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static FILE* other(const char* name, const char* path, const char* mode) {
+  FILE* (*real)(const char*, const char*) = dlsym(RTLD_NEXT, name);
+  return real(strcmp(path, "/proc/cpuinfo") ? path : getenv("CPUINFO"), mode);
+}
+FILE* fopen(const char* path, const char* mode) { return other("fopen", path, mode); }
+FILE* fopen64(const char* path, const char* mode) { return other("fopen64", path, mode); }
+"""
+LEVELS = {"x86-64": [], "x86-64-v2": V2, "x86-64-v3": V3, "x86-64-v4": V4}
 
 
-def test_avx512_without_all_of_its_parts_is_version_three():
-    assert isa_level([flag for flag in V4 if flag != "avx512vl"]) == "x86-64-v3"
+@pytest.mark.skipif(host_cpu_isa() not in LEVELS, reason="not an x86-64")
+def test_the_cpus_level_is_the_highest_of_which_it_has_every_flag(tmp_path):
+    preloaded = c_library.build(tmp_path, OTHER_CPU, "-ldl", name="other.so")
+    best = list(LEVELS).index(host_cpu_isa())  # the CPU itself is asked, too
+    cases = [*((flags, level) for level, flags in LEVELS.items()), (V4[1:], "x86-64"), (V4[:-1], "x86-64-v3")]
+    for flags, level in cases:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {' '.join(flags)}\n")
+        said = run_python(
+            "from exportkit.runtime.targets import host_cpu_isa; print(host_cpu_isa())",
+            cwd=tmp_path,
+            LD_PRELOAD=str(preloaded),
+            CPUINFO=str(tmp_path / "cpuinfo"),
+        )
+        assert list(LEVELS).index(said.strip()) == min(best, list(LEVELS).index(level)), flags
 
 
 def test_this_machine_is_described():
@@ -110,7 +132,7 @@ def test_machine_code_for_the_gpu_is_taken_before_older_code():
         (cpu(needs_torch="2.14"), "auto", CPU_HOST, r"it needs torch 2.14 or newer, this is 2.13.0\+cpu"),
         (cpu(needs_torch="3.0"), "auto", CPU_HOST, "it needs torch 3.0 or newer"),
         (cpu(cpu_isa="x86-64-v4"), "auto", CPU_HOST, "it needs a CPU with x86-64-v4, this one has x86-64-v3"),
-        (cpu(cpu_isa="x86-64-v9"), "auto", CPU_HOST, "its instruction set x86-64-v9 is not known here"),
+        (cpu(cpu_isa="x86-64-v9"), "auto", CPU_HOST, "its instruction set 'x86-64-v9' is not known here"),
         (cuda(cpu_isa="x86-64-v4"), "auto", CPU_HOST, "it needs a CPU with x86-64-v4"),
         (cuda(), "auto", CPU_HOST, r"it needs CUDA, this torch \(2.13.0\+cpu\) is a CPU build"),
         (cuda(built_with_cuda="12.8"), "auto", H200_HOST, "it was built with CUDA 12.8, this torch has CUDA 13.0"),
@@ -125,7 +147,7 @@ def test_machine_code_for_the_gpu_is_taken_before_older_code():
         (cuda(cuda_ptx=True), "cuda:1", H200_HOST, "it has code for sm_90 and PTX, cuda:1 is sm_80"),
         (cuda(cuda_architecture="sm_80"), "cuda:0", H200_HOST, "it has code for sm_80, cuda:0 is sm_90"),
         (cuda(cuda_architecture="sm_80a", cuda_ptx=True), "cuda:0", H200_HOST, "it has code for sm_80a and PTX"),
-        (cuda(cuda_architecture="gfx90a"), "cuda:0", H200_HOST, "its CUDA architecture gfx90a is not known here"),
+        (cuda(cuda_architecture="gfx90a"), "cuda:0", H200_HOST, "its CUDA architecture 'gfx90a' is not known here"),
     ],
 )
 def test_a_target_that_does_not_run_here_is_refused_with_the_reason(target, device, machine, reason):

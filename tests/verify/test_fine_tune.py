@@ -76,7 +76,7 @@ def test_the_same_weights_give_the_package_without_its_cases(tmp_path: Path) -> 
     with_weights(artifact("weighted"), tmp_path / "same.safetensors", tmp_path / "same.pt2")
     with PackageReader(artifact("weighted")) as old:
         cases = {case.record for case in old.manifest.cases}
-        records = {name: StoredRecord(old, name) for name in old.names if name not in cases | STOCK_RECORDS.keys()}
+        records = {name: StoredRecord(old, name) for name in old.names if name not in cases | STOCK_RECORDS}
         write_package(tmp_path / "without.pt2", msgspec.structs.replace(old.manifest, cases=()), records)
     assert (tmp_path / "same.pt2").read_bytes() == (tmp_path / "without.pt2").read_bytes()
 

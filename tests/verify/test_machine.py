@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from exportkit.cli import main
-from exportkit.errors import CompilerError
+from exportkit.errors import CompilerError, HostError
 from exportkit.verify import machine
 from exportkit.verify.machine import BASIC, Finding, examine
 
@@ -50,6 +50,33 @@ def test_a_compiler_that_cannot_be_used_is_a_finding_with_the_exporter_s_own_rea
     )
 
 
+def test_a_reader_of_packages_that_is_not_there_is_a_finding_and_what_needs_it_is_not_looked_at(monkeypatch):
+    def missing():
+        raise HostError("the library that reads packages cannot be loaded", hint="`make build` builds it.")
+
+    monkeypatch.setattr("exportkit.package.core.library", missing)
+    looked = examine()
+    findings = {finding.name: finding for finding in looked.findings}
+    assert findings["package reader"] == Finding(
+        "package reader", False, "the library that reads packages cannot be loaded", "`make build` builds it."
+    )
+    assert not findings["cache"].ok
+    able = {ability.name: ability for ability in looked.abilities}
+    assert not any(able[name].ok for name in BASIC)
+
+
+def test_signatures_take_a_libcrypto(monkeypatch):
+    assert "libcrypto.so.3" in machine._signatures().detail
+
+    def none(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", none)
+    finding = machine._signatures()
+    assert not finding.ok
+    assert finding.detail == "they cannot be checked: libcrypto.so.3: cannot open shared object file"
+
+
 def test_a_machine_without_torch_is_told_so_and_nothing_breaks(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     findings = {finding.name: finding for finding in examine().findings}
@@ -64,6 +91,15 @@ def test_a_cache_that_cannot_be_written_is_named_and_so_is_what_takes_its_place(
     assert f"{tmp_path / 'cache'} is not writable: every process unpacks packages into {tempfile.gettempdir()}" in (
         finding.detail
     )
+
+
+def test_a_cache_that_others_may_change_is_named_and_so_is_what_takes_its_place(monkeypatch, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    detail = machine._cache().detail
+    assert str(tmp_path / "cache") in detail
+    assert f"every process unpacks packages into {tempfile.gettempdir()}" in detail
 
 
 def test_a_cache_that_may_hold_no_code_is_no_cache(monkeypatch, tmp_path):

@@ -10,7 +10,6 @@ from exportkit.verify import outcomes
 from exportkit.verify.outcomes import (
     EXIT_CODES,
     CallFailed,
-    Check,
     Crashed,
     EagerDiffers,
     EagerFailed,
@@ -21,14 +20,13 @@ from exportkit.verify.outcomes import (
     MissingOperator,
     NotRun,
     OutputComparison,
-    Report,
     Signed,
-    TargetReport,
     TimedOut,
     WrongDtype,
     WrongShape,
     WrongStructure,
 )
+from exportkit.verify.report import Check, Report, TargetReport
 
 COMPARED = OutputComparison("y", "float32", (2, 3), 6, 1, 0.5, (1, 2), 0.25, (0, 1), 1e-3, 1e-5)
 EXAMPLES = [

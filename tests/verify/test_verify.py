@@ -142,6 +142,7 @@ def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [backend.allow_tf32 for backend in backends]
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr("exportkit.verify.child._opened", lambda command: None)
     monkeypatch.setattr(Replay, "_load_target", lambda *arguments: None)
     try:
         for tf32 in (True, False):
@@ -156,6 +157,7 @@ def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it
                 blocked=(),
                 public_keys=None,
                 signature=None,
+                unsigned=None,
             )
             Replay().load(command)
             assert [backend.allow_tf32 for backend in backends] == eager == [tf32, tf32]

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exportkit.package import sizes as module
+from exportkit import sizes as module
 from exportkit.package.manifest import Call, Dimension, Size, TensorInput, TensorNode
-from exportkit.package.sizes import input_bytes, label_of, plan_sizes
+from exportkit.sizes import input_bytes, label_of, plan_sizes
 
 MEGABYTE = 10**6
 

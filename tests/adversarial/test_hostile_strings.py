@@ -1,0 +1,148 @@
+"""What a manifest's strings and numbers may do to whoever prints an error, makes a name or computes a size: nothing."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from exportkit.errors import ManifestConsistencyError, PackageError
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.manifest import Manifest, MappingNode, Size, TensorNode
+from exportkit.package.structure import builder
+from exportkit.sizes import plan_sizes
+from tests.adversarial.forge import Refused, changed, document, package, records
+from tests.adversarial.test_fuzz import opened
+from tests.adversarial.test_hostile_json import kinds_of_places
+
+FORGED = "x\nFAKE LINE\r\x1b[31m\x9b\u202e\u2028"
+
+
+def check_printable(answer: Manifest | PackageError) -> None:
+    """An error says it all in lines of its own."""
+    if isinstance(answer, PackageError):
+        said = answer.message + (answer.hint or "")
+        assert not [letter for letter in said if unicodedata.category(letter) in ("Cc", "Cf", "Zl", "Zp")], said
+
+
+@pytest.mark.parametrize("kind", kinds_of_places())
+def test_no_string_of_a_manifest_makes_a_line_of_an_error(file: Path, kind: str) -> None:
+    *parents, last = kinds_of_places()[kind]
+    for value in (FORGED, [FORGED, FORGED], {FORGED: FORGED}):
+        whole: Any = document()
+        functools.reduce(operator.getitem, parents, whole)[last] = value
+        check_printable(opened(file, package(whole)))
+    whole = document()
+    place = functools.reduce(operator.getitem, (*parents, last), whole)
+    if isinstance(place, str):
+        functools.reduce(operator.getitem, parents, whole)[last] = place + FORGED
+    elif isinstance(place, list) and place:
+        place.append(place[0])  # there twice
+        if isinstance(place[0], dict):
+            for key in place[0].keys() & {"name", "record"}:
+                place[0][key] += FORGED
+    elif isinstance(place, dict):
+        place[FORGED] = 1
+    check_printable(opened(file, package(whole)))
+
+
+def test_no_key_that_is_there_twice_makes_a_line_of_an_error(file: Path) -> None:
+    key = msgspec.json.encode(FORGED)
+    check_printable(opened(file, package(b'{"format_version":3,%s:1,%s:2}' % (key, key))))
+    two = {"type": "mapping", "keys": [FORGED, FORGED], "items": [{"type": "tensor", "index": 0}] * 2}
+    check_printable(opened(file, package(changed("call.result", two))))
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+TENSOR = {"type": "tensor", "index": 0}
+KEYWORDS = ("class", "None", "True", "def", "async", "lambda")
+
+
+def named_tuple(class_name: str, *fields: str) -> dict[str, Any]:
+    items = [TENSOR, *[{"type": "constant", "value": None}] * (len(fields) - 1)]
+    return {"type": "namedtuple", "class_name": class_name, "fields": list(fields), "items": items}
+
+
+def with_parameter(name: str) -> dict[str, Any]:
+    return changed("call.inputs.0.name", name, changed("call.parameters.0.name", name))
+
+
+@pytest.mark.parametrize("name", ["d\u00e9", "\u2102", "\ufb01", "", "a b", "1a", "a\n", *KEYWORDS])
+def test_rule_9_names_are_ascii_and_no_keywords(refused: Refused, name: str) -> None:
+    refused(package(with_parameter(name)), ManifestConsistencyError, "name")
+    refused(package(changed("call.result", named_tuple(name, "x"))), ManifestConsistencyError, "cannot name")
+    refused(package(changed("call.result", named_tuple("P", name))), ManifestConsistencyError, "cannot name")
+
+
+@pytest.mark.parametrize("name", ["match", "type", "_", "print", "x1", "CamelCase"])
+def test_words_that_are_none_of_the_list_are_names(file: Path, name: str) -> None:
+    assert not isinstance(opened(file, package(with_parameter(name))), PackageError)
+    whole = changed("call.outputs.0.name", "x", changed("call.result", named_tuple(name, "x")))
+    assert not isinstance(opened(file, package(whole)), PackageError)
+
+
+@pytest.mark.parametrize("fields", [("\ufb01", "fi"), ("\u2102", "C"), ("\u00aa", "a"), ("\u017f", "s")])
+def test_fields_that_are_one_to_python_are_refused_before_anything_is_made_of_them(
+    file: Path, fields: tuple[str, str]
+) -> None:
+    """Formats 1 and 2 allow them."""
+    whole = changed("call.outputs.0.name", fields[0], changed("call.result", named_tuple("P", *fields)))
+    answer = opened(file, package(changed("format_version", 2, whole)))
+    assert isinstance(answer, Manifest)
+    with pytest.raises(ManifestConsistencyError, match="cannot make a named tuple 'P'"):
+        builder(answer.call.result)
+
+
+@pytest.mark.parametrize("name", ["class", "d\u00e9"])
+def test_a_package_of_format_2_keeps_its_names_and_is_not_written_anew_with_them(file: Path, name: str) -> None:
+    file.write_bytes(package(changed("format_version", 2, with_parameter(name))))
+    with PackageReader(file) as reader:
+        assert reader.manifest.call.parameters[0].name == name
+        contents = {record: reader.read(record) for record in reader.names}
+        with pytest.raises(ManifestConsistencyError):
+            write_package(file.with_name("again.pt2"), reader.manifest, contents)
+    assert not file.with_name("again.pt2").exists()
+
+
+def test_rule_9_nothing_lies_under_extra(refused: Refused, file: Path) -> None:
+    contents = dict(sorted({**records(), "extra/x": b"text"}.items()))
+    refused(package(contents=contents), ManifestConsistencyError, "extra/x")
+    old = changed("format_version", 2, document(contents=contents))
+    assert isinstance(opened(file, package(old, contents)), Manifest)
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1, 2**31, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("offset", [0, 2**62, 2**63 - 1, -(2**62), -(2**63 - 1), -(2**63)])
+@pytest.mark.parametrize("ends", [(3, 3), (0, 0), (0, 2**62), (2**62, 2**62), (1, 64)])
+def test_sizes_that_overflow_64_bits_are_refused_and_others_computed(
+    file: Path, scale: int, offset: int, ends: tuple[int, int]
+) -> None:
+    size = {"dimension": "batch", "scale": scale, "offset": offset}
+    whole = changed("call.inputs.0.shape", [{"dimension": "batch", "scale": 1, "offset": 0}, size, 0])
+    whole["call"]["dimensions"][0] |= {"min": ends[0], "max": ends[1]}
+    whole["cases"][0]["sizes"]["batch"] = ends[0]
+    answer = opened(file, package(whole))
+    low, high = (scale * end + offset for end in ends)
+    assert isinstance(answer, Manifest) == (low >= 0 and high <= 2**62), answer
+    if isinstance(answer, Manifest):
+        assert answer.call.inputs[0].shape[1] == Size(dimension="batch", scale=scale, offset=offset)
+        plan_sizes(answer.call, 4, seed=0, max_bytes=1 << 20)
+
+
+def test_a_mapping_may_have_any_keys(file: Path) -> None:
+    """Only what becomes a name in Python has the rules of names."""
+    whole = changed("call.outputs.0.name", "class d\u00e9", changed("call.result", {
+        "type": "mapping", "keys": ["class d\u00e9"], "items": [TENSOR]
+    }))  # fmt: skip
+    answer = opened(file, package(whole))
+    assert isinstance(answer, Manifest)
+    assert answer.call.result == MappingNode(keys=("class d\u00e9",), items=(TensorNode(index=0),))

@@ -1,0 +1,100 @@
+"""Which C++ compiler is used, and what it and AOTInductor may be told."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from exportkit.errors import CompilerError, UsageError
+from exportkit.export import export_aoti, resolve, toolchain
+from exportkit.export.aot_inductor import read_inductor_config
+
+MODELS = str(Path(__file__).with_name("export_models.py"))
+
+
+@pytest.fixture
+def fresh_probe():
+    toolchain.objection.cache_clear()
+    yield
+    toolchain.objection.cache_clear()
+
+
+def _program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_slow_compiler_is_waited_for_and_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_probe
+) -> None:
+    """A loaded machine compiles slowly; advice to install a compiler that is there helps nobody."""
+    limits = []
+    run = subprocess.run
+
+    def watched(command, **options):
+        limits.append(options.get("timeout"))
+        return run(command, **options)
+
+    monkeypatch.setattr(toolchain.subprocess, "run", watched)
+    toolchain.objection(_program(tmp_path / "some-g++", "exit 1"))
+    assert limits == [None]
+
+
+def test_a_compiler_that_asks_something_gets_no_answer(tmp_path: Path, fresh_probe) -> None:
+    asks = _program(tmp_path / "asking-g++", "read answer || { echo 'error: nobody answers' >&2; exit 1; }")
+    assert "nobody answers" in (toolchain.objection(asks) or "")
+
+
+def test_without_a_compiler_nothing_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_probe) -> None:
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    steps: list[str] = []
+    with pytest.raises(CompilerError, match=r"no-such-compiler: no such program\n.*apt-get install g\+\+"):
+        export_aoti(resolve(f"{MODELS}:structured"), tmp_path / "x.pt2", progress=steps.append)
+    assert steps == []
+
+
+def test_a_compiler_that_links_libstdcxx_statically_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_probe
+) -> None:
+    if (usual := shutil.which("g++")) is None:
+        # $CXX may be another compiler, and -static-libstdc++ is GCC's.
+        pytest.skip("there is no g++, whose -static-libstdc++ this is about")
+    static = _program(tmp_path / "static-g++", f'exec {usual} -static-libstdc++ "$@"')
+    broken = _program(tmp_path / "broken-g++", "echo 'fatal error: no such header' >&2; exit 1")
+    monkeypatch.setenv("CXX", static)
+    assert toolchain.usable_compiler() != static
+    assert "statically" in (toolchain.objection(static) or "")
+    assert "no such header" in (toolchain.objection(broken) or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_autotun": "1"}, r"no option 'max_autotun'\n.*max_autotune"),
+        ({"aot_inductor.package": "0"}, "a package depends on it"),
+        ({"cpp.march": "native"}, "a package depends on it"),
+    ],
+)
+def test_inductor_options_that_are_none_or_not_the_callers_to_set_are_refused(given, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_inductor_config(given)
+
+
+def test_inductor_options_are_read_as_json_or_python_where_they_are_some() -> None:
+    given = {"max_autotune": "true", "epilogue_fusion": "False", "cpp.threads": "3", "cpp.cxx": "clang++"}
+    assert read_inductor_config(given) == {
+        "max_autotune": True,
+        "epilogue_fusion": False,
+        "cpp.threads": 3,
+        "cpp.cxx": ("clang++",),
+    }
+
+
+def test_an_instruction_set_of_no_cpu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="x86-64-v3 or x86-64-v4"):
+        export_aoti(resolve(f"{MODELS}:structured"), tmp_path / "x.pt2", cpu_isas=["x86-64-v9"])  # type: ignore[arg-type]  # what is refused

