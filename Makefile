@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 SOURCES := $(shell find csrc -type f) setup.py
 CXX_FILES := $(filter %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
 # What the C++ runtime is built with. Where they are missing and cannot be installed, the build says so and does without.
-APT_PACKAGES := cmake libssl-dev nlohmann-json3-dev
+APT_PACKAGES := cmake nlohmann-json3-dev
 
 .PHONY: help setup build demo test lint format docs bench clean
 

@@ -23,8 +23,8 @@ import torch
 import exportkit
 from exportkit.export import export_aoti
 from exportkit.package.manifest import Call, Size
-from exportkit.package.sizes import input_bytes
 from exportkit.package.structure import unflatten
+from exportkit.sizes import input_bytes
 
 
 class AddOne(torch.nn.Module):
