@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import exportkit
-from exportkit.export import export_aoti
+from exportkit.export import TraceOptions, export_aoti
 from exportkit.package.manifest import Call, Size
 from exportkit.package.structure import unflatten
 from exportkit.sizes import input_bytes
@@ -36,7 +36,7 @@ def add_one(folder: Path, device: str) -> Path:
     example = (torch.randn(2, 3, 256, 256),)
     spec = exportkit.ExportSpec(AddOne(), example, dynamic_shapes={"x": {0: "batch[1:1024]"}})
     path = folder / "add_one.pt2"
-    export_aoti(spec, path, device=device, cases=1, name="add_one")
+    export_aoti(spec, path, TraceOptions(device=device, cases=1, name="add_one"))
     return path
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from exportkit import ExportSpec
-from exportkit.export import export_aoti
+from exportkit.export import TraceOptions, export_aoti
 from exportkit.runtime.native import use_native
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +66,7 @@ def main() -> None:
         # Not drawn at random, which would take longer than all that is measured.
         model = torch.nn.Embedding.from_pretrained(torch.ones(rows, COLUMNS)).eval()
         spec = ExportSpec(model=model, example_inputs=(torch.tensor([0, 5]),), name="table")
-        export_aoti(spec, package, cases=0)
+        export_aoti(spec, package, TraceOptions(cases=0))
         first = run(package, folder)
         later = [run(package, folder) for _ in range(options.repeat)]
         swaps = [run(package, folder, str(rows)) for _ in range(options.repeat)]

@@ -13,9 +13,9 @@ from exportkit.errors import ExportError
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.case_files import named_tensors
 from exportkit.package.manifest import Manifest
-from exportkit.verify.messages import Called, Loaded
+from exportkit.packaging import build_package
+from exportkit.verify.messages import ArtifactLoaded, ModelCalled
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.packaging import build_package
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
@@ -65,8 +65,7 @@ def run_demo(
     progress("importing torch and the model")
     import torch
 
-    from exportkit.export.artifact import export_aoti
-    from exportkit.export.model import resolve
+    from exportkit.export import TraceOptions, export_aoti, resolve
     from exportkit.models.arr_coc import region_query
     from exportkit.models.arr_coc.overlay import draw_overlay, save_overlay
     from exportkit.models.arr_coc.photographs import REGION_MODEL, load_photograph
@@ -81,7 +80,7 @@ def run_demo(
     height, width = photo.pixels.shape[2:]
     clock.done("set up", f"torch {torch.__version__}; {photograph}, {width} x {height} pixels")
 
-    manifest = export_aoti(resolved, artifact, dynamic=DYNAMIC, name="arr_coc", progress=progress)
+    manifest = export_aoti(resolved, artifact, TraceOptions(dynamic=DYNAMIC, name="arr_coc"), progress=progress)
     target = manifest.targets[0]
     clock.done("export", f"{artifact}: {target.name}, {len(manifest.operators)} operators, {_size(artifact)}")
 
@@ -139,12 +138,12 @@ def _run_elsewhere(
         target = manifest.targets[0].name
         with ReplayProcess(package, manifest, _CASES, target=target, device="cpu", folder=folder) as replay:
             loaded = replay.load()
-            if not isinstance(loaded, Loaded):
+            if not isinstance(loaded, ArtifactLoaded):
                 raise ExportError(loaded.message)
             calls = []
             for _ in range(CALLS):
                 called = replay.call(given, returned, doing="running the model")
-                if not isinstance(called, Called):
+                if not isinstance(called, ModelCalled):
                     raise ExportError(called.message)
                 calls.append(called.seconds)
         tensors = load_file(returned)

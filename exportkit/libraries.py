@@ -10,17 +10,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from exportkit.child.probe import registrations
 from exportkit.errors import LibraryConflictError, LibraryLoadError
 
 LIBRARY_DIR = Path(__file__).parent / "lib"  # where the build puts our own
@@ -35,16 +34,6 @@ TORCH_NAMESPACES = frozenset(_TORCH_NAMESPACES.split())
 
 # A line of /proc/self/maps: addresses, permissions, offset, device, inode, path.
 _EXECUTABLE_MAPPING = re.compile(r"^\S+ ..x\S \S+ \S+ (\d+) +(/.+)$", re.MULTILINE)
-
-_PROBE = """
-import sys
-sys.path[:] = [entry for entry in sys.path if entry]  # not the working directory; Python 3.10 has no -P
-import json, torch
-before = {str(schema) for schema in torch._C._jit_get_all_schemas()}
-torch.ops.load_library(sys.argv[1])
-new = [schema for schema in torch._C._jit_get_all_schemas() if str(schema) not in before]
-print(json.dumps({f"{s.name}.{s.overload_name}" if s.overload_name else s.name: str(s) for s in new}))
-"""
 
 # Who defines operators imports one of these: the stable ABI's functions, TORCH_LIBRARY's, or those of before it. Who
 # only adds kernels to operators that another library defines does not.
@@ -134,7 +123,7 @@ def load_verified(
         if can_define := bool(defines) or bool(_found_in(path, _DEFINING_SYMBOLS)):
             registered = list_namespaces()
             if undeclared := _mentioned(path, registered - namespaces - TORCH_NAMESPACES):
-                schemas = {**_probed_schemas(path), **(schemas or {})}
+                schemas = {**registrations(path).defines, **(schemas or {})}
                 namespaces |= undeclared & {name.partition("::")[0] for name in schemas}
             _refuse_second_definition(path, sha256, namespaces & registered, schemas)
         else:
@@ -286,25 +275,13 @@ def _open(path: Path) -> None:
         raise LibraryLoadError(f"the dynamic linker refused {path.name}: {said}", hint=_hint(said))
 
 
-def _probed_schemas(path: Path) -> dict[str, str]:
-    """The schemas that a library defines, by operator, found out by another process."""
-    command = [sys.executable, "-c", _PROBE, str(path)]
-    # Waited for as long as it takes: on a loaded machine, importing torch alone takes minutes.
-    probe = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if probe.returncode:
-        reason = probe.stderr.strip().splitlines()[-1:] or [f"exit status {probe.returncode}"]
-        raise LibraryLoadError(f"{path.name} does not load in a process of its own: {reason[0]}")
-    schemas: dict[str, str] = json.loads(probe.stdout.splitlines()[-1])
-    return schemas
-
-
 def _refuse_second_definition(
     path: Path, sha256: str, defines: Collection[str], schemas: Mapping[str, str] | None
 ) -> None:
     """Refuses another build of these namespaces, which are registered: dlopen would end the process."""
     for namespace in sorted(defines):
         if there := registered_schemas(namespace):
-            known = _probed_schemas(path) if schemas is None else schemas
+            known = registrations(path).defines if schemas is None else schemas
             here = {name: known[name] for name in _in_namespaces(known, [namespace])}
             raise LibraryConflictError(
                 f"operator namespace `{namespace}` is already registered, by {_owner_of(namespace)}; {path.name} "

@@ -28,12 +28,15 @@ THIRD_PARTY = ROOT / "tests" / "fixtures" / "third_party"
 _SCRIPT = """
 import json, sys
 from pathlib import Path
-from exportkit.export import export_aoti, export_program, resolve
+from exportkit.export import CompileOptions, TraceOptions, export_aoti, export_program, resolve
 task = json.loads(sys.argv[1])
 libraries = [Path(library) for library in task["libraries"]]
 resolved = resolve(task["model"], inputs=task["inputs"], op_libraries=libraries, model_kwargs=task["model_kwargs"])
-write = export_program if task["program"] else export_aoti
-write(resolved, Path(sys.argv[2]), dynamic=task["dynamic"], **task["options"])
+out, options = Path(sys.argv[2]), TraceOptions(dynamic=task["dynamic"], **task["trace"])
+if task["program"]:
+    export_program(resolved, out, options)
+else:
+    export_aoti(resolved, out, options, CompileOptions(**task["compile"]))
 """
 
 
@@ -48,7 +51,8 @@ class Recipe:
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     softpool: bool = False  # needs the third-party library
     program: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    trace: Mapping[str, Any] = field(default_factory=dict)  # of TraceOptions
+    compile: Mapping[str, Any] = field(default_factory=dict)  # of CompileOptions
 
 
 _PATCHES = Recipe("tests/export/export_models.py:patches", ["tests/export/export_models.py", "exportkit/ops", "csrc"])
@@ -63,9 +67,9 @@ _TRITON = Recipe("tests/export/export_models.py:quantize", ["tests/export/export
 _WEIGHTED = Recipe(
     "tests/export/weights_models.py:weighted",
     ["tests/export/weights_models.py"],
-    options={"cpu_isas": ["x86-64-v3", "x86-64-v4"]} if platform.machine() == "x86_64" else {},
+    compile={"cpu_isas": ["x86-64-v3", "x86-64-v4"]} if platform.machine() == "x86_64" else {},
 )
-_TABLE = replace(_WEIGHTED, model="tests/export/weights_models.py:table", options={"cases": 1})
+_TABLE = replace(_WEIGHTED, model="tests/export/weights_models.py:table", trace={"cases": 1})
 RECIPES: Mapping[str, Recipe] = {
     # Our operators, dimensions that are multiples, a dict of outputs.
     "patches": _PATCHES,
@@ -73,16 +77,16 @@ RECIPES: Mapping[str, Recipe] = {
     # Somebody else's operators, a named tuple of outputs, an input by keyword.
     "softpool": _SOFTPOOL,
     # Operators whose kernels AOTInductor compiles into the package.
-    "triton-cpu": replace(_TRITON, options={"embed_weights": True}),  # torch's own loaders run them
-    "triton-cuda": replace(_TRITON, options={"embed_weights": True, "device": "cuda"}),
+    "triton-cpu": replace(_TRITON, compile={"embed_weights": True}),  # torch's own loaders run them
+    "triton-cuda": replace(_TRITON, trace={"device": "cuda"}, compile={"embed_weights": True}),
     "triton-program": replace(_TRITON, program=True),
     # Every kind of weight, outside of the code of two targets; and inside.
     "weighted": _WEIGHTED,
-    "weighted-embedded": replace(_WEIGHTED, options={"embed_weights": True}),
-    "weighted-cuda": replace(_WEIGHTED, options={"device": "cuda"}),
+    "weighted-embedded": replace(_WEIGHTED, compile={"embed_weights": True}),
+    "weighted-cuda": replace(_WEIGHTED, trace={"device": "cuda"}),
     # Larger than all else: 128 MiB of weights.
     "table": _TABLE,
-    "table-cuda": replace(_TABLE, options={"device": "cuda", "cases": 1}),
+    "table-cuda": replace(_TABLE, trace={"device": "cuda", "cases": 1}),
     "arr-coc": Recipe("arr-coc", ["exportkit/models", "exportkit/ops", "csrc"]),
 }
 
@@ -111,7 +115,8 @@ def artifact(name: str) -> Path:
         "libraries": libraries,
         "model_kwargs": dict(recipe.model_kwargs),
         "program": recipe.program,
-        "options": dict(recipe.options),
+        "trace": dict(recipe.trace),
+        "compile": dict(recipe.compile),
     }
     command = [sys.executable, "-c", _SCRIPT, json.dumps(task), str(path)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

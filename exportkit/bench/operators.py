@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from exportkit.bench.problem_sizes import Benchmark, Subject, subjects
 from exportkit.bench.results import OURS, Direction, Measurement, Row
-from exportkit.bench.sizes import Benchmark, Subject, subjects
 from exportkit.bench.timing import Alternative, Call, measure
 from exportkit.errors import UsageError, WrongResultError
 

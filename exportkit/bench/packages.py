@@ -21,8 +21,9 @@ from exportkit.bench.results import OURS, OURS_EAGER, Measurement, Row
 from exportkit.bench.timing import Alternative, Within, measure
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.cases import draw_inputs, eager_mode, state_sha256
-from exportkit.export.model import load_operator_libraries, load_our_operators
-from exportkit.export.remake import remade
+from exportkit.export.eager_model import rebuild_eager
+from exportkit.export.program_file import load_our_operators
+from exportkit.export.resolve import load_operator_libraries
 from exportkit.package.manifest import Call, Manifest
 from exportkit.package.trust import demanded_by
 from exportkit.runtime.loader import load
@@ -77,8 +78,8 @@ class _Loaded:
 
 
 @dataclass(frozen=True)
-class _Way:
-    """A way to call the model, before it is known whether it answers rightly."""
+class _Variant:
+    """One way to call the model, before it is known whether its answers are right."""
 
     name: str
     what: str
@@ -147,7 +148,9 @@ def _eager(
             raise UsageError(f"no comparison with eager: {reason}")
         return None, reason
     progress(f"making the eager model {model}")
-    made = remade(model, source, manifest.call, device, weights=options.weights, op_libraries=options.op_libraries)
+    made = rebuild_eager(
+        model, source, manifest.call, device, weights=options.weights, op_libraries=options.op_libraries
+    )
     spec = stack.enter_context(made)
     if state_sha256(spec.model) != source.state_sha256:
         raise UsageError(
@@ -216,20 +219,20 @@ def _row(
     options: PackageOptions,
 ) -> Row:
     manifest = loaded[0].model.manifest
-    ways = [_Way(one.name, f"exportkit.load, target {one.model.target.name}", one.model) for one in loaded]
+    variants = [_Variant(one.name, f"exportkit.load, target {one.model.target.name}", one.model) for one in loaded]
     expected, replaced = _expected(loaded[0].model, spec, sizes, inputs[0])
-    ways += _eager_ways(spec, manifest, replaced, options)
+    variants += _eager_variants(spec, manifest, replaced, options)
     ready: list[Alternative] = []
     failed = [Measurement(name, "the eager model", note=note) for name in _against(options) if note]
-    for way in ways:
-        if (reason := _difference(way, inputs[0], manifest.call, expected)) is None:
-            calls = [partial(way.function, *args, **kwargs) for args, kwargs in inputs]
-            ready.append(Alternative(way.name, way.what, calls, way.within))
-        elif way.name == COMPILE:
-            failed.append(Measurement(way.name, way.what, note=reason))
+    for variant in variants:
+        if (reason := _difference(variant, inputs[0], manifest.call, expected)) is None:
+            calls = [partial(variant.function, *args, **kwargs) for args, kwargs in inputs]
+            ready.append(Alternative(variant.name, variant.what, calls, variant.within))
+        elif variant.name == COMPILE:
+            failed.append(Measurement(variant.name, variant.what, note=reason))
         else:
             raise WrongResultError(
-                f"{way.name} does not answer what eager answers at {label_of(sizes)}: {reason}",
+                f"{variant.name} does not answer what eager answers at {label_of(sizes)}: {reason}",
                 hint="It was not timed. `exportkit verify` says more.",
             )
     load_ms = {one.name: one.milliseconds for one in loaded}
@@ -263,7 +266,9 @@ def _expected(
         return _tensors(spec.model(*inputs[0], **inputs[1])), False
 
 
-def _eager_ways(spec: ExportSpec | None, manifest: Manifest, replaced: bool, options: PackageOptions) -> list[_Way]:
+def _eager_variants(
+    spec: ExportSpec | None, manifest: Manifest, replaced: bool, options: PackageOptions
+) -> list[_Variant]:
     if spec is None:
         return []
     ours = any(operator.name.startswith("arr_coc::") for operator in manifest.operators)
@@ -271,25 +276,27 @@ def _eager_ways(spec: ExportSpec | None, manifest: Manifest, replaced: bool, opt
     if ours:
         what += ", references for operators" if replaced else ", with its operators: it calls them through torch.ops"
     plain = References() if ours and replaced else nullcontext()
-    ways = []
+    variants = []
     if EAGER in _against(options):
-        ways.append(_Way(EAGER, what, spec.model, lambda: plain))
+        variants.append(_Variant(EAGER, what, spec.model, lambda: plain))
         if ours and replaced:
-            ways.append(_Way(OURS_EAGER, "the eager model", spec.model))
+            variants.append(_Variant(OURS_EAGER, "the eager model", spec.model))
     if COMPILE in _against(options):
         torch._dynamo.reset()  # or the next size would be compiled for any size
-        ways.append(_Way(COMPILE, f"torch.compile of {what}", torch.compile(spec.model, dynamic=False), lambda: plain))
-    return ways
+        variants.append(
+            _Variant(COMPILE, f"torch.compile of {what}", torch.compile(spec.model, dynamic=False), lambda: plain)
+        )
+    return variants
 
 
-def _difference(way: _Way, inputs: _Inputs, call: Call, expected: Sequence[Tensor]) -> str | None:
-    """How a way's answer differs from what is expected, if it does."""
+def _difference(variant: _Variant, inputs: _Inputs, call: Call, expected: Sequence[Tensor]) -> str | None:
+    """How a variant's answer differs from what is expected, if it does."""
     args, kwargs = tree_map_only(Tensor, torch.clone, inputs)
     try:
-        with way.within():
-            answer = _tensors(way.function(*args, **kwargs))
+        with variant.within():
+            answer = _tensors(variant.function(*args, **kwargs))
     except Exception as error:
-        if way.name != COMPILE:
+        if variant.name != COMPILE:
             raise
         # Whatever a compiler raises is a finding about it.
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

@@ -21,11 +21,11 @@ Direction = Literal["forward", "backward"]
 Key = tuple[str, str, str, Direction]  # subject, size, dtype, direction
 
 
-class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResultStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Refuses keys it does not know."""
 
 
-class Timing(Strict, frozen=True):
+class Timing(ResultStruct, frozen=True):
     """Milliseconds a call took: median, first and third quartile, of `count` samples."""
 
     median: float
@@ -39,7 +39,7 @@ class Timing(Strict, frozen=True):
         return (self.q3 - self.q1) / 2 / self.median if self.median else 0.0
 
 
-class Measurement(Strict, frozen=True):
+class Measurement(ResultStruct, frozen=True):
     """One way to do the work.
 
     Attributes:
@@ -61,7 +61,7 @@ class Measurement(Strict, frozen=True):
     note: str | None = None
 
 
-class Row(Strict, frozen=True):
+class Row(ResultStruct, frozen=True):
     """One subject at one size.
 
     Attributes:
@@ -120,7 +120,7 @@ class Row(Strict, frozen=True):
         return self.limit / ours.median if ours and self.limit is not None else None
 
 
-class Machine(Strict, frozen=True):
+class Machine(ResultStruct, frozen=True):
     """Where the numbers are from.
 
     `device` is what the work ran on; `load` the processes that wanted a core when it began, a minute's mean.
@@ -139,7 +139,7 @@ class Machine(Strict, frozen=True):
     system: str
 
 
-class Results(Strict, frozen=True):
+class Results(ResultStruct, frozen=True):
     """All of one run.
 
     Attributes:

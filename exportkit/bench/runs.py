@@ -12,7 +12,8 @@ from exportkit import __version__
 from exportkit.bench.machine import describe
 from exportkit.bench.results import FORMAT_VERSION, Results, Row
 from exportkit.bench.timing import copy_rate
-from exportkit.export.program import provenance, usable_device
+from exportkit.export.placement import usable_device
+from exportkit.export.provenance import provenance
 
 Rows = Callable[[torch.device, float], Iterator[Row]]
 

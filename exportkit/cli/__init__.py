@@ -1,5 +1,5 @@
 """The command line: one module per command. The only place that imports click, prints or exits."""
 
-from exportkit.cli.frame import main
+from exportkit.cli.app import main
 
 __all__ = ["main"]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.options import (
+from exportkit.cli.app import command as exportkit_command
+from exportkit.cli.output import printable, progress
+from exportkit.cli.shared_options import (
     OUTPUT_FILE,
     device_option,
     model_option,
@@ -19,7 +20,6 @@ from exportkit.cli.options import (
     public_key_options,
     weights_option,
 )
-from exportkit.cli.output import printable, progress
 
 if TYPE_CHECKING:
     from exportkit.bench.results import Results

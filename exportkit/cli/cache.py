@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import asdict
 
-from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.frame import command_group
-from exportkit.cli.options import byte_size, duration
+from exportkit.cli.app import command as exportkit_command
+from exportkit.cli.app import command_group
 from exportkit.cli.output import print_json, print_table, size_text
+from exportkit.cli.shared_options import byte_size, duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

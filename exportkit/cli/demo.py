@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from exportkit.cli.frame import command as exportkit_command
+from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, progress
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from exportkit.cli.frame import command as exportkit_command
+from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, progress
 
 
@@ -16,18 +16,18 @@ def command(as_json: bool) -> None:
 
     Exits with 4 where it cannot load a CPU package, export, or compile for the CPU. A missing GPU is no failure.
     """
-    from exportkit.verify.machine import BASIC, examine
+    from exportkit.doctor import BASIC, diagnose
 
     with progress() as step:
-        machine = examine(step)
-    able = all(ability.ok for ability in machine.abilities if ability.name in BASIC)
+        machine = diagnose(step)
+    able = all(capability.ok for capability in machine.capabilities if capability.name in BASIC)
     if as_json:
         print_json({"ok": able, **asdict(machine)})
     else:
         click.echo("This machine:")
         print_table([("ok" if f.ok else "--", f.name, f.detail) for f in machine.findings])
         click.echo("It can:")
-        reasons = [("yes" if a.ok else "no", a.name, f"for want of: {', '.join(a.missing)}") for a in machine.abilities]
+        reasons = [("yes" if a.ok else "no", a.name, f"missing: {', '.join(a.missing)}") for a in machine.capabilities]
         print_table([row if row[0] == "no" else row[:2] for row in reasons])
         hints = [f"{f.name}: {f.hint}" for f in machine.findings if f.hint and not f.ok]
         if hints:

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.options import (
+from exportkit.cli.app import command as exportkit_command
+from exportkit.cli.output import print_json, print_table, progress, size_text
+from exportkit.cli.shared_options import (
     assignments,
     device_option,
     json_object,
@@ -17,7 +18,6 @@ from exportkit.cli.options import (
     public_key_options,
     weights_option,
 )
-from exportkit.cli.output import print_json, print_table, progress, size_text
 
 
 @exportkit_command("export", short_help="Trace and compile a model, and record cases.")
@@ -92,7 +92,7 @@ def command(
     embed_weights: bool,
     model_version: str,
     as_json: bool,
-    **options: Any,
+    **trace: Any,
 ) -> None:
     """Trace MODEL with torch.export, compile it with AOTInductor, record cases, and write the artifact.
 
@@ -103,17 +103,15 @@ def command(
     exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2
     exportkit export models/net.py:Net --input x=float32[4,3,64,64] --dynamic 'x:0=batch[1:32]' -o net.pt2
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    if options["static"] and options["dynamic"]:
-        raise click.UsageError("--static and --dynamic exclude each other.")
     if output_format == "program" and (cpu_isas or inductor_config or embed_weights):
         raise click.UsageError(
             "--cpu-isa, --inductor-config and --embed-weights are for --format aoti: a program is compiled later."
         )
     with progress() as step:
         step(f"importing torch and {model}")
-        from exportkit.export.artifact import export_aoti, export_program
-        from exportkit.export.model import resolve
+        from exportkit.export import CompileOptions, TraceOptions, export_aoti, export_program, resolve
 
+        options = TraceOptions(seed=seed, version=model_version, **trace)
         resolved = resolve(
             model,
             model_kwargs=model_kwargs,
@@ -124,19 +122,11 @@ def command(
             public_keys=public_keys,
             signature=signature,
         )
-        common: dict[str, Any] = {"seed": seed, "version": model_version, "progress": step, **options}
         if output_format == "program":
-            manifest = export_program(resolved, output, **common)
+            manifest = export_program(resolved, output, options, progress=step)
         else:
-            manifest = export_aoti(
-                resolved,
-                output,
-                cpu_isas=cpu_isas,
-                cuda_arch=cuda_arch,
-                inductor_config=inductor_config,
-                embed_weights=embed_weights,
-                **common,
-            )
+            compile_options = CompileOptions(cpu_isas, cuda_arch, inductor_config, embed_weights)
+            manifest = export_aoti(resolved, output, options, compile_options, progress=step)
     if as_json:
         import msgspec
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.options import EXISTING_FILE, public_key_options
+from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, size_text
+from exportkit.cli.shared_options import EXISTING_FILE, public_key_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

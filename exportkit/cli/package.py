@@ -8,8 +8,9 @@ from typing import Literal
 
 import click
 
-from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.options import (
+from exportkit.cli.app import command as exportkit_command
+from exportkit.cli.output import print_json, print_table, progress, size_text
+from exportkit.cli.shared_options import (
     EXISTING_FILE,
     device_option,
     model_option,
@@ -19,7 +20,6 @@ from exportkit.cli.options import (
     timeout_option,
     weights_option,
 )
-from exportkit.cli.output import print_json, print_table, progress, size_text
 from exportkit.cli.sign import ask_password
 from exportkit.errors import HostError
 
@@ -79,8 +79,8 @@ def command(
         step("importing the packager")
         import msgspec
 
+        from exportkit.packaging import build_package
         from exportkit.verify.options import VerifyOptions
-        from exportkit.verify.packaging import build_package
 
         # Recorded cases are of the weights before.
         against: Literal["cases", "eager"] = "cases" if weights is None else "eager"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.options import EXISTING_FILE, OUTPUT_FILE
+from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json
+from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE
 from exportkit.errors import UsageError
 
 

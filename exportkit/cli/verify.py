@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from typing_extensions import assert_never
 
-from exportkit.cli.frame import command as exportkit_command
-from exportkit.cli.options import (
+from exportkit.cli.app import command as exportkit_command
+from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
+from exportkit.cli.shared_options import (
     EXISTING_FILE,
     check_tolerances,
     device_option,
@@ -21,7 +22,6 @@ from exportkit.cli.options import (
     tolerance_options,
     weights_option,
 )
-from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
 from exportkit.verify import outcomes
 
 if TYPE_CHECKING:

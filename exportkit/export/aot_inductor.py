@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_structure
 from exportkit.errors import CompilerError, ExportError, UsageError
 from exportkit.export.cases import eager_mode
 from exportkit.export.preflight import TORCH_NAMESPACES
-from exportkit.export.program import Progress, Traced
+from exportkit.export.program_weights import ProgramWeights
 from exportkit.export.toolchain import compiling_for, last_lines, torch_minor, usable_compiler
-from exportkit.export.weights import ProgramWeights
+from exportkit.export.trace import Progress, Traced
 from exportkit.libraries import host_platform
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.elf import oldest_torch, read_elf

@@ -14,9 +14,9 @@ from safetensors.torch import save
 from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, UsageError
+from exportkit.export.call_signature import BoundCall, describe_call
 from exportkit.export.explain import users_code
 from exportkit.export.shapes import evaluate
-from exportkit.export.signature import BoundCall, describe_call
 from exportkit.package.case_files import named_tensors
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Call, TensorInput

@@ -11,16 +11,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import torch
 from torch._inductor import config, cpp_builder, cpu_vec_isa
 
 from exportkit.errors import CompilerError, UsageError
+from exportkit.export.export_options import CpuIsa
 from exportkit.package.elf import read_elf
-
-CpuIsa = Literal["x86-64-v3", "x86-64-v4"]
 
 _SIMD_BITS = {"x86-64-v3": 256, "x86-64-v4": 512}
 

@@ -1,4 +1,4 @@
-"""A package in a worker process: what it does to its process, it does not do to ours."""
+"""Runs a package in a worker process, so that a crash there cannot take this process down."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from typing import Any
 
 import torch
 
+from exportkit.child.messages import Failed
+from exportkit.child.process import ChildProcess, describe_end
 from exportkit.errors import DigestMismatchError, ModelClosedError, ModelLoadError, ModelRunError, UsageError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
 from exportkit.package.trust import demand
 from exportkit.runtime.inputs import InputPlan
+from exportkit.runtime.isolated_messages import Connect, LoadPackage, PackageLoaded, Ran, Run, Swap, TorchSettings
 from exportkit.runtime.model import Model
-from exportkit.runtime.processes import WorkerProcess
 from exportkit.runtime.targets import named
 from exportkit.runtime.tensor_socket import TensorSocket
 from exportkit.runtime.weights import WeightsSource, read_state
-from exportkit.runtime.worker import Connect, Failed, Load, Loaded, Ran, Run, Settings, Swap
 
 _Outcome = list[torch.Tensor] | BaseException
 _Job = tuple[Callable[[], list[torch.Tensor]], SimpleQueue[_Outcome]]
-_Control = TensorSocket[Loaded | Failed]
+_Control = TensorSocket[PackageLoaded | Failed]
 _Calls = TensorSocket[Ran | Failed]
 
-_DYING_TAKES = 10.0  # seconds at most, from when a process lets go of its sockets to when its end is known
+_EXIT_GRACE_SECONDS = 60.0  # at most, between a worker's sockets closing and its return code
 
 
 class IsolatedModel(Model):
@@ -67,9 +68,7 @@ class IsolatedModel(Model):
 class IsolatedRunner:
     """Compiled code in a worker process, for any number of threads of this one."""
 
-    def __init__(
-        self, name: str, process: WorkerProcess, control: _Control, device: torch.device, runners: int
-    ) -> None:
+    def __init__(self, name: str, process: ChildProcess, control: _Control, device: torch.device, runners: int) -> None:
         """Takes over a worker that has loaded the model of this name."""
         self.pid = process.pid
         self._name = name
@@ -80,7 +79,7 @@ class IsolatedRunner:
         self._free = threading.BoundedSemaphore(runners)
         self._state = threading.Condition()
         self._running = 0  # calls that have begun
-        self._over: str | None = None  # why no more can
+        self._closed_reason: str | None = None  # why no more can
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         for _ in range(runners):
             threading.Thread(target=_serve, args=(self._jobs,), name="exportkit calls", daemon=True).start()
@@ -94,15 +93,15 @@ class IsolatedRunner:
             ModelRunError: The worker ended, or there is no memory for the tensors to share with it.
             ModelClosedError: It had ended before.
         """
-        return self._apart(partial(self._call, inputs))
+        return self._run_off_main_thread(partial(self._call, inputs))
 
     def _call(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        with self._begun(), self._free:
+        with self._in_flight(), self._free:
             return self._ask(Run(), inputs)
 
     def swap_weights(self, source: WeightsSource) -> None:
         """Has the worker run with other weights; errors are those of `Model.swap_weights` and of `run`."""
-        with self._begun():
+        with self._in_flight():
             if isinstance(source, (str, os.PathLike)):
                 self._ask(Swap(path=os.path.abspath(source), names=()), [], keep=False)
                 return
@@ -110,7 +109,7 @@ class IsolatedRunner:
             state = read_state(source)
             self._ask(Swap(path=None, names=tuple(state)), list(state.values()), keep=False)
 
-    def _apart(self, call: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+    def _run_off_main_thread(self, call: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         """Makes a call where no signal can interrupt it.
 
         A signal's handler may raise in the main thread, between any two steps of Python: a runner that was just
@@ -119,14 +118,14 @@ class IsolatedRunner:
         if threading.current_thread() is not threading.main_thread():
             return call()
         self._check_ours()  # the other thread is not in a fork
-        if self._over is not None:
+        if self._closed_reason is not None:
             raise self._closed()
         answers: SimpleQueue[_Outcome] = SimpleQueue()
         self._jobs.put((call, answers))
         outcome = None
         while outcome is None:
             try:
-                outcome = answers.get(timeout=_DYING_TAKES)
+                outcome = answers.get(timeout=_EXIT_GRACE_SECONDS)
             except Empty:
                 if not self._release.alive:  # closed just now: nobody is there to answer
                     raise self._closed() from None
@@ -139,17 +138,17 @@ class IsolatedRunner:
         if not self._process.is_ours:
             return
         with self._state:
-            self._over = self._over or "was closed"
+            self._closed_reason = self._closed_reason or "was closed"
             if not self._state.wait_for(lambda: self._running == 0, timeout):
-                self._over = f"was closed, and this call had not finished {timeout:g} s later"
+                self._closed_reason = f"was closed, and this call had not finished {timeout:g} s later"
         self._release()
 
     @contextlib.contextmanager
-    def _begun(self) -> Iterator[None]:
+    def _in_flight(self) -> Iterator[None]:
         """A call, which close() waits for."""
         self._check_ours()
         with self._state:
-            if self._over is not None:
+            if self._closed_reason is not None:
                 raise self._closed()
             self._running += 1
         try:
@@ -167,7 +166,7 @@ class IsolatedRunner:
             )
 
     def _closed(self) -> ModelClosedError:
-        return ModelClosedError(f"the model {self._name} {self._over}", hint="Load the package again.")
+        return ModelClosedError(f"the model {self._name} {self._closed_reason}", hint="Load the package again.")
 
     def _ask(self, message: Run | Swap, tensors: list[torch.Tensor], *, keep: bool = True) -> list[torch.Tensor]:
         """Sends a message with tensors; the tensors of the answer, which are the caller's own."""
@@ -180,10 +179,10 @@ class IsolatedRunner:
                 answer, received, _ = calls.receive()
                 outputs = [tensor.to(self._device, copy=True) for tensor in received]
             except (ConnectionError, ValueError) as error:
-                raise self._gone() from error
+                raise self._worker_exited() from error
             except OSError as error:
                 if not self._release.alive:  # this call waited for a runner until close() had waited long enough
-                    raise self._gone() from error
+                    raise self._worker_exited() from error
                 raise ModelRunError(
                     f"a call's tensors cannot be shared with the worker process: {error}",
                     hint="They take anonymous memory (memfd) and a few open files; /dev/shm is not used.",
@@ -212,15 +211,16 @@ class IsolatedRunner:
                 raise
         return calls
 
-    def _gone(self) -> ModelRunError:
+    def _worker_exited(self) -> ModelRunError:
         """Why the worker does not answer any more."""
-        how = self._process.how_it_ended(_DYING_TAKES)
+        status = self._process.wait(_EXIT_GRACE_SECONDS)
         with self._state:
-            if self._over is None:
+            if self._closed_reason is None:
                 self._process.end()
-                self._over = f"has no worker process any more: it {how or 'gave no answer that can be read'}"
+                how = "gave no answer that can be read" if status is None else describe_end(status)
+                self._closed_reason = f"has no worker process any more: it {how}"
             return ModelRunError(
-                f"the model {self._name} {self._over}",
+                f"the model {self._name} {self._closed_reason}",
                 hint="What it said last is on stderr. Load the package again.",
             )
 
@@ -237,7 +237,7 @@ def _serve(jobs: SimpleQueue[_Job | None]) -> None:
 
 
 def _release(
-    process: WorkerProcess,
+    process: ChildProcess,
     control: _Control,
     idle: deque[_Calls],
     jobs: SimpleQueue[_Job | None],
@@ -258,9 +258,9 @@ def load_isolated(path: str | os.PathLike[str], *, runners: int, **options: Any)
     with contextlib.ExitStack() as undo:
         asked = demand(options.get("public_key"), options.get("signature"))
         reader = undo.enter_context(PackageReader(Path(path), demand=asked))
-        process = WorkerProcess("exportkit.runtime.worker")
+        process = ChildProcess("exportkit.runtime.isolated_worker")
         undo.callback(process.end)
-        control: _Control = TensorSocket(process.connection, Loaded | Failed)
+        control: _Control = TensorSocket(process.connection, PackageLoaded | Failed)
         loaded = _load(control, process, reader, {**passed, "runners": runners})
         plan = InputPlan(reader.manifest.call, torch.device(loaded.device))
         (target,) = named(reader.manifest.targets, loaded.target)
@@ -269,13 +269,14 @@ def load_isolated(path: str | os.PathLike[str], *, runners: int, **options: Any)
     return IsolatedModel(reader, target, plan, runner)
 
 
-def _load(control: _Control, process: WorkerProcess, reader: PackageReader, options: dict[str, Any]) -> Loaded:
+def _load(control: _Control, process: ChildProcess, reader: PackageReader, options: dict[str, Any]) -> PackageLoaded:
     """Has the worker load the package that is open here."""
     try:
-        control.send(Load(path=os.path.abspath(reader.path), options=options, settings=Settings.here()))
+        control.send(LoadPackage(path=os.path.abspath(reader.path), options=options, settings=TorchSettings.current()))
         answer, _, _ = control.receive()
     except ConnectionError as error:
-        how = process.how_it_ended(_DYING_TAKES) or "closed the connection"
+        status = process.wait(_EXIT_GRACE_SECONDS)
+        how = "closed the connection" if status is None else describe_end(status)
         raise ModelLoadError(
             f"the worker process {how} while it loaded {reader.path.name}", hint="What it said last is on stderr."
         ) from error

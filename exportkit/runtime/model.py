@@ -21,7 +21,7 @@ from exportkit.runtime.weights import Weights, WeightsSource, mapped_weights, re
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class LoadedCase:
     """A call that was recorded at export, on the model's device: `model(*case.args, **case.kwargs)` repeats it.
 
     Attributes:
@@ -164,7 +164,7 @@ class Model:
         return f"<exportkit.Model {self.manifest.name} {self.manifest.version}, {state}: ({inputs})>"
 
 
-class Cases(Sequence[Case]):
+class Cases(Sequence[LoadedCase]):
     """The recorded cases of a package. Each is read, and its digest checked, when it is asked for."""
 
     def __init__(self, reader: PackageReader, device: torch.device) -> None:
@@ -176,10 +176,10 @@ class Cases(Sequence[Case]):
         return len(self._reader.manifest.cases)
 
     @overload
-    def __getitem__(self, index: int) -> Case: ...
+    def __getitem__(self, index: int) -> LoadedCase: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Case]: ...
-    def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
+    def __getitem__(self, index: slice) -> Sequence[LoadedCase]: ...
+    def __getitem__(self, index: int | slice) -> LoadedCase | Sequence[LoadedCase]:
         """Reads a case.
 
         Raises:
@@ -192,7 +192,7 @@ class Cases(Sequence[Case]):
             return [self._read(case) for case in cases[index]]
         return self._read(cases[index])
 
-    def _read(self, case: package.Case) -> Case:
+    def _read(self, case: package.Case) -> LoadedCase:
         if self._reader.fileno() < 0:
             raise ModelClosedError(f"the model {self._reader.manifest.name} was closed, and its package with it")
         call = self._reader.manifest.call
@@ -211,7 +211,7 @@ class Cases(Sequence[Case]):
             raise CaseError(f"{case.record} has a tensor that is none of the call's: {min(tensors)}")
         inputs, outputs = ([tensor.to(self._device) for tensor in part] for part in (inputs, outputs))
         values = {parameter: builder(parameter.value)(inputs) for parameter in call.parameters}
-        return Case(
+        return LoadedCase(
             args=tuple(value for parameter, value in values.items() if parameter.kind == "positional"),
             kwargs={parameter.name: value for parameter, value in values.items() if parameter.kind == "keyword"},
             outputs=builder(call.result)(outputs),

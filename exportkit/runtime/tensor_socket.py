@@ -13,7 +13,6 @@ import math
 import mmap
 import os
 import socket
-import struct
 from collections.abc import Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -21,8 +20,8 @@ import msgspec
 import torch
 from msgspec import Meta, Struct
 
-_LENGTH = struct.Struct("!I")
-_MAX_MESSAGE_BYTES = 16 << 20  # of JSON: names and shapes
+from exportkit.child.channel import Channel
+
 _ALIGNMENT = 64  # of each tensor, as of torch's own
 _GRANULARITY = 1 << 20  # of memory, so that sizes that differ a little share it
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -56,7 +55,7 @@ class TensorSocket(Generic[Message]):
 
     def __init__(self, connection: socket.socket, messages: Any) -> None:
         """Takes over a connected Unix stream socket on which the other side sends `messages`, a type msgspec knows."""
-        self._socket = connection
+        self._channel = Channel(connection)
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(_Frame[messages])
         self._ours: _Memory | None = None
@@ -80,14 +79,14 @@ class TensorSocket(Generic[Message]):
                     if ours is not None:  # else all are empty
                         ours.tensor(place).copy_(tensor)
             self._ours = ours
-            self._send(self._encoder.encode(_Frame(message, places)), fds)
+            self._channel.send(self._encoder.encode(_Frame(message, places)), fds)
 
     def receive(self) -> tuple[Message, list[torch.Tensor], int | None]:
         """The next message, its tensors, and the open file that came with it.
 
         ConnectionError: the other side closed its end, or died. ValueError: what came is no message of ours.
         """
-        body, fds = self._receive()
+        body, fds = self._channel.receive()
         try:
             frame = self._decoder.decode(body)
             needed = max((place.end for place in frame.tensors), default=0)
@@ -106,43 +105,12 @@ class TensorSocket(Generic[Message]):
 
     def shut_down(self) -> None:
         """Ends the conversation for both sides, also for a thread that waits for an answer."""
-        with contextlib.suppress(OSError):  # the other side was faster
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._channel.shut_down()
 
     def close(self) -> None:
         """Lets go of the socket and the memory. The other side hears of it unless a forked process has the socket."""
-        self._socket.close()
+        self._channel.close()
         self._ours = self._theirs = None
-
-    def _send(self, body: bytes, fds: Sequence[int]) -> None:
-        data = _LENGTH.pack(len(body)) + body
-        sent = socket.send_fds(self._socket, [data], fds) if fds else self._socket.send(data)
-        if sent < len(data):
-            self._socket.sendall(data[sent:])
-
-    def _receive(self) -> tuple[bytes, list[int]]:
-        """The next message's bytes, and the open files, which come with its first byte."""
-        header, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, 2, socket.MSG_CMSG_CLOEXEC)
-        try:
-            header += self._receive_exactly(_LENGTH.size - len(header))
-            (length,) = _LENGTH.unpack(header)
-            if length > _MAX_MESSAGE_BYTES:
-                raise ValueError(f"a message of {length} bytes; at most {_MAX_MESSAGE_BYTES} are read")
-            return self._receive_exactly(length), fds
-        except BaseException:
-            for fd in fds:
-                os.close(fd)
-            raise
-
-    def _receive_exactly(self, count: int) -> bytes:
-        received = bytearray(count)
-        at = 0
-        while at < count:
-            got = self._socket.recv_into(memoryview(received)[at:])
-            if not got:
-                raise ConnectionResetError("the other process closed the connection")
-            at += got
-        return bytes(received)
 
 
 class _Memory:

@@ -13,7 +13,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Node
 from exportkit.sizes import SizePlan, label_of
 from exportkit.verify.eager import EagerProcess
-from exportkit.verify.messages import Called, Drawn
+from exportkit.verify.messages import InputsDrawn, ModelCalled
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import EagerUnavailable, Verdict, WrongStructure
 from exportkit.verify.replay import ReplayProcess
@@ -67,7 +67,7 @@ class TargetCalls:
             label = label_of(sizes)
             self.progress(f"comparing {self.target} with eager at {label}")
             answer = eager.draw(sizes, label=label, seed=self.options.seed + number, inputs=inputs, outputs=expected)
-            if not isinstance(answer, Drawn):
+            if not isinstance(answer, InputsDrawn):
                 yield Check("eager", label, dict(sizes), answer, target=self.target)
             elif (wrong := self._compare_structure(answer.structure)) is not None:
                 yield Check("eager", label, dict(sizes), wrong, target=self.target)
@@ -89,7 +89,7 @@ class TargetCalls:
     ) -> Check:
         outputs = self.folder / "outputs.safetensors"
         answer = self.replay.call(inputs, outputs, doing=doing)
-        if not isinstance(answer, Called):
+        if not isinstance(answer, ModelCalled):
             return Check(against, label, dict(sizes), answer, target=self.target)
         verdict = self._judge(answer.structure, expected, outputs)
         outputs.unlink()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from exportkit.child.messages import Failed
 from exportkit.package.manifest import Manifest
-from exportkit.verify.messages import Draw, Drawn, Failed, Resolve, Resolved
+from exportkit.verify.messages import DrawInputs, EagerMade, InputsDrawn, MakeEager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, EagerDiffers, EagerFailed, EagerUnavailable, TimedOut, Verdict
-from exportkit.verify.worker import LOAD_TIMEOUT, Worker
+from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
 
 _PLAIN = re.compile(r"[\w./:-]+", re.ASCII)  # goes through a shell, and a terminal, as it is
 
@@ -47,7 +48,7 @@ class EagerProcess:
         self._folder = folder
         self.required = required
         self._demanded_by = demanded_by
-        self._worker: Worker | None = None
+        self._worker: VerifyWorker | None = None
         self._objection: Verdict | None = None
 
     def __enter__(self) -> Self:
@@ -72,7 +73,7 @@ class EagerProcess:
         if self.model is None:
             return EagerUnavailable(unnamed(self._manifest.source.model, self._demanded_by), self.required)
         source, options = self._manifest.source, self._options
-        command = Resolve(
+        command = MakeEager(
             model=self.model,
             source=source,
             call=self._manifest.call,
@@ -81,26 +82,26 @@ class EagerProcess:
             libraries=tuple(str(Path(library).resolve()) for library in options.op_libraries),
             device=self._device,
         )
-        self._worker = Worker("exportkit.verify.eager_child", folder=self._folder, cwd=Path.cwd())
+        self._worker = VerifyWorker("exportkit.verify.eager_worker", search_path="caller")
         timeout = max(options.timeout, LOAD_TIMEOUT)
-        answer = self._worker.ask(command, Resolved, doing=f"making the eager model {self.model}", timeout=timeout)
+        answer = self._worker.ask(command, EagerMade, doing=f"making the eager model {self.model}", timeout=timeout)
         if isinstance(answer, Failed):
             if answer.error == "ModelNotFoundError":
                 return EagerUnavailable(answer.detail, self.required)
             return EagerFailed(answer.error, answer.detail, f"making {self.model}")
-        if isinstance(answer, Resolved):
+        if isinstance(answer, EagerMade):
             same = answer.state_sha256 == source.state_sha256
             return None if same else EagerDiffers(source.state_sha256, answer.state_sha256, self.model)
         return answer
 
     def draw(
         self, sizes: Mapping[str, int], *, label: str, seed: int, inputs: Path, outputs: Path
-    ) -> Drawn | EagerFailed | Crashed | TimedOut:
+    ) -> InputsDrawn | EagerFailed | Crashed | TimedOut:
         """Draws inputs of these sizes and has the model, once made, answer them; both are written to files."""
         assert self._worker is not None
         doing = f"running the eager model at {label}, which is inside the exported range"
-        command = Draw(dict(sizes), seed, str(inputs), str(outputs))
-        answer = self._worker.ask(command, Drawn, doing=doing, timeout=self._options.timeout)
+        command = DrawInputs(dict(sizes), seed, str(inputs), str(outputs))
+        answer = self._worker.ask(command, InputsDrawn, doing=doing, timeout=self._options.timeout)
         return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer
 
 

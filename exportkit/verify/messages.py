@@ -1,27 +1,16 @@
-"""What a verification and its child processes say to each other: one JSON line each way, decoded strictly.
+"""What a verification and its child processes say to each other. Tensors travel in files.
 
-A command asks for one thing, and the answer is of the class that its docstring names, or Failed. Tensors travel in
-files. Nothing here imports what the replay process must not have.
+The docstring of a command names the class of its answer. Nothing here imports torch, the exporter or a model.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-import msgspec
-
-from exportkit.errors import ExportkitError
-from exportkit.package.manifest import Call as ModelCall
-from exportkit.package.manifest import Source
+from exportkit.child.messages import Message
+from exportkit.package.manifest import Call, Source
 
 
-class Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """A command or an answer."""
-
-
-class Load(Message):
-    """To the replay process: load an artifact. The answer is Loaded.
+class LoadArtifact(Message, frozen=True):
+    """To the replay process: load an artifact. The answer is ArtifactLoaded.
 
     Attributes:
         artifact: Its absolute path, of a link the link's own: its signature may be beside that.
@@ -47,7 +36,7 @@ class Load(Message):
     unsigned: str | None
 
 
-class Loaded(Message):
+class ArtifactLoaded(Message, frozen=True):
     """Where the artifact runs, with which torch, and how long loading took."""
 
     device: str
@@ -55,27 +44,30 @@ class Loaded(Message):
     seconds: float
 
 
-class Call(Message):
-    """To the replay process: call the model with `input.<i>` of one file, write `output.<i>` to another. Called."""
+class CallModel(Message, frozen=True):
+    """To the replay process: call the model with `input.<i>` of one file, write `output.<i>` to another.
+
+    The answer is ModelCalled.
+    """
 
     inputs: str
     outputs: str
 
 
-class Called(Message):
+class ModelCalled(Message, frozen=True):
     """What the call took, and the structure of its result: a Node of the manifest, as JSON."""
 
     seconds: float
     structure: str
 
 
-class Resolve(Message):
-    """To the eager process: make MODEL as it was made for the export. The answer is Resolved.
+class MakeEager(Message, frozen=True):
+    """To the eager process: make MODEL as it was made for the export. The answer is EagerMade.
 
     Attributes:
         model: MODEL.
-        source: Of the artifact.
-        call: Likewise.
+        source: The artifact's source.
+        call: The artifact's call.
         tf32: Whether its cases were recorded with TF32.
         weights: A safetensors file.
         libraries: Operator libraries.
@@ -84,21 +76,24 @@ class Resolve(Message):
 
     model: str
     source: Source
-    call: ModelCall
+    call: Call
     tf32: bool
     weights: str | None
     libraries: tuple[str, ...]
     device: str
 
 
-class Resolved(Message):
+class EagerMade(Message, frozen=True):
     """The digest of the model's parameters and buffers."""
 
     state_sha256: str
 
 
-class Draw(Message):
-    """To the eager process: draw inputs of these sizes, write them and what the model answers. The answer is Drawn."""
+class DrawInputs(Message, frozen=True):
+    """To the eager process: draw inputs of these sizes, and write them and the model's outputs to files.
+
+    The answer is InputsDrawn.
+    """
 
     sizes: dict[str, int]
     seed: int
@@ -106,42 +101,7 @@ class Draw(Message):
     outputs: str
 
 
-class Drawn(Message):
+class InputsDrawn(Message, frozen=True):
     """The structure of the model's result, as JSON."""
 
     structure: str
-
-
-class Failed(Message):
-    """The answer where an error was raised: whatever a model raises is a finding for the parent to judge.
-
-    Attributes:
-        error: The name of its class.
-        detail: What it says.
-        exit_code: That of an error of exportkit.
-    """
-
-    error: str
-    detail: str
-    exit_code: int | None
-
-    @classmethod
-    def of(cls, error: Exception) -> Failed:
-        """Of any error."""
-        # torch appends its own C++ stack to some messages; the first part is the message.
-        detail = str(error).strip().split("\nException raised from ", 1)[0] or "(no message)"
-        return cls(type(error).__name__, detail, error.exit_code if isinstance(error, ExportkitError) else None)
-
-
-def encode(message: Message) -> bytes:
-    """A line. JSON's own escapes carry what is no UTF-8, which the name of a file may well be."""
-    return json.dumps(msgspec.to_builtins(message)).encode() + b"\n"
-
-
-def decode(line: bytes, types: Any) -> Any:
-    """The message of a line: of this class, or of one of this union of classes.
-
-    Raises:
-        msgspec.ValidationError: It is of none of them, lacks something or has something else.
-    """
-    return msgspec.convert(json.loads(line), types)

@@ -27,7 +27,7 @@ class VerifyOptions:
         weights: Of the eager model, where it was exported with a weights file.
         op_libraries: Operator libraries that an artifact without libraries needs.
         seed: Of the sizes and the inputs drawn for eager.
-        timeout: Seconds a call may take. Importing torch and loading get 120 at least.
+        timeout: Seconds a call may take. The first call, which imports torch and loads, gets 600 at least.
         max_input_bytes: Of one call's inputs; sizes beyond it are left out, and named.
         public_keys: PEM files, of which any must have signed the artifact; what a policy asks for comes on top.
         signature: The signature file, where it is not beside the artifact under its name.

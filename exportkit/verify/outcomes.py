@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from exportkit.runtime.processes import describe_end
+from exportkit.child.process import describe_end
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from exportkit.child.messages import Failed
 from exportkit.package.manifest import Manifest
-from exportkit.verify.messages import Call, Called, Failed, Load, Loaded
+from exportkit.verify.messages import ArtifactLoaded, CallModel, LoadArtifact, ModelCalled
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, MissingOperator, NotRun, TimedOut, Verdict
-from exportkit.verify.worker import LOAD_TIMEOUT, Worker
+from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
 
 # What the process itself is made of: a MODEL such as torch.nn:Linear does not take it away.
 _NEVER_BLOCKED = frozenset({"torch", "exportkit", "numpy", "safetensors", "msgspec", "typing_extensions"})
@@ -50,7 +51,7 @@ class ReplayProcess:
             unsigned: As `verify` takes it.
         """
         keys = tuple(str(key.absolute()) for key in options.public_keys)
-        self._command = Load(
+        self._command = LoadArtifact(
             artifact=str(artifact.absolute()),
             target=target,
             device=device,
@@ -63,7 +64,7 @@ class ReplayProcess:
         )
         self._timeout = options.timeout
         self._folder = folder
-        self._worker: Worker | None = None
+        self._worker: VerifyWorker | None = None
         self._dead = 0
 
     def __enter__(self) -> Self:
@@ -73,14 +74,14 @@ class ReplayProcess:
         if self._worker is not None:
             self._worker.close()
 
-    def load(self) -> Loaded | Verdict:
+    def load(self) -> ArtifactLoaded | Verdict:
         """Starts a process and loads the artifact in it; what went wrong, if something did."""
-        self._worker = Worker("exportkit.verify.child", folder=self._folder, cwd=self._folder)
+        self._worker = VerifyWorker("exportkit.verify.replay_worker", search_path="installed")
         timeout = max(self._timeout, LOAD_TIMEOUT)
-        answer = self._worker.ask(self._command, Loaded, doing="loading the artifact", timeout=timeout)
+        answer = self._worker.ask(self._command, ArtifactLoaded, doing="loading the artifact", timeout=timeout)
         return _load_failure(answer) if isinstance(answer, Failed) else answer
 
-    def call(self, inputs: Path, outputs: Path, *, doing: str) -> Called | Verdict:
+    def call(self, inputs: Path, outputs: Path, *, doing: str) -> ModelCalled | Verdict:
         """Calls the model with the tensors of a file; what it returns is written to another.
 
         Args:
@@ -91,10 +92,10 @@ class ReplayProcess:
         if self._worker is None or not self._worker.alive:
             if self._dead >= _MAX_DEAD:
                 return NotRun(f"{self._dead} processes died in earlier calls")
-            if not isinstance(loaded := self.load(), Loaded):
+            if not isinstance(loaded := self.load(), ArtifactLoaded):
                 return loaded
         assert self._worker is not None
-        answer = self._worker.ask(Call(str(inputs), str(outputs)), Called, doing=doing, timeout=self._timeout)
+        answer = self._worker.ask(CallModel(str(inputs), str(outputs)), ModelCalled, doing=doing, timeout=self._timeout)
         if isinstance(answer, (Crashed, TimedOut)):
             self._dead += 1
         if isinstance(answer, Failed):

@@ -11,14 +11,14 @@ from exportkit.errors import ExportkitError, PolicyError, SignatureError, Signat
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
-from exportkit.package.libraries import describe_library
+from exportkit.package.describe_library import describe_library
 from exportkit.package.manifest import Manifest
 from exportkit.package.trust import demand, demanded_by
 from exportkit.runtime.targets import host_for, named, parse_device, survey
 from exportkit.sizes import SizePlan, plan_sizes
 from exportkit.verify.calls import TargetCalls
 from exportkit.verify.eager import EagerProcess, unnamed
-from exportkit.verify.messages import Loaded
+from exportkit.verify.messages import ArtifactLoaded
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import LoadFailed, MissingOperator, Signed
 from exportkit.verify.replay import ReplayProcess
@@ -200,7 +200,7 @@ class _Verification:
             unsigned=self.unsigned,
         ) as replay:
             loaded = replay.load()
-            if not isinstance(loaded, Loaded):
+            if not isinstance(loaded, ArtifactLoaded):
                 self.checks.append(Check("package", "load", {}, loaded, target=run.name))
                 return TargetReport(run.name, run.device)
             self.torch = loaded.torch

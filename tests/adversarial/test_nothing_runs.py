@@ -29,7 +29,7 @@ from exportkit.package.signing import sign_package
 from exportkit.verify import replay
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
-from exportkit.verify.worker import Worker
+from exportkit.verify.verify_worker import VerifyWorker
 from tests.fresh import run_python
 from tests.package import samples
 from tests.package.c_library import build
@@ -256,13 +256,13 @@ def test_a_package_that_is_exchanged_while_it_is_verified_is_not_run(
     evil.write_bytes(path.read_bytes())
     exchanged(evil, release)
 
-    class Exchanging(Worker):
+    class Exchanging(VerifyWorker):
         def ask(self, *command: Any, **options: Any) -> Any:
             evil.replace(path)
             return super().ask(*command, **options)
 
     monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.setattr(replay, "Worker", Exchanging)
+    monkeypatch.setattr(replay, "VerifyWorker", Exchanging)
     report = verify(path, VerifyOptions(against="cases", public_keys=[release.public]))
     assert [check.verdict.kind for check in report.checks] == ["signed", "load_failed"]
     assert "SignatureError" in report.checks[1].verdict.message

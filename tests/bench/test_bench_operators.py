@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from exportkit.bench import libraries, operators, sizes
+from exportkit.bench import alternatives, operators, problem_sizes
 from exportkit.bench.operators import OperatorOptions, bench_operators
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.ops import SPECS
@@ -25,7 +25,7 @@ def changed(monkeypatch):
     """A subject that is not what it is elsewhere."""
 
     def install(name, **changes):
-        found = sizes.subjects(CPU)
+        found = problem_sizes.subjects(CPU)
         found[name] = dataclasses.replace(found[name], **changes)
         monkeypatch.setattr(operators, "subjects", lambda device: found)
 
@@ -80,16 +80,19 @@ def test_nan_is_no_right_result(changed):
 
 def test_a_library_that_is_not_installed_or_computes_something_else_is_said(changed):
     def library(what):
-        found = sizes.subjects(CPU)["opponent_balance"].benchmarks
+        found = problem_sizes.subjects(CPU)["opponent_balance"].benchmarks
         return tuple(dataclasses.replace(benchmark, library=what) for benchmark in found)
 
-    changed("opponent_balance", benchmarks=library(libraries.Library("x.y", abs, needs="no_such_package")))
+    changed("opponent_balance", benchmarks=library(alternatives.LibraryCall("x.y", abs, needs="no_such_package")))
     (row,) = bench(against=["library"], directions=["forward"])
     assert row.get("library").note == "no_such_package is not installed"
-    changed("opponent_balance", benchmarks=library(libraries.Library("zeros", lambda e, s, a, w: torch.zeros_like(e))))
+    changed(
+        "opponent_balance",
+        benchmarks=library(alternatives.LibraryCall("zeros", lambda e, s, a, w: torch.zeros_like(e))),
+    )
     (row,) = bench(against=["library"], directions=["forward"])
     assert "of its results are others" in row.get("library").note
-    changed("opponent_balance", benchmarks=library(libraries.Library("broken", lambda *args: 1 / 0)))
+    changed("opponent_balance", benchmarks=library(alternatives.LibraryCall("broken", lambda *args: 1 / 0)))
     (row,) = bench(against=["library"], directions=["forward"])
     assert row.get("library").note.startswith("ZeroDivisionError")
     assert row.best is None
@@ -117,32 +120,32 @@ def test_a_gradient_that_is_a_view_is_not_timed():
 
 
 def test_every_operator_but_the_parts_of_another_has_sizes():
-    found = sizes.subjects(CPU)
+    found = problem_sizes.subjects(CPU)
     assert {name for name in SPECS if not name.endswith(("_forward", "_grad"))} <= found.keys()
     assert all(subject.benchmarks for subject in found.values())
 
 
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["CPU", "GPU"])
-@pytest.mark.parametrize("name", sizes._TABLE)
+@pytest.mark.parametrize("name", problem_sizes._TABLE)
 def test_no_size_is_in_the_table_twice(name, on_gpu):
-    labels = [benchmark.size for benchmark in sizes._TABLE[name](on_gpu)]
+    labels = [benchmark.size for benchmark in problem_sizes._TABLE[name](on_gpu)]
     assert len(set(labels)) == len(labels)
 
 
 def test_an_operator_without_an_entry_is_timed_at_its_samples(monkeypatch):
-    monkeypatch.setattr(sizes, "_TABLE", {})
-    labels = [benchmark.size for benchmark in sizes.subjects(CPU)["compute_entropy"].benchmarks]
+    monkeypatch.setattr(problem_sizes, "_TABLE", {})
+    labels = [benchmark.size for benchmark in problem_sizes.subjects(CPU)["compute_entropy"].benchmarks]
     assert "sharp temperature" in labels
     assert "features [0, 3, 4]" not in labels
 
 
 def test_libraries_compute_what_the_references_do():
     """At the table's sizes and in its dtypes, so that no alternative is left out for being wrong."""
-    for name, subject in sizes.subjects(CPU).items():
+    for name, subject in problem_sizes.subjects(CPU).items():
         benchmark = min(subject.benchmarks, key=lambda b: len(b.size))
         if benchmark.library is None or benchmark.library.missing is not None:
             continue
-        for dtype in {benchmark.dtype, *(on_gpu.dtype for on_gpu in sizes._TABLE[name](True))}:
+        for dtype in {benchmark.dtype, *(on_gpu.dtype for on_gpu in problem_sizes._TABLE[name](True))}:
             task = operators._Forward(subject, benchmark, dtype, CPU)
             expected = task.run(subject.reference)
             assert operators._disagreement(task, benchmark.library.function, expected) is None, (name, dtype)
@@ -151,7 +154,7 @@ def test_libraries_compute_what_the_references_do():
 def test_what_is_differentiated_by_is_not_what_was_called_with():
     """Drawn from one state they would be one tensor; by 65536 such rows layer norm's gradient overflows float16."""
     torch.manual_seed(0)
-    found = sizes.subjects(CPU)["relu"]
+    found = problem_sizes.subjects(CPU)["relu"]
     task = operators._Backward(found, found.benchmarks[-1], torch.float32, CPU)
     x, upstream = task.inputs[0][0][0], task.upstream[0]
     assert x.shape == upstream.shape

@@ -13,7 +13,7 @@ from safetensors.torch import load as load_tensors
 
 from exportkit import ExportSpec
 from exportkit.errors import ExportError, HostError, ModelNotFoundError, UsageError
-from exportkit.export import ResolvedModel, export_aoti, export_program, resolve
+from exportkit.export import EagerModel, TraceOptions, export_aoti, export_program, resolve
 from exportkit.export.aot_inductor import called_operators
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Dimension, Size
@@ -156,7 +156,7 @@ def test_a_program_of_torchs_own_is_described_from_its_graph(tmp_path: Path) -> 
     model, x = torch.nn.Linear(4, 2), torch.rand(5, 4)
     n = torch.export.Dim("n", min=2, max=9)
     torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: n},)), tmp_path / "stock.pt2")
-    manifest = export_program(resolve(str(tmp_path / "stock.pt2")), tmp_path / "ours.pt2", cases=2)
+    manifest = export_program(resolve(str(tmp_path / "stock.pt2")), tmp_path / "ours.pt2", TraceOptions(cases=2))
     (dimension,) = manifest.call.dimensions
     assert (dimension.min, dimension.max) == (2, 9)
     assert manifest.call.inputs[0].shape == (Size(dimension=dimension.name), 4)
@@ -168,9 +168,9 @@ def test_a_program_of_torchs_own_is_described_from_its_graph(tmp_path: Path) -> 
 def test_a_traced_program_refuses_other_sizes_and_dtypes(program: Path, tmp_path: Path) -> None:
     resolved = resolve(str(program))
     with pytest.raises(UsageError, match="is traced"):
-        export_program(resolved, tmp_path / "x.pt2", dynamic=["image:0=batch[1:4]"])
+        export_program(resolved, tmp_path / "x.pt2", TraceOptions(dynamic=["image:0=batch[1:4]"]))
     with pytest.raises(UsageError, match="is traced"):
-        export_program(resolved, tmp_path / "x.pt2", dtype="float16")
+        export_program(resolved, tmp_path / "x.pt2", TraceOptions(dtype="float16"))
 
 
 def test_a_compiled_artifact_is_no_program(patches: Path) -> None:
@@ -207,7 +207,7 @@ def test_the_model_is_traced_in_eval_mode_and_left_as_it_was(tmp_path: Path) -> 
     model, x = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"]).spec.model, torch.rand(2, 4)
     model.drop.train()
     model.linear.eval()
-    export_program(ExportSpec(model=model, example_inputs=(x,)), tmp_path / "d.pt2", cases=1)
+    export_program(ExportSpec(model=model, example_inputs=(x,)), tmp_path / "d.pt2", TraceOptions(cases=1))
     assert model.drop.training
     assert not model.linear.training
     with PackageReader(tmp_path / "d.pt2") as reader:
@@ -217,7 +217,7 @@ def test_the_model_is_traced_in_eval_mode_and_left_as_it_was(tmp_path: Path) -> 
 
 def test_a_cast_is_recorded_and_does_not_touch_the_callers_model(tmp_path: Path) -> None:
     resolved = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"])
-    manifest = export_program(resolved, tmp_path / "d.pt2", dtype="bfloat16")
+    manifest = export_program(resolved, tmp_path / "d.pt2", TraceOptions(dtype="bfloat16"))
     plain = export_program(resolved, tmp_path / "p.pt2")
     assert manifest.call.inputs[0].dtype == manifest.call.outputs[0].dtype == manifest.source.dtype == "bfloat16"
     assert manifest.call.outputs[0].tolerance.rtol > plain.call.outputs[0].tolerance.rtol
@@ -226,7 +226,7 @@ def test_a_cast_is_recorded_and_does_not_touch_the_callers_model(tmp_path: Path)
 
 
 def test_static_fixes_every_size(tmp_path: Path) -> None:
-    manifest = export_program(resolve(f"{MODELS}:structured"), tmp_path / "s.pt2", static=True)
+    manifest = export_program(resolve(f"{MODELS}:structured"), tmp_path / "s.pt2", TraceOptions(static=True))
     assert manifest.call.dimensions == ()
     assert [case.sizes for case in manifest.cases] == [{}]
 
@@ -235,7 +235,7 @@ def test_the_same_seed_records_the_same_cases(tmp_path: Path) -> None:
     spec = resolve(f"{MODELS}:structured").spec
     digests = []
     for name, seed in [("a", 0), ("b", 0), ("c", 1)]:
-        manifest = export_program(spec, tmp_path / f"{name}.pt2", seed=seed)
+        manifest = export_program(spec, tmp_path / f"{name}.pt2", TraceOptions(seed=seed))
         digests.append([r.sha256 for r in manifest.records if "/cases/" in r.name])
     assert digests[0] == digests[1] != digests[2]
 
@@ -309,14 +309,14 @@ def test_sizes_that_do_not_vary_are_constants(tmp_path: Path) -> None:
 def test_options_that_mean_nothing_are_refused(tmp_path: Path, options, message: str) -> None:
     resolved = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"])
     with pytest.raises(UsageError, match=message):
-        export_program(resolved, tmp_path / "x.pt2", **options)
+        export_program(resolved, tmp_path / "x.pt2", TraceOptions(**options))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there_is_told_before_anything_is_done(tmp_path: Path) -> None:
     spec = ExportSpec(model=torch.nn.Linear(2, 2), example_inputs=())
     with pytest.raises(UsageError, match="no folder"):
-        export_program(ResolvedModel(spec=spec), tmp_path / "no" / "x.pt2")
+        export_program(EagerModel(spec=spec), tmp_path / "no" / "x.pt2")
 
 
 def test_a_folder_that_may_not_be_written_to_is_told_before_anything_is_done(tmp_path: Path, monkeypatch) -> None:
@@ -330,7 +330,7 @@ def test_a_folder_that_may_not_be_written_to_is_told_before_anything_is_done(tmp
 def test_a_machine_without_cuda_says_how_the_program_gets_to_one_that_has_it(tmp_path: Path) -> None:
     resolved = resolve(f"{MODELS}:Dropout", inputs=["x=float32[2,4]"])
     with pytest.raises(HostError, match="--format program"):
-        export_aoti(resolved, tmp_path / "x.pt2", device="cuda")
+        export_aoti(resolved, tmp_path / "x.pt2", TraceOptions(device="cuda"))
 
 
 def test_operators_the_code_calls_are_read_from_aotinductors_own_list() -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from exportkit import ExportSpec
 from exportkit.errors import ExportError
-from exportkit.export.program import export_program
+from exportkit.export.call_signature import describe_call
 from exportkit.export.shapes import dynamic_sizes
-from exportkit.export.signature import describe_call
+from exportkit.export.trace import trace_with_torch_export
 
 
 def refused(model: torch.nn.Module, *args: Tensor, **shapes: dict[int, str]) -> ExportError:
@@ -20,7 +20,7 @@ def refused(model: torch.nn.Module, *args: Tensor, **shapes: dict[int, str]) -> 
     bound = describe_call(model, args, {})
     sizes = dynamic_sizes(shapes, {name: tuple(t.shape) for name, t in zip(bound.names, bound.tensors)})
     with pytest.raises(ExportError) as caught:
-        export_program(spec, bound, sizes)
+        trace_with_torch_export(spec, bound, sizes)
     assert caught.value.__cause__ is not None
     assert "TORCH_LOGS" not in str(caught.value)
     return caught.value
@@ -160,4 +160,4 @@ class Overwrites(torch.nn.Module):
 def test_a_model_that_is_no_function_of_its_inputs_is_refused(model: Any, what: str) -> None:
     spec = ExportSpec(model=model, example_inputs=(torch.rand(2, 3),))
     with pytest.raises(ExportError, match=what):
-        export_program(spec, describe_call(model, spec.example_inputs, {}), dynamic_sizes({}, {}))
+        trace_with_torch_export(spec, describe_call(model, spec.example_inputs, {}), dynamic_sizes({}, {}))

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from exportkit.errors import ExportError, UsageError
-from exportkit.export import export_aoti, resolve
+from exportkit.export import CompileOptions, TraceOptions, export_aoti, resolve
 from exportkit.export.aot_inductor import read_inductor_config
-from exportkit.export.weights import ProgramWeights, elements
+from exportkit.export.program_weights import ProgramWeights, elements
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, Weight
 from tests.artifacts import artifact
@@ -155,4 +155,4 @@ def test_several_cpu_instruction_sets_are_for_the_cpu(tmp_path: Path) -> None:
     isas = ["x86-64-v3", "x86-64-v4"]
     resolved = resolve("tests/export/weights_models.py:weighted")
     with pytest.raises(UsageError, match="x86-64-v3 and x86-64-v4 for cuda"):
-        export_aoti(resolved, tmp_path / "x.pt2", device="cuda", cpu_isas=isas)  # type: ignore[arg-type]
+        export_aoti(resolved, tmp_path / "x.pt2", TraceOptions(device="cuda"), CompileOptions(cpu_isas=isas))  # type: ignore[arg-type]

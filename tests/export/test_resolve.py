@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from exportkit import ExportSpec
 from exportkit.errors import ExportError, ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.cases import state_sha256
-from exportkit.export.model import parse_input, resolve
+from exportkit.export.resolve import parse_input, resolve
 
 HERE = Path(__file__).parent
 MODELS = str(HERE / "export_models.py")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from exportkit.errors import CompilerError, UsageError
-from exportkit.export import export_aoti, resolve, toolchain
+from exportkit.export import CompileOptions, export_aoti, resolve, toolchain
 from exportkit.export.aot_inductor import read_inductor_config
 
 MODELS = str(Path(__file__).with_name("export_models.py"))
@@ -97,4 +97,6 @@ def test_inductor_options_are_read_as_json_or_python_where_they_are_some() -> No
 
 def test_an_instruction_set_of_no_cpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="x86-64-v3 or x86-64-v4"):
-        export_aoti(resolve(f"{MODELS}:structured"), tmp_path / "x.pt2", cpu_isas=["x86-64-v9"])  # type: ignore[arg-type]  # what is refused
+        export_aoti(
+            resolve(f"{MODELS}:structured"), tmp_path / "x.pt2", compile_options=CompileOptions(cpu_isas=["x86-64-v9"])
+        )

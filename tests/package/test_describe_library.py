@@ -10,7 +10,7 @@ import torch
 
 from exportkit.errors import LibraryLoadError, NotAnOperatorLibraryError
 from exportkit.libraries import built_in_libraries, host_platform
-from exportkit.package.libraries import describe_library
+from exportkit.package.describe_library import describe_library
 from tests.fixtures import softpool_library
 from tests.package.c_library import PRELUDE, build, operator_library
 
@@ -88,7 +88,7 @@ def test_a_shim_that_this_torch_has_not(tmp_path: Path) -> None:
     ("body", "named"),
     [
         ("abort();", "SIGABRT"),
-        ("exit(3);", "does not load"),
+        ("exit(3);", "exited with status 3"),
         ('define("toy", "not a schema");', "SIG"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_library_without_registrations_is_not_loaded_at_all(tmp_path: Path) ->
 
 
 def test_a_library_that_could_register_and_does_not(tmp_path: Path) -> None:
-    with pytest.raises(NotAnOperatorLibraryError, match="neither defined an operator nor added a kernel"):
+    with pytest.raises(NotAnOperatorLibraryError, match="defines no operator and adds no kernel"):
         describe_library(build(tmp_path, constructor("")))
 
 
@@ -135,7 +135,7 @@ def test_neither_describing_nor_any_module_of_the_package_imports_torch(tmp_path
         "import importlib, sys\n"
         f"for name in {modules!r}: importlib.import_module('exportkit.package.' + name)\n"
         "from pathlib import Path\n"
-        "from exportkit.package.libraries import describe_library\n"
+        "from exportkit.package.describe_library import describe_library\n"
         "assert describe_library(Path(sys.argv[1])).defines\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit.errors import ManifestConsistencyError, UsageError
-from exportkit.export.signature import describe_call
+from exportkit.export.call_signature import describe_call
 from exportkit.package.manifest import MappingNode, NamedTupleNode, Node, SequenceNode, TensorNode
 from exportkit.package.structure import MAX_DEPTH, builder, check_name, flatten, named_tuple_class, names, unflatten
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from exportkit.package.assemble import assemble
-from exportkit.package.libraries import describe_library
+from exportkit.package.describe_library import describe_library
 from exportkit.package.manifest import Case
 from tests.artifacts import artifact
 from tests.fixtures import softpool_library

@@ -11,7 +11,7 @@ from exportkit.errors import TorchVersionError
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.assemble import assemble
-from exportkit.package.libraries import describe_library
+from exportkit.package.describe_library import describe_library
 from tests.artifacts import artifact
 from tests.fresh import run_python
 

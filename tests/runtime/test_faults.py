@@ -17,7 +17,7 @@ import exportkit
 from exportkit.errors import DigestMismatchError
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder, write_whole
-from exportkit.verify.packaging import build_package
+from exportkit.packaging import build_package
 from tests.artifacts import artifact
 from tests.fresh import killed_in_the_middle, run_python
 from tests.runtime import tiny
@@ -337,17 +337,19 @@ def test_a_clock_that_is_decades_off_stops_no_load_and_makes_nothing_trusted_wro
 EXPORT = """
 import torch
 import exportkit.export.artifact as artifact
+from exportkit.export import TraceOptions
 from exportkit.spec import ExportSpec
 def compile_slowly(traced, folder, **options):
     folder.mkdir(exist_ok=True)
     (folder / "half.cpp").write_text("half")
     pause()
 artifact.compile_program = compile_slowly
-artifact.export_aoti(ExportSpec(model=torch.nn.ReLU(), example_inputs=(torch.ones(2),)), Path(sys.argv[1]), cases=1)
+spec = ExportSpec(model=torch.nn.ReLU(), example_inputs=(torch.ones(2),))
+artifact.export_aoti(spec, Path(sys.argv[1]), TraceOptions(cases=1))
 """
 EXPORT_WRITING = """
 import threading, torch
-from exportkit.export.artifact import export_program
+from exportkit.export import TraceOptions, export_program
 from exportkit.spec import ExportSpec
 out = Path(sys.argv[1])
 def watch():
@@ -355,10 +357,10 @@ def watch():
     pause()
 threading.Thread(target=watch, daemon=True).start()
 model = torch.nn.Linear(8192, 8192)  # a quarter of a gigabyte is not written at once
-export_program(ExportSpec(model=model, example_inputs=(torch.ones(1, 8192),)), out, cases=1)
+export_program(ExportSpec(model=model, example_inputs=(torch.ones(1, 8192),)), out, TraceOptions(cases=1))
 """
 BUILD = """
-import exportkit.verify.packaging as packaging
+import exportkit.packaging as packaging
 packaging.verify = lambda *args, **options: pause()
 packaging.build_package([Path(sys.argv[1])], Path(sys.argv[2]), verify_options=packaging.VerifyOptions())
 """

@@ -21,7 +21,7 @@ import exportkit
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.dtypes import DTYPES, ITEM_BYTES
 from exportkit.package.manifest import Weight
-from exportkit.package.weights import WEIGHTS_DIR
+from exportkit.package.weight_matching import WEIGHTS_DIR
 from exportkit.runtime.weights import borrowed, mapped_weights
 from tests.artifacts import artifact
 from tests.fresh import run_python

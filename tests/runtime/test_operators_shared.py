@@ -12,7 +12,7 @@ import pytest
 
 from exportkit.libraries import host_platform
 from exportkit.package.assemble import assemble
-from exportkit.package.libraries import describe_library
+from exportkit.package.describe_library import describe_library
 from tests.artifacts import THIRD_PARTY, artifact
 from tests.fixtures import softpool_library
 from tests.fresh import run_python
@@ -230,8 +230,8 @@ def test_a_namespace_that_a_library_only_mentions_is_looked_into_and_no_conflict
     code = """
 import exportkit.libraries as libraries
 torch.library.define("finalize::op", "(Tensor x) -> Tensor")  # as in `__cxa_finalize`
-probe, probed = libraries._probed_schemas, []
-libraries._probed_schemas = lambda path: (probed.append(path.name), probe(path))[1]
+probe, probed = libraries.registrations, []
+libraries.registrations = lambda path: (probed.append(path.name), probe(path))[1]
 for _ in range(2):
     check(exportkit.load(sys.argv[1]))
 print(probed)

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import exportkit
+from exportkit import doctor
 from exportkit.errors import CompilerError
 from exportkit.export import aot_inductor, toolchain
 from exportkit.package.elf import read_elf
-from exportkit.verify import machine
 from tests.fresh import ROOT, run_python
 from tests.runtime import tiny
 
@@ -114,7 +114,7 @@ def test_doctor_finds_such_a_compiler(monkeypatch):
     """By what it makes of a probe, wherever it is found."""
     monkeypatch.setattr(toolchain.shutil, "which", lambda name, **_: str(COMPILER) if "g++" in name else None)
     monkeypatch.delenv("CXX", raising=False)
-    finding = machine._compiler()
+    finding = doctor._compiler()
     assert not finding.ok
     assert f"{COMPILER}: it links libstdc++ statically" in finding.detail
     assert finding.hint

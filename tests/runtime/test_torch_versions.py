@@ -22,8 +22,8 @@ import exportkit
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
+from exportkit.package.describe_library import describe_library
 from exportkit.package.elf import oldest_torch, read_elf
-from exportkit.package.libraries import describe_library
 from exportkit.runtime import targets
 from tests.artifacts import artifact
 from tests.fresh import ROOT

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import exportkit
+from exportkit.child.process import ChildProcess
 from exportkit.errors import (
     DigestMismatchError,
     HostError,
@@ -24,7 +25,6 @@ from exportkit.errors import (
 )
 from exportkit.runtime import isolated
 from exportkit.runtime.isolated import IsolatedModel
-from exportkit.runtime.processes import WorkerProcess
 from tests.fixtures.softpool_library import ABORT, EXIT, SEGFAULT, SLEEP
 from tests.fresh import ROOT, run_python
 from tests.package import c_library
@@ -102,7 +102,7 @@ def test_a_worker_that_answers_nonsense_is_ended(model, monkeypatch):
         raise ValueError("what came is no message")
 
     monkeypatch.setattr(isolated.TensorSocket, "receive", nonsense)
-    monkeypatch.setattr(isolated, "_DYING_TAKES", 0.1)
+    monkeypatch.setattr(isolated, "_EXIT_GRACE_SECONDS", 0.1)
     tokens, bias = softpool_call()
     with pytest.raises(ModelRunError, match="gave no answer that can be read"):
         model(tokens, bias=bias)
@@ -127,12 +127,12 @@ def test_a_package_that_is_replaced_while_it_loads_is_refused(tiny_package, tiny
     path.write_bytes(tiny_package.read_bytes())
     other = tiny.write(tmp_path / "other.pt2", tiny_files)
 
-    class Meanwhile(WorkerProcess):
+    class Meanwhile(ChildProcess):
         def __init__(self, module: str) -> None:
             other.replace(path)
             super().__init__(module)
 
-    monkeypatch.setattr(isolated, "WorkerProcess", Meanwhile)
+    monkeypatch.setattr(isolated, "ChildProcess", Meanwhile)
     with pytest.raises(DigestMismatchError, match=r"tiny\.pt2 was replaced by another package while it was loaded"):
         exportkit.load(path, isolate=True)
 
@@ -283,6 +283,7 @@ def test_a_fork_says_whose_the_model_is_and_leaves_the_worker_alone(tiny_package
 import os, sys, torch, exportkit
 sys.path.insert(0, sys.argv[2])
 from tests.runtime import tiny
+from exportkit.child.process import ChildProcess
 from exportkit.errors import UsageError
 model = exportkit.load(sys.argv[1], isolate=True)
 args, kwargs = tiny.example()

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import save_file
 from verify_artifacts import Affine, affine_call, right, write_artifact
 
+from exportkit.child.messages import Failed
 from exportkit.errors import UsageError
-from exportkit.export.remake import input_texts
+from exportkit.export.eager_model import input_texts
 from exportkit.libraries import host_platform
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
@@ -17,7 +18,16 @@ from exportkit.runtime.targets import Host
 from exportkit.verify import eager as eager_module
 from exportkit.verify import replay
 from exportkit.verify import verify as module
-from exportkit.verify.messages import Called, Drawn, Failed, Load, Loaded, Resolve, Resolved
+from exportkit.verify.messages import (
+    ArtifactLoaded,
+    CallModel,
+    DrawInputs,
+    EagerMade,
+    InputsDrawn,
+    LoadArtifact,
+    MakeEager,
+    ModelCalled,
+)
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     Crashed,
@@ -35,7 +45,7 @@ from exportkit.verify.verify import verify
 
 X = torch.arange(6.0).reshape(2, 3)
 STRUCTURE = msgspec.json.encode(affine_call().result).decode()
-LOADED = Loaded("cpu", "2.13.0", 0.01)
+LOADED = ArtifactLoaded("cpu", "2.13.0", 0.01)
 CRASH = Crashed(11, None, "doing", "")
 
 
@@ -50,17 +60,22 @@ def without_cases(tmp_path_factory):
     return write_artifact(tmp_path_factory.mktemp("decisions") / "b.pt2", Affine(), [], source="models:affine")
 
 
+COMMANDS = {LoadArtifact: "replay_load", CallModel: "replay_call", MakeEager: "eager_make", DrawInputs: "eager_draw"}
+
+
 class Script:
-    """Stands in for Worker: `answers` by (process, what it is asked to do); a callable gets the command."""
+    """Stands in for VerifyWorker: `answers` by (process, what it is asked to do); a callable gets the command."""
 
     def __init__(self, **answers):
         self.answers = answers
         self.commands = []
         self.started = []
 
-    def __call__(self, name, *, folder, cwd):
-        self.started.append(name.rpartition(".")[2])
-        return _Process(self, name.rpartition(".")[2])
+    def __call__(self, module, *, search_path):
+        name = module.rpartition(".")[2].removesuffix("_worker")
+        assert search_path == {"replay": "installed", "eager": "caller"}[name]
+        self.started.append(name)
+        return _Process(self, name)
 
 
 class _Process:
@@ -81,7 +96,7 @@ class _Process:
 
     def ask(self, command, expected, *, doing, timeout):
         self.script.commands.append(command)
-        answer = self.script.answers[f"{self.name}_{type(command).__name__.lower()}"]
+        answer = self.script.answers[COMMANDS[type(command)]]
         answer = answer(command) if callable(answer) else answer
         if isinstance(answer, (Crashed, TimedOut)):
             self.alive = False
@@ -90,23 +105,23 @@ class _Process:
 
 def replays(command, structure=STRUCTURE):
     save_file({f"output.{i}": t for i, t in enumerate(right(X).values())}, command.outputs)
-    return Called(0.001, structure)
+    return ModelCalled(0.001, structure)
 
 
 def answers(command, x=X):
     save_file({f"output.{i}": t for i, t in enumerate(right(x).values())}, command.outputs)
     save_file({"input.0": X}, command.inputs)
-    return Drawn(STRUCTURE)
+    return InputsDrawn(STRUCTURE)
 
 
 @pytest.fixture
 def run(monkeypatch, path):
     def go(artifact=path, options=None, **script):
-        good = {"child_load": LOADED, "child_call": replays}
-        good |= {"eager_child_resolve": Resolved("0" * 64), "eager_child_draw": answers}
+        good = {"replay_load": LOADED, "replay_call": replays}
+        good |= {"eager_make": EagerMade("0" * 64), "eager_draw": answers}
         worker = Script(**(good | script))
-        monkeypatch.setattr(replay, "Worker", worker)
-        monkeypatch.setattr(eager_module, "Worker", worker)
+        monkeypatch.setattr(replay, "VerifyWorker", worker)
+        monkeypatch.setattr(eager_module, "VerifyWorker", worker)
         go.worker = worker
         return verify(artifact, options or VerifyOptions(shapes=2))
 
@@ -121,10 +136,10 @@ def test_everything_right_is_exit_code_0(run):
     report = run()
     assert [type(check.verdict) for check in report.checks] == [Match] * 3
     assert report.exit_code == 0
-    assert run.worker.started == ["child", "eager_child"]
+    assert run.worker.started == ["replay", "eager"]
 
 
-@pytest.mark.parametrize(("against", "started"), [("cases", ["child"]), ("eager", ["child", "eager_child"])])
+@pytest.mark.parametrize(("against", "started"), [("cases", ["replay"]), ("eager", ["replay", "eager"])])
 def test_only_what_was_asked_for_is_done(run, against, started):
     report = run(options=VerifyOptions(against=against, shapes=2))
     assert {check.against for check in report.checks} == {against}
@@ -134,13 +149,13 @@ def test_only_what_was_asked_for_is_done(run, against, started):
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
-        (Failed("NoTargetError", "no", 4), 4),
-        (Failed("SchemaChangedError", "no", 3), 3),
-        (Failed("RuntimeError", "no", None), 3),
+        (Failed("NoTargetError", "no", None, 4), 4),
+        (Failed("SchemaChangedError", "no", None, 3), 3),
+        (Failed("RuntimeError", "no"), 3),
     ],
 )
 def test_what_does_not_load_has_the_exit_code_of_its_error(run, answer, code):
-    report = run(child_load=answer)
+    report = run(replay_load=answer)
     (check,) = report.checks
     assert check.verdict == LoadFailed(answer.error, "no", code)
     assert report.exit_code == code
@@ -154,7 +169,7 @@ def test_what_does_not_load_has_the_exit_code_of_its_error(run, answer, code):
     ],
 )
 def test_an_operator_that_loading_misses_is_a_verdict_of_its_own(run, detail):
-    report = run(child_load=Failed("ModelLoadError", detail, 3))
+    report = run(replay_load=Failed("ModelLoadError", detail, None, 3))
     (check,) = report.checks
     assert isinstance(check.verdict, MissingOperator)
     assert check.verdict.operator == "ns::op"
@@ -162,49 +177,49 @@ def test_an_operator_that_loading_misses_is_a_verdict_of_its_own(run, detail):
 
 
 def test_a_crash_while_loading_is_a_crash(run):
-    assert run(child_load=CRASH).exit_code == 13
+    assert run(replay_load=CRASH).exit_code == 13
 
 
 def test_a_wrong_structure_shows_both(run):
     def flat(command):
         return replays(command, '{"type":"tensor","index":0}')
 
-    verdict = run(child_call=flat).checks[0].verdict
+    verdict = run(replay_call=flat).checks[0].verdict
     assert isinstance(verdict, WrongStructure)
     assert "mapping" in verdict.message
-    assert run(child_call=flat).exit_code == 11
+    assert run(replay_call=flat).exit_code == 11
 
 
 def test_eager_that_answers_otherwise_is_a_mismatch(run):
-    report = run(eager_child_draw=lambda command: answers(command, X + 1))
+    report = run(eager_draw=lambda command: answers(command, X + 1))
     assert isinstance(eager(report)[0], Mismatch)
     assert report.exit_code == 1
 
 
 def test_eager_with_other_weights_is_not_compared(run):
-    report = run(eager_child_resolve=Resolved("1" * 64))
+    report = run(eager_make=EagerMade("1" * 64))
     (verdict,) = eager(report)
     assert isinstance(verdict, EagerDiffers)
     assert "--weights" in verdict.message
     assert report.exit_code == 17
 
 
-NOT_FOUND = Failed("ModelNotFoundError", "there is no module", 2)
+NOT_FOUND = Failed("ModelNotFoundError", "there is no module", None, 2)
 
 
 def test_eager_that_cannot_be_imported_is_skipped_where_cases_spoke(run):
-    report = run(eager_child_resolve=NOT_FOUND)
+    report = run(eager_make=NOT_FOUND)
     assert eager(report) == [EagerUnavailable("there is no module", required=False)]
     assert report.exit_code == 0
 
 
 def test_eager_that_cannot_be_imported_fails_where_nothing_else_was_compared(run, without_cases):
-    assert run(options=VerifyOptions(against="eager"), eager_child_resolve=NOT_FOUND).exit_code == 16
-    assert run(without_cases, eager_child_resolve=NOT_FOUND).exit_code == 16
+    assert run(options=VerifyOptions(against="eager"), eager_make=NOT_FOUND).exit_code == 16
+    assert run(without_cases, eager_make=NOT_FOUND).exit_code == 16
 
 
 def test_eager_that_raises_when_it_is_made_is_not_taken_for_one_that_is_not_there(run):
-    report = run(eager_child_resolve=Failed("RuntimeError", "boom", None))
+    report = run(eager_make=Failed("RuntimeError", "boom"))
     assert isinstance(eager(report)[0], EagerFailed)
     assert report.exit_code == 18
 
@@ -218,7 +233,7 @@ def test_an_artifact_that_names_no_model_says_how_to_name_one(run, tmp_path):
 
 
 def test_a_crash_of_eager_ends_the_comparison_and_says_whose_it_was(run):
-    report = run(eager_child_draw=CRASH)
+    report = run(eager_draw=CRASH)
     assert eager(report) == [CRASH]
     assert report.exit_code == 13
 
@@ -240,7 +255,7 @@ def test_where_every_size_is_beyond_the_budget_eager_was_not_compared(run, witho
         assert isinstance(verdict, EagerUnavailable)
         assert "even at the smallest sizes" in verdict.message
         assert report.exit_code == code
-        assert "eager_child" not in run.worker.started
+        assert "eager" not in run.worker.started
 
 
 def target(name, **changes):
@@ -280,7 +295,7 @@ def several(path, tmp_path, monkeypatch):
 
 
 def loads(command):
-    return Loaded(command.device, "2.13.0", 0.01)
+    return ArtifactLoaded(command.device, "2.13.0", 0.01)
 
 
 def ran(report):
@@ -288,20 +303,20 @@ def ran(report):
 
 
 def test_every_target_that_runs_here_is_checked_and_the_others_are_named_with_the_reason(run, several):
-    report = run(several, child_load=loads)
+    report = run(several, replay_load=loads)
     assert ran(report) == [("gpu", "cuda:1"), ("new", "cpu"), ("old", "cpu")]
     assert [target.left_out for target in report.targets[3:]] == [f"it is for linux-aarch64, this is {host_platform()}"]
     assert [(check.target, check.against) for check in report.checks] == [
         (name, against) for name in ("gpu", "new", "old") for against in ("cases", "eager", "eager")
     ]
-    loaded = [(command.target, command.device) for command in run.worker.commands if isinstance(command, Load)]
+    loaded = [(command.target, command.device) for command in run.worker.commands if isinstance(command, LoadArtifact)]
     assert loaded == ran(report)
 
 
 def test_targets_of_one_device_share_one_eager_model(run, several):
-    run(several, child_load=loads)
-    assert run.worker.started == ["child", "eager_child", "child", "eager_child", "child"]
-    assert [c.device for c in run.worker.commands if isinstance(c, Resolve)] == ["cuda:1", "cpu"]
+    run(several, replay_load=loads)
+    assert run.worker.started == ["replay", "eager", "replay", "eager", "replay"]
+    assert [c.device for c in run.worker.commands if isinstance(c, MakeEager)] == ["cuda:1", "cpu"]
 
 
 @pytest.mark.parametrize(
@@ -314,7 +329,7 @@ def test_targets_of_one_device_share_one_eager_model(run, several):
     ],
 )
 def test_a_device_or_a_name_says_which_are_run(run, several, options, names):
-    report = run(several, VerifyOptions(against="cases", **options), child_load=loads)
+    report = run(several, VerifyOptions(against="cases", **options), replay_load=loads)
     assert [name for name, _ in ran(report)] == names
     if options.get("device") == "cpu":
         assert [t.left_out for t in report.targets if t.name == "gpu"] == ["it is for cuda, and cpu was asked for"]
@@ -338,7 +353,7 @@ def test_one_target_that_fails_does_not_keep_the_others_from_being_checked(run, 
     def crashes(command):
         return CRASH if command.target == "new" else loads(command)
 
-    report = run(several, VerifyOptions(against="cases"), child_load=crashes)
+    report = run(several, VerifyOptions(against="cases"), replay_load=crashes)
     assert [(check.target, type(check.verdict)) for check in report.checks] == [
         ("gpu", Match),
         ("new", Crashed),

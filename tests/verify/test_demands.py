@@ -17,9 +17,9 @@ from exportkit.cli import main
 from exportkit.errors import SignatureMissingError, UsageError
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.signing import sign_package
+from exportkit.packaging import build_package
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Match
-from exportkit.verify.packaging import build_package
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.verify import verify
 from tests.package.signers import Signer, signer

@@ -15,8 +15,7 @@ from verify_models import STATE
 from exportkit.errors import UsageError
 from exportkit.export.cases import eager_mode
 from exportkit.package import manifest as m
-from exportkit.verify.child import EXPORTER, BlockedImports, Replay
-from exportkit.verify.messages import Load
+from exportkit.verify.messages import LoadArtifact
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     CallFailed,
@@ -31,6 +30,7 @@ from exportkit.verify.outcomes import (
     WrongDtype,
     WrongShape,
 )
+from exportkit.verify.replay_worker import EXPORTER, BlockedImports, Replay
 from exportkit.verify.verify import verify
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -142,13 +142,13 @@ def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [backend.allow_tf32 for backend in backends]
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    monkeypatch.setattr("exportkit.verify.child._opened", lambda command: None)
+    monkeypatch.setattr("exportkit.verify.replay_worker._opened", lambda command: None)
     monkeypatch.setattr(Replay, "_load_target", lambda *arguments: None)
     try:
         for tf32 in (True, False):
             with eager_mode(tf32=tf32):
                 eager = [backend.allow_tf32 for backend in backends]
-            command = Load(
+            command = LoadArtifact(
                 artifact="",
                 target="t",
                 device="cpu",

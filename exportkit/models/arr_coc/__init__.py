@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from exportkit.errors import UsageError
 from exportkit.models.arr_coc.build import build, check_arguments
+from exportkit.models.arr_coc.checkpoint import load_weights, save_weights
 from exportkit.models.arr_coc.pipeline import ARRCOC, FromFeatures
 from exportkit.models.arr_coc.region import Region, region_query
-from exportkit.models.arr_coc.weights import load_weights, save_weights
 from exportkit.spec import ExportSpec, Tolerance
 
 __all__ = [

@@ -13,6 +13,7 @@ import torch
 from exportkit.errors import UsageError
 from exportkit.models.arr_coc.attending import Attending, FeatureDtype, Gating
 from exportkit.models.arr_coc.balancing import DEFAULT_WEIGHTS, Balancing, FixedBalancer, LearnedBalancer
+from exportkit.models.arr_coc.checkpoint import load_weights
 from exportkit.models.arr_coc.encoder import (
     SIZES,
     Activation,
@@ -24,7 +25,6 @@ from exportkit.models.arr_coc.encoder import (
 from exportkit.models.arr_coc.filters import FilterBank
 from exportkit.models.arr_coc.knowing import Knowing, Participatory, Perspectival, Propositional
 from exportkit.models.arr_coc.pipeline import ARRCOC
-from exportkit.models.arr_coc.weights import load_weights
 
 ENCODERS = ("filters", *(f"vit-{size}" for size in SIZES), "given")
 BALANCERS = ("fixed", "learned")

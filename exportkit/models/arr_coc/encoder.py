@@ -35,7 +35,7 @@ PIXEL_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
-class Size:
+class VitSize:
     """A transformer's measures: feature width, number of blocks, attention heads."""
 
     dim: int
@@ -43,7 +43,7 @@ class Size:
     heads: int
 
 
-SIZES = {"tiny": Size(192, 12, 3), "small": Size(384, 12, 6), "base": Size(768, 12, 12)}
+SIZES = {"tiny": VitSize(192, 12, 3), "small": VitSize(384, 12, 6), "base": VitSize(768, 12, 12)}
 
 
 class VisionTransformer(nn.Module):
@@ -174,7 +174,7 @@ class PatchEmbed(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each after a layer norm and added to its input."""
 
-    def __init__(self, size: Size, layer_scale: bool, activation: Activation, attention: AttentionForm) -> None:
+    def __init__(self, size: VitSize, layer_scale: bool, activation: Activation, attention: AttentionForm) -> None:
         super().__init__()
         self.norm1 = LayerNorm(size.dim, eps=1e-6)
         self.attn = Attention(size.dim, size.heads, attention)

@@ -5,45 +5,44 @@ import signal
 import sys
 import time
 
+from exportkit.child.messages import Message, serve
 from exportkit.errors import NoTargetError
-from exportkit.verify.messages import Message
-from exportkit.verify.protocol import serve
 
 
-class Echo(Message):
+class Echo(Message, frozen=True):
     text: str
     number: int = 0
 
 
-class Fail(Message):
+class Fail(Message, frozen=True):
     pass
 
 
-class Refuse(Message):
+class Refuse(Message, frozen=True):
     pass
 
 
-class Die(Message):
+class Die(Message, frozen=True):
     signal: int
 
 
-class Leave(Message):
+class Leave(Message, frozen=True):
     status: int
 
 
-class Stall(Message):
+class Stall(Message, frozen=True):
     pass
 
 
-class Chatter(Message):
+class Chatter(Message, frozen=True):
     pass
 
 
-class Where(Message):
+class Where(Message, frozen=True):
     pass
 
 
-class Here(Message):
+class Here(Message, frozen=True):
     cwd: str
     path: list[str]
     tmp: str
@@ -81,6 +80,6 @@ def where(command):
     return Here(os.getcwd(), sys.path, os.environ["TMPDIR"])
 
 
-def main():
+def main(connection):
     handlers = {Fail: fail, Refuse: refuse, Die: die, Leave: leave, Stall: stall, Chatter: chatter, Where: where}
-    serve({**handlers, Echo: lambda command: command})
+    serve(connection, {**handlers, Echo: lambda command: command})

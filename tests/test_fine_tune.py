@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 import exportkit
 from exportkit.errors import WeightsError
 from exportkit.export.cases import state_sha256
+from exportkit.fine_tune import with_weights
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, StoredRecord, write_package
-from exportkit.verify.fine_tune import with_weights
+from exportkit.packaging import build_package
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.packaging import build_package
 from tests.artifacts import ROOT, artifact
 from tests.export.weights_models import Weighted
 

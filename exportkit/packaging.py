@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from exportkit.errors import UsageError
+from exportkit.fine_tune import with_weights
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.core import Demand
+from exportkit.package.describe_library import describe_library
 from exportkit.package.keys import PrivateKey
-from exportkit.package.libraries import describe_library
 from exportkit.package.manifest import Manifest, encode_manifest
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import demand
-from exportkit.verify.fine_tune import with_weights
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from exportkit import doctor
 from exportkit.cli import main
+from exportkit.doctor import BASIC, Finding, diagnose
 from exportkit.errors import CompilerError, HostError
-from exportkit.verify import machine
-from exportkit.verify.machine import BASIC, Finding, examine
 
 
 @pytest.fixture(scope="module")
 def here():
-    return examine()
+    return diagnose()
 
 
 def test_every_ability_needs_findings_that_are_looked_at(here):
     names = {finding.name for finding in here.findings}
     assert len(names) == len(here.findings)
-    assert {need for needs in machine._NEEDS.values() for need in needs} <= names
-    assert set(BASIC) <= machine._NEEDS.keys()
+    assert {need for needs in doctor._NEEDS.values() for need in needs} <= names
+    assert set(BASIC) <= doctor._NEEDS.keys()
 
 
 def test_what_is_missing_has_a_hint(here):
@@ -35,7 +35,7 @@ def test_what_is_missing_has_a_hint(here):
 
 
 def test_this_machine_can_do_what_the_tests_do(here):
-    able = {ability.name: ability for ability in here.abilities}
+    able = {capability.name: capability for capability in here.capabilities}
     for name in BASIC:
         assert able[name].ok, able[name].missing
 
@@ -45,7 +45,7 @@ def test_a_compiler_that_cannot_be_used_is_a_finding_with_the_exporter_s_own_rea
         raise CompilerError("no C++ compiler: g++ links libstdc++ statically", hint="Set CXX.")
 
     monkeypatch.setattr("exportkit.export.toolchain.usable_compiler", none)
-    assert machine._compiler() == Finding(
+    assert doctor._compiler() == Finding(
         "compiler", False, "no C++ compiler: g++ links libstdc++ statically", "Set CXX."
     )
 
@@ -55,38 +55,38 @@ def test_a_reader_of_packages_that_is_not_there_is_a_finding_and_what_needs_it_i
         raise HostError("the library that reads packages cannot be loaded", hint="`make build` builds it.")
 
     monkeypatch.setattr("exportkit.package.core.library", missing)
-    looked = examine()
+    looked = diagnose()
     findings = {finding.name: finding for finding in looked.findings}
     assert findings["package reader"] == Finding(
         "package reader", False, "the library that reads packages cannot be loaded", "`make build` builds it."
     )
     assert not findings["cache"].ok
-    able = {ability.name: ability for ability in looked.abilities}
+    able = {capability.name: capability for capability in looked.capabilities}
     assert not any(able[name].ok for name in BASIC)
 
 
 def test_signatures_take_a_libcrypto(monkeypatch):
-    assert "libcrypto.so.3" in machine._signatures().detail
+    assert "libcrypto.so.3" in doctor._signatures().detail
 
     def none(name):
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(machine.ctypes, "CDLL", none)
-    finding = machine._signatures()
+    monkeypatch.setattr(doctor.ctypes, "CDLL", none)
+    finding = doctor._signatures()
     assert not finding.ok
     assert finding.detail == "they cannot be checked: libcrypto.so.3: cannot open shared object file"
 
 
 def test_a_machine_without_torch_is_told_so_and_nothing_breaks(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    findings = {finding.name: finding for finding in examine().findings}
+    findings = {finding.name: finding for finding in diagnose().findings}
     assert not any(findings[name].ok for name in ("torch", "compiler", "CUDA device", "arr_coc, CPU"))
 
 
 def test_a_cache_that_cannot_be_written_is_named_and_so_is_what_takes_its_place(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
-    finding = machine._cache()
+    finding = doctor._cache()
     assert finding.ok
     assert f"{tmp_path / 'cache'} is not writable: every process unpacks packages into {tempfile.gettempdir()}" in (
         finding.detail
@@ -97,7 +97,7 @@ def test_a_cache_that_others_may_change_is_named_and_so_is_what_takes_its_place(
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
-    detail = machine._cache().detail
+    detail = doctor._cache().detail
     assert str(tmp_path / "cache") in detail
     assert f"every process unpacks packages into {tempfile.gettempdir()}" in detail
 
@@ -107,17 +107,17 @@ def test_a_cache_that_may_hold_no_code_is_no_cache(monkeypatch, tmp_path):
     noexec = os.statvfs_result([*real[:8], real.f_flag | os.ST_NOEXEC, *real[9:]])
     monkeypatch.setattr(os, "statvfs", lambda path: noexec)
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
-    finding = machine._cache()
+    finding = doctor._cache()
     assert (finding.ok, finding.detail) == (False, f"{tmp_path} is mounted noexec")
     assert "EXPORTKIT_CACHE" in (finding.hint or "")
 
 
 def test_the_cache_is_described_by_what_is_in_it(monkeypatch, tmp_path):
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
-    assert machine._cache().detail == f"{tmp_path / 'cache'}, 0 files, 0 MB"
+    assert doctor._cache().detail == f"{tmp_path / 'cache'}, 0 files, 0 MB"
     (tmp_path / "cache" / "libraries").mkdir(parents=True)
     (tmp_path / "cache" / "libraries" / "lib.so").write_bytes(bytes(2_000_000))
-    assert machine._cache().detail == f"{tmp_path / 'cache'}, 1 files, 2 MB"
+    assert doctor._cache().detail == f"{tmp_path / 'cache'}, 1 files, 2 MB"
 
 
 def test_the_libstdcxx_that_packages_get_is_named_with_its_newest_version(here):
@@ -131,17 +131,17 @@ def test_the_libstdcxx_that_packages_get_is_named_with_its_newest_version(here):
 
 
 def test_worker_processes_need_memory_to_share_and_an_interpreter(monkeypatch):
-    assert machine._worker_processes().ok
+    assert doctor._worker_processes().ok
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        limited = machine._worker_processes()
+        limited = doctor._worker_processes()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not limited.ok
     assert "64 MB of memory cannot be shared: [Errno 27] File too large" in limited.detail
     monkeypatch.setattr("sys.executable", "")
-    assert not machine._worker_processes().ok
+    assert not doctor._worker_processes().ok
 
 
 def test_a_cxx_that_cannot_be_used_is_named_beside_the_compiler_that_can(monkeypatch, tmp_path):
@@ -149,7 +149,7 @@ def test_a_cxx_that_cannot_be_used_is_named_beside_the_compiler_that_can(monkeyp
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    finding = machine._compiler()
+    finding = doctor._compiler()
     assert finding.ok
     assert "; $CXX is passed over, it cannot compile a C++20 library" in finding.detail
 
@@ -161,13 +161,13 @@ def test_the_drivers_cuda_is_said_beside_torchs(monkeypatch, version, said):
             pointer._obj.value = version
             return 0
 
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: Driver())
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert f"the driver {said}" in machine._cuda_device().detail
+    assert f"the driver {said}" in doctor._cuda_device().detail
 
 
 def test_doctor_prints_what_was_found_and_what_cannot_be_done(monkeypatch, capsys, here):
-    monkeypatch.setattr(machine, "examine", lambda progress: here)
+    monkeypatch.setattr(doctor, "diagnose", lambda progress: here)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "load and run a CPU package" in out
@@ -176,11 +176,11 @@ def test_doctor_prints_what_was_found_and_what_cannot_be_done(monkeypatch, capsy
 
 
 def test_doctor_exits_with_4_where_the_basics_are_missing(monkeypatch, capsys):
-    broken = machine.Machine(
-        (Finding("torch", False, "none", "Install it."),), (machine.Ability(BASIC[0], False, ("torch",)),)
+    broken = doctor.HostReport(
+        (Finding("torch", False, "none", "Install it."),), (doctor.Capability(BASIC[0], False, ("torch",)),)
     )
-    monkeypatch.setattr(machine, "examine", lambda progress: broken)
+    monkeypatch.setattr(doctor, "diagnose", lambda progress: broken)
     assert main(["doctor", "--json"]) == 4
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is False
-    assert document["abilities"][0]["missing"] == ["torch"]
+    assert document["capabilities"][0]["missing"] == ["torch"]

@@ -8,8 +8,8 @@ import sys
 import click
 import pytest
 
-from exportkit.cli import frame
-from exportkit.cli.frame import COMMANDS, group, main
+from exportkit.cli import app
+from exportkit.cli.app import COMMANDS, group, main
 from exportkit.cli.output import print_json, print_table, progress, size_text
 from exportkit.errors import DigestMismatchError, NoTargetError
 from exportkit.verify.outcomes import EXIT_CODES
@@ -20,7 +20,7 @@ def broken(monkeypatch):
     """`exportkit doctor` raises what it is given."""
 
     def install(error):
-        @frame.command("doctor")
+        @app.command("doctor")
         def command(as_json):
             """Raise."""
             raise error

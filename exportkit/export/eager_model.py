@@ -1,4 +1,4 @@
-"""The eager model of an artifact, made again."""
+"""Makes the eager model of an artifact again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.export.model import resolve
-from exportkit.export.program import parse_floating, prepared
+from exportkit.export.placement import parse_floating, prepared
+from exportkit.export.resolve import resolve
 from exportkit.package.manifest import Call, Source
 from exportkit.sizes import shape_at
 from exportkit.spec import ExportSpec
 
 
 @contextmanager
-def remade(
+def rebuild_eager(
     model: str,
     source: Source,
     call: Call,

@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 from exportkit.errors import ExportError
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Weight
-from exportkit.package.weights import WEIGHTS_DIR
+from exportkit.package.weight_matching import WEIGHTS_DIR
 
 _EMBED = "--embed-weights leaves the weights inside the compiled code."
 

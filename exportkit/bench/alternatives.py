@@ -19,7 +19,7 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True)
-class Library:
+class LibraryCall:
     """An alternative to an operator. `needs` is the package to install, where it is not torch."""
 
     what: str
@@ -82,16 +82,16 @@ def _add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.add(a, b, out=out)
 
 
-KORNIA = Library("kornia's rgb_to_lab and spatial_gradient", _kornia, needs="kornia")
-CATEGORICAL = Library("torch.distributions.Categorical.entropy", _categorical)
-COSINE_SIMILARITY = Library("torch.nn.functional.cosine_similarity", _cosine_similarity)
-TOPK = Library("torch.topk and gather", _topk)
-LAYER_NORM = Library("torch.nn.functional.layer_norm", _layer_norm)
-RMS_NORM = Library("torch.nn.functional.rms_norm, amax, round, clamp", _rms_norm_quantize)
-SOFTMAX = Library("torch.softmax", lambda x: torch.softmax(x, -1))
-SUM = Library("torch.sum", lambda x, dim: torch.sum(x, dim))
-RELU = Library("torch.relu", torch.relu)
-BIAS_RELU = Library("x + bias and torch.relu_", _bias_relu)
-SCALE_BIAS_RELU = Library("torch.add(alpha=) and torch.relu_", _scale_bias_relu)
-ADDCMUL = Library("torch.addcmul", _addcmul)
-ADD_OUT = Library("torch.add(out=)", _add_out)
+KORNIA = LibraryCall("kornia's rgb_to_lab and spatial_gradient", _kornia, needs="kornia")
+CATEGORICAL = LibraryCall("torch.distributions.Categorical.entropy", _categorical)
+COSINE_SIMILARITY = LibraryCall("torch.nn.functional.cosine_similarity", _cosine_similarity)
+TOPK = LibraryCall("torch.topk and gather", _topk)
+LAYER_NORM = LibraryCall("torch.nn.functional.layer_norm", _layer_norm)
+RMS_NORM = LibraryCall("torch.nn.functional.rms_norm, amax, round, clamp", _rms_norm_quantize)
+SOFTMAX = LibraryCall("torch.softmax", lambda x: torch.softmax(x, -1))
+SUM = LibraryCall("torch.sum", lambda x, dim: torch.sum(x, dim))
+RELU = LibraryCall("torch.relu", torch.relu)
+BIAS_RELU = LibraryCall("x + bias and torch.relu_", _bias_relu)
+SCALE_BIAS_RELU = LibraryCall("torch.add(alpha=) and torch.relu_", _scale_bias_relu)
+ADDCMUL = LibraryCall("torch.addcmul", _addcmul)
+ADD_OUT = LibraryCall("torch.add(out=)", _add_out)

@@ -8,7 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,40 +16,18 @@ from typing import Any
 import torch
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
+from exportkit.export.call_signature import bind_call, parameter_names, rebind
 from exportkit.export.explain import users_code
-from exportkit.export.signature import bind_call, parameter_names, rebind
-from exportkit.libraries import built_in_libraries, load_library
+from exportkit.export.program_file import load_program
+from exportkit.export.resolved import EagerModel, ResolvedModel
+from exportkit.libraries import load_library
+from exportkit.package.describe_library import describe_library
 from exportkit.package.dtypes import DTYPES
-from exportkit.package.libraries import describe_library
-from exportkit.package.manifest import Manifest
 from exportkit.spec import ExportSpec
 
 BUILT_IN: Mapping[str, str] = {"arr-coc": "exportkit.models.arr_coc:export_spec"}
 
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<dtype>[a-z0-9_]+)\[(?P<sizes>[0-9,\s]*)\]")
-
-
-@dataclass(frozen=True)
-class ResolvedModel:
-    """A model and where it came from.
-
-    Attributes:
-        spec: The model with its example inputs.
-        name: MODEL as it was given: what a package records as its source. None for a spec that was passed from Python.
-        model_kwargs: Given to the callable that made it.
-        seed: Of torch's generators while it was made.
-        program: The ExportedProgram, where MODEL is one; `spec.model` is then its module.
-        manifest: Of the artifact the program came in, if that was ours.
-        artifact: That file.
-    """
-
-    spec: ExportSpec
-    name: str | None = None
-    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    program: torch.export.ExportedProgram | None = None
-    manifest: Manifest | None = None
-    artifact: Path | None = None
 
 
 def resolve(
@@ -97,8 +75,6 @@ def resolve(
         torch.manual_seed(seed)
         if model.endswith(".pt2"):
             _refuse_for_program(model, kwargs, inputs, weights)
-            from exportkit.export.saved import load_program
-
             return load_program(Path(model), public_keys, signature)
         with users_code(f"importing {model}"):
             value = _attribute(model)
@@ -110,7 +86,7 @@ def resolve(
     load_operator_libraries(Path(library) for library in spec.operator_libraries)
     if weights is not None:
         _load_weights(spec.model, Path(weights))
-    return ResolvedModel(spec=spec, name=model, model_kwargs=kwargs, seed=seed)
+    return EagerModel(spec=spec, name=model, model_kwargs=kwargs, seed=seed)
 
 
 def load_operator_libraries(libraries: Iterable[Path]) -> None:
@@ -127,12 +103,6 @@ def load_operator_libraries(libraries: Iterable[Path]) -> None:
         if described.device == "cuda" and torch.version.cuda is None:
             continue
         load_library(path, defines=sorted({operator.name.partition("::")[0] for operator in described.defines}))
-
-
-def load_our_operators() -> None:
-    """Registers `arr_coc::*`, with fakes and gradients, where it was built and is not registered yet."""
-    if "cpu" in built_in_libraries():
-        importlib.import_module("exportkit.ops")
 
 
 def _refuse_for_program(model: str, kwargs: Mapping[str, Any], inputs: Sequence[str], weights: Path | None) -> None:
@@ -358,6 +328,3 @@ def _load_weights(model: torch.nn.Module, path: Path) -> None:
             hint="It must have every parameter and buffer of the model, by its name and shape, and no other.",
         )
     model.load_state_dict(given, strict=False)
-
-
-__all__ = ["BUILT_IN", "ResolvedModel", "load_operator_libraries", "parse_dtype", "parse_input", "resolve"]

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from exportkit.bench import libraries
-from exportkit.bench.libraries import Library
+from exportkit.bench import alternatives
+from exportkit.bench.alternatives import LibraryCall
 from exportkit.ops import SPECS, OpSpec
 
 K, PATCH = 200, 16
 
 
 @dataclass(frozen=True)
-class Drawn:
+class InputSpec:
     """A tensor to be drawn: "uniform" in [0, 1) or "normal". Without a dtype it has the benchmark's."""
 
     shape: tuple[int, ...]
@@ -34,18 +34,18 @@ class Drawn:
         return make(self.shape, device=device, dtype=torch.float32).to(self.dtype or dtype)
 
 
-def uniform(*shape: int) -> Drawn:
+def uniform(*shape: int) -> InputSpec:
     """In [0, 1), as colours and scores are."""
-    return Drawn(shape, "uniform")
+    return InputSpec(shape, "uniform")
 
 
-def normal(*shape: int) -> Drawn:
+def normal(*shape: int) -> InputSpec:
     """As features are."""
-    return Drawn(shape, "normal")
+    return InputSpec(shape, "normal")
 
 
 @dataclass(frozen=True)
-class Moved:
+class BytesMoved:
     """What must move: elements of the benchmark's dtype, and bytes beside them."""
 
     elements: int
@@ -58,7 +58,7 @@ class Benchmark:
 
     Attributes:
         size: What distinguishes it, in the operator's own letters.
-        args: Positional; tensors are `Drawn`.
+        args: Positional; tensors are `InputSpec`.
         kwargs: By name.
         dtype: Of the floating tensors, unless the caller wants another.
         library: What a user would pick instead.
@@ -72,14 +72,16 @@ class Benchmark:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
-    library: Library | None = None
-    moved: Moved | None = None
-    moved_backward: Moved | None = None
+    library: LibraryCall | None = None
+    moved: BytesMoved | None = None
+    moved_backward: BytesMoved | None = None
     agreement: float = 1.0
 
     def draw(self, device: torch.device, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fresh arguments."""
-        return tree_map(lambda x: x.draw(device, dtype) if isinstance(x, Drawn) else x, (self.args, dict(self.kwargs)))
+        return tree_map(
+            lambda x: x.draw(device, dtype) if isinstance(x, InputSpec) else x, (self.args, dict(self.kwargs))
+        )
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,13 @@ _IMAGES = {True: [(1, 448), (1, 1024), (8, 1024), (32, 1024)], False: [(1, 448),
 _FEATURES = {True: [(1, 1024, 768), (8, 4096, 1024), (64, 4096, 1024)], False: [(1, 1024, 384), (8, 1024, 384)]}
 _ROWS = {True: [(65536, 1024), (16384, 4096), (4096, 1024)], False: [(4096, 1024), (1024, 768)]}
 _ROW_DTYPE = {True: torch.float16, False: torch.float32}
-_WEIGHTS = Drawn((3,), "uniform")
+_WEIGHTS = InputSpec((3,), "uniform")
 _GRADIENT_IS_A_VIEW = {"reduce_sum"}  # ATen's and ours: nothing is computed, so there is nothing to time
 
 
 def _fused_texture(on_gpu: bool) -> Iterator[Benchmark]:
     for batch, side in _IMAGES[on_gpu]:
-        yield Benchmark(f"{batch}x3x{side}x{side}", (uniform(batch, 3, side, side),), library=libraries.KORNIA)
+        yield Benchmark(f"{batch}x3x{side}x{side}", (uniform(batch, 3, side, side),), library=alternatives.KORNIA)
 
 
 def _texture_statistics(on_gpu: bool) -> Iterator[Benchmark]:
@@ -135,13 +137,13 @@ def _texture_statistics(on_gpu: bool) -> Iterator[Benchmark]:
 
 def _compute_entropy(on_gpu: bool) -> Iterator[Benchmark]:
     for b, n, d in _FEATURES[on_gpu]:
-        yield Benchmark(f"B{b} N{n} D{d}", (normal(b, n, d),), library=libraries.CATEGORICAL)
+        yield Benchmark(f"B{b} N{n} D{d}", (normal(b, n, d),), library=alternatives.CATEGORICAL)
 
 
 def _query_alignment(on_gpu: bool) -> Iterator[Benchmark]:
     for b, n, d in _FEATURES[on_gpu]:
         args = (normal(b, n, d), normal(b, d))
-        yield Benchmark(f"B{b} N{n} D{d}", args, library=libraries.COSINE_SIMILARITY)
+        yield Benchmark(f"B{b} N{n} D{d}", args, library=alternatives.COSINE_SIMILARITY)
 
 
 def _compute_salience(on_gpu: bool) -> Iterator[Benchmark]:
@@ -161,10 +163,10 @@ def _top_k_patches(on_gpu: bool) -> Iterator[Benchmark]:
         yield Benchmark(
             f"B{b} N{n} D{d} k{K}",
             (uniform(b, n), normal(b, n, d), K),
-            library=libraries.TOPK,
+            library=alternatives.TOPK,
             # k rows of the features are read and written; in the gradient k are read and N written.
-            moved=Moved(b * (n + 2 * K * d), 8 * b * K),
-            moved_backward=Moved(b * (K + n) * d, 8 * b * K),
+            moved=BytesMoved(b * (n + 2 * K * d), 8 * b * K),
+            moved_backward=BytesMoved(b * (K + n) * d, 8 * b * K),
         )
 
 
@@ -185,7 +187,7 @@ def _relevance_scores(on_gpu: bool) -> Iterator[Benchmark]:
 def _fused_layer_norm(on_gpu: bool) -> Iterator[Benchmark]:
     for rows, columns in _ROWS[on_gpu]:
         args = (normal(rows, columns), normal(columns), normal(columns))
-        yield Benchmark(_rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=libraries.LAYER_NORM)
+        yield Benchmark(_rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=alternatives.LAYER_NORM)
 
 
 def _rms_norm_quantize(on_gpu: bool) -> Iterator[Benchmark]:
@@ -193,14 +195,14 @@ def _rms_norm_quantize(on_gpu: bool) -> Iterator[Benchmark]:
         args = (normal(rows, columns), normal(columns))
         # x / rms may lie within a rounding of half a step
         yield Benchmark(
-            _rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=libraries.RMS_NORM, agreement=0.999
+            _rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=alternatives.RMS_NORM, agreement=0.999
         )
 
 
 def _softmax(on_gpu: bool) -> Iterator[Benchmark]:
     for rows, columns in _ROWS[on_gpu]:
         args = (normal(rows, columns),)
-        yield Benchmark(_rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=libraries.SOFTMAX)
+        yield Benchmark(_rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=alternatives.SOFTMAX)
 
 
 def _reduce_sum(on_gpu: bool) -> Iterator[Benchmark]:
@@ -210,12 +212,12 @@ def _reduce_sum(on_gpu: bool) -> Iterator[Benchmark]:
                 f"{_rows(rows, columns)} dim {dim}",
                 (normal(rows, columns), dim),
                 dtype=_ROW_DTYPE[on_gpu],
-                library=libraries.SUM,
+                library=alternatives.SUM,
             )
 
 
 def _elementwise(
-    *rest: Any, inputs: int = 1, bias: bool = False, library: Library | None = None
+    *rest: Any, inputs: int = 1, bias: bool = False, library: LibraryCall | None = None
 ) -> Callable[[bool], Iterator[Benchmark]]:
     def benchmarks(on_gpu: bool) -> Iterator[Benchmark]:
         for rows, columns in _ROWS[on_gpu]:
@@ -231,7 +233,7 @@ def _add_out(on_gpu: bool) -> Iterator[Benchmark]:
             _rows(rows, columns),
             (normal(rows, columns),) * 3,
             dtype=_ROW_DTYPE[on_gpu],
-            library=libraries.ADD_OUT,
+            library=alternatives.ADD_OUT,
         )
 
 
@@ -253,10 +255,10 @@ _TABLE: Mapping[str, Callable[[bool], Iterable[Benchmark]]] = {
     "rms_norm_quantize": _rms_norm_quantize,
     "softmax": _softmax,
     "reduce_sum": _reduce_sum,
-    "relu": _elementwise(library=libraries.RELU),
-    "bias_relu": _elementwise(bias=True, library=libraries.BIAS_RELU),
-    "scale_bias_relu": _elementwise(0.5, bias=True, library=libraries.SCALE_BIAS_RELU),
-    "muladd": _elementwise(0.5, inputs=2, library=libraries.ADDCMUL),
+    "relu": _elementwise(library=alternatives.RELU),
+    "bias_relu": _elementwise(bias=True, library=alternatives.BIAS_RELU),
+    "scale_bias_relu": _elementwise(0.5, bias=True, library=alternatives.SCALE_BIAS_RELU),
+    "muladd": _elementwise(0.5, inputs=2, library=alternatives.ADDCMUL),
     "add_out": _add_out,
 }
 
@@ -288,7 +290,7 @@ def _scores_to_budgets(on_gpu: bool) -> Subject:
         side = round(n**0.5)
         args = (normal(b, n, d), normal(b, d), normal(b, 3, side, side), uniform(b, 1, side, side), _WEIGHTS)
         # Every feature once for its score; those kept once more, and written; colours, edges; indices and budgets.
-        moved = Moved(b * (n * (d + 4) + 2 * K * d), 16 * b * K)
+        moved = BytesMoved(b * (n * (d + 4) + 2 * K * d), 16 * b * K)
         benchmarks.append(Benchmark(f"B{b} N{n} D{d} k{K}", args, moved=moved, agreement=0.98))
     tolerance = SPECS["relevance_scores"].tolerance
     return Subject("scores_to_budgets", chain("wrapper"), chain("reference"), tolerance, (), tuple(benchmarks))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from exportkit.verify.messages import Draw, Drawn, Resolve, Resolved
-from exportkit.verify.protocol import serve
+from exportkit.child.messages import serve
+from exportkit.verify.messages import DrawInputs, EagerMade, InputsDrawn, MakeEager
 
 
 class Eager:
@@ -20,15 +21,15 @@ class Eager:
         self._device: Any = None
         self._tf32 = False
 
-    def resolve(self, command: Resolve) -> Resolved:
+    def make(self, command: MakeEager) -> EagerMade:
         """Makes MODEL again, from its name, arguments and seed."""
         from exportkit.export.cases import state_sha256
-        from exportkit.export.program import usable_device
-        from exportkit.export.remake import remade
+        from exportkit.export.eager_model import rebuild_eager
+        from exportkit.export.placement import usable_device
 
         self._call, self._tf32 = command.call, command.tf32
         self._device = usable_device(command.device)
-        made = remade(
+        model = rebuild_eager(
             command.model,
             command.source,
             command.call,
@@ -36,17 +37,17 @@ class Eager:
             weights=Path(command.weights) if command.weights else None,
             op_libraries=[Path(library) for library in command.libraries],
         )
-        self._spec = self._stack.enter_context(made)
-        return Resolved(state_sha256(self._spec.model))
+        self._spec = self._stack.enter_context(model)
+        return EagerMade(state_sha256(self._spec.model))
 
-    def draw(self, command: Draw) -> Drawn:
+    def draw(self, command: DrawInputs) -> InputsDrawn:
         """Draws inputs, and writes them and what the model answers."""
         import msgspec
         from safetensors.torch import save_file
 
+        from exportkit.export.call_signature import describe_call, is_tensor
         from exportkit.export.cases import draw_inputs, eager_mode
-        from exportkit.export.program import on_device
-        from exportkit.export.signature import describe_call, is_tensor
+        from exportkit.export.placement import on_device
         from exportkit.package.case_files import named_tensors
         from exportkit.package.structure import flatten
 
@@ -59,15 +60,11 @@ class Eager:
             result = model(*bound.args, **bound.kwargs)
         node, leaves = flatten(result, is_tensor, where="the model's output")
         save_file(named_tensors("output", leaves), command.outputs)
-        return Drawn(msgspec.json.encode(node).decode())
+        return InputsDrawn(msgspec.json.encode(node).decode())
 
 
-def main() -> None:
+def main(connection: socket.socket) -> None:
     """Entry point of the child."""
     with ExitStack() as stack:
         eager = Eager(stack)
-        serve({Resolve: eager.resolve, Draw: eager.draw})
-
-
-if __name__ == "__main__":
-    main()
+        serve(connection, {MakeEager: eager.make, DrawInputs: eager.draw})

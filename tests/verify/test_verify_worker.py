@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from exportkit.verify.messages import Failed, Message
+from exportkit.child.messages import Failed, Message
 from exportkit.verify.outcomes import Crashed, TimedOut
-from exportkit.verify.worker import Worker
+from exportkit.verify.verify_worker import VerifyWorker
 
 CHILDREN = Path(__file__).parent / "children"
 
 
 @pytest.fixture
-def child(tmp_path, monkeypatch):
+def child(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(CHILDREN))
     monkeypatch.syspath_prepend(CHILDREN)
-    with Worker("misbehaving_child", folder=tmp_path, cwd=tmp_path) as worker:
+    with VerifyWorker("misbehaving_child", search_path="installed") as worker:
         yield worker
 
 
@@ -38,11 +38,11 @@ def test_a_command_gets_its_answer_and_the_child_stays_for_the_next(child, text)
     assert child.alive
 
 
-class Unknown(Message):
+class Unknown(Message, frozen=True):
     """What no child has a handler for."""
 
 
-class Echo(Message):
+class Echo(Message, frozen=True):
     """What the child's has and more."""
 
     text: str = ""
@@ -58,12 +58,12 @@ def test_a_command_that_is_none_of_the_child_s_ends_it_and_is_named(child, comma
 
 
 def test_an_exception_is_an_answer_without_torch_s_c_stack(child):
-    assert ask(child, "Fail") == Failed("ValueError", "no such thing", None)
+    assert ask(child, "Fail") == Failed("ValueError", "no such thing")
     assert child.alive
 
 
 def test_an_error_of_exportkit_keeps_its_exit_code(child):
-    assert ask(child, "Refuse") == Failed("NoTargetError", "not here", 4)
+    assert ask(child, "Refuse") == Failed("NoTargetError", "not here", None, 4)
 
 
 def test_what_is_printed_on_stdout_does_not_disturb_the_conversation(child):
@@ -102,9 +102,12 @@ def test_a_child_that_does_not_answer_in_time_is_killed(child):
     assert not child.alive
 
 
-def test_the_child_s_temporary_files_are_in_its_own_folder(child, tmp_path):
+def test_the_child_s_temporary_files_are_in_a_folder_that_goes_with_it(child):
     answer = ask(child, "Where", "Here")
-    assert answer.cwd == answer.tmp == str(tmp_path)
+    assert answer.cwd == answer.tmp
+    assert Path(answer.tmp).is_dir()
+    child.close()
+    assert not Path(answer.tmp).exists()
 
 
 def test_the_caller_s_directory_cannot_be_imported_from(child):

@@ -37,7 +37,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Ability:
+class Capability:
     """One thing this machine can do, or cannot because of the findings named in `missing`."""
 
     name: str
@@ -46,14 +46,14 @@ class Ability:
 
 
 @dataclass(frozen=True)
-class Machine:
+class HostReport:
     """All of it."""
 
     findings: tuple[Finding, ...]
-    abilities: tuple[Ability, ...]
+    capabilities: tuple[Capability, ...]
 
 
-# What each ability needs, by the names of findings. The first three are what any machine for exportkit should do.
+# What each capability needs, by the names of findings. The first three are what any machine for exportkit should do.
 _NEEDS: dict[str, tuple[str, ...]] = {
     "load and run a CPU package": ("platform", "torch", "package reader", "cache"),
     "export an ExportedProgram": ("torch", "package reader"),
@@ -70,7 +70,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 BASIC = ("load and run a CPU package", "export an ExportedProgram", "compile for the CPU")
 
 
-def examine(progress: Callable[[str], None] = lambda step: None) -> Machine:
+def diagnose(progress: Callable[[str], None] = lambda step: None) -> HostReport:
     """Looks at this machine. Imports torch, runs the compiler once and loads each operator library in its own process.
 
     Args:
@@ -87,11 +87,11 @@ def examine(progress: Callable[[str], None] = lambda step: None) -> Machine:
     findings += [_if_torch(f"arr_coc, {device.upper()}", partial(_library, device)) for device in ("cpu", "cuda")]
     findings.append(_photographs())
     state = {finding.name: finding.ok for finding in findings}
-    abilities = []
+    capabilities = []
     for name, needs in _NEEDS.items():
         missing = tuple(need for need in needs if not state[need])
-        abilities.append(Ability(name, not missing, missing))
-    return Machine(tuple(findings), tuple(abilities))
+        capabilities.append(Capability(name, not missing, missing))
+    return HostReport(tuple(findings), tuple(capabilities))
 
 
 def _if_torch(name: str, look: Callable[[], Finding]) -> Finding:
@@ -111,7 +111,7 @@ def _if_reader(name: str, look: Callable[[], Finding]) -> Finding:
 def _python() -> Finding:
     version = platform.python_version()
     ok = sys.version_info >= (3, 10)
-    return Finding("python", ok, f"{version} at {sys.executable}", None if ok else "exportkit needs 3.10 or newer.")
+    return Finding("python", ok, f"{version} in {sys.prefix}", None if ok else "exportkit needs 3.10 or newer.")
 
 
 def _platform() -> Finding:
@@ -217,12 +217,16 @@ def _worker_processes() -> Finding:
     """What `exportkit.load(..., isolate=True)` takes, tried in this process."""
     import torch
 
+    from exportkit.child.process import interpreter
+    from exportkit.errors import HostError
+    from exportkit.runtime.isolated_messages import Ran
     from exportkit.runtime.tensor_socket import TensorSocket
-    from exportkit.runtime.worker import Ran
 
     name, size = "worker processes", 64 << 20
-    if not sys.executable or getattr(sys, "frozen", False):
-        return Finding(name, False, "this program has no Python interpreter", "Run exportkit with Python itself.")
+    try:
+        interpreter()
+    except HostError as error:
+        return Finding(name, False, error.message, "Run exportkit with Python itself.")
     ours, theirs = socket.socketpair()
     sender, receiver = TensorSocket[Ran](ours, Ran), TensorSocket[Ran](theirs, Ran)
     try:
@@ -309,7 +313,7 @@ def _unusable(folder: Path, existing: Path) -> str | None:
 def _library(device: str) -> Finding:
     from exportkit.errors import ExportkitError
     from exportkit.libraries import built_in_libraries
-    from exportkit.package.libraries import describe_library
+    from exportkit.package.describe_library import describe_library
 
     name = f"arr_coc, {device.upper()}"
     path = built_in_libraries().get(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import tempfile
 import time
@@ -11,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from exportkit.verify.messages import Call, Called, Load, Loaded
-from exportkit.verify.protocol import serve
+from exportkit.child.messages import serve
+from exportkit.verify.messages import ArtifactLoaded, CallModel, LoadArtifact, ModelCalled
 
 if TYPE_CHECKING:
     from exportkit.package.archive import PackageReader
@@ -42,7 +43,7 @@ class Replay:
         self.device = "cpu"
         self._unpacked = tempfile.TemporaryDirectory(prefix="exportkit-program-")
 
-    def load(self, command: Load) -> Loaded:
+    def load(self, command: LoadArtifact) -> ArtifactLoaded:
         """Loads the artifact, after the operator libraries that it does not bring itself."""
         sys.meta_path.insert(0, BlockedImports([*EXPORTER, *command.blocked]))
         import torch
@@ -59,9 +60,9 @@ class Replay:
             self._load_program(reader, command.device)
         else:
             self._load_target(reader, command.target, command.device)
-        return Loaded(self.device, str(torch.__version__), time.perf_counter() - start)
+        return ArtifactLoaded(self.device, str(torch.__version__), time.perf_counter() - start)
 
-    def run(self, command: Call) -> Called:
+    def run(self, command: CallModel) -> ModelCalled:
         """Calls the model."""
         import msgspec
         import torch
@@ -88,7 +89,7 @@ class Replay:
         seconds = time.perf_counter() - start
         node, leaves = flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))
         save_file(named_tensors("output", leaves), command.outputs)
-        return Called(seconds, msgspec.json.encode(node).decode())
+        return ModelCalled(seconds, msgspec.json.encode(node).decode())
 
     def _load_target(self, reader: PackageReader, target: str, device: str) -> None:
         from exportkit.runtime.loader import load_opened
@@ -127,7 +128,7 @@ class Replay:
         return call
 
 
-def _opened(command: Load) -> PackageReader:
+def _opened(command: LoadArtifact) -> PackageReader:
     """The artifact, signed as is asked for, or the one that may be loaded without a signature."""
     from exportkit.errors import DigestMismatchError
     from exportkit.package.archive import PackageReader
@@ -153,11 +154,7 @@ def _same_structure(a: Any, b: Any) -> bool:
     return tree_structure(a) == tree_structure(b)
 
 
-def main() -> None:
+def main(connection: socket.socket) -> None:
     """Entry point of the child."""
     replay = Replay()
-    serve({Load: replay.load, Call: replay.run})
-
-
-if __name__ == "__main__":
-    main()
+    serve(connection, {LoadArtifact: replay.load, CallModel: replay.run})

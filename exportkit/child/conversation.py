@@ -1,0 +1,82 @@
+"""The parent's side of a conversation with a child process."""
+
+from __future__ import annotations
+
+import time
+from typing import TypeVar
+
+from typing_extensions import Self
+
+from exportkit.child.channel import Channel
+from exportkit.child.messages import Failed, Message, decode, encode
+from exportkit.child.process import ChildProcess, SearchPath
+
+M = TypeVar("M", bound=Message)
+
+
+class ChildEndedError(Exception):
+    """The child process ended before it answered. `status` is its return code, as subprocess has it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class Conversation:
+    """A child process that answers one command after the other, with `messages.serve` at its end.
+
+    Args:
+        module: The module whose `main` the child runs.
+        search_path: As for ChildProcess.
+    """
+
+    def __init__(self, module: str, *, search_path: SearchPath) -> None:
+        self._process = ChildProcess(module, search_path=search_path, captured=True)
+        self._channel = Channel(self._process.connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child still runs."""
+        return self._process.wait(0) is None
+
+    def ask(self, command: Message, answer: type[M], *, timeout: float | None = None) -> M | Failed:
+        """Sends a command and returns the answer.
+
+        Args:
+            command: One that the child has a handler for.
+            answer: The class its handler returns.
+            timeout: Seconds; None waits as long as it takes.
+
+        Raises:
+            ChildEndedError: The child ended before it answered.
+            TimeoutError: The child was killed, because it gave no answer in time.
+        """
+        self._channel.deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            self._channel.send(encode(command))
+            answered: M | Failed = decode(self._channel.receive()[0], answer | Failed)
+            return answered
+        except TimeoutError:
+            self.close()
+            raise
+        except ConnectionError as error:
+            status = self._process.wait(timeout)
+            if status is None:  # it closed its end of the socket, and goes on
+                self.close()
+                raise TimeoutError from error
+            raise ChildEndedError(status) from error
+
+    def printed(self) -> str:
+        """The end of what the child has printed so far."""
+        return self._process.printed()
+
+    def close(self) -> None:
+        """Ends the child, whatever it is doing."""
+        self._process.end()
+        self._channel.close()

@@ -1,0 +1,61 @@
+"""Finds out what an operator library registers, in a child process: a bad library ends the process that loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.messages import Failed, Message
+from exportkit.child.process import describe_end
+from exportkit.errors import LibraryLoadError
+
+Kernels = Literal["cpu", "cuda", "any"]
+
+
+class Probe(Message, frozen=True):
+    """Asks the child to load a library. The answer is Registrations."""
+
+    library: str
+
+
+class Registrations(Message, frozen=True):
+    """What a library registers.
+
+    Attributes:
+        defines: The schema of each operator it defines, by name.
+        kernels: The kinds of kernels it adds: `cpu`, `cuda`, or `any` for one that serves every device.
+    """
+
+    defines: dict[str, str]
+    kernels: tuple[Kernels, ...]
+
+
+def registrations(library: Path) -> Registrations:
+    """Loads a library into a child process. It takes as long as importing torch, and is never cut short.
+
+    Args:
+        library: The shared library.
+
+    Raises:
+        LibraryLoadError: The dynamic linker refused the library (then without a hint), or the library raised an error
+            or ended the process.
+        HostError: No child process can be started.
+    """
+    with Conversation("exportkit.child.probe_worker", search_path="installed") as child:
+        try:
+            answer = child.ask(Probe(str(library.resolve())), Registrations)
+        except ChildEndedError as error:
+            printed = child.printed()
+            raise LibraryLoadError(
+                f"a process that loads {library.name} {describe_end(error.status)}"
+                + (f":\n{printed}" if printed else ""),
+                hint="A malformed schema does that, and so does a namespace that torch or another library already has."
+                if error.status < 0
+                else f"This shows why: python -c \"import torch; torch.ops.load_library('{library}')\"",
+            ) from error
+    if isinstance(answer, Failed):
+        if answer.error == LibraryLoadError.__name__:
+            raise LibraryLoadError(answer.message, hint=answer.hint)
+        raise LibraryLoadError(f"{library.name} cannot be loaded: {answer.error}: {answer.message}")
+    return answer

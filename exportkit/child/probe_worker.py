@@ -1,0 +1,49 @@
+"""The child process of `exportkit.child.probe`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from exportkit.child.messages import serve
+from exportkit.child.probe import Kernels, Probe, Registrations
+from exportkit.errors import LibraryLoadError
+
+_KERNELS: Mapping[str, Kernels] = {
+    "CPU": "cpu",
+    "CUDA": "cuda",
+    "CompositeExplicitAutograd": "any",
+    "CompositeImplicitAutograd": "any",
+}
+
+
+def probe(command: Probe) -> Registrations:
+    """Loads the library and compares what is registered before and after."""
+    schemas_before, kernels_before = _schemas(), _kernels()
+    try:
+        torch.ops.load_library(command.library)
+    except OSError as error:
+        reason = str(error.__cause__ or error)
+        raise LibraryLoadError(f"the dynamic linker refused {Path(command.library).name}: {reason}") from error
+    defines = {name: schema for name, schema in _schemas().items() if schemas_before.get(name) != schema}
+    added = {_KERNELS[key] for key, _ in _kernels() - kernels_before}
+    return Registrations(defines, tuple(sorted(added)))
+
+
+def _schemas() -> dict[str, str]:
+    found = {}
+    for schema in torch._C._jit_get_all_schemas():
+        found[f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name] = str(schema)
+    return found
+
+
+def _kernels() -> set[tuple[str, str]]:
+    return {(key, name) for key in _KERNELS for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+
+
+def main(connection: socket.socket) -> None:
+    """Entry point of the child."""
+    serve(connection, {Probe: probe})

@@ -1,0 +1,117 @@
+"""What the manifest says of a traced program's call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+
+from exportkit.errors import ExportError
+from exportkit.export.call_signature import BoundCall, is_tensor
+from exportkit.export.cases import check_packable
+from exportkit.export.shapes import DynamicSizes, Symbols
+from exportkit.export.tolerances import output_tolerances
+from exportkit.package.manifest import Call, Node, TensorInput, TensorOutput
+from exportkit.package.structure import flatten, names
+from exportkit.spec import ExportSpec
+
+
+def describe_output(result: Any) -> Node:
+    """The structure of what a model returned.
+
+    Raises:
+        UsageError: It holds something a manifest cannot describe.
+        ExportError: It holds no tensor.
+    """
+    node, leaves = flatten(result, is_tensor, where="the model's output")
+    if not leaves:
+        raise ExportError("the model returns no tensor", hint="A compiled model returns at least one.")
+    return node
+
+
+def describe_program(
+    program: torch.export.ExportedProgram,
+    bound: BoundCall,
+    sizes: DynamicSizes,
+    output: Node,
+    spec: ExportSpec,
+    *,
+    cast: torch.dtype | None = None,
+) -> Call:
+    """The manifest's account of a traced call.
+
+    Args:
+        program: The traced program.
+        bound: The call it was traced with.
+        sizes: What varies.
+        output: The structure of what the model returned to that call.
+        spec: For its tolerances.
+        cast: The dtype that the model was cast to, if it was.
+
+    Raises:
+        UsageError: A tolerance is of no output.
+        ExportError: A size is no multiple of one dimension, an output is a number that varies, or a dtype cannot be
+            packed.
+    """
+    signature = program.graph_signature
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes}
+    taken = _tensors(values, [s.arg for s in signature.input_specs if s.kind is InputKind.USER_INPUT])
+    returned = [s.arg for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    # Constants stay what they were; a size or .item() is another number at the next call.
+    if varying := [i for i, arg in enumerate(returned) if not isinstance(arg, (TensorArgument, ConstantArgument))]:
+        raise ExportError(
+            f"output {varying[0]} of {len(returned)} is a number that is not the same for every call, such as a size",
+            hint="Return it as a tensor, such as torch.scalar_tensor(x.shape[0]), or leave it out.",
+        )
+    given, output_names = _tensors(values, returned), names(output)
+    if len(taken) != len(bound.tensors) or len(given) != len(output_names):
+        raise ExportError(
+            f"the traced program takes {len(taken)} tensors and returns {len(given)}; the model takes "
+            f"{len(bound.tensors)} and returns {len(output_names)}",
+            hint="What the model returns must have one structure, whatever its inputs.",
+        )
+    for name, value in zip((*bound.names, *output_names), (*taken, *given)):
+        check_packable(name, value.dtype)
+    symbols = Symbols(
+        [(name, tuple(value.shape)) for name, value in zip(bound.names, taken)], sizes, program.range_constraints
+    )
+    inputs = tuple(
+        TensorInput(name=name, dtype=_dtype_name(value.dtype), shape=_input_shape(name, value, symbols))
+        for name, value in zip(bound.names, taken)
+    )
+    tolerances = output_tolerances([(n, v.dtype) for n, v in zip(output_names, given)], spec.tolerances, cast=cast)
+    outputs = tuple(
+        TensorOutput(
+            name=name,
+            dtype=_dtype_name(value.dtype),
+            shape=tuple(symbols.size(size) for size in value.shape),
+            tolerance=tolerance,
+        )
+        for name, value, tolerance in zip(output_names, given, tolerances)
+    )
+    return Call(
+        parameters=bound.parameters,
+        inputs=inputs,
+        result=output,
+        outputs=outputs,
+        dimensions=tuple(symbols.dimensions),
+    )
+
+
+def _tensors(values: dict[str, Any], arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """Those of a signature's arguments that are tensors. Not by name alone: the text "relu" may be a constant."""
+    return [values[argument.name] for argument in arguments if isinstance(argument, TensorArgument)]
+
+
+def _input_shape(name: str, value: torch.Tensor, symbols: Symbols) -> tuple[Any, ...]:
+    shape = tuple(symbols.size(size) for size in value.shape)
+    if None in shape:
+        raise ExportError(f"{name} was traced as {list(value.shape)}, which has a size of several dimensions")
+    return shape
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")

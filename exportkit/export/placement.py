@@ -1,0 +1,101 @@
+"""On which device and in which dtype a model runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import msgspec
+import torch
+
+from exportkit.errors import HostError, UsageError
+from exportkit.export.call_signature import BoundCall, describe_call
+from exportkit.package import core
+from exportkit.spec import ExportSpec
+
+
+@contextmanager
+def prepared(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) -> Iterator[ExportSpec]:
+    """The spec with its model in eval mode, and model and example inputs on a device and in a dtype.
+
+    The caller's model is left as it was: it is copied where it has to move.
+    """
+    bound = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
+    tensors = tuple(_place(tensor, device, dtype) for tensor in bound.tensors)
+    args, kwargs = bound.with_tensors(tensors)
+    state = [*spec.model.parameters(), *spec.model.buffers()]
+    moves = any(t.device != device or (dtype and t.is_floating_point() and t.dtype != dtype) for t in state)
+    model = copy.deepcopy(spec.model).to(device=device, dtype=dtype) if moves else spec.model
+    training = [module for module in model.modules() if module.training]
+    try:
+        yield replace(spec, model=model.eval(), example_inputs=args, example_kwargs=kwargs)
+    finally:
+        for module in training:
+            module.training = True
+
+
+def on_device(bound: BoundCall, device: torch.device) -> BoundCall:
+    """The same call with its tensors on a device."""
+    tensors = tuple(tensor.to(device) for tensor in bound.tensors)
+    args, kwargs = bound.with_tensors(tensors)
+    return replace(bound, args=args, kwargs=kwargs, tensors=tensors)
+
+
+def _place(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
+    cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    # Compiled code is made for the strides it is traced with, and callers are held to contiguous inputs.
+    return tensor.detach().to(device=device, dtype=cast).contiguous()
+
+
+_EXPORT_ELSEWHERE = (
+    "CUDA code is compiled on a machine that has the GPU: `exportkit export --format program` here, and "
+    "`exportkit export PROGRAM.pt2 --device cuda` there."
+)
+
+
+class _ParsedDevice(msgspec.Struct):
+    kind: str
+    index: int | None
+
+
+def usable_device(name: str, without_cuda: str = _EXPORT_ELSEWHERE) -> torch.device:
+    """The device of this name, which means what it means to `exportkit.load`.
+
+    Args:
+        name: `cpu`, `cuda` or `cuda:<index>`.
+        without_cuda: What to do where there is no CUDA.
+
+    Raises:
+        UsageError: It is none of these.
+        HostError: This machine has no such device.
+    """
+    device = msgspec.json.decode(core.text("ek_parse_device", core.encoded(name)), type=_ParsedDevice)
+    if device.kind == "auto":
+        raise UsageError("device 'auto' is not known here", hint="Give cpu, cuda or cuda:<index>.")
+    if device.kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        why = (
+            f"this torch ({torch.__version__}) has no CUDA" if torch.version.cuda is None else "there is no CUDA device"
+        )
+        raise HostError(f"cannot use {name}: {why}", hint=without_cuda)
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    if index >= torch.cuda.device_count():
+        raise HostError(f"there is no {name}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", index)
+
+
+def parse_floating(name: str | None) -> torch.dtype | None:
+    """The dtype to cast to.
+
+    Raises:
+        UsageError: It is no floating dtype.
+    """
+    if name is None:
+        return None
+    dtype = getattr(torch, name, None) if name in ("float16", "bfloat16", "float32", "float64") else None
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"cannot cast a model to {name}", hint="Give float16, bfloat16, float32 or float64.")
+    return dtype

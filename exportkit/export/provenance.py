@@ -1,0 +1,34 @@
+"""Where an artifact comes from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import torch
+
+from exportkit import __version__
+from exportkit.package.manifest import Provenance
+
+
+def provenance() -> Provenance:
+    """The versions of exportkit and torch, and the commit of the working directory."""
+    commit = _git("rev-parse", "HEAD")
+    dirty = bool(_git("status", "--porcelain", "--untracked-files=no")) if commit else None
+    return Provenance(exportkit=__version__, torch=str(torch.__version__), commit=commit, dirty=dirty, tf32=False)
+
+
+def _git(*args: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *args],
+            cwd=Path.cwd(),
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,181 @@
+"""From a model to an ExportedProgram with everything a package says of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.utils._pytree import tree_map
+
+from exportkit.errors import ExportError
+from exportkit.export.call_signature import BoundCall, describe_call, is_tensor, plain_tuples
+from exportkit.export.cases import RecordedCase, case_sizes, draw_inputs, eager_mode, record_case, state_sha256
+from exportkit.export.describe_program import describe_output, describe_program
+from exportkit.export.explain import explain_export_error, guard_log
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.placement import on_device, parse_floating, prepared
+from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
+from exportkit.export.provenance import provenance
+from exportkit.export.resolved import EagerModel
+from exportkit.export.shapes import (
+    DynamicSizes,
+    dynamic_sizes,
+    merge_shapes,
+    parse_places,
+    torch_dimensions,
+    torch_shape,
+)
+from exportkit.package.manifest import Call, Operator, Provenance, Source
+from exportkit.spec import ExportSpec
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program, and what the manifest says of it.
+
+    Attributes:
+        program: On the device it was traced for.
+        call: Its signature and output structure.
+        operators: The custom operators of its graph.
+        cases: Recorded calls.
+        source: What the eager model was.
+        provenance: Where all this was done.
+        name: Of the package.
+    """
+
+    program: torch.export.ExportedProgram
+    call: Call
+    operators: tuple[Operator, ...]
+    cases: tuple[RecordedCase, ...]
+    source: Source
+    provenance: Provenance
+    name: str
+
+
+def trace(model: EagerModel, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
+    """Checks a model, traces it and records cases.
+
+    Args:
+        model: The model.
+        options: How.
+        device: The options' device.
+        progress: Is told what happens next.
+
+    Raises:
+        UsageError: An option names no parameter, dimension or dtype.
+        OperatorNotExportableError: A custom operator cannot be packed.
+        ExportError: torch.export refused the model; the message explains why.
+    """
+    floating = parse_floating(options.dtype)
+    shapes = {} if options.static else merge_shapes(model.spec.dynamic_shapes, parse_places(options.dynamic))
+    with prepared(model.spec, device, floating) as spec:
+        bound = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
+        sizes = dynamic_sizes(shapes, {n: tuple(t.shape) for n, t in zip(bound.names, bound.tensors)})
+        progress("checking the model and its operators")
+        with eager_mode():
+            result = check_model(lambda: spec.model(*bound.args, **bound.kwargs), device)
+        output = describe_output(result)
+        progress("tracing with torch.export")
+        program = trace_with_torch_export(spec, bound, sizes)
+        operators = graph_operators(program.graph_module)
+        check_operators(operators, device)
+        call = describe_program(program, bound, sizes, output, spec, cast=floating)
+        cases = record_cases(spec, call, sizes.example, options, device, progress)
+        source = Source(
+            model=model.name,
+            model_kwargs=dict(model.model_kwargs),
+            dtype=options.dtype,
+            seed=model.seed,
+            state_sha256=state_sha256(spec.model),
+        )
+    return Traced(
+        program=program,
+        call=call,
+        operators=describe_operators(operators),
+        cases=cases,
+        source=source,
+        provenance=provenance(),
+        name=options.name or spec.name or _class_name(spec.model),
+    )
+
+
+def record_cases(
+    spec: ExportSpec,
+    call: Call,
+    example: Mapping[str, int],
+    options: TraceOptions,
+    device: torch.device,
+    progress: Progress,
+) -> tuple[RecordedCase, ...]:
+    """Draws inputs and records what the model answers.
+
+    Args:
+        spec: The model, which is on `device`.
+        call: The traced call.
+        example: The sizes of the example inputs, by dimension.
+        options: How many cases, and their seed.
+        device: Where the model runs.
+        progress: Is told which case is recorded next.
+    """
+    cases = []
+    for number, sizes in enumerate(case_sizes(call, example, options.cases, options.seed)):
+        progress(f"recording case {number + 1}")
+        drawn = describe_call(spec.model, *draw_inputs(spec, call, sizes, options.seed + number))
+        cases.append(record_case(spec.model, on_device(drawn, device), sizes))
+    return tuple(cases)
+
+
+def trace_with_torch_export(spec: ExportSpec, bound: BoundCall, sizes: DynamicSizes) -> torch.export.ExportedProgram:
+    """torch.export, with its errors explained.
+
+    Raises:
+        ExportError: It refused the model.
+    """
+    dims = torch_dimensions(sizes)
+    shape_of = iter([torch_shape(sizes, dims, name) for name in bound.names])
+    with guard_log() as log, plain_tuples(spec.model, bound.args, bound.kwargs) as (args, kwargs):
+        # The same tree as the arguments, by parameter, with None for what is no tensor.
+        arguments = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
+        dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
+        try:
+            with torch.no_grad():
+                program = torch.export.export(spec.model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+        except Exception as error:
+            # torch.export raises some thirty unrelated classes; the original is chained.
+            raise explain_export_error(error, sizes, log) from error
+    _refuse_mutation(program)
+    return program
+
+
+def _refuse_mutation(program: torch.export.ExportedProgram) -> None:
+    signature = program.graph_signature
+    if _may_mutate(program):
+        with warnings.catch_warnings():
+            # torch 2.13 copies its own deprecated LeafSpec.
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+            signature = program.run_decompositions({}).graph_signature
+    if buffers := sorted(set(signature.buffers_to_mutate.values())):
+        raise ExportError(
+            f"the model changes its buffers {', '.join(buffers)} while it runs: every call would depend on the ones "
+            "before it, and on which runner served them",
+            hint="Pass the state in as an input and return it as an output.",
+        )
+    if inputs := sorted(set(signature.user_inputs_to_mutate.values())):
+        raise ExportError(
+            f"the model writes into its inputs {', '.join(inputs)}", hint="Clone them first, or return the new value."
+        )
+
+
+def _may_mutate(program: torch.export.ExportedProgram) -> bool:
+    """Whether an operator of the graph writes into an argument; only decomposition shows which one."""
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    return any(target._schema.is_mutable for target in targets if isinstance(target, torch._ops.OpOverload))
+
+
+def _class_name(model: torch.nn.Module) -> str:
+    """The name of a package when nobody gives one."""
+    return type(model).__name__.strip("_") or "model"

@@ -1,0 +1,68 @@
+"""What is said to the worker process of a package that was loaded with `isolate=True`, and what it answers.
+
+Messages with a call's tensors travel through a TensorSocket.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from exportkit.child.messages import Message
+
+
+class TorchSettings(Struct, frozen=True):
+    """Settings of torch that change results. The worker copies those of the process that loads the package."""
+
+    threads: int
+    matmul_tf32: bool
+    cudnn_tf32: bool
+
+    @classmethod
+    def current(cls) -> TorchSettings:
+        """The settings of this process."""
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        return cls(torch.get_num_threads(), matmul.allow_tf32, cudnn.allow_tf32)
+
+    def apply(self) -> None:
+        """Makes them the settings of this process."""
+        torch.set_num_threads(self.threads)
+        torch.backends.cuda.matmul.allow_tf32 = self.matmul_tf32
+        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
+
+
+class LoadPackage(Message, frozen=True):
+    """The first message: the arguments of `exportkit.load`. The answer is PackageLoaded."""
+
+    path: str
+    options: dict[str, Any]
+    settings: TorchSettings
+
+
+class PackageLoaded(Message, frozen=True):
+    """The package is loaded. `manifest_sha256` says which content was checked."""
+
+    target: str
+    device: str
+    manifest_sha256: str
+
+
+class Connect(Message, frozen=True):
+    """Brings a socket for calls, as an open file. There is no answer."""
+
+
+class Run(Message, frozen=True):
+    """A call. Its tensors are flat inputs that the package allows. The answer is Ran."""
+
+
+class Swap(Message, frozen=True):
+    """Other weights: a safetensors file, or the message's tensors with these names. The answer is Ran."""
+
+    path: str | None
+    names: tuple[str, ...]
+
+
+class Ran(Message, frozen=True):
+    """A call or a swap is done. Its tensors are a call's flat outputs."""

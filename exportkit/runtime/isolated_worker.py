@@ -1,0 +1,66 @@
+"""The worker process of a package that was loaded with `isolate=True`.
+
+The first socket brings more sockets, one for each call that may run at a time. Calls come through those.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import torch
+
+from exportkit.child.messages import Failed
+from exportkit.runtime.isolated_messages import Connect, LoadPackage, PackageLoaded, Ran, Run, Swap, TorchSettings
+from exportkit.runtime.loader import load
+from exportkit.runtime.model import Model
+from exportkit.runtime.tensor_socket import TensorSocket
+
+
+def main(connection: socket.socket) -> None:
+    """Entry point of the process."""
+    control: TensorSocket[LoadPackage | Connect] = TensorSocket(connection, LoadPackage | Connect)
+    try:
+        message, _, _ = control.receive()
+        assert isinstance(message, LoadPackage)
+        try:
+            message.settings.apply()
+            model = load(message.path, **message.options)
+        except Exception as error:
+            control.send(Failed.of(error))
+            return
+        control.send(PackageLoaded(model.target.name, str(model.device), model._reader.manifest_sha256))
+        while True:
+            _, _, descriptor = control.receive()
+            assert descriptor is not None
+            calls: TensorSocket[Run | Swap] = TensorSocket(socket.socket(fileno=descriptor), Run | Swap)
+            threading.Thread(target=_serve, args=(model, calls, message.settings), daemon=True).start()
+    except ConnectionError:
+        # The parent let go. It removes what this process unpacked, and nobody waits for the calls that still run.
+        os._exit(0)
+
+
+def _serve(model: Model, calls: TensorSocket[Run | Swap], settings: TorchSettings) -> None:
+    """Answers one call after the other, until the parent closes the socket."""
+    torch.set_num_threads(settings.threads)  # OpenMP keeps the number for each thread
+    try:
+        while True:
+            message, tensors, _ = calls.receive()
+            try:
+                calls.send(Ran(), _answer(model, message, tensors))
+            except ConnectionError:
+                raise
+            except Exception as error:
+                calls.send(Failed.of(error))
+    except ConnectionError:
+        calls.close()
+
+
+def _answer(model: Model, message: Run | Swap, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    if isinstance(message, Swap):
+        model.swap_weights(dict(zip(message.names, tensors)) if message.path is None else message.path)
+        return []
+    runner = model._runner
+    assert runner is not None
+    return runner.run([tensor.to(model.device) for tensor in tensors])
