@@ -14,7 +14,7 @@ from exportkit.package.atomic import temporary_folder
 from exportkit.package.case_files import named_tensors
 from exportkit.package.manifest import Manifest
 from exportkit.packaging import build_package
-from exportkit.verify.messages import ArtifactLoaded, ModelCalled
+from exportkit.verify.commands import ArtifactLoaded, ModelCalled
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Report

@@ -12,20 +12,20 @@ namespace exportkit::c_api {
 namespace {
 
 // What a thread's last call left behind.
-struct Said {
+struct LastCall {
   std::string kind, message, hint, path, text;
   std::vector<std::string> warnings;
   ek_error error{};
 };
 
-Said& said() {
-  thread_local Said own;
+LastCall& last_call() {
+  thread_local LastCall own;
   return own;
 }
 
 int failed(const std::string& kind, const std::string& message, const std::string& hint = {},
            const std::string& path = {}, int number = 0) {
-  Said& own = said();
+  LastCall& own = last_call();
   own.kind = kind, own.message = message, own.hint = hint, own.path = path;
   own.error = {own.kind.c_str(), own.message.c_str(), own.hint.c_str(), own.path.c_str(), number};
   return -1;
@@ -53,19 +53,19 @@ int note_failure() {
   }
 }
 
-const ek_error* last_error() { return &said().error; }
+const ek_error* last_error() { return &last_call().error; }
 
 ek_text taken_warnings() {
-  Said& own = said();
+  LastCall& own = last_call();
   own.text = json_list(std::exchange(own.warnings, {}), json_text);
   return view(own.text);
 }
 
-void warn(const std::string& warning) { said().warnings.push_back(warning); }
+void warn(const std::string& warning) { last_call().warnings.push_back(warning); }
 
 void answer(ek_text* out, std::string text) {
-  said().text = std::move(text);
-  *out = {said().text.data(), said().text.size()};
+  last_call().text = std::move(text);
+  *out = {last_call().text.data(), last_call().text.size()};
 }
 
 ek_text view(const std::string& text) { return {text.data(), text.size()}; }

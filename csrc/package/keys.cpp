@@ -38,7 +38,7 @@ const uint8_t* bytes(std::string_view text) { return reinterpret_cast<const uint
 
 std::string content_of(const std::string& path, const std::string& name, bool guarded) {
   try {
-    if (auto content = read_small(path, guarded)) return *std::move(content);
+    if (auto content = read_limited(path, guarded)) return *std::move(content);
   } catch (const std::system_error& error) {
     throw Error(errors::kUsage, name + " cannot be read: " + error.code().message());
   } catch (const std::invalid_argument& error) {

@@ -25,7 +25,7 @@ void check_guarded(const std::filesystem::path& path, const struct stat& status)
 
 }  // namespace
 
-std::optional<std::string> read_small(const std::filesystem::path& path, bool guarded) {
+std::optional<std::string> read_limited(const std::filesystem::path& path, bool guarded) {
   // Non-blocking, or a FIFO would wait for a writer.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
@@ -45,7 +45,7 @@ std::optional<std::string> read_small(const std::filesystem::path& path, bool gu
 
 std::optional<std::string> read_signature_file(const std::filesystem::path& file) {
   try {
-    return read_small(file);
+    return read_limited(file);
   } catch (const std::system_error& error) {
     throw Error(errors::kUsage, "cannot read the signature file " + file.string() + ": " + error.code().message());
   } catch (const std::invalid_argument& error) {

@@ -63,7 +63,7 @@ Policy parse_policy(std::string_view content) {
 void add_demand(const fs::path& path, bool must_exist, std::vector<Demand>& demands) {
   Policy policy;
   try {
-    const auto content = read_small(path, /*guarded=*/true);
+    const auto content = read_limited(path, /*guarded=*/true);
     if (!content && must_exist) refuse(path, "is not there", "EXPORTKIT_POLICY names it. ");
     if (!content) return;
     policy = parse_policy(*content);

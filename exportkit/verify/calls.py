@@ -12,8 +12,8 @@ import msgspec
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Node
 from exportkit.sizes import SizePlan, label_of
+from exportkit.verify.commands import InputsDrawn, ModelCalled
 from exportkit.verify.eager import EagerProcess
-from exportkit.verify.messages import InputsDrawn, ModelCalled
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import EagerUnavailable, Verdict, WrongStructure
 from exportkit.verify.replay import ReplayProcess

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from exportkit.child.messages import Failed
 from exportkit.package.manifest import Manifest
-from exportkit.verify.messages import DrawInputs, EagerMade, InputsDrawn, MakeEager
+from exportkit.verify.commands import DrawInputs, EagerMade, InputsDrawn, MakeEager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, EagerDiffers, EagerFailed, EagerUnavailable, TimedOut, Verdict
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker

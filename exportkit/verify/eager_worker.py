@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exportkit.child.messages import serve
-from exportkit.verify.messages import DrawInputs, EagerMade, InputsDrawn, MakeEager
+from exportkit.verify.commands import DrawInputs, EagerMade, InputsDrawn, MakeEager
 
 
 class Eager:

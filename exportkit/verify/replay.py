@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from exportkit.child.messages import Failed
 from exportkit.package.manifest import Manifest
-from exportkit.verify.messages import ArtifactLoaded, CallModel, LoadArtifact, ModelCalled
+from exportkit.verify.commands import ArtifactLoaded, CallModel, LoadArtifact, ModelCalled
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, MissingOperator, NotRun, TimedOut, Verdict
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from exportkit.child.messages import serve
-from exportkit.verify.messages import ArtifactLoaded, CallModel, LoadArtifact, ModelCalled
+from exportkit.verify.commands import ArtifactLoaded, CallModel, LoadArtifact, ModelCalled
 
 if TYPE_CHECKING:
     from exportkit.package.archive import PackageReader

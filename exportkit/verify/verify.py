@@ -17,8 +17,8 @@ from exportkit.package.trust import demand, demanded_by
 from exportkit.runtime.targets import host_for, named, parse_device, survey
 from exportkit.sizes import SizePlan, plan_sizes
 from exportkit.verify.calls import TargetCalls
+from exportkit.verify.commands import ArtifactLoaded
 from exportkit.verify.eager import EagerProcess, unnamed
-from exportkit.verify.messages import ArtifactLoaded
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import LoadFailed, MissingOperator, Signed
 from exportkit.verify.replay import ReplayProcess

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from exportkit.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,3 +33,29 @@ def test_importing_a_part_does_not_import(module: str, forbidden: list[str]):
     code = f"import sys, {module}; print([m for m in {forbidden!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_no_module_name_stands_for_two_things():
+    """The same name means the same thing: a command and what it runs, an operator and its Triton form."""
+    places: dict[str, list[Path]] = {}
+    for path in sorted((ROOT / "exportkit").rglob("*.py")):
+        if not path.name.startswith("__") and path.parent.parts[-2:] not in {("exportkit", "cli"), ("ops", "triton")}:
+            places.setdefault(path.stem, []).append(path)
+    assert [found for found in places.values() if len(found) > 1] == []
+
+
+def test_a_command_has_the_name_of_what_it_runs():
+    for path in (ROOT / "exportkit" / "cli").glob("*.py"):
+        elsewhere = [other for other in (ROOT / "exportkit").rglob(path.name) if other != path]
+        assert path.name == "__init__.py" or not elsewhere or path.stem in COMMANDS
+
+
+def test_one_place_starts_python_processes():
+    starts = re.compile(r"Popen|sys\.executable|multiprocessing")
+    found = [path for path in (ROOT / "exportkit").rglob("*.py") if starts.search(path.read_text())]
+    assert found == [ROOT / "exportkit" / "child" / "process.py"]
+
+
+def test_no_test_library_is_in_the_product():
+    for path in (ROOT / "exportkit").rglob("*.py"):
+        assert not re.search(r"unittest|^import pytest|^from pytest", path.read_text(), re.MULTILINE), path

@@ -18,7 +18,7 @@ from exportkit.runtime.targets import Host
 from exportkit.verify import eager as eager_module
 from exportkit.verify import replay
 from exportkit.verify import verify as module
-from exportkit.verify.messages import (
+from exportkit.verify.commands import (
     ArtifactLoaded,
     CallModel,
     DrawInputs,

@@ -15,7 +15,7 @@ from verify_models import STATE
 from exportkit.errors import UsageError
 from exportkit.export.cases import eager_mode
 from exportkit.package import manifest as m
-from exportkit.verify.messages import LoadArtifact
+from exportkit.verify.commands import LoadArtifact
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     CallFailed,

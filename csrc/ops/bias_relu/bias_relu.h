@@ -1,6 +1,6 @@
 #pragma once
 
-#include "common/scale_bias_relu.h"
+#include "common/x_and_bias.h"
 
 namespace arr_coc {
 

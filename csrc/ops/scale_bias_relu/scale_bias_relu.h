@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "common/scale_bias_relu.h"
+#include "common/x_and_bias.h"
 #include "ops/relu/relu.h"
 
 namespace arr_coc {

@@ -1,4 +1,4 @@
-"""What a verification and its child processes say to each other. Tensors travel in files.
+"""What a verification asks its child processes, and what they answer. Tensors travel in files.
 
 The docstring of a command names the class of its answer. Nothing here imports torch, the exporter or a model.
 """
