@@ -1,15 +1,20 @@
 # `make demo` and `make test` each do their own set-up: a venv at .venv, torch by constraints.txt, the build.
-# PYTHON chooses the interpreter (3.11 or newer). EXPORTKIT_CUDA=0|1|auto: whether CUDA kernels are built, and
-# EXPORTKIT_CPP_RUNTIME=0|1|auto: whether the C++ runtime is (see setup.py).
+# PYTHON chooses the interpreter (3.11 or newer); EXPORTKIT_CUDA and EXPORTKIT_CPP_RUNTIME choose what is built, and
+# setup.py says how. `make test` compiles the CUDA sources wherever nvcc is; everything else, only for a GPU that is here.
 PYTHON ?= python3
+EXPORTKIT_CUDA ?= $(if $(filter test,$(MAKECMDGOALS)),check,auto)
+export EXPORTKIT_CUDA
 VENV := .venv
 BIN := $(VENV)/bin
+TORCH := $(VENV)/.torch
 READY := $(VENV)/.ready
+BUILT := build/.built-$(EXPORTKIT_CUDA)
 SOURCES := $(shell find csrc -type f) setup.py
 CXX_FILES := $(filter %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
 # What the C++ runtime is built with. Where they are missing and cannot be installed, the build says so and does without.
 APT_PACKAGES := cmake nlohmann-json3-dev
 
+.NOTPARALLEL:
 .PHONY: help setup build demo test lint format docs bench clean
 
 help:
@@ -20,24 +25,26 @@ help:
 	@echo "make bench   operators beside the alternatives; load time, start-up time"
 	@echo "make clean   removes the venv, the build and the caches"
 
-$(READY): pyproject.toml constraints.txt
+$(TORCH): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exportkit needs Python 3.11 or newer here, this is " + sys.version.split()[0] + ": set PYTHON=python3.x")'
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_PACKAGES) >/dev/null 2>&1; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_PACKAGES) || true; fi
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy "setuptools>=77" wheel ninja
-	$(BIN)/python setup.py -q build_ext --inplace
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
 	@touch $@
 
-setup: $(READY)
-
-# An editable install builds once; this follows the sources from then on.
-exportkit/lib/libarr_coc_cpu.so: $(READY) $(SOURCES)
+$(BUILT): $(TORCH) $(SOURCES)
 	$(BIN)/python setup.py -q build_ext --inplace
+	@rm -f build/.built-* && touch $@
+
+# An editable install, once. It builds what is not built yet; $(BUILT) follows the sources.
+$(READY): pyproject.toml | $(TORCH)
+	EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
 	@touch $@
 
-build: exportkit/lib/libarr_coc_cpu.so
+build: $(BUILT) $(READY)
+
+setup: build
 
 demo: build
 	$(BIN)/exportkit demo

@@ -1,14 +1,24 @@
 """Builds the reader of packages, the operator libraries and, where CMake and what it asks for are, the C++ runtime.
 
 The reader (csrc/package) becomes libexportkit_package.so, which needs neither torch nor Python. C++ operators go into
-libarr_coc_cpu.so and, where nvcc is, CUDA ones into libarr_coc_cuda.so. No library is a Python module (there is no
-PyInit): Python opens them by their path. Operators use the LibTorch stable ABI only, so one wheel holds for every
-Python >= 3.10 and every torch >= 2.11, with or without CUDA; with any other torch than the one it was built with, the
-C++ runtime (csrc/runtime) is left alone and torch's Python binding runs the code. torch's own
-BuildExtension is not used: it refuses CUDA sources where torch is a CPU build, and takes Python's link flags along.
+libarr_coc_cpu.so, CUDA operators into libarr_coc_cuda.so. No library is a Python module (there is no PyInit): Python
+opens them by their path. Operators use the LibTorch stable ABI only, so one wheel serves every Python >= 3.10 and every
+torch >= 2.11, with or without CUDA. The C++ runtime (csrc/runtime) serves the torch it was built with; with another
+torch, torch's Python binding runs the code. torch's own BuildExtension is not used: it refuses CUDA sources where torch
+is a CPU build, and it adds Python's link flags.
 
-Environment: EXPORTKIT_CUDA=0|1|auto and EXPORTKIT_CPP_RUNTIME=0|1|auto (default auto: what can be built is), DEBUG=1,
-TORCH_CUDA_ARCH_LIST (such as "8.0;9.0+PTX"), CUDA_HOME, CXX, MAX_JOBS.
+Environment:
+    EXPORTKIT_CUDA: Which CUDA kernels are built.
+        auto (default): those for the GPUs that torch sees; without such a GPU, nvcc does not run.
+        1: those for every architecture of a release; it needs nvcc but no GPU.
+        0: nothing.
+        check: as auto; without a GPU, the sources are compiled for one architecture, unoptimised, and stay in the build
+            folder (`make test` does so).
+    EXPORTKIT_CPP_RUNTIME: 0, 1 or auto (default): whether the C++ runtime is built; auto builds it where CMake and what
+        it needs are installed.
+    DEBUG: 1 gives symbols and no optimisation.
+    TORCH_CUDA_ARCH_LIST: The architectures to build for, such as "8.0;9.0+PTX", in place of those above.
+    CUDA_HOME, CXX, MAX_JOBS: Where CUDA is, the C++ compiler, how many compilers run at a time.
 """
 
 import os
@@ -18,6 +28,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from setuptools import Extension, setup
@@ -26,7 +37,9 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent.resolve()
 TORCH = Path(torch.__file__).parent
 TARGET_TORCH = "0x020b000000000000"  # 2.11: the oldest torch the libraries load in
-ARCHITECTURES = "8.0;8.6;8.9;9.0+PTX"  # A100, RTX 30xx, Ada, Hopper; PTX for what comes later
+RELEASE_ARCHITECTURES = "8.0;8.6;8.9;9.0+PTX"  # A100, RTX 30xx, Ada, Hopper; PTX for what comes later
+CHECKED_ARCHITECTURE = "9.0"  # compiles what is for Hopper alone, too
+CHECKED = "cuda-check"  # the folder of what is compiled but not installed, in the build folder
 DEBUG = os.environ.get("DEBUG", "0") == "1"
 
 # Messages and libraries name no build folder, nor where torch was.
@@ -52,29 +65,53 @@ CXX_FLAGS = [
     *DEFINES,
 ]
 # The CUDA shims' declarations hide behind USE_CUDA. Compressed, five architectures cost a package a fraction.
-NVCC_FLAGS = ["-std=c++17", *(["-G", "-g"] if DEBUG else ["-O3"]), "-DUSE_CUDA", "-Xfatbin=-compress-all"]
-NVCC_FLAGS += [f"-Xcompiler={','.join(COMMON)}", *DEFINES]
+NVCC_FLAGS = ["-std=c++17", "-DUSE_CUDA", "-Xfatbin=-compress-all", f"-Xcompiler={','.join(COMMON)}", *DEFINES]
+NVCC_OPTIMISED = ["-G", "-g"] if DEBUG else ["-O3"]
+NVCC_QUICK = ["-Xcicc=-O0", "-Xptxas=-O0"]
 STRIP = [] if DEBUG else ["-s"]
 
 
-def choice(variable):
-    """0, 1 or auto."""
-    value = os.environ.get(variable, "auto")
-    if value not in ("0", "1", "auto"):
-        sys.exit(f"{variable} must be 0, 1 or auto, got {value!r}")
+class Cuda(NamedTuple):
+    """How the CUDA sources are compiled: by which nvcc, for what, and whether the library is for use."""
+
+    nvcc: str
+    architectures: str
+    installed: bool = True
+
+
+def choice(variable, *others):
+    """The variable's value: 0, 1, auto or one of the others."""
+    value, allowed = os.environ.get(variable, "auto"), ("0", "1", "auto", *others)
+    if value not in allowed:
+        sys.exit(f"{variable} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
     return value
 
 
-def find_nvcc():
-    """The CUDA compiler or None, and why."""
-    wanted = choice("EXPORTKIT_CUDA")
+def choose_cuda():
+    """How the CUDA sources are compiled, or None; and why."""
+    wanted = choice("EXPORTKIT_CUDA", "check")
     if wanted == "0":
         return None, "EXPORTKIT_CUDA=0"
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = (shutil.which("nvcc", path=os.path.join(home, "bin")) if home else None) or shutil.which("nvcc")
-    if nvcc is None and wanted == "1":
-        sys.exit("EXPORTKIT_CUDA=1, but there is no nvcc: put it on PATH, set CUDA_HOME, or set EXPORTKIT_CUDA=0")
-    return nvcc, f"found {nvcc}" if nvcc else "no nvcc on PATH, no CUDA_HOME"
+    if nvcc is None:
+        if wanted == "1":
+            sys.exit("EXPORTKIT_CUDA=1, but nvcc was not found: add it to PATH, set CUDA_HOME, or set EXPORTKIT_CUDA=0")
+        return None, "nvcc is not on PATH, and CUDA_HOME is not set"
+    named = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    if wanted == "1":
+        return Cuda(nvcc, named or RELEASE_ARCHITECTURES), "EXPORTKIT_CUDA=1"
+    if visible := visible_architectures():
+        return Cuda(nvcc, named or visible), "for the GPU here"
+    if wanted == "check":
+        return Cuda(nvcc, named or CHECKED_ARCHITECTURE, installed=False), "to see that they compile: torch sees no GPU"
+    return None, "torch sees no GPU; EXPORTKIT_CUDA=1 builds for others"
+
+
+def visible_architectures():
+    """Those of the GPUs that torch sees, such as "8.0;9.0"; the empty string without one."""
+    capabilities = {torch.cuda.get_device_capability(gpu) for gpu in range(torch.cuda.device_count())}
+    return ";".join(f"{major}.{minor}" for major, minor in sorted(capabilities))
 
 
 def gencode_flags(architectures):
@@ -106,24 +143,22 @@ class BuildLibraries(build_ext):
 
     def run(self):
         """Compiles what changed, with MAX_JOBS jobs or one a core."""
-        nvcc, reason = find_nvcc()
-        architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or ARCHITECTURES
+        cuda, reason = choose_cuda()
         print(
             f"exportkit: torch {torch.__version__} headers, stable ABI of torch 2.11, "
-            f"{'debug' if DEBUG else 'optimised'} build; CUDA {'on' if nvcc else 'off'} ({reason})"
-            + (f", architectures {architectures}" if nvcc else ""),
+            f"{'debug' if DEBUG else 'optimised'} build; CUDA {cuda.architectures if cuda else 'off'} ({reason})",
             file=sys.stderr,
         )
-        if nvcc is None:
-            cuda = next(ext for ext in self.extensions if ext.name.endswith("_cuda"))
-            self.extensions.remove(cuda)
-            Path(self.get_ext_fullpath(cuda.name)).unlink(missing_ok=True)  # of an earlier build, with other kernels
         # Not build_temp, which differs between `pip install -e`, wheels and build_ext: each would compile it all again.
         build = ROOT / "build" / ("debug" if DEBUG else "release")
         build.mkdir(parents=True, exist_ok=True)
-        (build / "build.ninja").write_text(self.ninja_file(build, nvcc, architectures))
+        (build / "build.ninja").write_text(self.ninja_file(cuda))
         jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
         subprocess.run([ninja(), "-C", str(build), *jobs], check=True, stdout=sys.stderr)
+        if not (cuda and cuda.installed):
+            library = next(extension for extension in self.extensions if extension.name.endswith("_cuda"))
+            self.extensions.remove(library)
+            Path(self.get_ext_fullpath(library.name)).unlink(missing_ok=True)  # of an earlier build, with other kernels
         for extension in self.extensions:
             target = Path(self.get_ext_fullpath(extension.name))
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -163,8 +198,8 @@ class BuildLibraries(build_ext):
             return
         subprocess.run([ninja(), "-C", str(build), *jobs, "install"], check=True, stdout=sys.stderr)
 
-    def ninja_file(self, build, nvcc, architectures):
-        """The build of every library this machine can make."""
+    def ninja_file(self, cuda):
+        """The build of every library but the C++ runtime."""
         cxx = os.environ.get("CXX", "g++")
         lib = f"-L{TORCH / 'lib'}"
         lines = rules("cxx", [cxx, "-MMD", "-MF", "$out.d", *CXX_FLAGS, "-c", "$in", "-o", "$out"], depfile=True)
@@ -175,22 +210,28 @@ class BuildLibraries(build_ext):
                                         "-Wl,-soname,libexportkit_package.so", "-ldl", "-lpthread"])  # fmt: skip
         lines += rules("link_cpu", [cxx, "-shared", *STRIP, "$in", "-o", "$out", "-Wl,-soname,libarr_coc_cpu.so", lib,
                                     "-Wl,--no-as-needed", "-ltorch_cpu"])  # fmt: skip
-        if nvcc:
-            compile_cuda = [nvcc, "-MD", "-MF", "$out.d", *NVCC_FLAGS, *gencode_flags(architectures)]
-            lines += rules("nvcc", [*compile_cuda, "-c", "$in", "-o", "$out"], depfile=True)
+        if cuda:
+            flags = [*(NVCC_OPTIMISED if cuda.installed else NVCC_QUICK), *gencode_flags(cuda.architectures)]
+            lines += rules("nvcc", [cuda.nvcc, "-MD", "-MF", "$out.d", *NVCC_FLAGS, *flags, "-c", "$in", "-o", "$out"],
+                           depfile=True)  # fmt: skip
             # The CUDA runtime is static, so that the library does not care which of the CUDA wheels is installed.
-            lines += rules("link_cuda", [nvcc, "-shared", "-nodlink", "-cudart", "static", "$in", "-o", "$out", lib,
-                                         *(f"-Xlinker={flag}" for flag in STRIP), "-Xlinker=-soname,libarr_coc_cuda.so",
+            lines += rules("link_cuda", [cuda.nvcc, "-shared", "-nodlink", "-cudart", "static", "$in", "-o", "$out",
+                                         lib, *(f"-Xlinker={flag}" for flag in STRIP),
+                                         "-Xlinker=-soname,libarr_coc_cuda.so",
                                          "-Xlinker=--no-as-needed", "-ltorch"])  # fmt: skip
         for extension in self.extensions:
             library = extension.name.rpartition(".")[2]
             kind = library.rpartition("_")[2]
+            if kind == "cuda" and not cuda:
+                continue
             compiler = {"cpu": "cxx", "cuda": "nvcc", "package": "cxx_package"}[kind]
-            objects = []
+            checked = kind == "cuda" and not cuda.installed
+            folder, objects = (CHECKED if checked else kind), []
             for source in extension.sources:
-                objects.append(f"{kind}/{Path(source).stem}.o")
+                objects.append(f"{folder}/{Path(source).stem}.o")
                 lines.append(f"build {objects[-1]}: {compiler} {ROOT / source}")
-            lines.append(f"build {library}.so: link_{kind} {' '.join(objects)}")
+            target = f"{folder}/{library}.so" if checked else f"{library}.so"
+            lines.append(f"build {target}: link_{kind} {' '.join(objects)}")
         return "\n".join(lines) + "\n"
 
 

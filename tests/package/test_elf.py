@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from exportkit.errors import NotAnOperatorLibraryError
-from exportkit.libraries import built_in_libraries
 from exportkit.package.elf import defined_versions, is_stable, oldest_torch, read_elf, stable_abi
+from tests.built import operator_library
 from tests.package.c_library import PRELUDE, build
 
 MANGLED = {
@@ -50,10 +50,7 @@ def test_the_list_of_shims_is_sorted_and_holds_names_only() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_our_own_libraries_are_stable_and_know_their_device(device: str) -> None:
-    library = built_in_libraries().get(device)
-    if library is None:
-        pytest.skip(f"no {device} library was built")
-    elf = read_elf(library)
+    elf = read_elf(operator_library(device))
     assert elf.device == device
     assert elf.registers_operators
     assert is_stable(elf.torch_symbols)

@@ -15,12 +15,14 @@ import pytest
 import torch
 from elftools.elf.elffile import ELFFile
 
-from exportkit.libraries import LIBRARY_DIR, built_in_libraries
+from exportkit.libraries import LIBRARY_DIR
 from exportkit.package import elf
+from tests import built
 from tests.package.c_library import operator_library
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted(LIBRARY_DIR.rglob("*.so"))  # the operators, and the C++ runtime for each torch
+# The operators, the reader, and the C++ runtime for each torch.
+SHIPPED = sorted({*LIBRARY_DIR.rglob("*.so"), *filter(Path.exists, [built.CHECKED])})
 
 # What a host of 2024 has (Ubuntu 24.04): a library that was built on a newer one does not load there.
 NEWEST_GLIBC, NEWEST_GLIBCXX = (2, 38), (3, 4, 32)
@@ -28,11 +30,8 @@ NEWEST_GLIBC, NEWEST_GLIBCXX = (2, 38), (3, 4, 32)
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", id="cuda-library")])
 def library(request: pytest.FixtureRequest) -> elf.Elf:
-    """Each of our operator libraries. The CPU one is always built."""
-    built = built_in_libraries()
-    if request.param == "cuda" and "cuda" not in built:
-        pytest.skip("built without CUDA")
-    return elf.read_elf(built[request.param])
+    """Each of our operator libraries."""
+    return elf.read_elf(built.operator_library(request.param))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
@@ -110,7 +109,7 @@ def test_what_is_shipped_names_no_folder_of_the_build_and_runs_no_stack(path: Pa
     assert not {"DT_RPATH", "DT_TEXTREL"} & {tag.entry.d_tag for tag in dynamic}
     # Only the C++ runtime looks for others: the reader of packages, and torch beside it or in a development tree.
     runpath = [tag.runpath for tag in dynamic if tag.entry.d_tag == "DT_RUNPATH"]
-    assert len(runpath) == (path.parent != LIBRARY_DIR)
+    assert len(runpath) == (path.name == "libexportkit_runtime.so")
     assert all(found.startswith("$ORIGIN/..:$ORIGIN/../../../torch/lib") for found in runpath)
     # Without the first, or with an executable one, glibc 2.41 refuses to open the library.
     assert [header.p_flags & 1 for header in segments if header.p_type == "PT_GNU_STACK"] == [0]

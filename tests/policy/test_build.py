@@ -1,0 +1,112 @@
+"""What setup.py builds: CUDA kernels for the GPU that is here, for a release, or only to see that they compile."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import setuptools
+import torch
+
+ROOT = Path(__file__).parents[2]
+VARIABLES = ("EXPORTKIT_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "DEBUG")
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of setup.py, on a machine with nvcc and without a GPU."""
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    compiler = tmp_path / "nvcc"
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(setuptools, "setup", lambda **arguments: None)
+    monkeypatch.chdir(ROOT)
+    return runpy.run_path("setup.py")
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts GPUs of these capabilities into the machine."""
+
+    def put(*capabilities: tuple[int, int]) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capabilities[gpu])
+
+    return put
+
+
+def test_without_a_gpu_nvcc_is_not_used(setup: dict[str, Any]) -> None:
+    cuda, reason = setup["choose_cuda"]()
+    assert cuda is None
+    assert reason == "torch sees no GPU; EXPORTKIT_CUDA=1 builds for others"
+
+
+def test_kernels_are_built_for_the_gpus_that_are_here(setup: dict[str, Any], gpus: Callable[..., None]) -> None:
+    gpus((9, 0), (8, 0), (9, 0))
+    cuda, _ = setup["choose_cuda"]()
+    assert (cuda.architectures, cuda.installed) == ("8.0;9.0", True)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_release_has_every_architecture_whatever_gpu_is_here(
+    count: int, setup: dict[str, Any], gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(*[(8, 6)] * count)
+    monkeypatch.setenv("EXPORTKIT_CUDA", "1")
+    cuda, _ = setup["choose_cuda"]()
+    assert (cuda.architectures, cuda.installed) == ("8.0;8.6;8.9;9.0+PTX", True)
+
+
+def test_the_tests_compile_the_cuda_sources_and_install_nothing_of_it(
+    setup: dict[str, Any], gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXPORTKIT_CUDA", "check")
+    cuda, _ = setup["choose_cuda"]()
+    assert (cuda.architectures, cuda.installed) == ("9.0", False)
+    gpus((8, 0))
+    cuda, _ = setup["choose_cuda"]()
+    assert (cuda.architectures, cuda.installed) == ("8.0", True)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "1", "check"])
+def test_architectures_that_are_named_take_the_place_of_others(
+    wanted: str, setup: dict[str, Any], gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus((9, 0))
+    monkeypatch.setenv("EXPORTKIT_CUDA", wanted)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.9+PTX")
+    assert setup["choose_cuda"]()[0].architectures == "8.9+PTX"
+
+
+def test_zero_builds_nothing_of_cuda(
+    setup: dict[str, Any], gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus((9, 0))
+    monkeypatch.setenv("EXPORTKIT_CUDA", "0")
+    assert setup["choose_cuda"]() == (None, "EXPORTKIT_CUDA=0")
+
+
+def test_without_nvcc_only_a_demand_for_it_stops_the_build(
+    setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvcc").unlink()
+    for wanted in ("auto", "check"):
+        monkeypatch.setenv("EXPORTKIT_CUDA", wanted)
+        assert setup["choose_cuda"]()[0] is None
+    monkeypatch.setenv("EXPORTKIT_CUDA", "1")
+    with pytest.raises(SystemExit, match=r"EXPORTKIT_CUDA=1, but nvcc was not found"):
+        setup["choose_cuda"]()
+
+
+def test_another_value_is_refused_with_those_that_are_allowed(
+    setup: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXPORTKIT_CUDA", "yes")
+    with pytest.raises(SystemExit, match=r"EXPORTKIT_CUDA must be 0, 1, auto or check, got 'yes'"):
+        setup["choose_cuda"]()
