@@ -318,12 +318,14 @@ def _library(device: str) -> Finding:
     name = f"arr_coc, {device.upper()}"
     path = built_in_libraries().get(device)
     if path is None:
-        hint = "`make setup` builds it" + (", where nvcc is." if device == "cuda" else ".")
+        hint = "`make build` builds it."
+        if device == "cuda":
+            hint = "`make build` builds it where nvcc and a GPU are; EXPORTKIT_CUDA=1 builds it for other GPUs."
         return Finding(name, False, "not built", hint)
     try:
         library = describe_library(path)
     except ExportkitError as error:
-        return Finding(name, False, error.message, error.hint or "`make setup` builds it again.")
+        return Finding(name, False, error.message, error.hint or "`make build` builds it again.")
     count = f"{len(library.defines)} operators" if library.defines else "kernels"
     return Finding(name, True, f"{count}, torch {library.needs_torch} or newer, {path.name}")
 
