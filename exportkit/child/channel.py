@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 _LENGTH = struct.Struct("!I")
 _MAX_BYTES = 16 << 20  # of one message: names, shapes and texts
-_MAX_FILES = 2  # that come with one message
+_FILE = struct.Struct("i")
+_ANCILLARY_BYTES = socket.CMSG_LEN(2 * _FILE.size)  # at most two files come with a message
 
 
 class Channel:
@@ -50,7 +51,9 @@ class Channel:
             ValueError: The message is longer than any of ours.
         """
         self._set_timeout()
-        header, files, _, _ = socket.recv_fds(self._socket, _LENGTH.size, _MAX_FILES, socket.MSG_CMSG_CLOEXEC)
+        # Not socket.recv_fds, which drops the flag: a program that this process starts would have the files open too.
+        header, ancillary, _, _ = self._socket.recvmsg(_LENGTH.size, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        files = [file for _, _, data in ancillary for (file,) in _FILE.iter_unpack(data)]
         try:
             header += self._receive_exactly(_LENGTH.size - len(header))
             (length,) = _LENGTH.unpack(header)

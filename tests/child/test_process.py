@@ -1,0 +1,104 @@
+"""Child processes start where they should, and end when they should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.messages import Failed, decode, encode
+from exportkit.child.probe import Probe, Registrations, registrations
+from exportkit.child.process import ChildProcess, describe_end
+from exportkit.errors import HostError, LibraryLoadError, NoTargetError
+from tests.fresh import ROOT
+from tests.runtime.isolation import eventually, runs
+
+PROBE = "exportkit.child.probe_worker"
+
+
+def test_a_parent_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
+    code = f"""
+import time
+from exportkit.child.conversation import Conversation
+child = Conversation({PROBE!r}, search_path="installed")
+print(child._process.pid, flush=True)
+time.sleep(600)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid = int(parent.stdout.readline())
+    assert runs(pid)
+    parent.kill()
+    parent.wait()
+    assert eventually(lambda: not runs(pid))
+
+
+def test_a_child_that_is_killed_is_reported_with_its_signal() -> None:
+    with Conversation(PROBE, search_path="installed") as child:
+        os.kill(child._process.pid, signal.SIGKILL)
+        with pytest.raises(ChildEndedError) as error:
+            child.ask(Probe("x"), Registrations)
+    assert error.value.status == -signal.SIGKILL
+
+
+def test_without_an_interpreter_there_is_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(HostError, match="no Python interpreter"):
+        ChildProcess(PROBE)
+
+
+def test_a_kernel_that_starts_no_process_is_a_host_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no such file"))
+    with pytest.raises(HostError, match=r"cannot start a child process: .*No such file"):
+        ChildProcess(PROBE)
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, "exited with status 0"),
+        (-signal.SIGSEGV, "was killed by SIGSEGV (signal 11)"),
+        (-signal.SIGILL, "was killed by SIGILL (signal 4), an instruction this CPU does not have,"),
+        (-63, "was killed by signal 63"),
+    ],
+)
+def test_an_end_is_put_in_words(status: int, words: str) -> None:
+    assert describe_end(status) == words
+
+
+@pytest.mark.parametrize(
+    ("raised", "again"),
+    [
+        (NoTargetError("no target", hint="Give one."), NoTargetError("no target", hint="Give one.")),
+        (RuntimeError("the kernel\nException raised from x (most recent call first)"), RuntimeError("the kernel")),
+        (ValueError("a number"), RuntimeError("ValueError: a number")),
+        (KeyError(), RuntimeError("KeyError: (no message)")),
+    ],
+)
+def test_an_error_crosses_to_the_parent_with_its_class_and_words(raised: Exception, again: Exception) -> None:
+    failed = decode(encode(Failed.of(raised)), Failed)
+    assert type(failed.exception()) is type(again)
+    assert str(failed.exception()) == str(again)
+
+
+def test_a_library_that_the_linker_refuses_comes_back_without_a_hint(tmp_path: Path) -> None:
+    path = tmp_path / "libtext.so"
+    path.write_text("text " * 1000)
+    with pytest.raises(
+        LibraryLoadError, match=r"the dynamic linker refused libtext\.so: .*invalid ELF header"
+    ) as error:
+        registrations(path)
+    assert error.value.hint is None
