@@ -21,7 +21,7 @@ help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
 	@echo "make test    linters and tests"
 	@echo "make lint    ruff, mypy, import-linter, clang-format (make format mends what can be mended)"
-	@echo "make docs    docs/cli.md and the README's tables, from the code"
+	@echo "make docs    the parts of the documents that come from the code and from measurements"
 	@echo "make bench   operators beside the alternatives; load time, start-up time"
 	@echo "make clean   removes the venv, the build and the caches"
 
@@ -65,9 +65,9 @@ format: $(READY)
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 docs: build
-	$(BIN)/python -m exportkit.cli.reference
-	$(BIN)/python -m exportkit.ops._table
-	$(BIN)/python -m exportkit.bench.document
+	$(BIN)/python -m tools.command_reference
+	$(BIN)/python -m tools.operator_table
+	$(BIN)/python -m tools.results_tables
 
 bench: build
 	$(BIN)/exportkit bench ops -o artifacts/bench.json

@@ -3,9 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from exportkit.bench import document, tables
+from exportkit.bench import tables
 from exportkit.bench.results import Measurement
-from tests.bench.test_results import MACHINE, results, row, timing
+from tests.bench.test_results import results, row, timing
 
 
 def cells(table: str) -> list[list[str]]:
@@ -63,28 +63,6 @@ def test_the_heading_names_machine_versions_and_limit():
     text = tables.heading(results())
     for part in ("a GPU", "driver 1.2", "CUDA 13.0", "torch 2.11.0", "abc", "4000 GB/s"):
         assert part in text
-
-
-def test_the_documents_show_goals_on_a_gpu_and_the_largest_size_on_a_cpu():
-    (subject, size), goal = next(iter(document.GOALS.items()))
-    goal_row = msgspec.structs.replace(row(subject, eager=3.0), size=size)
-    gpu = results(goal_row, row("other", eager=2.0))
-    cpu_machine = msgspec.structs.replace(MACHINE, device="a CPU, 2 threads", gpu=None)
-    large = msgspec.structs.replace(row("op", eager=5.0), size="large", moved_bytes=10**6)
-    cpu = results(row("op", eager=7.0), large, machine=cpu_machine)
-    readme = document.with_performance(
-        "<!-- performance: written by `make docs` -->\nold\n<!-- /performance -->", [gpu, cpu]
-    )
-    assert "old" not in readme
-    assert f"| {subject} " in readme
-    assert f"{goal:.3f}" in readme
-    assert "| other " not in readme
-    assert "| large " in readme
-    assert "7.00x" not in readme
-    text = document.performance([gpu, cpu])
-    assert "| other " in text
-    assert "7.00x" in text
-    assert document.plot_of(gpu).name == "performance-a-gpu.svg"
 
 
 def test_a_plot_is_drawn_and_is_the_same_file_again(tmp_path):

@@ -1,0 +1,111 @@
+"""Every command, and every block of Python or C++, in README.md and docs/ does what the page says."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.policy.documents import RUNNABLE, Block, Document, agrees, documents, run
+
+DOCUMENTS = documents()
+BLOCKS = [pytest.param(d, b, id=f"{d.name}:{b.line}") for d in DOCUMENTS for b in d.blocks if b.language in RUNNABLE]
+README = next(document for document in DOCUMENTS if document.name == "README.md")
+
+
+@pytest.fixture(scope="module")
+def follow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Document], Path]:
+    """Runs a document once, after the one that it goes on from, and returns the folder that it leaves."""
+    left: dict[str, Path] = {}
+    cache = tmp_path_factory.mktemp("cache")
+
+    def folder_after(document: Document) -> Path:
+        if document.name not in left:
+            folder = tmp_path_factory.mktemp("document")
+            if document.after is not None:
+                shutil.copytree(folder_after(document.after), folder, dirs_exist_ok=True)
+            run(document, folder, cache)
+            left[document.name] = folder
+        return left[document.name]
+
+    return folder_after
+
+
+@pytest.mark.parametrize(
+    "document", [d for d in DOCUMENTS if any(block.runs for block in d.blocks)], ids=lambda document: document.name
+)
+def test_a_document_does_what_it_says(document: Document, follow: Callable[[Document], Path]):
+    follow(document)
+
+
+@pytest.mark.parametrize(("document", "block"), BLOCKS)
+def test_every_block_is_run_or_says_why_not(document: Document, block: Block):
+    assert block.marker is not None, "say what happens to this block: see tests/policy/documents.py"
+    kind, _, argument = block.marker.partition(": ")
+    assert kind in ("run", "file", "in", "not run")
+    if kind in ("file", "in", "not run"):
+        assert argument
+    if kind == "in":
+        assert lines(block.text) in lines((document.path.parent / argument).read_text())
+    if kind == "run":
+        assert block.language in ("console", "python")
+    if block.obstacle is not None:
+        pytest.skip(block.obstacle)
+
+
+def lines(text: str) -> str:
+    """The text without indentation."""
+    return "\n".join(line.strip() for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "expected"),
+    [
+        (["a  1.2 MB"], ["a  3.4 MB"], True),
+        (["took 3 ms"], ["took 1200.5 ms"], True),
+        (["difference 2.7e-07"], ["difference 3.1e-05"], True),
+        (["torch 2.13.0+cpu"], ["torch 2.11.0+cu130"], True),
+        (["a    b"], ["a b"], True),
+        (["ok: 4 calls agree"], ["ok: 3 calls agree"], False),
+        (["a"], ["a", "b"], False),
+        (["a", "b"], ["a"], False),
+        (["a", "..."], ["a", "b", "c"], True),
+        (["...", "c"], ["a", "b", "c"], True),
+        (["...", "b"], ["a", "b", "c"], False),
+        (["a", "...", "c"], ["a", "c"], True),
+    ],
+)
+def test_output_agrees_but_for_what_a_machine_decides(shown: list[str], printed: list[str], expected: bool):
+    assert agrees(shown, printed) is expected
+
+
+def document(tmp_path: Path, text: str) -> Document:
+    path = tmp_path / "page.md"
+    path.write_text(text)
+    return Document(path)
+
+
+def test_a_command_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.policy.documents.ROOT", tmp_path)
+    page = document(tmp_path, "<!-- run -->\n```console\n$ true\n$ echo so; exit 3\n$ true\n```\n")
+    with pytest.raises(AssertionError, match=r"page.md:2: `echo so; exit 3` exited with 3\nso"):
+        run(page, tmp_path, tmp_path)
+
+
+def test_output_that_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.policy.documents.ROOT", tmp_path)
+    page = document(tmp_path, "<!-- run -->\n```console\n$ X=new && \\\n  echo is $X\nis old\n```\n")
+    with pytest.raises(AssertionError, match=r"(?s)is new\n\nand the document shows\nis old"):
+        run(page, tmp_path, tmp_path)
+
+
+def test_the_readme_is_short_and_leads_to_every_answer():
+    text = README.path.read_text()
+    assert len(text.encode()) <= 9000
+    for question in ("own-models", "own-operators", "cpp", "performance", "troubleshooting", "production"):
+        assert f"](docs/{question}.md" in text
+    for folder in ("csrc/package", "csrc/runtime", "exportkit/runtime", "csrc/ops", "exportkit/ops"):
+        assert folder in text
+    assert "## Installation" in text

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from exportkit.bench.results import Results
+from tests.bench.test_results import MACHINE, results, row
+from tools import results_tables
+from tools.generated import with_section
+from tools.results_tables import GOALS, MEASUREMENTS, README, README_ROWS, SUMMARY
+
+CPU = msgspec.structs.replace(MACHINE, device="a CPU, 2 threads", gpu=None)
+
+
+def gpu_and_cpu() -> list[Results]:
+    (subject, size), _ = next(iter(GOALS.items()))
+    goal = msgspec.structs.replace(row(subject, eager=3.0), size=size)
+    large = msgspec.structs.replace(row("op", eager=5.0), size="large", moved_bytes=10**6)
+    return [results(goal, row("other", eager=2.0)), results(row("op", eager=7.0), large, machine=CPU)]
+
+
+def test_the_summary_shows_goals_on_a_gpu_and_the_largest_size_on_a_cpu():
+    (subject, _), goal = next(iter(GOALS.items()))
+    text = results_tables.summary(gpu_and_cpu())
+    assert f"| {subject} " in text
+    assert f"{goal:.3f}" in text
+    assert "| other " not in text
+    assert "| large " in text
+    assert "7.00x" not in text
+
+
+def test_the_measurements_show_every_row():
+    text = results_tables.measurements(gpu_and_cpu())
+    assert "| other " in text
+    assert "7.00x" in text
+
+
+def test_the_readme_shows_six_rows_and_names_both_machines():
+    rows = [msgspec.structs.replace(row(name, eager=4.0), size=size) for _, name, size, _ in README_ROWS]
+    found = [results(*rows), results(*rows, machine=CPU)]
+    lines = results_tables.readme_section(found).splitlines()
+    assert lines[2] == f"| {README_ROWS[0][3]} | GPU | 1.00 | 4.00 | - |"
+    assert len([line for line in lines if line.startswith("| ")]) == 2 + len(README_ROWS) == 8
+    assert lines[-1] == "Medians. GPU: a GPU. CPU: a CPU, 2 threads."
+
+
+def test_a_row_that_was_not_measured_is_an_error():
+    with pytest.raises(KeyError):
+        results_tables.readme_section(gpu_and_cpu())
+
+
+def test_a_plot_is_named_after_its_device():
+    assert results_tables.plot_of(gpu_and_cpu()[0]).name == "performance-a-gpu.svg"
+
+
+def test_the_documents_have_the_numbers_of_the_committed_results():
+    found = results_tables.load_results()
+    assert README.read_text() == with_section(README.read_text(), "results", results_tables.readme_section(found))
+    assert SUMMARY.read_text() == with_section(SUMMARY.read_text(), "summary", results_tables.summary(found))
+    assert MEASUREMENTS.read_text() == results_tables.measurements(found), "stale: run `make docs`"

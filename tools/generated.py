@@ -1,0 +1,26 @@
+"""Replaces the generated sections of a hand-written document.
+
+A section stands between `<!-- NAME: written by make docs -->` and `<!-- /NAME -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def with_section(document: str, name: str, text: str) -> str:
+    """Returns the document with `text` in the section `name`.
+
+    Raises:
+        ValueError: The document does not have exactly one such section.
+    """
+    begin, end = f"<!-- {name}: written by `make docs` -->\n", f"<!-- /{name} -->"
+    pattern = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
+    document, found = pattern.subn(lambda _: text, document)
+    if found != 1:
+        raise ValueError(f"expected one section {name!r}, found {found}")
+    return document

@@ -1,0 +1,157 @@
+"""Writes the documents' numbers from benchmarks/results: `python -m tools.results_tables`.
+
+Run it after a file in benchmarks/results changed. It writes docs/measurements.md with every size, the section
+`summary` of docs/performance.md, the section `results` of README.md, and the plots if matplotlib is installed. A test
+fails when a document is stale. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from exportkit.bench import tables
+from exportkit.bench.plot import draw
+from exportkit.bench.results import OURS, Key, Results, Row, merged, read
+from tools.generated import DOCS, ROOT, with_section
+
+README = ROOT / "README.md"
+SUMMARY = DOCS / "performance.md"
+MEASUREMENTS = DOCS / "measurements.md"
+_RESULTS = ROOT / "benchmarks" / "results"
+
+# What the project set out to reach on one H200: milliseconds of the kernels of a forward call.
+GOALS = {
+    ("fused_texture", "32x3x1024x1024"): 0.265,
+    ("scores_to_budgets", "B64 N4096 D1024 k200"): 0.31,
+    ("top_k_patches", "B8 N4096 D1024 k200"): 0.015,
+    ("rms_norm_quantize", "65536x1024"): 0.053,
+    ("fused_layer_norm", "65536x1024"): 0.070,
+    ("bias_relu", "65536x1024"): 0.070,
+}
+
+# The README's rows: whether on a GPU, subject, size, and how the README describes it. The last one is slower than its
+# best alternative; the README shows that such operators exist.
+README_ROWS = (
+    (True, "arr_coc_vit_small", "batch=1, gh=28, gw=28", "ARR-COC package with ViT-small, one image of 448x448"),
+    (True, "arr_coc_features", "batch=64, gh=28, gw=28", "ARR-COC package without encoder, 64 images of 448x448"),
+    (True, "fused_texture", "32x3x1024x1024", "operator `fused_texture`, 32 images of 1024x1024"),
+    (True, "top_k_patches", "B8 N4096 D1024 k200", "operator `top_k_patches`, 200 of 4096 patches, batch 8"),
+    (False, "fused_texture", "2x3x1024x1024", "operator `fused_texture`, 2 images of 1024x1024"),
+    (False, "relu", "4096x1024", "operator `relu`, 4096x1024"),
+)
+
+_HEAD = """\
+# Measurements
+
+Every size that was measured. Written by `make docs` from [benchmarks/results](../benchmarks/results). Do not edit it.
+[performance.md](performance.md) has the summary, and says how the numbers were made and what the columns mean.
+"""
+
+
+def load_results(folder: Path = _RESULTS) -> list[Results]:
+    """Returns one Results for each device, GPUs first."""
+    found = merged(read(path) for path in sorted(folder.glob("*.json")))
+    return sorted(found, key=lambda results: (results.machine.gpu is None, results.machine.device))
+
+
+def readme_section(found: Sequence[Results]) -> str:
+    """Returns the README's six rows.
+
+    Raises:
+        KeyError: The results do not have one of the rows.
+    """
+    rows = {(r.machine.gpu is not None, row.subject, row.size): row for r in found for row in forward(r)}
+    lines = ["| milliseconds | on | exportkit | eager | torch.compile |", "| --- | --- | ---: | ---: | ---: |"]
+    for on_gpu, subject, size, description in README_ROWS:
+        row = rows[on_gpu, subject, size]
+        times = [row.time(name) for name in (OURS, "eager", "compile")]
+        cells = [tables.number(timing.median) if timing else "-" for timing in times]
+        lines.append(f"| {description} | {'GPU' if on_gpu else 'CPU'} | {' | '.join(cells)} |")
+    machines = {results.machine.gpu is not None: results.machine for results in found}
+    lines.append(f"\nMedians. GPU: {machines[True].device}. CPU: {machines[False].device}.")
+    return "\n".join(lines) + "\n"
+
+
+def summary(found: Sequence[Results]) -> str:
+    """Returns the goals and the packages on a GPU, and the largest size of every operator on a CPU."""
+    parts = []
+    for results in found:
+        parts += [f"### {results.machine.device}\n", f"{tables.heading(results)}\n", _plot_link(results)]
+        if results.machine.gpu:
+            rows = [row for row in forward(results) if row.key[:2] in GOALS]
+            goals: dict[Key, float] = {row.key: GOALS[row.key[:2]] for row in rows}
+            parts.append(tables.table(rows, full=False, goals=goals))
+            if packages := [row for row in results.rows if row.limit is None]:
+                parts.append(tables.table(packages, full=False))
+        else:
+            parts.append(tables.table(largest(results.rows), full=False))
+    return "\n".join(parts)
+
+
+def measurements(found: Sequence[Results]) -> str:
+    """Returns the text of docs/measurements.md."""
+    parts = [_HEAD]
+    for results in found:
+        operators = [row for row in results.rows if row.limit is not None]
+        parts += [f"## {results.machine.device}\n", f"{tables.heading(results)}\n"]
+        for title, rows in (
+            ("Calls", [row for row in operators if row.direction == "forward"]),
+            ("Gradients", [row for row in operators if row.direction == "backward"]),
+            ("Packages", [row for row in results.rows if row.limit is None]),
+        ):
+            if rows:
+                parts += [f"### {title}\n", tables.table(rows)]
+                parts += _listed((*tables.libraries(rows), *tables.notes(rows)))
+        parts += ["Made by:\n", *_listed(f"`{command}`" for command in results.command.splitlines())]
+    return "\n".join(parts)
+
+
+def plot_of(results: Results) -> Path:
+    """Returns the path of a device's plot."""
+    return DOCS / f"performance-{re.sub('[^a-z0-9]+', '-', results.machine.device.lower())}.svg"
+
+
+def forward(results: Results) -> list[Row]:
+    """Returns the rows that are not gradients."""
+    return [row for row in results.rows if row.direction == "forward"]
+
+
+def largest(rows: Iterable[Row]) -> list[Row]:
+    """Returns for each operator the forward call that moves the most bytes, in the order of the rows."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        if row.direction == "forward" and row.moved_bytes is not None:
+            before = found.get(row.subject)
+            if before is None or (before.moved_bytes or 0) < row.moved_bytes:
+                found[row.subject] = row
+    return list(found.values())
+
+
+def _plot_link(results: Results) -> str:
+    return f"![Time of every operator at its largest size, beside the alternatives]({plot_of(results).name})\n"
+
+
+def _listed(lines: Iterable[str]) -> list[str]:
+    text = [f"- {line}" for line in lines]
+    return ["\n".join(text) + "\n"] if text else []
+
+
+def write() -> None:
+    """Writes the three documents, and the plots."""
+    found = load_results()
+    README.write_text(with_section(README.read_text(), "results", readme_section(found)))
+    SUMMARY.write_text(with_section(SUMMARY.read_text(), "summary", summary(found)))
+    MEASUREMENTS.write_text(measurements(found))
+    if importlib.util.find_spec("matplotlib") is None:
+        print("The plots were not drawn again: matplotlib is not installed.")
+        return
+    for results in found:
+        if rows := largest(results.rows):
+            draw(results, plot_of(results), rows)
+
+
+if __name__ == "__main__":
+    write()
