@@ -1,4 +1,4 @@
-"""From a PyTorch module with custom operators to one verified, self-contained .pt2."""
+"""Turns a PyTorch module with custom operators into one verified, self-contained .pt2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["ExportSpec", "Model", "Tolerance", "load"]
 
-# Imported when first asked for: the command line answers --help before torch could be imported.
+# Each name is imported on first use, so that --help need not wait for torch.
 _HOMES = {
     "ExportSpec": "exportkit.spec",
     "Model": "exportkit.runtime.model",

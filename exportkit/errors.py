@@ -1,17 +1,19 @@
-"""The error classes. Each says what was given, what is allowed and what to do next, and carries the CLI's exit code.
+"""The error classes. Each message says what was given, what is allowed and what to do next.
 
-Exit codes: 0 done; 1 a check failed; 2 usage; 3 the package is bad; 4 this machine cannot do it.
+Each class also carries the exit code of the command line.
+
+Exit codes: 0 success; 1 a check failed; 2 wrong usage; 3 a bad package; 4 this machine cannot do it.
 """
 
 from __future__ import annotations
 
 
 class ExportkitError(Exception):
-    """Base of every error exportkit raises on purpose.
+    """Base class of every error that exportkit raises on purpose.
 
     Args:
-        message: What was given and what is allowed.
-        hint: What to do next, if that is more than the message says.
+        message: Says what was given and what is allowed.
+        hint: Says what to do next; optional.
     """
 
     exit_code = 1
@@ -26,48 +28,48 @@ class ExportkitError(Exception):
 
 
 class UsageError(ExportkitError):
-    """An argument does not mean anything: a bad name, a bad number, options that exclude each other."""
+    """An argument is invalid: a bad name, a bad number, or options that exclude each other."""
 
     exit_code = 2
 
 
 class ModelNotFoundError(UsageError):
-    """MODEL names nothing that can be imported, or something that is no model."""
+    """MODEL cannot be imported, or it is not a model."""
 
 
 class InputError(UsageError):
-    """A model was called with inputs that it, or the package it was loaded from, does not allow."""
+    """The inputs of a call do not fit the model or its package."""
 
 
 class WeightsError(UsageError):
-    """A weights file does not fit the model it was given for."""
+    """A weights file does not fit the model."""
 
 
 class NotAnOperatorLibraryError(UsageError):
-    """A file given as an operator library is none: no shared library, or one that registers no operator."""
+    """A file is not an operator library: it is not a shared library, or it registers no operator."""
 
 
 class MergeError(UsageError):
-    """Artifacts that are not of one model were to become one package."""
+    """The artifacts come from different models."""
 
 
 # --- a step that failed (1) -------------------------------------------------------------------------------------------
 
 
 class ExportError(ExportkitError):
-    """torch.export, or the compilation that follows it, refused the model."""
+    """torch.export or the compiler refused the model."""
 
 
 class OperatorNotExportableError(ExportError):
-    """A custom operator of the graph cannot travel: no fake kernel, or implemented in Python only."""
+    """The graph calls a custom operator that has no fake kernel, or that exists in Python only."""
 
 
 class WrongResultError(ExportkitError):
-    """What was to be timed does not compute what its reference computes."""
+    """A benchmarked alternative computes a result that differs from the reference."""
 
 
 class ModelRunError(ExportkitError):
-    """Compiled code, or an operator it called, failed on inputs that the package allows."""
+    """Compiled code, or an operator it called, failed on valid inputs."""
 
 
 class ModelClosedError(ExportkitError):
@@ -78,25 +80,25 @@ class ModelClosedError(ExportkitError):
 
 
 class PackageError(ExportkitError):
-    """A package breaks a rule of FORMAT.md. One subclass a rule."""
+    """A package breaks a rule of FORMAT.md. Each rule has one subclass."""
 
     exit_code = 3
 
 
 class NotAnArchiveError(PackageError):
-    """The file is no readable zip archive (truncated ones included)."""
+    """The file is not a readable zip archive; it may be truncated."""
 
 
 class NoManifestError(PackageError):
-    """The archive has no exportkit/manifest.json: a stock .pt2, or not ours."""
+    """The archive has no exportkit/manifest.json. It may be a .pt2 that exportkit did not write."""
 
 
 class ArchiveLayoutError(PackageError):
-    """Records do not lie under one root directory, or one is compressed, encrypted or not a plain file."""
+    """The records have more than one root directory, or a record is compressed, encrypted or not a plain file."""
 
 
 class StockRecordError(PackageError):
-    """One of the four records that torch's reader looks for first is missing, or says something else."""
+    """One of the four records that torch's reader needs is missing or has the wrong content."""
 
 
 class DuplicateRecordError(PackageError):
@@ -104,23 +106,23 @@ class DuplicateRecordError(PackageError):
 
 
 class UnsafeRecordNameError(PackageError):
-    """A record's name is absolute, climbs with `..`, or is not plain POSIX."""
+    """A record's name is absolute, contains `..`, or is not a plain POSIX path."""
 
 
 class ManifestTooLargeError(PackageError):
-    """The manifest is larger than the format allows; it is not parsed."""
+    """The manifest is larger than the format allows. It is not parsed."""
 
 
 class ManifestSyntaxError(PackageError):
-    """The manifest is not JSON of the shape FORMAT.md gives, an unknown key included."""
+    """The manifest is not JSON, or its keys or values do not follow FORMAT.md."""
 
 
 class FormatVersionError(PackageError):
-    """The manifest's format version is not one this exportkit reads."""
+    """This exportkit does not read the manifest's format version."""
 
 
 class ManifestConsistencyError(PackageError):
-    """The manifest contradicts itself: a reference to a target, library, dimension or record it does not have."""
+    """The manifest contradicts itself, for example by naming a target, library, dimension or record that is missing."""
 
 
 class MissingRecordError(PackageError):
@@ -136,11 +138,11 @@ class DigestMismatchError(PackageError):
 
 
 class MissingLibraryError(PackageError):
-    """An operator of the graph is given by no library of the package."""
+    """No library of the package defines an operator that the graph calls."""
 
 
 class SchemaChangedError(PackageError):
-    """A loaded operator's schema is not the manifest's."""
+    """A loaded operator's schema differs from the manifest."""
 
 
 class LibraryConflictError(PackageError):
@@ -152,11 +154,11 @@ class LibraryLoadError(PackageError):
 
 
 class SignatureMissingError(PackageError):
-    """The package is not signed by any key that was asked for."""
+    """The package has no signature by any of the given keys."""
 
 
 class SignatureError(PackageError):
-    """A signature does not hold: it was changed, is of another package, or its file is no signature file."""
+    """A signature is invalid: it was changed, it belongs to another package, or its file cannot be read."""
 
 
 class CaseError(PackageError):
@@ -173,24 +175,24 @@ class HostError(ExportkitError):
 
 
 class NoTargetError(HostError):
-    """No target of the package runs here; the message has a reason for each."""
+    """No target of the package runs on this machine. The message gives a reason for each target."""
 
 
 class TorchVersionError(HostError):
-    """The installed torch is not one the package, or a library in it, works with."""
+    """The package, or a library in it, does not work with the installed torch."""
 
 
 class ModelLoadError(HostError):
-    """torch's loader refused a target whose content is what it should be."""
+    """torch's loader refused an intact target."""
 
 
 class CacheError(HostError):
-    """Neither the cache nor a temporary directory can hold what a package unpacks."""
+    """Neither the cache nor a temporary directory can hold the unpacked package."""
 
 
 class PolicyError(HostError):
-    """This machine's policy on signatures cannot be read, or others may change it: nothing is loaded."""
+    """This machine's signature policy cannot be read, or other users may change it. Nothing is loaded."""
 
 
 class CompilerError(HostError):
-    """No usable C++ compiler, or one whose output would not load."""
+    """No C++ compiler works, or its output does not load."""

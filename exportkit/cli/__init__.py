@@ -1,4 +1,4 @@
-"""The command line: one module per command. The only place that imports click, prints or exits."""
+"""The command line. Each command is one module. Only this package imports click, prints or exits."""
 
 from exportkit.cli.app import main
 

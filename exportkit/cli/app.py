@@ -1,6 +1,6 @@
-"""What every command shares: lazy loading, --json, --debug, exit codes, and how an error is shown.
+"""The parts every command shares: lazy loading, --json, --debug, exit codes and error output.
 
-`exportkit --help` imports neither torch nor rich: command modules import at their top only click and what is as light.
+`exportkit --help` must stay fast, so command modules import neither torch nor rich at their top.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from exportkit.verify.outcomes import EXIT_CODES
 F = TypeVar("F", bound=Callable[..., Any])
 
 BUG_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
-INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells have it
+INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as in a shell
 
-# In the order of the work. Each is the attribute `command` of the module of this name.
+# In the order of the work. Each name is a module whose attribute `command` is the command.
 COMMANDS = ("export", "verify", "package", "sign", "inspect", "bench", "cache", "doctor", "demo")
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are looked at."""
+    """A group that imports a command when it is looked up."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the work, not of the alphabet."""
+        """Lists the commands in the order of the work instead of the alphabet."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the command's module."""
+        """Imports the command's module and returns the command."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"exportkit.cli.{cmd_name}").command
         return command
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The exit codes."""
+        """Writes the exit codes."""
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
 
@@ -52,19 +52,19 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings=_SETTINGS)
 @click.version_option(exportkit.__version__, message="exportkit %(version)s")
 def group() -> None:
-    """From a PyTorch module with custom operators to one verified, self-contained .pt2.
+    """Turn a PyTorch module with custom operators into one verified, self-contained .pt2.
 
     \b
     exportkit export arr-coc -o model_aoti.pt2          trace and compile; record cases
     exportkit package model_aoti.pt2 -o model.pt2       add the operator libraries
-    exportkit verify model.pt2                          replay it where nothing else is installed
+    exportkit verify model.pt2                          replay the cases in a fresh process
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
 
 
 def command(name: str, **settings: Any) -> Callable[[F], click.Command]:
-    """A click command with the options that every command has. The function gets `as_json` for --json.
+    """Makes a click command with --json and --debug.
 
-    --debug is read by `main` alone.
+    The function receives --json as `as_json`. Only `main` reads --debug.
     """
 
     def decorate(function: F) -> click.Command:
@@ -80,7 +80,7 @@ def command(name: str, **settings: Any) -> Callable[[F], click.Command]:
 
 
 def command_group(name: str, commands: Sequence[click.Command], **settings: Any) -> Callable[[F], click.Group]:
-    """A command that has commands of its own."""
+    """Makes a command that has subcommands."""
 
     def decorate(function: F) -> click.Group:
         return click.group(name, commands=commands, context_settings=_SETTINGS, **settings)(function)
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-        arguments: Without the program's name; those of this process by default.
+        arguments: The arguments without the program's name. Default: the arguments of this process.
 
     Returns:
         The exit code.
@@ -113,14 +113,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _show("Interrupted", "interrupted", None, INTERRUPTED_EXIT_CODE, as_json)
     except OSError as error:
-        if error.errno is None:  # Python's own, such as inspect's "could not get source code"
+        if error.errno is None:  # raised by Python code, such as inspect's "could not get source code"
             return _bug(error, as_json)
         if debug:
             _show_traceback()
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-        hint = "That is what the system says; --debug shows where."
+        hint = "The operating system reported this error; --debug shows where."
         return _show(type(error).__name__, message, hint, HostError.exit_code, as_json)
-    except Exception as error:  # whatever is not an ExportkitError is our bug
+    except Exception as error:  # every other error is a bug in exportkit
         return _bug(error, as_json)
 
 
@@ -130,7 +130,7 @@ def _show_traceback() -> None:
 
 def _bug(error: Exception, as_json: bool) -> int:
     _show_traceback()
-    hint = "This is a bug of exportkit. Please report it, with the lines above."
+    hint = "This is a bug in exportkit. Please report it with the lines above."
     return _show(type(error).__name__, str(error), hint, BUG_EXIT_CODE, as_json)
 
 
@@ -139,7 +139,7 @@ def _show(kind: str, message: str, hint: str | None, exit_code: int, as_json: bo
         print_json({"error": {"kind": kind, "message": message, "hint": hint, "exit_code": exit_code}})
     first, *others = f"{message}\n  {hint}".split("\n") if hint else message.split("\n")
     click.echo(f"error: {printable(first)}", err=True)
-    # A message may quote what others wrote: no line but the first starts at the margin, whatever line breaks it has.
+    # A message may quote untrusted text, so only its first line starts at the margin.
     for line in others:
         click.echo(("" if line.startswith("  ") else "  ") + printable(line), err=True)
     return exit_code

@@ -34,40 +34,40 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     "--against",
     type=click.Choice(["eager", "compile", "library"]),
     multiple=True,
-    help="Time only these alternatives; `compile` takes seconds a size. Repeatable; all by default.",
+    help="Time only this alternative; `compile` takes seconds per size. Repeatable. Default: all.",
 )
 @click.option(
     "--direction",
     type=click.Choice(["forward", "backward", "both"]),
     default="both",
     show_default=True,
-    help="Of operators: the call, its gradient, or both.",
+    help="For operators: time the call, its gradient, or both.",
 )
-@click.option("--dtype", type=click.Choice(_DTYPES), help="Of operators, in place of each one's own.")
+@click.option("--dtype", type=click.Choice(_DTYPES), help="For operators: the dtype. Default: each operator's own.")
 @click.option(
     "--size",
     "sizes",
     multiple=True,
     metavar="SIZE",
-    help="Of a package: batch=8,gh=28,gw=28, by default those of its recorded cases. Of operators: only sizes that "
-    "contain this text. Repeatable.",
+    help="For a package: a size such as batch=8,gh=28,gw=28. Default: the sizes of its recorded cases. For operators: "
+    "time only sizes that contain this text. Repeatable.",
 )
-@device_option("Where to run; auto: CUDA where there is a device.", default="auto")
-@click.option("--threads", type=click.IntRange(min=1), help="Of torch on the CPU; as many as it takes by default.")
+@device_option("Where to run; auto: CUDA if there is a device, else the CPU.", default="auto")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads torch uses on the CPU. Default: torch's choice.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True, max=600),
     default=1.0,
     show_default=True,
-    help="To spend on each alternative at each size.",
+    help="Seconds to spend on each alternative at each size.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the inputs.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the inputs.")
 @model_option("the package")
-@weights_option("Weights of the eager model, where it was exported with a file of them.")
-@op_library_option("A library of operators that the package calls and does not bring. Repeatable.")
+@weights_option("The weights file that the model was exported with.")
+@op_library_option("An operator library that the package calls but does not contain. Repeatable.")
 @public_key_options("each package")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Write the results as JSON.")
-@click.option("--plot", type=OUTPUT_FILE, help="Draw bars against the limit: .svg or .png (needs matplotlib).")
+@click.option("--plot", type=OUTPUT_FILE, help="Draw a bar chart with the limit: .svg or .png (needs matplotlib).")
 def command(
     what: tuple[str, ...],
     device: str,
@@ -77,18 +77,18 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Time WHAT beside what a user would pick instead, on the same inputs in one run.
+    """Time WHAT beside its alternatives, on the same inputs in one run.
 
     WHAT is `ops` for every operator, names of operators, or packages (.pt2). Operators are timed beside their ATen
-    reference, torch.compile of it, and the fastest library that has the same; packages beside the eager model, with
-    operators and with their references, and torch.compile; the first package is the one that the others are compared
-    with. Results are compared before anything is timed: what computes something else is an error. Where --public-key
-    or a policy of this machine asks for signatures, the eager model is made only if --model names it.
+    reference, torch.compile of the reference, and the fastest library with the same function. Packages are timed beside
+    the eager model, with operators and with their references, and beside torch.compile; other packages are compared
+    with the first. All results are compared before anything is timed; a different result is an error. If --public-key
+    or this machine's policy requires signatures, the eager model is made only if --model names it.
 
-    The alternatives take turns; inputs rotate, so that caches do not hold them. On CUDA two times of an operator are
-    taken: of a call, launches included, and of its kernels alone, replayed from a CUDA graph; the table shows the
-    kernels where it can. The limit is the time that the bytes which must move take at the rate of a large copy,
-    measured in the same run.
+    The alternatives take turns. Inputs rotate, so that caches do not hold them. On CUDA an operator has two times: of
+    a call with its launches, and of the kernels alone, replayed from a CUDA graph. The table shows the kernels' time
+    where there is one. The limit is the time to move the necessary bytes at the rate of a large copy, measured in the
+    same run.
 
     \b
     exportkit bench ops --device cpu --threads 2 -o cpu.json
@@ -98,8 +98,8 @@ def command(
     _check_files(output, plot)
     packages = [Path(name) for name in what if name.endswith(".pt2")]
     if packages and len(packages) < len(what):
-        raise click.UsageError("operators and packages are timed in runs of their own.")
-    # torch's profiler, which counts memory, tells stderr that it starts.
+        raise click.UsageError("operators and packages cannot be timed together; run bench once for each.")
+    # torch's profiler, which counts memory, prints a line to stderr when it starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with progress() as step:
         step("importing torch and the operators")
@@ -118,7 +118,7 @@ def command(
 
 
 def _check_files(output: Path | None, plot: Path | None) -> None:
-    """Refuses what could not be written once everything is measured."""
+    """Refuses paths that could not be written after the measurements."""
     for option, path in (("--output", output), ("--plot", plot)):
         if path is not None and not path.parent.is_dir():
             raise click.UsageError(f"{option} {path}: there is no folder {path.parent}; make it first.")
@@ -158,9 +158,11 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
     if "library" in options["against"]:
         raise click.UsageError("--against library is for operators; give other packages as arguments.")
     if options["dtype"] or options["direction"] == "backward":
-        raise click.UsageError("--dtype and --direction are for operators; a package has a dtype and no gradient.")
+        raise click.UsageError(
+            "--dtype and --direction are for operators; a package's dtype is fixed, and it has no gradient."
+        )
     if options["signature"] and len(packages) > 1:
-        raise click.UsageError("--signature is of one package; of several, each has its own beside it.")
+        raise click.UsageError("--signature works with one package only; put each signature beside its package.")
     chosen = PackageOptions(
         against=options["against"] or None,
         sizes=options["sizes"],

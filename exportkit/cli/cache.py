@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from exportkit.runtime.cache.prune import Item
 
 
-@exportkit_command("info", short_help="Say what is in it.")
+@exportkit_command("info", short_help="Show what the cache holds.")
 def info(as_json: bool) -> None:
-    """Say where the cache is, what is in it, and what a process uses now.
+    """Show where the cache is, what it holds, and which entries are in use.
 
-    First what was used least recently, which is what `prune` removes first.
+    The least recently used entries come first; `prune` removes them first.
     """
     from exportkit.runtime.cache import cache_directory
     from exportkit.runtime.cache.prune import cache_items
@@ -37,24 +37,26 @@ def info(as_json: bool) -> None:
     print_table(_rows(items))
 
 
-@exportkit_command("prune", short_help="Remove what is not needed.")
-@click.option("--max-size", "max_bytes", callback=byte_size, metavar="SIZE", help="Keep at most so much, such as 2GB.")
+@exportkit_command("prune", short_help="Remove entries from the cache.")
+@click.option(
+    "--max-size", "max_bytes", callback=byte_size, metavar="SIZE", help="Keep at most this much, such as 2GB."
+)
 @click.option(
     "--older-than",
     "unused_for",
     callback=duration,
     metavar="TIME",
-    help="Remove what was not used for so long: 30d, 12h.",
+    help="Remove entries that were unused for this long, such as 30d or 12h.",
 )
-@click.option("--all", "everything", is_flag=True, help="Remove all that no process uses.")
+@click.option("--all", "everything", is_flag=True, help="Remove all entries that no process uses.")
 def prune(as_json: bool, **limits: Any) -> None:
-    """Remove what killed processes left behind, and what the limits leave no room for.
+    """Remove the leftovers of killed processes, and the entries that exceed the limits.
 
-    What was used least recently goes first. What a running process uses stays; the next load of a package unpacks and
-    verifies again what is gone.
+    The least recently used entries go first. Entries that a running process uses stay. The next load of a package
+    unpacks and verifies removed entries again.
 
     \b
-    exportkit cache prune                                   only what killed processes left
+    exportkit cache prune                                   only leftovers of killed processes
     exportkit cache prune --max-size 2GB --older-than 30d
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     from exportkit.runtime.cache.prune import prune as prune_cache
@@ -69,11 +71,11 @@ def prune(as_json: bool, **limits: Any) -> None:
     click.echo(f"removed {len(pruned.removed)}, {size_text(freed)}; {size_text(left)} left")
 
 
-@command_group("cache", [info, prune], short_help="What loading packages leaves behind: look, or remove.")
+@command_group("cache", [info, prune], short_help="Show or prune the cache of loaded packages.")
 def command() -> None:
-    """What loading packages leaves behind: operator libraries and compiled code, unpacked, and what was verified.
+    """Show or prune the cache of loaded packages: unpacked operator libraries and compiled code, and verified digests.
 
-    It is in $EXPORTKIT_CACHE, or in exportkit under $XDG_CACHE_HOME or ~/.cache, and may be deleted at any time.
+    The cache is in $EXPORTKIT_CACHE, or in exportkit under $XDG_CACHE_HOME or ~/.cache. You may delete it at any time.
     """
 
 

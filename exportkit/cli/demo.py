@@ -11,13 +11,13 @@ from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, progress
 
 
-@exportkit_command("demo", short_help="The whole path, on a photograph.")
+@exportkit_command("demo", short_help="Run every step on a photograph.")
 @click.option(
     "--photograph",
     type=click.Choice(["astronaut", "chelsea", "coffee"]),
     default="astronaut",
     show_default=True,
-    help="One of those that come with scikit-image.",
+    help="A photograph from scikit-image.",
 )
 @click.option(
     "-o",
@@ -29,11 +29,11 @@ from exportkit.cli.output import print_json, print_table, progress
     help="The folder for the artifact, the package and the picture.",
 )
 def command(photograph: str, folder: Path, as_json: bool) -> None:
-    """Take the ARR-COC model the whole path, on a real photograph.
+    """Export, package, verify and run the ARR-COC model on a real photograph.
 
-    Exports it with an encoder that needs no training, packages it, verifies it, loads it in a fresh process that can
-    import neither exporter nor model, asks it where the photograph is like one of its own regions, and draws the
-    answer: which patches are kept, and how many tokens each may spend.
+    The model gets an encoder that needs no training. A fresh process, which can import neither the exporter nor the
+    model, loads the package and finds where the photograph resembles one of its regions. The picture shows which
+    patches are kept, and how many tokens each may spend.
     """
     with progress() as step:
         step("importing the pipeline")

@@ -1,4 +1,4 @@
-"""A manifest in words. Shared by `inspect` and `export`; imports no torch."""
+"""Describes a manifest in words, for `inspect` and `export`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from exportkit.package.manifest import Call, ConstantNode, Library, Manifest, Si
 
 
 def shape_text(shape: Sequence[int | Size | None]) -> str:
-    """`[batch, 3, 16*gh]`; `?` for a size that is no multiple of one dimension."""
+    """Returns such as `[batch, 3, 16*gh]`; `?` stands for a size that depends on several dimensions."""
     return "[" + ", ".join(_size_text(size) for size in shape) + "]"
 
 
@@ -22,7 +22,7 @@ def _size_text(size: int | Size | None) -> str:
 
 
 def input_rows(call: Call) -> Iterator[tuple[str, ...]]:
-    """Name, and dtype with shape, of every tensor that goes in; constants that were fixed at export after them."""
+    """Yields the name, and the dtype and shape, of every input tensor; then the constants that export fixed."""
     for tensor in call.inputs:
         yield tensor.name, f"{tensor.dtype}{shape_text(tensor.shape)}"
     for parameter in call.parameters:
@@ -31,7 +31,7 @@ def input_rows(call: Call) -> Iterator[tuple[str, ...]]:
 
 
 def output_rows(call: Call) -> Iterator[tuple[str, ...]]:
-    """Name, dtype with shape, and tolerance of every tensor that comes out."""
+    """Yields the name, the dtype and shape, and the tolerance of every output tensor."""
     for output in call.outputs:
         tolerance = output.tolerance
         if tolerance.ranking_of is not None:
@@ -47,12 +47,12 @@ def output_rows(call: Call) -> Iterator[tuple[str, ...]]:
 
 
 def dimension_text(call: Call) -> str:
-    """`batch 1..64, gh 8..96`; empty where every size is fixed."""
+    """Returns such as `batch 1..64, gh 8..96`; empty if every size is fixed."""
     return ", ".join(f"{dimension.name} {dimension.min}..{dimension.max}" for dimension in call.dimensions)
 
 
 def target_text(target: Target) -> str:
-    """What a target needs, and what made it."""
+    """Says what a target needs, and which torch built it."""
     if target.device == "cpu":
         device = f"CPU {target.cpu_isa}" if target.cpu_isa else "CPU"
     else:
@@ -62,7 +62,7 @@ def target_text(target: Target) -> str:
 
 
 def library_text(library: Library) -> str:
-    """What a library is for, and what it needs."""
+    """Says what a library contains, and what it needs."""
     count = len(library.defines)
     what = f"{count} operators" if count != 1 else "1 operator"
     what = what if count else f"{' and '.join(library.kernels)} kernels of operators defined elsewhere"
@@ -74,6 +74,6 @@ def library_text(library: Library) -> str:
 
 
 def providers(manifest: Manifest) -> dict[str, Library | None]:
-    """Operator of the graph -> the library that defines it, None where no library of this artifact does."""
+    """Maps each operator of the graph to the library that defines it; None if the artifact has no such library."""
     defined = {operator.name: library for library in manifest.libraries for operator in library.defines}
     return {operator.name: defined.get(operator.name) for operator in manifest.operators}

@@ -10,11 +10,11 @@ from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, progress
 
 
-@exportkit_command("doctor", short_help="Say what this machine can do, and why not.")
+@exportkit_command("doctor", short_help="Show what this machine can do, and what is missing.")
 def command(as_json: bool) -> None:
-    """Say what this machine can export, compile and load, and why not.
+    """Show whether this machine can export, compile and load, and what is missing.
 
-    Exits with 4 where it cannot load a CPU package, export, or compile for the CPU. A missing GPU is no failure.
+    The exit code is 4 if it cannot load a CPU package, export, or compile for the CPU. A missing GPU is not a failure.
     """
     from exportkit.doctor import BASIC, diagnose
 

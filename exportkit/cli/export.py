@@ -39,26 +39,28 @@ from exportkit.cli.shared_options import (
     metavar="PARAM:DIM=SIZE",
     help="A size that varies, such as image:0=batch[1:64], or image:2=16*gh[8:96] for multiples. Repeatable.",
 )
-@click.option("--static", is_flag=True, help="No size varies, whatever the model's own spec says.")
-@op_library_option("A library of operators that the model calls. Repeatable. Our own need not be named.")
-@click.option("--model-kwargs", metavar="JSON", callback=json_object, help="Arguments of the callable MODEL names.")
-@weights_option("Weights: every parameter and buffer of the model.")
+@click.option("--static", is_flag=True, help="Fix every size, even if the model's spec makes it vary.")
+@op_library_option("An operator library that the model calls. Repeatable. Omit exportkit's own libraries.")
+@click.option(
+    "--model-kwargs", metavar="JSON", callback=json_object, help="Keyword arguments of the callable that MODEL names."
+)
+@weights_option("A file with every parameter and buffer of the model.")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=DTYPE[SIZES]", help="An example input. Repeatable.")
-@click.option("--cases", type=click.IntRange(min=0), default=4, show_default=True, help="Recorded cases.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and cases.")
+@click.option("--cases", type=click.IntRange(min=0), default=4, show_default=True, help="Number of cases to record.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the weights and cases.")
 @click.option(
     "--cpu-isa",
     "cpu_isas",
     type=click.Choice(["x86-64-v3", "x86-64-v4"]),
     multiple=True,
-    help="What the CPU code may use. Repeatable: a target for each. Default: x86-64-v3.",
+    help="Instruction set of the CPU code. Repeatable: each makes one target. Default: x86-64-v3.",
 )
 @click.option(
     "--cuda-arch",
     type=click.Choice(["native", "native+ptx"]),
     default="native+ptx",
     show_default=True,
-    help="native: this GPU's architecture alone; native+ptx: newer ones too.",
+    help="native: only this GPU's architecture; native+ptx: newer ones too.",
 )
 @click.option(
     "--inductor-config",
@@ -70,11 +72,11 @@ from exportkit.cli.shared_options import (
 @click.option(
     "--embed-weights",
     is_flag=True,
-    help="Leave the weights inside the compiled code, for torch's own loaders. They cannot be swapped there.",
+    help="Keep the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.",
 )
-@public_key_options("MODEL, an exported program")
-@click.option("--name", help="Of the package. Default: the model's own.")
-@click.option("--model-version", default="0", show_default=True, help="Of the model.")
+@public_key_options("MODEL (an exported program)")
+@click.option("--name", help="The package's name. Default: the model's name.")
+@click.option("--model-version", default="0", show_default=True, help="The model's version.")
 def command(
     model: str,
     output: Path,

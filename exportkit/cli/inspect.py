@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from exportkit.package.trust import SignatureInfo
 
 
-@exportkit_command("inspect", short_help="Say what an artifact holds.")
+@exportkit_command("inspect", short_help="Show what an artifact holds.")
 @click.argument("artifact", type=EXISTING_FILE)
 @public_key_options("ARTIFACT")
 def command(artifact: Path, public_keys: tuple[Path, ...], signature: Path | None, as_json: bool) -> None:
-    """Say what an artifact or package holds, without running or importing any of it.
+    """Show what an artifact or package holds, without running or importing any of it.
 
-    Checks the archive, the manifest and every digest on the way; torch is not imported. Who signed is shown as the
-    signature files beside ARTIFACT say it, and checked with --public-key only.
+    Checks the archive, the manifest and every digest. Does not import torch. Shows the keys that the signature files
+    beside ARTIFACT name; only --public-key checks the signatures.
     """
     import msgspec
 
@@ -54,7 +54,7 @@ def command(artifact: Path, public_keys: tuple[Path, ...], signature: Path | Non
 
 
 def _signature_rows(signatures: Sequence[SignatureInfo], signers: Sequence[PublicKey]) -> list[tuple[str, str]]:
-    rows = [("signed by", f"{key.id}, as was asked for ({key.source})") for key in signers]
+    rows = [("signed by", f"{key.id}, as required ({key.source})") for key in signers]
     for info in signatures:
         for key_id in info.key_ids:
             rows.append(("signature", f"{info.path.name} names {key_id}; --public-key checks it"))
@@ -114,7 +114,7 @@ def _operator_rows(manifest: Manifest) -> list[tuple[str, str]]:
     from exportkit.cli.describe import providers
 
     given = providers(manifest)
-    missing = "no library here: `exportkit package` adds it"
+    missing = "not in this artifact; `exportkit package` adds it"
     return [
         (operator.schema, Path(library.record).name if (library := given[operator.name]) else missing)
         for operator in manifest.operators

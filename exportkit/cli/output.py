@@ -1,4 +1,4 @@
-"""Results to stdout, progress to stderr."""
+"""Prints results to stdout and progress to stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Progress = Callable[[str], None]
 
 
 def print_json(document: Any) -> None:
-    """One JSON document. Numbers that JSON has no word for become the strings "inf", "-inf" and "nan"."""
+    """Prints one JSON document. Infinities and NaN become the strings "inf", "-inf" and "nan"."""
     click.echo(json.dumps(_plain(document), indent=2))
 
 
@@ -34,7 +34,7 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(rows: Iterable[Sequence[str]], *, indent: int = 2) -> None:
-    """Left-aligned columns; a row of one cell is a heading of its own."""
+    """Prints left-aligned columns. A row of one cell is a heading and widens no column."""
     lines = [[printable(str(cell)) for cell in row] for row in rows]
     columns = max((len(line) for line in lines), default=0)
     widths = [max((len(line[i]) for line in lines if len(line) > i + 1), default=0) for i in range(columns)]
@@ -44,20 +44,20 @@ def print_table(rows: Iterable[Sequence[str]], *, indent: int = 2) -> None:
 
 
 def printable(text: str) -> str:
-    """The text with what would move a terminal's cursor, or turn its letters around, spelled out.
+    """Escapes characters that would move a terminal's cursor or reverse the text.
 
-    A package's strings are whatever its maker wrote; none of them shall look like what we say of it.
+    A package's strings are untrusted; they must not pass for exportkit's own output.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_lines(text: str, margin: str) -> str:
-    """A text of several lines, printable, each with a margin: whoever wrote it, none of them starts where ours do."""
+    """Escapes and indents every line, so that untrusted text cannot pass for exportkit's own lines."""
     return "\n".join(margin + printable(line) for line in text.split("\n"))
 
 
 def size_text(size: int) -> str:
-    """`1.4 MB`: decimal units, as disks and networks have them."""
+    """Returns such as `1.4 MB`, in decimal units."""
     value = float(size)
     for unit in ("bytes", "kB", "MB", "GB"):
         if value < 1000 or unit == "GB":
@@ -68,7 +68,7 @@ def size_text(size: int) -> str:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Says on stderr what is being done: a spinner on a terminal, a plain line for each step elsewhere."""
+    """Reports each step on stderr: with a spinner on a terminal, else with one plain line."""
     if not sys.stderr.isatty():
         yield lambda text: click.echo(f"{printable(text)} ...", err=True)
         return

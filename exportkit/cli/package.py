@@ -27,16 +27,18 @@ from exportkit.errors import HostError
 @exportkit_command("package", short_help="Add operator libraries, and verify.")
 @click.argument("artifacts", type=EXISTING_FILE, nargs=-1, required=True, metavar="ARTIFACT...")
 @output_option()
-@op_library_option("A library of operators that the model calls. Repeatable. Our own are added where they are needed.")
-@click.option("--name", help="Of the package. Default: the first artifact's.")
-@click.option("--model-version", help="Of the model. Default: the first artifact's.")
-@weights_option("Another fine-tune's weights, in the place of the artifacts': all of the model's state_dict.")
-@click.option("--sign-key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="Sign it, as `exportkit sign` does.")
+@op_library_option("An operator library that the model calls. Repeatable. Libraries of exportkit are added if needed.")
+@click.option("--name", help="The package's name. Default: the first artifact's.")
+@click.option("--model-version", help="The model's version. Default: the first artifact's.")
+@weights_option("Replace the weights with another fine-tune's: the model's whole state_dict.")
+@click.option(
+    "--sign-key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="Sign the package as `exportkit sign` does."
+)
 @public_key_options("each ARTIFACT")
-@device_option("Of which device targets are verified; auto: every target that runs here.", default="auto")
+@device_option("Verify the targets of this device; auto: every target that runs here.", default="auto")
 @model_option("the first artifact")
 @timeout_option
-@click.option("--no-verify", is_flag=True, help="Do not run it, for instance because none of its targets runs here.")
+@click.option("--no-verify", is_flag=True, help="Do not run the package, for example because no target runs here.")
 def command(
     artifacts: tuple[Path, ...],
     output: Path,
@@ -53,17 +55,16 @@ def command(
     no_verify: bool,
     as_json: bool,
 ) -> None:
-    """Put one or several compiled artifacts, operator libraries, manifest and cases into one .pt2, and verify it.
+    """Put compiled artifacts, operator libraries, manifest and cases into one .pt2, and verify it.
 
-    Several artifacts become the targets of one package: the loader picks the one that runs on its machine. Each
-    target that runs here replays the recorded cases in a fresh process before the package gets its name; one that fails
-    is not written. So packaging runs what it is given. Where --public-key or a policy of this machine asks for
-    signatures, each ARTIFACT must have one before anything of it runs; the package is signed last, once it was seen to
-    work.
+    Several artifacts become the targets of one package; the loader picks the target that runs on its machine. Each
+    target that runs here replays the recorded cases in a fresh process. The package is written only if all of them
+    pass. Packaging therefore runs the code of each ARTIFACT. If --public-key or this machine's policy requires
+    signatures, each ARTIFACT must be signed before any of it runs. The package is signed last, after it passed.
 
-    With --weights nothing is compiled, and the package has no cases: their answers are of other weights. It is compared
-    with the eager model, where MODEL can still be imported; elsewhere --no-verify writes it. Where signatures are asked
-    for, MODEL must be named: --model.
+    With --weights nothing is compiled. The package has no cases, because the recorded outputs belong to the old
+    weights. It is compared with the eager model instead, if MODEL can be imported; otherwise --no-verify writes it. If
+    signatures are required, --model must name MODEL.
 
     \b
     exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
@@ -82,7 +83,7 @@ def command(
         from exportkit.packaging import build_package
         from exportkit.verify.options import VerifyOptions
 
-        # Recorded cases are of the weights before.
+        # The recorded cases belong to the old weights.
         against: Literal["cases", "eager"] = "cases" if weights is None else "eager"
         options = VerifyOptions(against=against, device=device, model=model, weights=weights, timeout=timeout)
         manifest, report = build_package(

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their values mean."""
+"""Options that several commands share, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def output_option(required: bool = True) -> Callable[[F], F]:
-    """-o, --output: the file that is written."""
+    """-o, --output: the file to write."""
     return click.option(
         "-o", "--output", type=OUTPUT_FILE, required=required, help="The .pt2 to write; replaced only on success."
     )
@@ -36,14 +36,14 @@ def weights_option(text: str) -> Callable[[F], F]:
 
 
 def public_key_options(argument: str) -> Callable[[F], F]:
-    """--public-key, repeatable, and --signature, of the file that the command's argument names."""
+    """--public-key, repeatable, and --signature. Both apply to the file that the command's argument names."""
 
     def decorate(function: F) -> F:
         function = click.option(
             "--signature",
             type=EXISTING_FILE,
             metavar="FILE",
-            help="The signature, where it is not beside the file.",
+            help="The signature file, if it is not beside the signed file.",
         )(function)
         return click.option(
             "--public-key",
@@ -51,7 +51,7 @@ def public_key_options(argument: str) -> Callable[[F], F]:
             type=EXISTING_FILE,
             multiple=True,
             metavar="KEY.pem",
-            help=f"Check first that this key signed {argument}; of several, any will do. Repeatable.",
+            help=f"Require that this key signed {argument}. Repeatable: one of the keys is enough.",
         )(function)
 
     return decorate
@@ -65,27 +65,27 @@ def device_option(text: str, default: str) -> Callable[[F], F]:
 
 def model_option(artifact: str) -> Callable[[F], F]:
     """--model: the eager model."""
-    text = f"The eager model, where it is not what {artifact} recorded, or a signature is demanded."
+    text = f"The eager model. Default: the one that {artifact} recorded, unless signatures are required."
     return click.option("--model", metavar="MODEL", help=text)
 
 
 def timeout_option(function: F) -> F:
-    """--timeout of a call."""
+    """--timeout: the limit of a call."""
     seconds = click.IntRange(min=1, max=7 * 86400)
-    text = "Seconds a call may take; loading may take 120 at least."
+    text = "Seconds a call may take. Loading always gets at least 600."
     return click.option("--timeout", type=seconds, default=600, show_default=True, help=text)(function)
 
 
 def tolerance_options(function: F) -> F:
-    """--rtol and --atol, both or neither, as torch.testing.assert_close has it."""
+    """--rtol and --atol. Both or neither must be given, as for torch.testing.assert_close."""
     at_least_zero = click.FloatRange(min=0)
-    text = "With --{}: replaces the recorded tolerance of every floating output."
+    text = "Replaces the recorded tolerance of every floating output. Needs --{}."
     function = click.option("--atol", type=at_least_zero, help=text.format("rtol"))(function)
     return click.option("--rtol", type=at_least_zero, help=text.format("atol"))(function)
 
 
 def check_tolerances(rtol: float | None, atol: float | None) -> None:
-    """Refuses one without the other, and what is no number: everything is within a tolerance of nan."""
+    """Refuses one without the other, infinity and nan, which would make every comparison pass."""
     for name, value in (("--rtol", rtol), ("--atol", atol)):
         if value is not None and not math.isfinite(value):
             raise click.UsageError(f"{name} {value}: give a finite number.")
@@ -99,12 +99,12 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def byte_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """`2GB`, `500 MB`: bytes, in decimal units."""
+    """Converts such as `2GB` or `500 MB` to bytes, in decimal units."""
     return None if value is None else int(_quantity(value, _BYTES, str.upper, "500MB, 2GB"))
 
 
 def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """`30d`, `12h`: seconds."""
+    """Converts such as `30d` or `12h` to seconds."""
     return None if value is None else _quantity(value, _SECONDS, str.lower, "90m, 12h, 30d")
 
 
@@ -112,35 +112,35 @@ def _quantity(text: str, units: Mapping[str, int], spelled: Callable[[str], str]
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([a-zA-Z]*)", text.strip())
     unit = units.get(spelled(match[2])) if match else None
     if match is None or unit is None:
-        raise click.BadParameter(f"{text!r} is not of the form NUMBER and unit, such as {examples}")
+        raise click.BadParameter(f"{text!r} is not a number with a unit, such as {examples}")
     return float(match[1]) * unit
 
 
 def json_object(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any]:
-    """The value of --model-kwargs: a JSON object of plain values."""
+    """Parses --model-kwargs: a JSON object of plain values."""
     if value is None:
         return {}
     try:
         parsed = json.loads(value)
     except json.JSONDecodeError as error:
         raise click.BadParameter(
-            f"{value!r} is no JSON: {error}. Quote it for the shell: '{{\"depth\": 2}}'"
+            f"{value!r} is not JSON: {error}. Quote it for the shell: '{{\"depth\": 2}}'"
         ) from error
     if not isinstance(parsed, dict):
-        raise click.BadParameter(f"{value!r} is no JSON object such as '{{\"depth\": 2}}'")
+        raise click.BadParameter(f"{value!r} is not a JSON object such as '{{\"depth\": 2}}'")
     for name, item in parsed.items():
         if not (item is None or isinstance(item, (bool, int, float, str))):
-            raise click.BadParameter(f"{name} is {item!r}; values are numbers, strings, booleans or null")
+            raise click.BadParameter(f"{name} is {item!r}; values must be numbers, strings, booleans or null")
     return parsed
 
 
 def assignments(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE pairs; VALUE is a Python literal (`True`, `4`, `None`), or else text."""
+    """Parses KEY=VALUE pairs. VALUE is a Python literal (`True`, `4`, `None`), else plain text."""
     found = {}
     for value in values:
         key, equals, text = value.partition("=")
         if not equals or not key:
-            raise click.BadParameter(f"{value!r} is not of the form KEY=VALUE, such as max_autotune=True")
+            raise click.BadParameter(f"{value!r} is not KEY=VALUE, such as max_autotune=True")
         try:
             found[key] = ast.literal_eval(text)
         except (ValueError, SyntaxError):

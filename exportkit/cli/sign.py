@@ -19,11 +19,11 @@ from exportkit.errors import UsageError
 @click.option("--key", type=EXISTING_FILE, required=True, metavar="PRIVATE.pem", help="The signer's private key.")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="The signature. Default: PACKAGE.sig, or PACKAGE.sigstore.json.")
 def command(package: Path, key: Path, output: Path | None, as_json: bool) -> None:
-    """Sign PACKAGE, once every digest in it was found to hold; the signature is a small file beside it.
+    """Check every digest in PACKAGE and sign it. The signature is a small file beside it.
 
-    An Ed25519 key makes exportkit's own signature, which several signers may share. A key on the curve P-256, P-384 or
-    P-521 makes a bundle of OpenSSF model signing, which its tools check as well. The password of an encrypted key is
-    asked for, or taken from EXPORTKIT_KEY_PASSWORD.
+    An Ed25519 key makes exportkit's own signature file, which can hold the signatures of several keys. A key on the
+    curve P-256, P-384 or P-521 makes a bundle of OpenSSF model signing, which OpenSSF's tools check as well. The
+    password of an encrypted key is read from EXPORTKIT_KEY_PASSWORD or asked for.
 
     \b
     openssl genpkey -algorithm ed25519 -out private.pem
@@ -43,10 +43,12 @@ def command(package: Path, key: Path, output: Path | None, as_json: bool) -> Non
 
 
 def ask_password() -> str:
-    """The password of an encrypted key: never an argument, which every process of the machine could read.
+    """Returns the password of an encrypted key, from the environment or a prompt.
+
+    The password is never an argument, because every process of the machine can read arguments.
 
     Raises:
-        UsageError: It is not set, and nobody is there to be asked.
+        UsageError: EXPORTKIT_KEY_PASSWORD is not set, and stdin is not a terminal.
     """
     if (password := os.environ.get("EXPORTKIT_KEY_PASSWORD")) is not None:
         return password

@@ -29,44 +29,44 @@ if TYPE_CHECKING:
     from exportkit.verify.report import Check, Report
 
 
-@exportkit_command("verify", short_help="Run an artifact in a fresh process, and compare.")
+@exportkit_command("verify", short_help="Run an artifact in a fresh process and compare.")
 @click.argument("artifact", type=EXISTING_FILE)
 @click.option(
     "--against",
     type=click.Choice(["cases", "eager", "both"]),
     default="both",
     show_default=True,
-    help="Recorded cases, the eager model, or both; with both, a model that cannot be imported here is skipped.",
+    help="Compare with recorded cases, the eager model, or both. `both` skips a model that cannot be imported.",
 )
 @click.option(
-    "--shapes", type=click.IntRange(min=1), default=8, show_default=True, help="Sizes to compare with eager at."
+    "--shapes", type=click.IntRange(min=1), default=8, show_default=True, help="Number of sizes to compare with eager."
 )
 @tolerance_options
-@device_option("Of which device targets are run; auto: every target that runs here.", default="auto")
-@click.option("--target", metavar="NAME", help="The only target to run. `exportkit inspect` names them.")
+@device_option("Run the targets of this device; auto: every target that runs here.", default="auto")
+@click.option("--target", metavar="NAME", help="Run only this target. `exportkit inspect` lists the names.")
 @model_option("the artifact")
-@weights_option("Weights of the eager model, where it was exported with a file of them.")
-@op_library_option("A library of operators that the artifact calls and does not bring. Repeatable.")
+@weights_option("The weights file that the model was exported with.")
+@op_library_option("An operator library that the artifact calls but does not contain. Repeatable.")
 @public_key_options("ARTIFACT")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of sizes and inputs.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sizes and inputs.")
 @timeout_option
 @click.option(
     "--max-input-mb",
     type=click.IntRange(min=1),
     default=32,
     show_default=True,
-    help="Sizes whose inputs take more are left out, and named.",
+    help="Skip and report sizes whose inputs take more than this.",
 )
 def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) -> None:
-    """Run every target of ARTIFACT that this machine can run, each in a fresh process, and compare what it returns.
+    """Run every target of ARTIFACT that this machine can run, each in a fresh process, and compare the outputs.
 
-    Such a process has the package and torch; neither the exporter nor the source of model or operators can be imported
-    in it. First it replays the recorded cases; then, where MODEL can be imported here, its outputs are compared with
-    eager's over sizes drawn from the dynamic ranges, their ends included. Targets that cannot run here are named, each
-    with the reason; where none can, that is a failure. The first check that fails gives the exit code.
+    The process has only the package and torch. It cannot import the exporter, or the source of the model or operators.
+    It first replays the recorded cases. Then, if MODEL can be imported here, the outputs are compared with eager's at
+    sizes from the dynamic ranges, including their ends. Targets that cannot run here are listed with the reason; if
+    no target can run, verification fails. The first failed check gives the exit code.
 
-    With --public-key, or where a policy of this machine asks for signatures, they are checked before all else. A
-    signature does not cover the source of the model: then nothing is compared with eager unless --model names it.
+    With --public-key, or if this machine's policy requires signatures, signatures are checked first. A signature does
+    not cover the model's source, so nothing is compared with eager unless --model names it.
 
     \b
     exportkit verify arr_coc.pt2
@@ -88,7 +88,7 @@ def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) ->
 
 
 def report_document(report: Report) -> dict[str, Any]:
-    """The report as JSON: every verdict with its kind, message and exit code."""
+    """Returns the report as JSON. Every verdict has its kind, message and exit code."""
     document = dataclasses.asdict(report)
     for check, item in zip(report.checks, document["checks"]):
         verdict = {"kind": check.verdict.kind, "exit_code": check.verdict.exit_code, "message": check.verdict.message}
@@ -97,7 +97,7 @@ def report_document(report: Report) -> dict[str, Any]:
 
 
 def print_report(report: Report) -> None:
-    """The report in words: what was found of each target under its name, and the failures in full."""
+    """Prints the report: the checks of each target under its name, then the failures in full."""
     click.echo(f"{printable(report.artifact)}: {f'torch {report.torch}' if report.torch else 'not loaded'}")
     print_table([_row(check) for check in report.checks if check.target is None])
     for target in report.targets:
@@ -132,7 +132,7 @@ def _row(check: Check) -> tuple[str, ...]:
 
 
 def _state(verdict: Verdict) -> str:
-    """How a verdict is marked; one that is added to the union and forgotten here does not pass mypy."""
+    """Returns the mark of a verdict. mypy fails if a new kind of verdict is missing here."""
     match verdict:
         case outcomes.Match() | outcomes.Signed():
             return "ok"

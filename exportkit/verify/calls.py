@@ -1,4 +1,4 @@
-"""The calls of one target, and what is made of its answers."""
+"""Calls one target and compares its outputs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from exportkit.verify.report import Check
 
 @dataclass(frozen=True)
 class TargetCalls:
-    """A target that is loaded, to be compared call by call.
+    """The calls of a loaded target.
 
     Attributes:
-        target: Its name.
-        replay: Its process.
+        target: The target's name.
+        replay: The process that runs the target.
         reader: The artifact.
-        options: How strictly.
-        folder: A private directory, for tensors.
-        progress: Told what is about to be done.
+        options: The verification's options.
+        folder: A private directory for tensors.
+        progress: Called with each step before it starts.
     """
 
     target: str
@@ -41,7 +41,7 @@ class TargetCalls:
     progress: Callable[[str], None]
 
     def with_cases(self) -> Iterator[Check]:
-        """Against each recorded case."""
+        """Compares with each recorded case."""
         for index, case in enumerate(self.reader.manifest.cases):
             label = f"case {index} ({label_of(case.sizes)})"
             doing = f"running {label} of {self.target}"
@@ -52,7 +52,7 @@ class TargetCalls:
             file.unlink()
 
     def with_eager(self, eager: EagerProcess, plan: SizePlan) -> Iterator[Check]:
-        """Against the eager model, at each of the planned sizes."""
+        """Compares with the eager model at each planned size."""
         if not plan.sizes:
             nothing = EagerUnavailable("; ".join(plan.skipped), eager.required)
             yield Check("eager", "the sizes", {}, nothing, target=self.target)

@@ -1,6 +1,6 @@
-"""What a verification asks its child processes, and what they answer. Tensors travel in files.
+"""The messages between a verification and its child processes. Tensors travel in files.
 
-The docstring of a command names the class of its answer. Nothing here imports torch, the exporter or a model.
+Each command's docstring names the class of its answer. Nothing here imports torch, the exporter or a model.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from exportkit.package.manifest import Call, Source
 
 
 class LoadArtifact(Message, frozen=True):
-    """To the replay process: load an artifact. The answer is ArtifactLoaded.
+    """Tells the replay process to load an artifact. The answer is ArtifactLoaded.
 
     Attributes:
-        artifact: Its absolute path, of a link the link's own: its signature may be beside that.
-        target: Of its targets, the one to run; None for its exported program.
-        device: Where it runs, as exportkit.load takes it.
-        tf32: Whether its cases were recorded with TF32.
+        artifact: The absolute path. A link is not resolved, because the signature may be beside the link.
+        target: The name of the target to run; None for the exported program.
+        device: The device, as for exportkit.load.
+        tf32: Whether the cases were recorded with TF32.
         libraries: Operator libraries to load first, each with the namespaces it defines.
-        blocked: Top-level packages that it must do without, the exporter and our operators aside.
-        public_keys: PEM files, of which any must have signed it; None asks for no signature.
-        signature: The signature file, where it is not beside the artifact.
-        unsigned: The sha256 of the manifest that is loaded without a signature, whoever asks for one, and no other: a
-            package is verified before it is signed. None permits nothing.
+        blocked: Top-level packages that cannot be imported, besides the exporter and exportkit's operators.
+        public_keys: PEM files. One of these keys must have signed the artifact. None requires no signature.
+        signature: The signature file, if it is not beside the artifact.
+        unsigned: The sha256 of the only manifest that may be loaded without a required signature, because a package is
+            verified before it is signed. None allows no exception.
     """
 
     artifact: str
@@ -37,7 +37,7 @@ class LoadArtifact(Message, frozen=True):
 
 
 class ArtifactLoaded(Message, frozen=True):
-    """Where the artifact runs, with which torch, and how long loading took."""
+    """The device, the version of torch, and the seconds that loading took."""
 
     device: str
     torch: str
@@ -45,7 +45,7 @@ class ArtifactLoaded(Message, frozen=True):
 
 
 class CallModel(Message, frozen=True):
-    """To the replay process: call the model with `input.<i>` of one file, write `output.<i>` to another.
+    """Tells the replay process to call the model with `input.<i>` of one file and write `output.<i>` to another.
 
     The answer is ModelCalled.
     """
@@ -55,23 +55,23 @@ class CallModel(Message, frozen=True):
 
 
 class ModelCalled(Message, frozen=True):
-    """What the call took, and the structure of its result: a Node of the manifest, as JSON."""
+    """The seconds of the call, and the structure of its result: a Node of the manifest, as JSON."""
 
     seconds: float
     structure: str
 
 
 class MakeEager(Message, frozen=True):
-    """To the eager process: make MODEL as it was made for the export. The answer is EagerMade.
+    """Tells the eager process to make MODEL as it was made for the export. The answer is EagerMade.
 
     Attributes:
         model: MODEL.
         source: The artifact's source.
         call: The artifact's call.
-        tf32: Whether its cases were recorded with TF32.
-        weights: A safetensors file.
-        libraries: Operator libraries.
-        device: Where it runs.
+        tf32: Whether the cases were recorded with TF32.
+        weights: The safetensors file that the model was exported with, or None.
+        libraries: Operator libraries to load first.
+        device: The model's device.
     """
 
     model: str
@@ -90,7 +90,7 @@ class EagerMade(Message, frozen=True):
 
 
 class DrawInputs(Message, frozen=True):
-    """To the eager process: draw inputs of these sizes, and write them and the model's outputs to files.
+    """Tells the eager process to draw inputs of these sizes and write them and the model's outputs to files.
 
     The answer is InputsDrawn.
     """

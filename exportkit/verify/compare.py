@@ -1,4 +1,4 @@
-"""Outputs against expected outputs, each within its own tolerance."""
+"""Compares outputs with expected outputs. Each output has a tolerance."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def compare_outputs(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Match | Mismatch | WrongDtype | WrongShape | WrongStructure:
-    """What a call returned, against what it should have.
+    """Compares the outputs of a call with the expected outputs.
 
-    Dtypes and shapes come first, values after. NaN equals NaN, an infinity equals itself. Integers and booleans are
-    exact unless their recorded tolerance is not zero.
+    Dtypes and shapes are compared before values. NaN equals NaN, and an infinity equals itself. Integers and booleans
+    must be equal unless their recorded tolerance is not zero.
 
     Args:
-        outputs: The manifest's outputs, in flat order, with their tolerances and what ranks what.
-        expected: One tensor an output, any device.
-        actual: Likewise.
-        rtol: With `atol`, replaces the recorded tolerances of floating outputs.
+        outputs: The manifest's outputs in flat order.
+        expected: One tensor per output, on any device.
+        actual: One tensor per output, on any device.
+        rtol: Replaces, together with `atol`, the recorded tolerances of floating outputs.
         atol: See `rtol`.
     """
     if not len(outputs) == len(expected) == len(actual):
@@ -83,15 +83,15 @@ def compare_tensors(
     atol: float,
     selected: torch.Tensor | None = None,
 ) -> OutputComparison:
-    """Two tensors of one dtype and shape, element by element: |actual - expected| <= atol + rtol * |expected|.
+    """Compares two tensors element by element: |actual - expected| <= atol + rtol * |expected|.
 
     Args:
-        name: Of the output.
-        expected: On the CPU.
-        actual: On the CPU.
+        name: The output's name.
+        expected: A tensor on the CPU.
+        actual: A tensor on the CPU, of the same dtype and shape.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
-        selected: Boolean tensor of the same shape: the elements that count. All by default.
+        selected: Boolean tensor of the same shape that selects the elements to compare. Default: all.
     """
     difference, magnitude = _difference(expected, actual)
     counts = torch.ones_like(difference, dtype=torch.bool) if selected is None else selected
@@ -125,11 +125,11 @@ def _compare_ranking(
     actual_values: torch.Tensor,
     tolerance: OutputTolerance,
 ) -> OutputComparison:
-    """Indices [..., K] that rank values [..., N].
+    """Compares indices [..., K] that rank values [..., N].
 
-    The k-th greatest value moves by no more than the values themselves do, so the value that `actual` picked at place k
-    must be within the values' tolerance of the one that `expected` picked there. Which index carries it may differ: two
-    values closer than the tolerance may change places.
+    The k-th greatest value moves by no more than the values do. So the value that `actual` picked at place k must be
+    within the values' tolerance of the value that `expected` picked there. The indices may differ, because two values
+    closer than the tolerance may change places.
     """
     count = expected_values.shape[-1]
     differs = actual != expected
@@ -175,18 +175,18 @@ def _compare_ranking(
 
 
 def _difference(expected: torch.Tensor, actual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """|actual - expected| and |expected| in float64: 0 where both are NaN or one infinity, inf where one side is."""
+    """|actual - expected| and |expected| in float64. A difference is inf where only one side is NaN or infinite."""
     if expected.dtype.is_complex:
         same = (expected == actual) | (expected.isnan() & actual.isnan())
         wide_expected, wide_actual = expected.to(torch.complex128), actual.to(torch.complex128)
     elif not expected.dtype.is_floating_point:
-        # int64 differences are taken before float64 rounds them away.
+        # int64 values are subtracted first: float64 would round them.
         if expected.dtype in (torch.int64, torch.uint64):
             difference = (actual.to(torch.int64) - expected.to(torch.int64)).abs().double()
             return difference, expected.double().abs()
         same, wide_expected, wide_actual = expected == actual, expected.double(), actual.double()
     else:
-        # float8 types know no comparison of their own.
+        # float8 types do not support comparison.
         wide_expected, wide_actual = expected.double(), actual.double()
         same = (wide_expected == wide_actual) | (wide_expected.isnan() & wide_actual.isnan())
     difference = (wide_actual - wide_expected).abs()

@@ -1,4 +1,4 @@
-"""The eager model in a process of its own: the parent's side of eager_child.py."""
+"""Runs the eager model in a separate process. eager_worker.py is the other side."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, EagerDiffers, EagerFailed, EagerUnavailable, TimedOut, Verdict
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
 
-_PLAIN = re.compile(r"[\w./:-]+", re.ASCII)  # goes through a shell, and a terminal, as it is
+_PLAIN = re.compile(r"[\w./:-]+", re.ASCII)  # safe in a shell and on a terminal
 
 
 class EagerProcess:
-    """MODEL as its source makes it today, on one device, in a process that can import what the caller can."""
+    """MODEL, made from its current source on one device. The process can import what the caller can."""
 
     def __init__(
         self,
@@ -31,15 +31,15 @@ class EagerProcess:
         required: bool,
         demanded_by: str | None = None,
     ) -> None:
-        """Starts nothing yet.
+        """Does not start the process yet.
 
         Args:
-            manifest: Of the artifact that MODEL was exported to; it names MODEL unless the options do.
-            options: MODEL's weights and operator libraries, and how long a call may take.
-            device: Where it runs, such as "cuda:0".
-            folder: A private directory, for the process.
-            required: Whether it is a failure that there is no such model here.
-            demanded_by: Who asks for a signature, if somebody does: then only the options may name MODEL.
+            manifest: The artifact's manifest. It names MODEL unless the options do.
+            options: The verification's options.
+            device: The model's device, such as "cuda:0".
+            folder: A private directory for the process.
+            required: Whether a model that cannot be made is a failure.
+            demanded_by: The source of a signature requirement, or None. With one, only the options may name MODEL.
         """
         self.model = options.model or (manifest.source.model if demanded_by is None else None)
         self._manifest = manifest
@@ -60,11 +60,11 @@ class EagerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process can take a command."""
         return self._worker is not None and self._worker.alive
 
     def make(self) -> Verdict | None:
-        """Makes the model, unless it is there already; why it cannot be compared with, if it cannot."""
+        """Makes the model if it does not exist yet. Returns the problem if it cannot be compared with."""
         if not self.alive:
             self._objection = self._start()
         return self._objection
@@ -97,7 +97,7 @@ class EagerProcess:
     def draw(
         self, sizes: Mapping[str, int], *, label: str, seed: int, inputs: Path, outputs: Path
     ) -> InputsDrawn | EagerFailed | Crashed | TimedOut:
-        """Draws inputs of these sizes and has the model, once made, answer them; both are written to files."""
+        """Draws inputs of these sizes, calls the model, and writes inputs and outputs to files. Needs `make` first."""
         assert self._worker is not None
         doing = f"running the eager model at {label}, which is inside the exported range"
         command = DrawInputs(dict(sizes), seed, str(inputs), str(outputs))
@@ -106,13 +106,15 @@ class EagerProcess:
 
 
 def unnamed(recorded: str | None, demanded_by: str | None) -> str:
-    """Why there is no MODEL to compare with where the caller names none.
+    """Says why no MODEL can be compared with if the caller names none.
 
     Args:
-        recorded: What the artifact recorded as its MODEL.
-        demanded_by: Who asks for a signature, if somebody does.
+        recorded: The MODEL that the artifact recorded, or None.
+        demanded_by: The source of a signature requirement, or None.
     """
     if demanded_by is None:
-        return "the artifact was exported from an object, not from a MODEL that can be imported; name it: --model"
+        return (
+            "the artifact was exported from an object, not from a MODEL that can be imported; name MODEL with --model"
+        )
     model = recorded if recorded and _PLAIN.fullmatch(recorded) else "MODEL"
-    return f"{demanded_by} asks for a signature, which does not cover the model's source; compare with --model {model}"
+    return f"{demanded_by} requires a signature, which does not cover the model's source; compare with --model {model}"

@@ -1,4 +1,4 @@
-"""The eager process: the model as its source makes it today, asked for what it answers at given sizes."""
+"""The eager process: makes the model from its current source and runs it at given sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exportkit.verify.commands import DrawInputs, EagerMade, InputsDrawn, MakeEa
 
 
 class Eager:
-    """The eager model, cast and placed as it was for the export."""
+    """The eager model, with the dtype of the export, on the given device."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -22,7 +22,7 @@ class Eager:
         self._tf32 = False
 
     def make(self, command: MakeEager) -> EagerMade:
-        """Makes MODEL again, from its name, arguments and seed."""
+        """Makes MODEL from its name, arguments and seed."""
         from exportkit.export.cases import state_sha256
         from exportkit.export.eager_model import rebuild_eager
         from exportkit.export.placement import usable_device
@@ -41,7 +41,7 @@ class Eager:
         return EagerMade(state_sha256(self._spec.model))
 
     def draw(self, command: DrawInputs) -> InputsDrawn:
-        """Draws inputs, and writes them and what the model answers."""
+        """Draws inputs, calls the model, and writes inputs and outputs to files."""
         import msgspec
         from safetensors.torch import save_file
 

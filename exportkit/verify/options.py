@@ -1,4 +1,4 @@
-"""What a verification is asked for."""
+"""The options of a verification."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ Against = Literal["cases", "eager", "both"]
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What to verify against, and how strictly.
+    """Selects the comparisons of a verification.
 
     Attributes:
-        against: Recorded cases, the eager model, or both; with "both", an eager model that cannot be made is skipped.
-        shapes: How many sizes to compare with eager at.
-        rtol: With `atol`, replaces the recorded tolerances of floating outputs.
+        against: Compare with recorded cases, the eager model, or both. "both" skips an eager model that cannot be made.
+        shapes: The number of sizes to compare with eager.
+        rtol: Replaces, together with `atol`, the recorded tolerances of floating outputs.
         atol: See `rtol`.
-        device: "auto" for every target that runs here; "cpu", "cuda" or "cuda:1" for those of that device.
-        target: The only one to run, by its name.
-        model: MODEL, where it is no longer what the artifact recorded. Where a signature is demanded, what the artifact
-            recorded is not imported: the signature covers the name, and not the source of that name. Elsewhere it is:
-            an artifact that nobody signed runs code of its own anyway.
-        weights: Of the eager model, where it was exported with a weights file.
-        op_libraries: Operator libraries that an artifact without libraries needs.
-        seed: Of the sizes and the inputs drawn for eager.
-        timeout: Seconds a call may take. The first call, which imports torch and loads, gets 600 at least.
-        max_input_bytes: Of one call's inputs; sizes beyond it are left out, and named.
-        public_keys: PEM files, of which any must have signed the artifact; what a policy asks for comes on top.
-        signature: The signature file, where it is not beside the artifact under its name.
+        device: "auto" for every target that runs here; "cpu", "cuda" or "cuda:1" for the targets of that device.
+        target: The name of the only target to run.
+        model: MODEL; by default the one that the artifact recorded. If a signature is required, the recorded MODEL is
+            not imported, because the signature covers its name but not its source. An unsigned artifact runs its own
+            code anyway, so its MODEL is imported.
+        weights: The weights file that the model was exported with.
+        op_libraries: Operator libraries that the artifact calls but does not contain.
+        seed: The seed of the sizes and inputs for eager.
+        timeout: Seconds a call may take. Loading, which imports torch, always gets at least 600.
+        max_input_bytes: The limit on the inputs of one call. Larger sizes are skipped and reported.
+        public_keys: PEM files. One of these keys must have signed the artifact. Each policy adds its own requirement.
+        signature: The signature file, if it is not beside the artifact.
     """
 
     against: Against = "both"

@@ -1,4 +1,4 @@
-"""What a verification can find, as a closed union of values. Nothing here prints, and nothing here imports torch.
+"""The verdicts of a verification, as a closed union. Nothing here prints or imports torch.
 
 Every verdict has a `kind` (its name in JSON), an `exit_code` (EXIT_CODES lists them for the documentation) and a
 `message` that a person can act on.
@@ -16,22 +16,21 @@ from exportkit.child.process import describe_end
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """One output against what was expected of it.
+    """The comparison of one output with its expected value.
 
     Attributes:
         name: The output's name in the manifest.
-        dtype: Of both tensors, such as "float32".
-        shape: Of both tensors.
-        compared: Elements that were compared. Fewer than all where rows are compared only if their indices agree.
-        mismatched: Elements outside the tolerance.
-        max_abs: Greatest absolute difference; inf where one side is NaN or infinite and the other is not; None where
-            nothing was compared.
-        max_abs_at: Where.
-        max_rel: Greatest difference relative to the expected value; inf where that is 0.
-        max_rel_at: Where.
-        rtol: Tolerance that was allowed: |actual - expected| <= atol + rtol * |expected|.
-        atol: See rtol.
-        note: What else there is to know, such as how many indices differ within a tie.
+        dtype: The dtype of both tensors, such as "float32".
+        shape: The shape of both tensors.
+        compared: The number of compared elements. Rows whose indices differ are not compared.
+        mismatched: The number of elements outside the tolerance.
+        max_abs: Greatest absolute difference; inf if only one side is NaN or infinite; None if nothing was compared.
+        max_abs_at: The index of `max_abs`.
+        max_rel: Greatest difference relative to the expected value; inf if the expected value is 0.
+        max_rel_at: The index of `max_rel`.
+        rtol: The allowed relative tolerance: |actual - expected| <= atol + rtol * |expected|.
+        atol: The allowed absolute tolerance.
+        note: A remark, such as how many indices differ within a tie.
     """
 
     name: str
@@ -81,7 +80,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """An output's values are not what was expected."""
+    """An output has values outside the tolerance."""
 
     outputs: tuple[OutputComparison, ...]
     kind: ClassVar[str] = "mismatch"
@@ -95,7 +94,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class WrongDtype:
-    """An output has another dtype than the manifest, or than eager."""
+    """An output's dtype differs from the manifest or from eager."""
 
     output: str
     expected: str
@@ -111,7 +110,7 @@ class WrongDtype:
 
 @dataclass(frozen=True)
 class WrongShape:
-    """An output has another shape than eager's."""
+    """An output's shape differs from eager's."""
 
     output: str
     expected: tuple[int, ...]
@@ -127,7 +126,7 @@ class WrongShape:
 
 @dataclass(frozen=True)
 class WrongStructure:
-    """The outputs are nested, named or counted in another way."""
+    """The outputs differ in nesting, names or number."""
 
     expected: str
     actual: str
@@ -157,7 +156,14 @@ class CallFailed:
 
 @dataclass(frozen=True)
 class Crashed:
-    """The process of the packaged model, or of eager, died. `doing` says at what, `output` what it printed last."""
+    """The process of the packaged model or of eager died.
+
+    Attributes:
+        signal: The signal that killed it, or None.
+        exit_status: Its exit status, or None if a signal killed it.
+        doing: The work it was doing.
+        output: The end of its output.
+    """
 
     signal: int | None
     exit_status: int | None
@@ -191,7 +197,7 @@ class TimedOut:
 
 @dataclass(frozen=True)
 class NotRun:
-    """A call that was not made, because of what an earlier one found."""
+    """A call was left out because earlier calls failed."""
 
     reason: str
     kind: ClassVar[str] = "not_run"
@@ -208,7 +214,7 @@ class NotRun:
 
 @dataclass(frozen=True)
 class Signed:
-    """The package is signed by keys that were asked for: the caller's, and one of each policy."""
+    """The package is signed by the required keys: one of the caller's, and one of each policy's."""
 
     key_ids: tuple[str, ...]
     kind: ClassVar[str] = "signed"
@@ -222,7 +228,7 @@ class Signed:
 
 @dataclass(frozen=True)
 class MissingOperator:
-    """An operator of the graph is not there: no library of the package, or of this command, defines it."""
+    """No library of the package or of the command line defines an operator of the graph."""
 
     operator: str
     detail: str
@@ -237,7 +243,7 @@ class MissingOperator:
 
 @dataclass(frozen=True)
 class LoadFailed:
-    """The package could not be loaded; `exit_code` is that of the error class (3: the package; 4: this machine)."""
+    """The package could not be loaded. `exit_code` is the error's: 3 for the package, 4 for this machine."""
 
     error: str
     detail: str
@@ -255,7 +261,10 @@ class LoadFailed:
 
 @dataclass(frozen=True)
 class EagerUnavailable:
-    """Nothing was compared with eager: it cannot be made here, or its inputs are too large. A failure if asked for."""
+    """Nothing was compared with eager: the model cannot be made here, or its inputs are too large.
+
+    This is a failure only if the comparison is `required`.
+    """
 
     reason: str
     required: bool
@@ -263,7 +272,7 @@ class EagerUnavailable:
 
     @property
     def exit_code(self) -> int:
-        """16 where `--against eager` asked for the comparison, else 0: the recorded cases still speak."""
+        """16 if the comparison is required, else 0: the recorded cases were compared."""
         return 16 if self.required else 0
 
     @property
@@ -274,7 +283,7 @@ class EagerUnavailable:
 
 @dataclass(frozen=True)
 class EagerDiffers:
-    """The eager model that MODEL gives today has other weights than the one that was exported."""
+    """MODEL now has other weights than when it was exported."""
 
     expected_sha256: str
     actual_sha256: str
@@ -286,15 +295,15 @@ class EagerDiffers:
     def message(self) -> str:
         """Both digests, and what to do."""
         return (
-            f"{self.model} has other parameters and buffers today (sha256 {self.actual_sha256[:16]}...) than when it "
-            f"was exported ({self.expected_sha256[:16]}...): export it again, give the weights it was exported with "
+            f"{self.model} has other parameters and buffers now (sha256 {self.actual_sha256[:16]}...) than when it "
+            f"was exported ({self.expected_sha256[:16]}...): export it again, give the weights of the export "
             "(--weights), or compare with the recorded cases only (--against cases)"
         )
 
 
 @dataclass(frozen=True)
 class EagerFailed:
-    """Eager itself failed: it refuses sizes that the package promises to take, or cannot be made."""
+    """Eager itself failed: it cannot be made, or it refuses sizes that the package allows."""
 
     error: str
     detail: str
@@ -306,14 +315,14 @@ class EagerFailed:
     def message(self) -> str:
         """The error's own text, and what to do."""
         advice = (
-            "mend the model or narrow its ranges (--dynamic at export), or compare with cases only (--against cases)"
+            "fix the model, narrow its ranges (--dynamic at export), or compare with the cases only (--against cases)"
         )
         if _MISSING_OPERATOR.search(self.detail):
             advice = "give the library that defines the operator with --op-library, or compare with --against cases"
         return f"{self.error} while {self.doing}: {self.detail}\n{advice}"
 
 
-# torch, where an operator is not registered; as an attribute of torch.ops, and as what a fake or kernel is added to.
+# torch's messages for an unregistered operator: as an attribute of torch.ops, and when a fake or kernel is added.
 _MISSING_OPERATOR = re.compile(r"'_OpNamespace' .* has no attribute|operator \S+ does not exist")
 
 Verdict = (
@@ -336,20 +345,20 @@ Verdict = (
 
 # Exit code -> meaning, for --help and docs/cli.md. A test holds it against the classes above and exportkit.errors.
 EXIT_CODES: Mapping[int, str] = {
-    0: "done",
+    0: "success",
     1: "a check failed: an output's values differ",
-    2: "usage: an argument means nothing, or MODEL cannot be found",
-    3: "the package is bad, tampered with, incomplete, or not signed as it must be",
-    4: "this machine cannot do it: no compiler, no CUDA, another torch, no target for it",
+    2: "wrong usage: an argument is invalid, or MODEL cannot be found",
+    3: "the package is bad, tampered with, incomplete, or lacks a required signature",
+    4: "this machine cannot do it: no compiler, no CUDA, another torch, or no target that runs here",
     10: "verify: an output has the wrong dtype",
     11: "verify: an output has the wrong shape, or the result the wrong structure",
     12: "verify: the packaged model raised an error",
-    13: "verify: the process of the packaged model, or of eager, crashed",
-    14: "verify: the packaged model, or eager, did not answer in time",
+    13: "verify: the process of the packaged model or of eager crashed",
+    14: "verify: the packaged model or eager did not answer in time",
     15: "verify: an operator is missing",
-    16: "verify --against eager: the eager model cannot be made here, or all sizes are beyond --max-input-mb",
-    17: "verify: the eager model has other weights today than when it was exported",
-    18: "verify: eager itself fails, at sizes inside the exported range or when it is made",
-    70: "a bug of exportkit; a traceback is on stderr",
+    16: "verify --against eager: the eager model cannot be made here, or all sizes exceed --max-input-mb",
+    17: "verify: the eager model has other weights than when it was exported",
+    18: "verify: eager itself fails, at a size inside the exported range or when it is made",
+    70: "a bug in exportkit; stderr has a traceback",
     130: "interrupted",
 }

@@ -1,4 +1,4 @@
-"""The packaged model in a process of its own: the parent's side of child.py."""
+"""Runs the packaged model in a separate process. replay_worker.py is the other side."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, MissingOperator, NotRun, TimedOut, Verdict
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
 
-# What the process itself is made of: a MODEL such as torch.nn:Linear does not take it away.
+# The process itself needs these, so a MODEL such as torch.nn:Linear does not block them.
 _NEVER_BLOCKED = frozenset({"torch", "exportkit", "numpy", "safetensors", "msgspec", "typing_extensions"})
-_MAX_DEAD = 2  # processes that may die before the remaining calls are given up
+_MAX_DEAD = 2  # processes that may die before the remaining calls are skipped
 
 
 class ReplayProcess:
-    """A target of an artifact, loaded where neither the exporter nor the model's or operators' source can be imported.
+    """Runs one target in a process that cannot import the exporter, or the source of the model or operators.
 
-    Where the process dies of a call, another one takes its place for the next.
+    If a call kills the process, the next call starts another.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class ReplayProcess:
         libraries: Mapping[Path, Sequence[str]] | None = None,
         unsigned: str | None = None,
     ) -> None:
-        """Starts nothing yet.
+        """Does not start the process yet.
 
         Args:
-            artifact: The file.
-            manifest: Its manifest.
-            options: Who must have signed it, what it must do without, and how long a call may take.
-            target: Of its targets, the one to run; None for its exported program.
-            device: Where it runs.
-            folder: A private directory, for the process.
-            libraries: Operator libraries that the artifact does not bring, each with the namespaces it defines.
-            unsigned: As `verify` takes it.
+            artifact: The artifact's file.
+            manifest: The artifact's manifest.
+            options: The verification's options.
+            target: The name of the target to run; None for the exported program.
+            device: The target's device.
+            folder: A private directory for the process.
+            libraries: Operator libraries that the artifact does not contain, each with the namespaces it defines.
+            unsigned: The same as for `verify`.
         """
         keys = tuple(str(key.absolute()) for key in options.public_keys)
         self._command = LoadArtifact(
@@ -75,19 +75,19 @@ class ReplayProcess:
             self._worker.close()
 
     def load(self) -> ArtifactLoaded | Verdict:
-        """Starts a process and loads the artifact in it; what went wrong, if something did."""
+        """Starts a process and loads the artifact in it. Returns a verdict if that fails."""
         self._worker = VerifyWorker("exportkit.verify.replay_worker", search_path="installed")
         timeout = max(self._timeout, LOAD_TIMEOUT)
         answer = self._worker.ask(self._command, ArtifactLoaded, doing="loading the artifact", timeout=timeout)
         return _load_failure(answer) if isinstance(answer, Failed) else answer
 
     def call(self, inputs: Path, outputs: Path, *, doing: str) -> ModelCalled | Verdict:
-        """Calls the model with the tensors of a file; what it returns is written to another.
+        """Calls the model with the tensors of one file and writes its outputs to another.
 
         Args:
             inputs: A safetensors file with `input.<i>`.
-            outputs: Gets `output.<i>`.
-            doing: What this call is, for the messages.
+            outputs: The file to write, with `output.<i>`.
+            doing: A description of the call, for messages.
         """
         if self._worker is None or not self._worker.alive:
             if self._dead >= _MAX_DEAD:
@@ -105,7 +105,7 @@ class ReplayProcess:
 
 
 def blocked(model: str | None) -> tuple[str, ...]:
-    """The top-level package of MODEL, which the replay process must do without."""
+    """Returns the top-level package of MODEL, which the replay process must not import."""
     if model is None or ":" not in model or model.partition(":")[0].endswith(".py"):
         return ()
     top = model.partition(":")[0].partition(".")[0]
@@ -113,10 +113,9 @@ def blocked(model: str | None) -> tuple[str, ...]:
 
 
 def _load_failure(answer: Failed) -> Verdict:
-    """Why the artifact could not be loaded."""
-    # What our loader says where an operator is neither in a library of the package nor registered otherwise; and torch.
+    # The messages of exportkit's loader and of torch for an operator that is not registered.
     pattern = r"operator ([\w:.]+) is not loaded|Could not find schema for ([\w:.]+?)\.?(?:\s|$)"
     if missing := re.search(pattern, answer.detail):
         return MissingOperator(missing[1] or missing[2], answer.detail)
-    # An error that is none of exportkit's comes from torch's loader: it did not understand what it was given.
+    # Other errors come from torch's loader, which could not read the package.
     return LoadFailed(answer.error, answer.detail, answer.exit_code or 3)

@@ -1,4 +1,4 @@
-"""The replay process: package, torch and runtime; nothing of the exporter, or of the operators' and model's source."""
+"""The replay process: it has the package, torch and the runtime, but not the exporter or any model source."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ EXPORTER = ("exportkit.export", "exportkit.models", "exportkit.ops")
 
 
 class BlockedImports:
-    """An import hook that refuses modules, as if they were not installed."""
+    """An import hook that treats modules as not installed."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """None lets the next finder look."""
+        """Raises ModuleNotFoundError for a blocked module. None lets the next finder search."""
         if any(name == blocked or name.startswith(f"{blocked}.") for blocked in self.names):
-            raise ModuleNotFoundError(f"the replay process must do without {name}", name=name)
+            raise ModuleNotFoundError(f"the replay process cannot import {name}", name=name)
         return None
 
 
@@ -44,13 +44,13 @@ class Replay:
         self._unpacked = tempfile.TemporaryDirectory(prefix="exportkit-program-")
 
     def load(self, command: LoadArtifact) -> ArtifactLoaded:
-        """Loads the artifact, after the operator libraries that it does not bring itself."""
+        """Loads the operator libraries that the artifact does not contain, then the artifact."""
         sys.meta_path.insert(0, BlockedImports([*EXPORTER, *command.blocked]))
         import torch
 
         from exportkit.libraries import load_library
 
-        # As the outputs were recorded: convolutions use TF32 unless told otherwise, and answer a little differently.
+        # Use TF32 exactly if the recording did: convolutions use it by default, which changes their outputs slightly.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = command.tf32
         for library, namespaces in command.libraries:
             load_library(Path(library), defines=namespaces)
@@ -112,7 +112,7 @@ class Replay:
         self.model = self._named(torch.export.load(unpacked).module())
 
     def _named(self, program: Any) -> Any:
-        """A program takes and returns plain tuples where the model has named ones; the manifest has their names."""
+        """Restores named tuples in the result from the manifest: a program takes and returns plain tuples."""
         import torch
 
         from exportkit.package.structure import flatten, plain, unflatten
@@ -129,7 +129,7 @@ class Replay:
 
 
 def _opened(command: LoadArtifact) -> PackageReader:
-    """The artifact, signed as is asked for, or the one that may be loaded without a signature."""
+    """Opens the artifact with its required signature, or the one artifact that may be loaded without it."""
     from exportkit.errors import DigestMismatchError
     from exportkit.package.archive import PackageReader
     from exportkit.package.trust import demand
@@ -143,7 +143,7 @@ def _opened(command: LoadArtifact) -> PackageReader:
         raise DigestMismatchError(
             f"the manifest of {artifact.name} has sha256 {reader.manifest_sha256}; only the one with "
             f"{command.unsigned} may be run without a signature",
-            hint="Somebody wrote into the package while it was made. Make it again, where nobody else may write.",
+            hint="The package was changed while it was made. Make it again in a folder that only you can write to.",
         )
     return reader
 
@@ -155,6 +155,6 @@ def _same_structure(a: Any, b: Any) -> bool:
 
 
 def main(connection: socket.socket) -> None:
-    """Entry point of the child."""
+    """Serves the commands of the parent."""
     replay = Replay()
     serve(connection, {LoadArtifact: replay.load, CallModel: replay.run})

@@ -1,4 +1,4 @@
-"""What a verification found, check by check. Nothing here prints, and nothing here imports torch."""
+"""The report of a verification, check by check. Nothing here prints or imports torch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from exportkit.verify.outcomes import Verdict
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was checked.
+    """One check and its verdict.
 
     Attributes:
-        against: "package" for loading it, "cases" for a recorded case, "eager" for a comparison with the eager model.
-        label: Which one, such as "case 0" or "batch=64, gh=8, gw=8".
+        against: "package" for loading, "cases" for a recorded case, "eager" for a comparison with the eager model.
+        label: The check's name, such as "case 0" or "batch=64, gh=8, gw=8".
         sizes: The dimensions of the call, by name.
-        verdict: What was found.
-        seconds: What the packaged model took, first call and input checks included; None where it was not called.
-        target: The target that was checked, "program" for an exported program; None where it is about all of them.
+        verdict: The result.
+        seconds: The time of the call, including input checks; None if the model was not called.
+        target: The checked target, "program" for an exported program; None if the check covers all targets.
     """
 
     against: Literal["package", "cases", "eager"]
@@ -37,13 +37,13 @@ class Check:
 
 @dataclass(frozen=True)
 class TargetReport:
-    """What became of a target of the artifact, or of its exported program.
+    """The run of one target, or of the exported program.
 
     Attributes:
-        name: "program" for an exported program.
-        device: Such as "cpu" or "cuda:0"; None where it was not run.
-        load_seconds: exportkit.load in the fresh process, torch already imported; None where it was not loaded.
-        left_out: Why it was not run; None where it was.
+        name: The target's name; "program" for an exported program.
+        device: The device, such as "cpu" or "cuda:0"; None if the target was not run.
+        load_seconds: The time of exportkit.load in the fresh process, without importing torch; None if not loaded.
+        left_out: The reason the target was not run, or None.
     """
 
     name: str
@@ -54,14 +54,14 @@ class TargetReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a verification found.
+    """The result of a verification.
 
     Attributes:
-        artifact: The file that was verified.
-        torch: Version of the torch that ran it, None if nothing was loaded.
-        targets: Each target, those that were run first, the best first.
-        checks: In the order they were made.
-        skipped: What was left out of the comparison with eager, and why.
+        artifact: The verified file.
+        torch: The version of torch that ran it; None if nothing was loaded.
+        targets: All targets. The ones that were run come first, the best of them first.
+        checks: The checks in the order they were made.
+        skipped: Sizes that were not compared with eager, each with the reason.
     """
 
     artifact: str
@@ -77,5 +77,5 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """That of the first check that failed, else 0."""
+        """The exit code of the first check that failed, else 0."""
         return self.failure.verdict.exit_code if self.failure else 0

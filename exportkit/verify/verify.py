@@ -1,4 +1,4 @@
-"""Verifies an artifact: in a process that has nothing else, against its recorded cases and against the eager model."""
+"""Verifies an artifact in fresh processes, against its recorded cases and the eager model."""
 
 from __future__ import annotations
 
@@ -32,26 +32,25 @@ def verify(
     unsigned: str | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
-    """Runs every target of an artifact that this machine can run, and compares what each returns.
+    """Runs every target of an artifact that this machine can run, and compares the outputs.
 
-    Signatures come first, where somebody asks for them: an artifact that is not trusted is not looked into any further,
-    and of one that is trusted no more is run than was signed. The source of its model was not: there is a comparison
-    with eager only where the options name MODEL.
+    Required signatures are checked first. An untrusted artifact is not read further. A trusted one runs only what was
+    signed. The signature does not cover the model's source, so eager is compared only if the options name MODEL.
 
-    Each target runs in a fresh process that imports torch and the runtime; the exporter, the operators' Python and the
-    model's source are refused to it. The eager model runs in a process of its own. Whatever either does, a crash
-    included, is a verdict.
+    Each target runs in a fresh process that imports torch and the runtime. That process cannot import the exporter, the
+    operators' Python or the model's source. The eager model runs in another process. Every outcome of these processes
+    is a verdict, even a crash.
 
     Args:
         artifact: A `.pt2` that exportkit wrote.
-        options: See VerifyOptions.
-        unsigned: The sha256 of the artifact's manifest, where the caller made it and it is to be verified before it is
-            signed: this one needs no signature. Its MODEL is imported no sooner for that.
-        progress: Told what is about to be done.
+        options: The options; see VerifyOptions.
+        unsigned: The sha256 of a manifest that needs no signature, because the caller made the artifact and verifies it
+            before signing. MODEL must be named all the same.
+        progress: Called with each step before it starts.
 
     Raises:
-        UsageError: The options contradict the artifact: cases are asked for, and it has none, or a target is; or eager
-            is asked for where MODEL must be named and is not.
+        UsageError: The options contradict the artifact: it has no recorded cases or no such target, or MODEL must be
+            named.
     """
     options = options or VerifyOptions()
     progress(f"checking {artifact.name}")
@@ -83,7 +82,7 @@ def verify(
 
 
 def _check_comparable(artifact: Path, manifest: Manifest, options: VerifyOptions, by: str | None) -> None:
-    """Raises a UsageError where there is nothing of the kind that the options want to compare with."""
+    """Raises UsageError if the artifact lacks what the options compare with."""
     if options.against == "cases" and not manifest.cases:
         raise UsageError(
             f"{artifact.name} has no recorded cases", hint="Export with --cases N, or use --against eager."
@@ -91,13 +90,13 @@ def _check_comparable(artifact: Path, manifest: Manifest, options: VerifyOptions
     if options.against == "eager" and options.model is None and by is not None:
         raise UsageError(
             f"no comparison with eager: {unnamed(manifest.source.model, by)}",
-            hint="The source is imported then: name one of someone you trust.",
+            hint="The named source is imported, so name only a source that you trust.",
         )
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What is to be run where; the target is None for an exported program."""
+    """A target and its device. The target is None for an exported program."""
 
     target: str | None
     device: str
@@ -108,11 +107,11 @@ class _Run:
 
 
 def _targets(manifest: Manifest, options: VerifyOptions) -> tuple[list[_Run], list[TargetReport]]:
-    """What can be run here, the best first, and what cannot.
+    """Returns the targets that run here, the best first, and the others.
 
     Raises:
-        UsageError: There is no such device, or no such target.
-        NoTargetError: Nothing can; the message has a reason for each target.
+        UsageError: The device or the target does not exist.
+        NoTargetError: No target runs here. The message gives a reason for each.
     """
     kind, _ = parse_device(options.device)
     candidates = named(manifest.targets, options.target)
@@ -126,29 +125,26 @@ def _targets(manifest: Manifest, options: VerifyOptions) -> tuple[list[_Run], li
 def _needed_libraries(
     manifest: Manifest, options: VerifyOptions, devices: Set[str]
 ) -> dict[Path, list[str]] | MissingOperator:
-    """The libraries that the replay process must load first, because the artifact does not bring them.
-
-    Each with the operator namespaces it defines.
-    """
+    """Returns the libraries that the artifact needs but does not contain, each with the namespaces it defines."""
     brought = {operator.name for library in manifest.libraries for operator in library.defines}
     missing = [operator.name for operator in manifest.operators if operator.name not in brought]
     if not missing:
         return {}
     libraries = [Path(library).resolve() for library in options.op_libraries]
     if any(name.startswith("arr_coc::") for name in missing):
-        kinds = {"cpu", *(device.partition(":")[0] for device in devices)}  # the CPU's defines the operators
+        kinds = {"cpu", *(device.partition(":")[0] for device in devices)}  # the CPU library defines the operators
         libraries += [path for device, path in built_in_libraries().items() if device in kinds]
     given = {library: [operator.name for operator in describe_library(library).defines] for library in libraries}
     for name in missing:
         if not any(name in names for names in given.values()):
-            advice = "name one with --op-library, or `exportkit package` the artifact with it"
-            return MissingOperator(name, f"the artifact brings no library that defines it; {advice}")
+            advice = "name one with --op-library, or add it with `exportkit package`"
+            return MissingOperator(name, f"no library in the artifact defines it; {advice}")
     return {library: sorted({name.partition("::")[0] for name in names}) for library, names in given.items()}
 
 
 @dataclass
 class _Verification:
-    """The runs of one artifact, and what was found so far."""
+    """The runs of one artifact, and the checks so far."""
 
     artifact: Path
     reader: PackageReader
@@ -166,12 +162,12 @@ class _Verification:
         return self.reader.manifest
 
     def report(self, runs: Iterable[_Run], left_out: Iterable[TargetReport]) -> Report:
-        """Makes the runs, with one eager model for all those on one device."""
+        """Runs all targets. Targets on the same device share one eager model."""
         options = self.options
         plan = SizePlan((), ())
         if options.against != "cases":
             plan = plan_sizes(self.manifest.call, options.shapes, seed=options.seed, max_bytes=options.max_input_bytes)
-        # Where nothing else was compared, a verification that skips eager would have verified nothing.
+        # Without cases, a verification that skips eager would compare nothing.
         required = options.against == "eager" or not self.manifest.cases
         reports = []
         for device, same in groupby(runs, key=lambda run: run.device):

@@ -1,4 +1,4 @@
-"""The parent's side of a verification's child process: a crash or a stall is a verdict, not an exception."""
+"""Talks to a verification's child process. A crash or a timeout becomes a verdict instead of an exception."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from exportkit.child.messages import Failed, Message
 from exportkit.child.process import SearchPath
 from exportkit.verify.outcomes import Crashed, TimedOut
 
-LOAD_TIMEOUT = 600.0  # seconds at least, for a first command: a slow machine imports torch for minutes
+LOAD_TIMEOUT = 600.0  # the least seconds for a first command: importing torch takes minutes on a slow machine
 
 M = TypeVar("M", bound=Message)
 
@@ -19,7 +19,7 @@ class VerifyWorker:
 
     Args:
         module: The module whose `main` the child runs.
-        search_path: Where the child imports from, as for ChildProcess.
+        search_path: The modules the child can import, as for ChildProcess.
     """
 
     def __init__(self, module: str, *, search_path: SearchPath) -> None:
@@ -34,16 +34,16 @@ class VerifyWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the child can take a command."""
         return self._ended is None and self._conversation.alive
 
     def ask(self, command: Message, answer: type[M], *, doing: str, timeout: float) -> M | Failed | Crashed | TimedOut:
         """Sends a command and returns the answer, or how the child ended.
 
         Args:
-            command: One that the child has a handler for.
-            answer: The class its handler returns.
-            doing: What the command does, for the messages: "running case 0".
+            command: A command that the child handles.
+            answer: The class that the handler returns.
+            doing: A description of the command for messages, such as "running case 0".
             timeout: Seconds after which the child is killed.
         """
         if self._ended is not None:
@@ -59,9 +59,9 @@ class VerifyWorker:
         return self._ended
 
     def printed(self) -> str:
-        """The end of what the child wrote to stdout and stderr."""
+        """Returns the end of the child's stdout and stderr."""
         return self._conversation.printed()
 
     def close(self) -> None:
-        """Ends the child, whatever it is doing."""
+        """Ends the child at once."""
         self._conversation.close()

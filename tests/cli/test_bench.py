@@ -79,7 +79,7 @@ def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
     [
         (["no_such_op"], "no operator 'no_such_op'"),
         (["opponent_balance", "--size", "Z9"], "The sizes are"),
-        (["opponent_balance", "x.pt2"], "runs of their own"),
+        (["opponent_balance", "x.pt2"], "cannot be timed together"),
         (["opponent_balance", "--model", "arr-coc"], "--model is for packages"),
         (["x.pt2", "--dtype", "float16"], "are for operators"),
         (["x.pt2", "--against", "library"], "is for operators"),
@@ -87,7 +87,7 @@ def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
         (["opponent_balance", "--op-library", __file__], "--op-library is for packages"),
         (["opponent_balance", "--public-key", __file__], "--public-key is for packages"),
         (["opponent_balance", "--signature", __file__], "--signature is for packages"),
-        (["x.pt2", "y.pt2", "--signature", __file__], "--signature is of one package"),
+        (["x.pt2", "y.pt2", "--signature", __file__], "--signature works with one package only"),
         (["opponent_balance", "--plot", "x.pdf"], "ends in .svg or .png"),
         (["opponent_balance", "--plot", "no_such_folder/x.svg"], "there is no folder no_such_folder"),
         (["opponent_balance", "--output", "no_such_folder/x.json"], "there is no folder no_such_folder"),

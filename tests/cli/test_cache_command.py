@@ -79,7 +79,7 @@ def test_prune_without_limits_removes_what_is_left_over_only(entry, capsys):
 def test_what_is_no_size_or_time_is_refused(entry, capsys, option, value):
     code, out, err = run(capsys, "prune", option, value)
     assert (code, out) == (2, "")
-    assert f"{value!r} is not of the form NUMBER and unit, such as" in err
+    assert f"{value!r} is not a number with a unit, such as" in err
     assert entry.exists()
 
 

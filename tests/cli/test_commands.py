@@ -73,7 +73,7 @@ def test_inspect_says_what_is_taken_returned_called_and_missing(compiled, capsys
     for operator in manifest.operators:
         assert operator.schema in out
     assert manifest.targets[0].name in out
-    assert "no library here: `exportkit package` adds it" in out
+    assert "not in this artifact; `exportkit package` adds it" in out
 
 
 def test_inspect_as_json_is_the_manifest(package, capsys):
