@@ -15,12 +15,12 @@ from tests.artifacts import artifact
 
 @pytest.fixture
 def _compiled(monkeypatch):
-    def export_aoti(model, out, **options):
+    def export_aoti(model, out, *options, progress):
         shutil.copyfile(artifact("arr-coc"), out)
         with PackageReader(out) as reader:
             return reader.manifest
 
-    monkeypatch.setattr("exportkit.export.artifact.export_aoti", export_aoti)
+    monkeypatch.setattr("exportkit.export.export_aoti", export_aoti)
 
 
 @pytest.mark.usefixtures("_compiled")

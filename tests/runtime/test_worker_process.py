@@ -313,8 +313,6 @@ def test_neither_main_nor_the_models_source_is_imported_again(softpool_package, 
 import exportkit
 print("main")  # without a guard
 with exportkit.load({str(softpool_package)!r}, isolate=True) as model:
-    command = open(f"/proc/{{model.pid}}/cmdline").read().split("\\0")
-    assert command[1] == "-I", command
     case = model.cases[0]
     print(type(model(*case.args, **case.kwargs)).__name__)
 """)
@@ -340,8 +338,8 @@ def test_ctrl_c_in_a_terminal_is_the_parents_to_handle(tiny_package):
 
 def test_a_program_without_an_interpreter_is_told_so(tiny_package, monkeypatch):
     monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(HostError, match="no Python interpreter that could run a worker process"):
+    with pytest.raises(HostError, match="no Python interpreter that can start a child process"):
         exportkit.load(tiny_package, isolate=True)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(HostError, match=r"cannot start a worker process: .*No such file"):
+    with pytest.raises(HostError, match=r"cannot start a child process: .*No such file"):
         exportkit.load(tiny_package, isolate=True)
