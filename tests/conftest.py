@@ -25,6 +25,11 @@ def _seeded():
     torch.set_rng_state(cpu)
 
 
+def pytest_configure() -> None:
+    """Threads of torch that wait give up their core: the other workers of pytest-xdist, and compilers, need it."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it when it is loaded, here in the workers
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what runs on CUDA, and skips it where there is none, unless a GPU was promised."""
     if REQUIRE_CUDA or torch.cuda.is_available():

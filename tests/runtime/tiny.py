@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch._inductor.config import aot_inductor
 from exportkit.libraries import host_platform
 from exportkit.package import manifest as m
 from exportkit.package.archive import write_package
+from tests.made_once import one_maker
 
 CACHE = Path(__file__).parents[2] / ".cache" / "runtime"
 OPTIONS = {
@@ -106,22 +106,19 @@ def compiled(
     source = inspect.getsource(inspect.getmodule(type(module)))
     key = (source, type(module), torch.__version__, compiler and compiler.read_text())
     folder = CACHE / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-    if not folder.exists():
-        options = {**OPTIONS, **({"cpp.cxx": (None, str(compiler))} if compiler else {})}
-        program = torch.export.export(module.eval(), args, dynamic_shapes=dynamic_shapes)
-        files = torch._inductor.aot_compile(
-            program.module(check_guards=False), *program.example_inputs, options=options
-        )
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.mkdtemp(dir=folder.parent)
-        for file in map(Path, files):
-            # 2.11's loader wants a wrapper.cpp to be there; nobody needs what is in it.
-            if not file.name.endswith("kernel.cpp"):
-                Path(temporary, file.name).write_bytes(b"" if file.suffix == ".cpp" else file.read_bytes())
-        try:
+    with one_maker(folder) as ours:
+        if ours:
+            options = {**OPTIONS, **({"cpp.cxx": (None, str(compiler))} if compiler else {})}
+            program = torch.export.export(module.eval(), args, dynamic_shapes=dynamic_shapes)
+            files = torch._inductor.aot_compile(
+                program.module(check_guards=False), *program.example_inputs, options=options
+            )
+            temporary = tempfile.mkdtemp(dir=folder.parent)
+            for file in map(Path, files):
+                # 2.11's loader wants a wrapper.cpp to be there; nobody needs what is in it.
+                if not file.name.endswith("kernel.cpp"):
+                    Path(temporary, file.name).write_bytes(b"" if file.suffix == ".cpp" else file.read_bytes())
             os.rename(temporary, folder)
-        except OSError:  # another process was faster
-            shutil.rmtree(temporary)
     return {file.name: file for file in folder.iterdir()}
 
 
