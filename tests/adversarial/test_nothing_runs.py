@@ -55,7 +55,7 @@ Break = Callable[[Path, Signer], None]
 
 @pytest.fixture(params=["python", "cpp"])
 def mark(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that is there once anything of a package has run, loaded by either route.
+    """The file that is there once anything of a package has run, run by either runtime.
 
     No policy and no cache but the test's own.
     """

@@ -48,7 +48,7 @@ def meeting_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["cpp", "python"])
-def route(request: pytest.FixtureRequest) -> Iterator[str]:
+def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
     """The C++ runtime and torch's own binding, in turn: EXPORTKIT_RUNTIME says which one runs compiled code."""
     if request.param == "cpp":
         exportkit_run.require_built()

@@ -21,7 +21,7 @@ HASWELL = "x86-64-v3"  # of 2013: AVX2, and no AVX-512
 REPLAY = """
 import os, sys, torch, exportkit
 from exportkit.runtime import targets
-if len(sys.argv) > 2:  # as if the CPU had it; Python's own route asks this function
+if len(sys.argv) > 2:  # as if the CPU had it; Python's own runtime asks this function
     os.environ["EXPORTKIT_RUNTIME"] = "python"
     targets.host_cpu_isa = lambda: sys.argv[2]
 print(targets.host_cpu_isa(), flush=True)

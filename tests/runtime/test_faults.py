@@ -214,7 +214,7 @@ print("all the same")
 """
 
 
-both_routes = pytest.mark.usefixtures("route")
+both_runtimes = pytest.mark.usefixtures("runtime")
 
 # --- no room ----------------------------------------------------------------------------------------------------------
 
@@ -237,14 +237,14 @@ def small_disk(size: str, folder: Path, code: str, package: Path, **environment:
     return run_python(code, package, cwd=folder.parent, prefix=mount, **environment)
 
 
-@both_routes
+@both_runtimes
 def test_a_full_cache_is_replaced_by_a_temporary_directory(tiny_package, tmp_path):
     said = small_disk("100k", tmp_path / "full", LOAD, tiny_package, EXPORTKIT_CACHE=str(tmp_path / "full" / "cache"))
     assert said.startswith("loaded\nwarned: exportkit cannot use its cache")
     assert "(No space left on device" in said
 
 
-@both_routes
+@both_runtimes
 def test_a_full_disk_is_refused_with_what_there_is_no_room_for(tiny_package, tmp_path):
     folder = tmp_path / "full"
     code = f"{LOAD}\nimport os; print([name for _, _, names in os.walk({str(folder)!r}) for name in names])"
@@ -259,7 +259,7 @@ def test_a_full_disk_is_refused_with_what_there_is_no_room_for(tiny_package, tmp
     assert ".tmp'" not in files, "half a file was left"
 
 
-@both_routes
+@both_runtimes
 def test_files_that_may_not_grow_are_an_error_too(tiny_package, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))"
     said = run_python(f"{limit}\n{LOAD}", tiny_package, cwd=tmp_path, TMPDIR=str(tmp_path))
@@ -268,7 +268,7 @@ def test_files_that_may_not_grow_are_an_error_too(tiny_package, tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-@both_routes
+@both_runtimes
 def test_a_cache_that_can_only_be_read_serves_what_is_in_it(tiny_package, tmp_path):
     cache = tmp_path / "disk" / "cache"
     code = f"""
@@ -420,15 +420,15 @@ def test_a_fork_while_other_threads_are_in_calls_finds_a_model_that_is_free(tiny
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("route", ["cpp", "python"])
-def test_a_fork_of_a_process_that_used_cuda_is_told_to_spawn_and_the_parent_goes_on(route, tmp_path):
-    said = run_python(CUDA_FORK, artifact("weighted-cuda"), cwd=tmp_path, EXPORTKIT_RUNTIME=route)
+@pytest.mark.parametrize("runtime", ["cpp", "python"])
+def test_a_fork_of_a_process_that_used_cuda_is_told_to_spawn_and_the_parent_goes_on(runtime, tmp_path):
+    said = run_python(CUDA_FORK, artifact("weighted-cuda"), cwd=tmp_path, EXPORTKIT_RUNTIME=runtime)
     child, parent = said.splitlines()
     assert child.startswith("ModelRunError")
     assert "use the start method spawn" in child
     assert parent == "0 True"
 
 
-@both_routes
+@both_runtimes
 def test_a_fork_while_another_thread_loads_can_load(softpool_package, tmp_path):
     assert run_python(ENDS_WELL + LOADING, softpool_package, cwd=tmp_path) == "True 20\n"

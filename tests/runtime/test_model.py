@@ -21,11 +21,11 @@ def leaves(value: object) -> list[torch.Tensor]:
     return flatten(value, lambda v: isinstance(v, torch.Tensor))[1]
 
 
-pytestmark = pytest.mark.usefixtures("route")
+pytestmark = pytest.mark.usefixtures("runtime")
 
 
 @pytest.fixture(scope="module")
-def model(tiny_package: Path, route: str):
+def model(tiny_package: Path, runtime: str):
     with exportkit.load(tiny_package) as model:
         yield model
 

@@ -93,8 +93,8 @@ def test_both_runners_give_the_same_bits(tiny_package, monkeypatch):
     exportkit_run.require_built()
     args, kwargs = tiny.example()
     answers = []
-    for route in ("cpp", "python"):
-        monkeypatch.setenv("EXPORTKIT_RUNTIME", route)
+    for runtime in ("cpp", "python"):
+        monkeypatch.setenv("EXPORTKIT_RUNTIME", runtime)
         with exportkit.load(tiny_package) as model:
             answers.append(model(*args, **kwargs))
     assert same(*answers)
@@ -256,9 +256,9 @@ def test_python_goes_on_while_an_operator_library_is_searched_and_loaded(tmp_pat
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("route", ["cpp", "python"])
-def test_a_call_runs_on_the_callers_current_stream(route, monkeypatch):
-    monkeypatch.setenv("EXPORTKIT_RUNTIME", route)
+@pytest.mark.parametrize("runtime", ["cpp", "python"])
+def test_a_call_runs_on_the_callers_current_stream(runtime, monkeypatch):
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", runtime)
     with exportkit.load(artifact("triton-cuda"), device="cuda") as model:
         case = model.cases[0]
         expected = model(*case.args, **case.kwargs)

@@ -37,7 +37,7 @@ def save(path: Path, tensors: State) -> Path:
 
 
 @pytest.fixture
-def model(route: str) -> Iterator[exportkit.Model]:
+def model(runtime: str) -> Iterator[exportkit.Model]:
     with exportkit.load(artifact("weighted"), device="cpu", runners=4) as loaded:
         yield loaded
 
@@ -193,7 +193,7 @@ def test_a_failure_between_leaves_the_old_weights(model: exportkit.Model, monkey
 
 
 def test_a_package_that_was_written_to_meanwhile_is_noticed(
-    tmp_path: Path, route: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "copy.pt2"
     package.write_bytes(artifact("weighted").read_bytes())
@@ -273,7 +273,7 @@ assert grown < 2**25, grown
 """
 
 
-@pytest.mark.usefixtures("route")
+@pytest.mark.usefixtures("runtime")
 def test_the_memory_of_the_old_weights_is_given_back(tmp_path: Path) -> None:
     run_python(MEMORY, artifact("table"), cwd=tmp_path)
 
@@ -282,7 +282,7 @@ def test_the_memory_of_the_old_weights_is_given_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.usefixtures("route")
+@pytest.mark.usefixtures("runtime")
 def test_weights_are_copied_to_the_gpu_and_swapped_there_while_calls_go_on() -> None:
     x = X.cuda()
     with exportkit.load(artifact("weighted-cuda"), device="cuda", runners=2) as model:
@@ -303,7 +303,7 @@ def test_weights_are_copied_to_the_gpu_and_swapped_there_while_calls_go_on() -> 
 
 
 @pytest.mark.cuda
-@pytest.mark.usefixtures("route")
+@pytest.mark.usefixtures("runtime")
 def test_the_gpu_memory_of_the_old_weights_is_given_back() -> None:
     free = []
     for _ in range(3):
