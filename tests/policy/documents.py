@@ -10,7 +10,7 @@ A comment on the line before a block says what happens to it:
 - `<!-- not run: REASON -->`: the block is never run.
 
 All blocks of a document run in one shell, so `cd` and `export` last. A document may begin with `<!-- after: OTHER -->`:
-then it starts in a copy of the folder that OTHER left, so that two documents need only one export.
+then it runs after OTHER in the same folder, so that two documents need only one export.
 
 In the output that a block shows, `...` stands for any number of lines. Times, sizes, versions and small differences are
 not compared, because they depend on the machine.
@@ -142,7 +142,7 @@ class Document:
 
     @property
     def after(self) -> Document | None:
-        """The document whose folder this one goes on in."""
+        """The document that this one goes on from."""
         found = _AFTER.search(self.path.read_text())
         return Document(ROOT / found[1]) if found else None
 
@@ -150,6 +150,16 @@ class Document:
 def documents() -> list[Document]:
     """Returns the documents whose blocks say what happens to them: README, docs/ and the other pages at the top."""
     return [Document(path) for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])]
+
+
+def chains() -> list[list[Document]]:
+    """Returns the documents that run something; those that go on from one another are together, in their order."""
+    running = [document for document in documents() if any(block.runs for block in document.blocks)]
+
+    def with_followers(document: Document) -> list[Document]:
+        return [document, *(d for other in running if other.after == document for d in with_followers(other))]
+
+    return [with_followers(document) for document in running if document.after is None]
 
 
 @dataclass(frozen=True)

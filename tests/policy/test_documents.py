@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.policy.documents import RUNNABLE, Block, Document, agrees, documents, run
+from tests.policy.documents import RUNNABLE, Block, Document, agrees, chains, documents, run
 
 DOCUMENTS = documents()
 BLOCKS = [pytest.param(d, b, id=f"{d.name}:{b.line}") for d in DOCUMENTS for b in d.blocks if b.language in RUNNABLE]
 README = next(document for document in DOCUMENTS if document.name == "README.md")
 
 
-@pytest.fixture(scope="module")
-def follow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Document], Path]:
-    """Runs a document once, after the one that it goes on from, and returns the folder that it leaves."""
-    left: dict[str, Path] = {}
-    cache = tmp_path_factory.mktemp("cache")
-
-    def folder_after(document: Document) -> Path:
-        if document.name not in left:
-            folder = tmp_path_factory.mktemp("document")
-            if document.after is not None:
-                shutil.copytree(folder_after(document.after), folder, dirs_exist_ok=True)
-            run(document, folder, cache)
-            left[document.name] = folder
-        return left[document.name]
-
-    return folder_after
-
-
-@pytest.mark.parametrize(
-    "document", [d for d in DOCUMENTS if any(block.runs for block in d.blocks)], ids=lambda document: document.name
-)
-def test_a_document_does_what_it_says(document: Document, follow: Callable[[Document], Path]):
-    follow(document)
+@pytest.mark.parametrize("chain", chains(), ids=lambda chain: "+".join(document.name for document in chain))
+def test_documents_do_what_they_say(chain: list[Document], tmp_path: Path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for document in chain:
+        run(document, folder, cache=tmp_path / "cache")
 
 
 @pytest.mark.parametrize(("document", "block"), BLOCKS)
@@ -81,24 +62,29 @@ def test_output_agrees_but_for_what_a_machine_decides(shown: list[str], printed:
     assert agrees(shown, printed) is expected
 
 
-def document(tmp_path: Path, text: str) -> Document:
-    path = tmp_path / "page.md"
+def page(folder: Path, text: str) -> Document:
+    path = folder / "page.md"
     path.write_text(text)
     return Document(path)
 
 
 def test_a_command_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tests.policy.documents.ROOT", tmp_path)
-    page = document(tmp_path, "<!-- run -->\n```console\n$ true\n$ echo so; exit 3\n$ true\n```\n")
+    document = page(tmp_path, "<!-- run -->\n```console\n$ true\n$ echo so; exit 3\n$ true\n```\n")
     with pytest.raises(AssertionError, match=r"page.md:2: `echo so; exit 3` exited with 3\nso"):
-        run(page, tmp_path, tmp_path)
+        run(document, tmp_path, tmp_path)
 
 
 def test_output_that_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tests.policy.documents.ROOT", tmp_path)
-    page = document(tmp_path, "<!-- run -->\n```console\n$ X=new && \\\n  echo is $X\nis old\n```\n")
+    document = page(tmp_path, "<!-- run -->\n```console\n$ X=new && \\\n  echo is $X\nis old\n```\n")
     with pytest.raises(AssertionError, match=r"(?s)is new\n\nand the document shows\nis old"):
-        run(page, tmp_path, tmp_path)
+        run(document, tmp_path, tmp_path)
+
+
+def test_every_document_that_runs_something_is_run():
+    running = [document for document in DOCUMENTS if any(block.runs for block in document.blocks)]
+    assert sorted(d.name for chain in chains() for d in chain) == sorted(document.name for document in running)
 
 
 def test_the_readme_is_short_and_leads_to_every_answer():
