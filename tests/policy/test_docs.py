@@ -22,11 +22,11 @@ def test_links_between_documents_lead_somewhere(path: Path):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-def test_every_decision_is_in_the_index():
+def test_the_index_of_the_decisions_has_each_of_them_with_its_title():
     folder = ROOT / "docs" / "adr"
-    index = (folder / "README.md").read_text()
-    for path in folder.glob("[0-9]*.md"):
-        assert path.name in index
+    titles = {path.name: path.read_text().splitlines()[0] for path in folder.glob("[0-9]*.md")}
+    rows = re.findall(r"^\| \[(\d+)\]\((.+)\) \| (.+) \|$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert {name: f"# {number}: {title}" for number, name, title in rows} == titles
 
 
 def test_files_named_in_the_documents_exist():
