@@ -1,4 +1,4 @@
-"""The whole path on a photograph: export, package, verify, load where nothing else is installed, run, and draw."""
+"""Runs every step on a photograph: export, package, verify, load in a fresh process, run and draw."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from exportkit.verify.verify import verify
 if TYPE_CHECKING:
     import torch
 
-# Small ranges, so that comparing at their ends takes seconds on a laptop. 512 x 512 pixels are gh = gw = 32.
+# Small ranges, so that comparing their ends takes seconds on a laptop. 512 x 512 pixels are gh = gw = 32.
 DYNAMIC = ("image:0=batch[1:4]", "image:2=16*gh[4:60]", "image:3=16*gw[4:60]", "query:0=batch[1:4]")
 CALLS = 20
 SHAPES = 4
@@ -31,7 +31,7 @@ SHAPES = 4
 
 @dataclass(frozen=True)
 class DemoStep:
-    """One step: what was done, what it took, and what there is to say of it."""
+    """One step: its name, its time and its result in words."""
 
     name: str
     seconds: float
@@ -40,7 +40,7 @@ class DemoStep:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """All of them, and the files that were written."""
+    """The steps and the written files."""
 
     steps: tuple[DemoStep, ...]
     artifact: Path
@@ -51,16 +51,16 @@ class DemoResult:
 def run_demo(
     folder: Path, *, photograph: str = "astronaut", progress: Callable[[str], None] = lambda step: None
 ) -> DemoResult:
-    """Takes the ARR-COC model, with its encoder that needs no training, from source to a picture.
+    """Exports, packages, verifies and runs the ARR-COC model with an encoder that needs no training.
 
     Args:
-        folder: Where the artifact, the package and the picture are written; made if it does not exist.
-        photograph: One of exportkit.models.arr_coc.photographs.PHOTOGRAPHS.
-        progress: Told what is about to be done.
+        folder: The folder for the artifact, the package and the picture. It is made if it does not exist.
+        photograph: A key of exportkit.models.arr_coc.photographs.PHOTOGRAPHS.
+        progress: Called with each step before it starts.
 
     Raises:
         HostError: scikit-image is not installed, or there is no compiler.
-        ExportError: The package does not do what eager does.
+        ExportError: The package's outputs differ from eager's.
     """
     progress("importing torch and the model")
     import torch
@@ -90,9 +90,9 @@ def run_demo(
 
     report = verify(package, VerifyOptions(against="eager", shapes=SHAPES), progress=progress)
     _require(report)
-    clock.done("verify", f"agrees with eager at {len(report.checks)} sizes, the ends of the ranges among them")
+    clock.done("verify", f"agrees with eager at {len(report.checks)} sizes, including the ends of the ranges")
 
-    progress(f"asking the packaged model: where is more like {photo.subject}?")
+    progress(f"asking the packaged model what is like {photo.subject}")
     with torch.no_grad():
         query = region_query(model, photo.pixels, photo.region)
     loaded, outputs, calls = _run_elsewhere(package, manifest, [photo.pixels, query])
@@ -129,7 +129,7 @@ class _Clock:
 def _run_elsewhere(
     package: Path, manifest: Manifest, inputs: list[torch.Tensor]
 ) -> tuple[float, dict[str, torch.Tensor], list[float]]:
-    """Seconds to load, the outputs by name, and the seconds of each call, in a process that has the package only."""
+    """Runs the package in a fresh process. Returns its load time, its outputs by name, and the time of each call."""
     from safetensors.torch import load_file, save_file
 
     with temporary_folder(None, "exportkit-demo") as folder:
@@ -152,7 +152,7 @@ def _run_elsewhere(
 
 
 def _require(report: Report | None) -> None:
-    """The demo goes on only with a package that passed."""
+    """Raises ExportError if a check failed."""
     if report is not None and (check := report.failure) is not None:
         raise ExportError(f"{check.against}, {check.label}: {check.verdict.message}")
 

@@ -1,4 +1,4 @@
-"""A package of another fine-tune: the same compiled targets, other weights."""
+"""Replaces the weights of a package. Its compiled targets stay the same."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from exportkit.runtime.weights import described, mapped_weights, read_state, rep
 
 
 def with_weights(package: Path, weights: Path, out: Path) -> Manifest:
-    """Writes a package with other weights; nothing is compiled.
+    """Writes a package with other weights, without compiling.
 
-    It has no cases, since the recorded answers are those of the weights before, nor the program, which holds them.
+    The new package has no cases and no program, because both contain the old weights or their outputs.
 
     Args:
-        package: An artifact, or a package.
-        weights: A safetensors file with all of the model's state.
-        out: The package to write, which may be the same file.
+        package: An artifact or a package.
+        weights: A safetensors file with the model's whole state.
+        out: The package to write. It may be the same file.
 
     Returns:
-        The manifest as written.
+        The new manifest.
 
     Raises:
-        WeightsError: The weights do not fit the model, or the package's are inside the compiled code.
+        WeightsError: The weights do not fit the model, or the package's weights are inside the compiled code.
         PackageError: The package breaks a rule of the format.
     """
     with PackageReader(package) as reader:
         manifest = reader.manifest
         if not any(weight.state for weight in manifest.weights):
             raise WeightsError(
-                f"{package.name} has no weights outside of its compiled code",
-                hint="Export the model with these weights, and without --embed-weights.",
+                f"{package.name} has no weights outside its compiled code",
+                hint="Export the model with these weights and without --embed-weights.",
             )
         state = read_state(weights)
         replaced = replaced_weights(manifest, manifest.targets, mapped_weights(reader), state)
@@ -61,7 +61,7 @@ def with_weights(package: Path, weights: Path, out: Path) -> Manifest:
 
 
 def _state_sha256(manifest: Manifest, state: dict[str, torch.Tensor]) -> str:
-    """That of a model with this state, which has tied weights under all their names."""
+    """Returns the digest of a model with this state. The model has a tied weight under each of its names."""
     given = match_state(manifest.weights, described(state))
     whole: dict[str, torch.Tensor] = {}
     for weight in manifest.weights:

@@ -1,4 +1,4 @@
-"""From compiled artifacts to a package that was seen to work before it got its name."""
+"""Assembles compiled artifacts into a package and verifies it before it gets its name."""
 
 from __future__ import annotations
 
@@ -39,37 +39,40 @@ def build_package(
     public_keys: Sequence[Path] = (),
     signature: Path | None = None,
 ) -> tuple[Manifest, Report | None]:
-    """Assembles a package and verifies it; `output` appears only if the verification passes.
+    """Assembles a package and verifies it. `output` is written only if the verification passes.
 
-    Verifying runs what the artifacts hold. They are held against the caller's keys and this machine's policies first,
-    as `exportkit.load` does it. The package is signed last: while it runs, there is no signature that could be carried
-    off, and the process that runs it takes this package, and no other, without one.
+    Verification runs the artifacts' code, so their signatures are checked first against the caller's keys and this
+    machine's policies, as `exportkit.load` does. The package is signed last, so that its code cannot steal the
+    signature while it runs. Until then, the verifying process accepts only this package without a signature.
 
     Args:
-        artifacts: Compiled artifacts, one a target.
-        output: The package.
-        op_libraries: Operator libraries to add. Our own are added where an operator of theirs is called.
-        name: Of the package; the first artifact's if None.
-        version: Of the model; the first artifact's if None.
-        weights: Another fine-tune's, in the place of the artifacts'. The package then has no cases.
-        sign_key: Signs it. The signature appears beside `output`, under its name.
-        verify_options: How to verify it; None leaves that out. Its keys and signature are those below.
-        progress: Told what is about to be done.
-        public_keys: PEM files, of which any must have signed each artifact; what a policy asks for comes on top.
-        signature: The signature file of an artifact that is packaged alone, where it is not beside it under its name.
+        artifacts: Compiled artifacts. Each becomes a target.
+        output: The package to write.
+        op_libraries: Operator libraries to add. exportkit's own are added if the model calls their operators.
+        name: The package's name. Default: the first artifact's.
+        version: The model's version. Default: the first artifact's.
+        weights: A file with another fine-tune's weights. The package then has no cases.
+        sign_key: The key that signs the package. The signature is written beside `output`.
+        verify_options: The options of the verification, or None to skip it. `public_keys` and `signature` replace its
+            own.
+        progress: Called with each step before it starts.
+        public_keys: PEM files. One of these keys must have signed each artifact. Each policy adds its own requirement.
+        signature: The signature file of a single artifact, if it is not beside the artifact.
 
     Returns:
-        The manifest, and what the verification found, None where it was left out.
+        The manifest and the verification's report, which is None if it was skipped.
 
     Raises:
-        UsageError: The output's folder cannot be written to, the artifacts do not go together, or the weights do not
-            fit them.
-        PackageError: An artifact is bad, or not signed as it must be, or an operator is provided by no library.
-        PolicyError: A policy of this machine cannot be honoured.
+        UsageError: The output's folder cannot be written to, the artifacts do not belong together, or the weights do
+            not fit them.
+        PackageError: An artifact is bad or lacks a required signature, or no library defines an operator.
+        PolicyError: A policy of this machine cannot be read.
     """
     check_writable(output)
     if signature is not None and len(artifacts) > 1:
-        raise UsageError("one signature file was given for several artifacts", hint="Leave each beside its artifact.")
+        raise UsageError(
+            "one signature file was given for several artifacts", hint="Put each signature beside its artifact."
+        )
     asked = demand(public_keys or None, signature)
     libraries = list(op_libraries)
     for artifact in artifacts:
@@ -77,15 +80,15 @@ def build_package(
         libraries += [path for path in _built_in(artifact, asked) if path not in libraries]
     described = []
     for library in libraries:
-        progress(f"looking into {library.name}")
+        progress(f"inspecting {library.name}")
         described.append((library, describe_library(library)))
-    # In the output's own directory, so that the last step is a rename; hidden, and gone if anything fails.
+    # A hidden folder beside the output, so that the last step is a rename. It is removed if anything fails.
     with temporary_folder(output.parent, f".{output.name[:200]}") as folder:
         unverified = folder / output.name
         progress("writing the package")
         manifest = assemble(artifacts, described, unverified, name=name, version=version, demand=asked)
         if weights is not None:
-            progress(f"exchanging the weights for those of {weights.name}")
+            progress(f"replacing the weights with {weights.name}")
             manifest = with_weights(unverified, weights, unverified)
         digest = hashlib.sha256(encode_manifest(manifest)).hexdigest()
         report = None
@@ -101,7 +104,7 @@ def build_package(
 
 
 def _built_in(artifact: Path, asked: Demand) -> list[Path]:
-    """Our own libraries that an artifact needs: the kernels of each device it has a target for."""
+    """Returns exportkit's own libraries that an artifact needs: one per device of its targets."""
     with PackageReader(artifact, demand=asked) as reader:
         manifest = reader.manifest
     brought = {operator.name for library in manifest.libraries for operator in library.defines}

@@ -1,4 +1,4 @@
-"""Which sizes to compare at: the ends of every range, and some between, within a budget of bytes."""
+"""Plans the sizes of calls: the ends of every range and some between, within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Call, Dimension, TensorInput
 
-_WORK = 500_000  # sizes of shapes to look at for each call that is planned: a quarter of a second, if all are needed
+_WORK = 500_000  # sizes to evaluate per planned call; all of them take a quarter of a second
 
 
 @dataclass(frozen=True)
 class SizePlan:
-    """Sizes by dimension name, one mapping a call; and what was left out of them, in words."""
+    """The planned sizes, one mapping from dimension names per call, and messages on skipped sizes."""
 
     sizes: tuple[dict[str, int], ...]
     skipped: tuple[str, ...]
@@ -24,18 +24,19 @@ class SizePlan:
 def plan_sizes(call: Call, count: int, *, seed: int, max_bytes: int) -> SizePlan:
     """Draws `count` different calls from the dimensions' ranges.
 
-    First every dimension at its minimum; then each at its maximum while the others are at theirs; then all at their
-    maximum; the rest at random, small sizes as likely as large ones (log-uniform). An end whose inputs would take more
-    than `max_bytes` is replaced by the largest size that fits, and named in `skipped`.
+    The first call has every dimension at its minimum. Then each dimension is at its maximum while the others are at
+    their minimum; then all are at their maximum. The rest is random, with small sizes as likely as large ones
+    (log-uniform). An end whose inputs take more than `max_bytes` is replaced by the largest size that fits, and
+    `skipped` reports it.
 
-    The work does not grow faster than `count`: a manifest of a hundred thousand dimensions gives fewer sizes, and
-    `skipped` says so.
+    The work is proportional to `count`: for a manifest of a hundred thousand dimensions there are fewer sizes, and
+    `skipped` reports that.
 
     Args:
-        call: The manifest's.
-        count: How many; fewer come back where the ranges hold fewer.
-        seed: Of the random ones.
-        max_bytes: Of all inputs of one call together.
+        call: The manifest's call.
+        count: The number of calls. There are fewer if the ranges hold fewer.
+        seed: The seed of the random sizes.
+        max_bytes: The limit on all inputs of one call.
     """
     dimensions = call.dimensions
     least = {dimension.name: dimension.min for dimension in dimensions}
@@ -43,7 +44,7 @@ def plan_sizes(call: Call, count: int, *, seed: int, max_bytes: int) -> SizePlan
         return SizePlan(({},), ())
     budget = _Budget(call, max_bytes, _WORK * count)
     if (needed := budget.bytes_of(least)) > max_bytes:
-        return SizePlan((), (f"everything: even at the smallest sizes the {_too_large(needed, max_bytes)}",))
+        return SizePlan((), (f"all sizes: even at the smallest, the {_too_large(needed, max_bytes)}",))
     chosen = {tuple(least.values()): least}
     skipped: list[str] = []
     for varied in _ends(dimensions):
@@ -57,7 +58,7 @@ def plan_sizes(call: Call, count: int, *, seed: int, max_bytes: int) -> SizePlan
             end[varied[0].name] = budget.largest(least, varied[0])
         chosen[tuple(end.values())] = end
     generator = random.Random(seed)
-    # Every draw fits; ranges with few members give the same one again and again, so the tries are bounded.
+    # Every draw fits, but small ranges repeat the same draws, so the number of tries is limited.
     for _ in range(8 * count):
         if len(chosen) >= count or budget.spent:
             break
@@ -70,7 +71,7 @@ def plan_sizes(call: Call, count: int, *, seed: int, max_bytes: int) -> SizePlan
 
 
 def _ends(dimensions: Sequence[Dimension]) -> Iterator[Sequence[Dimension]]:
-    """Which dimensions are at their maximum: each alone, then all."""
+    """Yields the dimensions to set to their maximum: each alone, then all."""
     for dimension in dimensions:
         yield (dimension,)
     if len(dimensions) > 1:
@@ -78,10 +79,10 @@ def _ends(dimensions: Sequence[Dimension]) -> Iterator[Sequence[Dimension]]:
 
 
 class _Budget:
-    """How many bytes inputs may take, and how often that may still be asked."""
+    """The limit on bytes, and the work left to compute them."""
 
     def __init__(self, call: Call, max_bytes: int, work: int) -> None:
-        """`work` is in sizes of shapes that may be looked at, all those of the call for each question."""
+        """`work` is the number of sizes to evaluate. Each question evaluates all sizes of the call."""
         self._call = call
         self._max_bytes = max_bytes
         self._work = work
@@ -89,16 +90,19 @@ class _Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more should be asked."""
+        """Whether the work is used up."""
         return self._work < self._cost
 
     def bytes_of(self, sizes: Mapping[str, int]) -> int:
-        """What the inputs of a call of these sizes take."""
+        """Returns the bytes of the inputs of a call with these sizes."""
         self._work -= self._cost
         return input_bytes(self._call, sizes)
 
     def largest(self, sizes: Mapping[str, int], dimension: Dimension) -> int:
-        """The greatest value of a dimension with which sizes fit that do with its least; a smaller one once spent."""
+        """Returns the greatest value of a dimension that fits, or a smaller one if the work is used up.
+
+        Its minimum must fit.
+        """
         changed = dict(sizes)
         low, high = dimension.min, dimension.max
         while low < high and not self.spent:
@@ -108,12 +112,12 @@ class _Budget:
 
 
 def label_of(sizes: Mapping[str, int]) -> str:
-    """`batch=2, gh=8`."""
+    """Returns such as `batch=2, gh=8`."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "the exported sizes"
 
 
 def input_bytes(call: Call, sizes: Mapping[str, int]) -> int:
-    """Bytes of all inputs of a call of these sizes."""
+    """Returns the bytes of all inputs of a call with these sizes."""
     total = 0
     for tensor in call.inputs:
         total += math.prod(shape_at(tensor, sizes)) * ITEM_BYTES[tensor.dtype]
@@ -121,14 +125,14 @@ def input_bytes(call: Call, sizes: Mapping[str, int]) -> int:
 
 
 def shape_at(tensor: TensorInput, sizes: Mapping[str, int]) -> list[int]:
-    """An input's shape where the dimensions have these sizes."""
+    """Returns the shape of an input at these sizes."""
     return [s if isinstance(s, int) else s.scale * sizes[s.dimension] + s.offset for s in tensor.shape]
 
 
 def _draw(
     dimensions: Sequence[Dimension], least: Mapping[str, int], generator: random.Random, budget: _Budget
 ) -> dict[str, int]:
-    """Each dimension in a random order, from what the ones before it leave of the budget."""
+    """Draws each dimension, in random order, within the bytes that the earlier ones leave."""
     sizes = dict(least)
     order = list(dimensions)
     generator.shuffle(order)
@@ -148,7 +152,7 @@ def _too_large(needed: int, max_bytes: int) -> str:
 
 
 def _bytes_text(count: int) -> str:
-    if count > 2**63:  # a manifest may well say so; no float holds the largest of them
+    if count > 2**63:  # a manifest may declare such sizes; the largest do not fit a float
         return "more than 2^63 bytes"
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= scale:

@@ -1,4 +1,4 @@
-"""What to export: a model, inputs to trace it with, and what may vary."""
+"""Specifies an export: a model, its example inputs and its dynamic sizes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an output may be from eager's.
+    """The allowed difference between an output and eager's.
 
     Attributes:
-        rtol: Relative tolerance; with `atol`, as torch.testing.assert_close uses them.
-        atol: Absolute tolerance.
-        ranking_of: For an output of indices [B, K] that rank another output [B, N]: its name. An index may differ from
-            eager's where the values it points at are equal within that output's tolerance; indices may not repeat.
-        rows_of: For an output [B, K, ...] gathered by such indices: the name of the index output. Rows are compared
-            where the two indices agree.
+        rtol: Relative tolerance, as in torch.testing.assert_close.
+        atol: Absolute tolerance, as in torch.testing.assert_close.
+        ranking_of: For an output of indices [B, K] that rank another output [B, N]: the name of that output. An index
+            may differ from eager's if the two values are equal within that output's tolerance. Indices may not repeat.
+        rows_of: For an output [B, K, ...] gathered by such indices: the name of the index output. Only rows whose
+            indices agree are compared.
     """
 
     rtol: float
@@ -33,13 +33,13 @@ class Tolerance:
     rows_of: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuses what is no tolerance.
+        """Checks the tolerances.
 
         Raises:
-            UsageError: A part is negative, infinite or not a number.
+            UsageError: `rtol` or `atol` is negative, infinite or NaN.
         """
         if not all(0 <= part < math.inf for part in (self.rtol, self.atol)):
-            raise UsageError(f"a tolerance of rtol {self.rtol}, atol {self.atol}: both must be finite and not negative")
+            raise UsageError(f"rtol {self.rtol}, atol {self.atol}: both tolerances must be finite and not negative")
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class ExportSpec:
 
     Attributes:
         model: The module.
-        example_inputs: Positional inputs it is traced with. Sizes that vary should be at least 2 here, and differ from
-            one another: torch.export specialises 0 and 1, and takes equal sizes for one.
-        example_kwargs: Keyword inputs.
-        dynamic_shapes: Parameter name -> dimension -> expression, as on the command line: "batch[1:64]",
-            "16*gh[8:96]" (a size that is 16 times `gh`, where gh is 8 to 96). One name is one number everywhere.
-        tolerances: Output name -> Tolerance, where the dtype's default does not hold. Outputs are named by their place
-            in the model's output: the key of a dict or field of a named tuple, else "0", "1", ...; nested ones are
-            joined by a dot. They are for the model as it is: where --dtype casts it, an output of that dtype is allowed
-            the dtype's default at least, and an integer one that is allowed any difference its relative part.
-        operator_libraries: Shared libraries that define operators the model calls. Our own need not be named.
-        name: Of the package; the model's class by default.
-        draw_inputs: (sizes by dimension name, generator) -> (args, kwargs), for cases and verification. By default
-            values are drawn from those of the example inputs, which keeps images images and token ids legal.
+        example_inputs: Positional inputs for tracing. Dynamic sizes should be at least 2 and differ from one another,
+            because torch.export specialises 0 and 1, and treats equal sizes as the same size.
+        example_kwargs: Keyword inputs for tracing.
+        dynamic_shapes: Maps parameter names to dimensions to expressions, as on the command line: "batch[1:64]", or
+            "16*gh[8:96]" for a size of 16 times `gh`, with gh from 8 to 96. A name has the same value everywhere.
+        tolerances: Maps output names to tolerances that replace the dtype's default. An output's name is its key in a
+            dict, its field in a named tuple, or else "0", "1", ...; a dot joins nested names. If --dtype casts the
+            model, an output of that dtype gets at least the dtype's default. An integer output that is allowed any
+            difference gets at least the default's relative part.
+        operator_libraries: Shared libraries that define operators the model calls. exportkit's own may be omitted.
+        name: The package's name. Default: the model's class.
+        draw_inputs: A function (sizes by dimension name, generator) -> (args, kwargs), for cases and verification. By
+            default, values are drawn from the example inputs, which keeps token ids valid.
     """
 
     model: torch.nn.Module
@@ -73,10 +73,10 @@ class ExportSpec:
     draw_inputs: Callable[[Mapping[str, int], torch.Generator], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
 
     def __post_init__(self) -> None:
-        """Refuses fields of another type, which would be found out only where the reason is hard to see.
+        """Checks the fields' types, because a wrong one would fail later with an obscure error.
 
         Raises:
-            UsageError: With the field, what it is and what it should be.
+            UsageError: A field has the wrong type. The message names the field, its value and the right type.
         """
         import torch
 

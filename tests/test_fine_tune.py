@@ -103,7 +103,7 @@ def test_weights_that_do_not_fit_write_nothing(tuned: Path, tmp_path: Path) -> N
 
 
 def test_weights_inside_the_code_are_not_exchanged(tuned: Path, tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"weighted-embedded\.pt2 has no weights outside of its compiled code"):
+    with pytest.raises(WeightsError, match=r"weighted-embedded\.pt2 has no weights outside its compiled code"):
         with_weights(artifact("weighted-embedded"), tuned, tmp_path / "tuned.pt2")
 
 

@@ -48,7 +48,7 @@ def test_an_end_that_is_too_large_is_named_and_replaced_by_the_largest_that_fits
 def test_nothing_is_chosen_where_even_the_smallest_inputs_are_too_large():
     plan = plan_sizes(IMAGE, 8, seed=0, max_bytes=1000)
     assert plan.sizes == ()
-    assert "even at the smallest sizes" in plan.skipped[0]
+    assert "even at the smallest" in plan.skipped[0]
 
 
 def test_fixed_sizes_are_one_call():

@@ -1,4 +1,4 @@
-"""What forks need: in the child, what another thread of the parent was in the middle of never ends."""
+"""Makes os.fork safe. A lock held by another thread during the fork would never be released in the child."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _OMP_PAUSE_HARD = 2  # omp_pause_hard of OpenMP 5.0
 
 @functools.lru_cache(maxsize=1)
 def make_forks_safe() -> None:
-    """From now on, `os.fork` waits until no thread is in the middle of our C++ code, and ends OpenMP's idle threads.
+    """Makes every later `os.fork` wait until no thread runs exportkit's C++ code, and end OpenMP's idle threads.
 
-    GNU's OpenMP library does not know of forks, and a child would wait in it forever for the threads that its parent
-    worked with; so would torch's own operators. Both processes start new ones when they need some.
+    GNU's OpenMP library does not support forks: in the child, it and torch's operators would wait forever for the
+    parent's threads. Both processes start new threads when they need them.
     """
-    with contextlib.suppress(OSError, AttributeError):  # other libraries than GNU's know of forks
+    with contextlib.suppress(OSError, AttributeError):  # other OpenMP libraries support forks
         end_threads = ctypes.CDLL("libgomp.so.1").omp_pause_resource_all
         os.register_at_fork(before=lambda: end_threads(_OMP_PAUSE_HARD))
     os.register_at_fork(before=_before, after_in_parent=lambda: _after(0), after_in_child=lambda: _after(1))
 
 
 def _before() -> None:
-    libraries.loading.acquire()  # first, since who holds it may be about to call our C++ code
+    libraries.loading.acquire()  # first, because its holder may be about to call exportkit's C++ code
     core.library().ek_before_fork()
 
 

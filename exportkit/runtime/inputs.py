@@ -1,8 +1,8 @@
-"""From a call of the module's own signature to the flat tensors that compiled code takes, everything checked.
+"""Checks the arguments of a call and flattens them to the tensors that compiled code takes.
 
-Compiled code checks next to nothing: another dtype reads beyond its tensors, a size outside of the exported range gives
-wrong numbers, a fake tensor ends the process. So every call passes here first, and the plan of what to check is made
-once a model, since the checks are a part of every call's time.
+Compiled code checks almost nothing: a wrong dtype makes it read beyond its tensors, a size outside the exported range
+gives wrong numbers, and a fake tensor ends the process. So every call is checked here first. The checks add to the time
+of every call, so they are planned once per model.
 """
 
 from __future__ import annotations
@@ -17,28 +17,36 @@ from exportkit.errors import InputError, ManifestConsistencyError
 from exportkit.package import manifest as m
 from exportkit.package.structure import builder
 
-# torch's kernels for CUDA may read 16 bytes at a time from where an input starts; one that starts elsewhere is copied.
+# torch's CUDA kernels may read 16 bytes at a time from the start of an input, so an unaligned input is copied.
 _CUDA_ALIGNMENT = 16
 
-# Finding shapes among those that passed is faster than checking them, and a process sees the same few again and again.
+# Looking up shapes that passed before is faster than checking them, and most processes use only a few shapes.
 _REMEMBERED_SHAPES = 1024
 
 _Take = Callable[[Any, list[Any]], None]
 
 
 class InputPlan:
-    """What a call must look like, for one package on one device, and how its result is made.
+    """The input checks of one package on one device, and the structure of its result.
 
-    It is made before any code is loaded, since a manifest may describe what Python cannot make.
+    The plan is made before any code is loaded, because a manifest may describe a structure that Python cannot make.
 
     Attributes:
-        device: Where the inputs must be.
-        signature: Of the call, for inspect.signature, help() and editors.
-        build_result: Makes the module's own output of the flat tensors.
+        device: The device of the inputs.
+        signature: The signature of the call, for inspect.signature, help() and editors.
+        build_result: Builds the module's output from the flat tensors.
     """
 
     def __init__(self, call: m.Call, device: torch.device) -> None:
-        """Plans for the manifest's call, with every input on `device`: ManifestConsistencyError."""
+        """Plans the checks.
+
+        Args:
+            call: The manifest's call.
+            device: The device of all inputs.
+
+        Raises:
+            ManifestConsistencyError: Python cannot make the call or its result.
+        """
         self.device = device
         self.build_result = builder(call.result)
         self._alignment = _CUDA_ALIGNMENT if device.type == "cuda" else 1
@@ -51,9 +59,10 @@ class InputPlan:
         self.signature = _signature(call.parameters)
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The flat inputs of one call, contiguous and on the device.
+        """Returns the flat, contiguous inputs of one call.
 
-        InputError: the package does not allow it; the message says which part, what was given and what is allowed.
+        Raises:
+            InputError: The package does not allow an input. The message names the input, its value and what is allowed.
         """
         by_position = not kwargs and len(args) == len(self._names) == len(self._positional)
         flat: list[Any] = []
@@ -65,7 +74,7 @@ class InputPlan:
                 flat[index] = value = _plain_tensor(value, expected)
             try:
                 shape, address = value.shape, value.data_ptr()
-            except RuntimeError as error:  # sparse, nested, or what torch.func's transforms and tracing pass
+            except RuntimeError as error:  # sparse, nested, or from torch.func's transforms and tracing
                 raise InputError(
                     f"{expected} must be a dense tensor with data of its own, got layout {value.layout}: "
                     f"{str(error).partition(chr(10))[0]}"
@@ -76,7 +85,7 @@ class InputPlan:
             needed = value.nbytes + value.storage_offset() * expected.item_bytes if contiguous else _bytes_needed(value)
             if needed > value.untyped_storage().nbytes():
                 self._refuse_storage(value, expected)
-            # Views that flip a sign when they are read, which compiled code would not do.
+            # Such views flip a sign when they are read; compiled code would ignore that.
             if value.is_neg() or (expected.is_complex and value.is_conj()):
                 flat[index] = value = value.resolve_neg().resolve_conj()
             if not contiguous:
@@ -93,14 +102,14 @@ class InputPlan:
         return flat
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """The parameters' values in order, some of them given by name."""
+        """Returns the parameters' values in order when some were given by name."""
         if len(args) > len(self._positional):
             raise InputError(
                 f"{len(args)} positional arguments were given; the package takes {len(self._positional)}: {self}",
                 hint=_NOT_EXPORTED,
             )
         if unknown := [name for name in kwargs if name not in self._names]:
-            raise InputError(f"`{unknown[0]}` is no parameter of the package: {self}", hint=_NOT_EXPORTED)
+            raise InputError(f"the package has no parameter `{unknown[0]}`: {self}", hint=_NOT_EXPORTED)
         given = dict(zip(self._positional, args))
         if twice := [name for name in kwargs if name in given]:
             raise InputError(f"`{twice[0]}` was given twice, by position and by name: {self}")
@@ -122,7 +131,7 @@ class InputPlan:
                     raise InputError(f"{expected} must have size {size} in dimension {axis}, got shape {list(shape)}")
 
     def _bind_size(self, shape: Sequence[int], axis: int, expected: _Input, bound: dict[str, tuple[int, str]]) -> None:
-        """Checks a size that varies against its range, and against the inputs before that share its dimension."""
+        """Checks a dynamic size against its range and against earlier inputs with the same dimension."""
         size = expected.tensor.shape[axis]
         assert isinstance(size, m.Size)
         dimension = self._dimensions[size.dimension]
@@ -164,12 +173,12 @@ class InputPlan:
         )
 
     def __str__(self) -> str:
-        """The signature, as messages show it."""
+        """The parameters' names, for messages."""
         return f"({', '.join(self._names)})"
 
 
 class _Input:
-    """One flat input, with what every call compares looked up."""
+    """One flat input, with the attributes that every call needs."""
 
     __slots__ = ("dtype", "is_complex", "item_bytes", "name", "tensor")
 
@@ -185,7 +194,7 @@ class _Input:
 
 
 def _bytes_needed(value: torch.Tensor) -> int:
-    """Of its storage, up to the end of its last element."""
+    """Returns the bytes from the start of the storage to the end of the last element."""
     if not value.numel():
         return 0
     last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride()))
@@ -193,34 +202,36 @@ def _bytes_needed(value: torch.Tensor) -> int:
 
 
 def describe_tensor(tensor: m.TensorInput) -> str:
-    """Such as "image: float32[batch, 3, 16*gh, 16*gw]"."""
+    """Returns such as "image: float32[batch, 3, 16*gh, 16*gw]"."""
     sizes = ", ".join(_expression(size) if isinstance(size, m.Size) else str(size) for size in tensor.shape)
     return f"{tensor.name}: {tensor.dtype}[{sizes}]"
 
 
 _NOT_EXPORTED = (
-    "Only parameters that were given at export can be given; export again with the parameter among the inputs."
+    "Only parameters that were given at export can be given. Export again with the parameter among the inputs."
 )
 
 
 def _expression(size: m.Size) -> str:
-    """Such as "16*gh + 2"."""
+    """Returns such as "16*gh + 2"."""
     scaled = f"{size.scale}*{size.dimension}" if size.scale != 1 else size.dimension
     return scaled if size.offset == 0 else f"{scaled} {'+' if size.offset > 0 else '-'} {abs(size.offset)}"
 
 
 def _signature(parameters: Sequence[m.Parameter]) -> inspect.Signature:
-    """What was given by keyword at export must be again."""
+    """Returns the signature of the call. Parameters given by keyword at export are keyword-only."""
     kinds = {"positional": inspect.Parameter.POSITIONAL_OR_KEYWORD, "keyword": inspect.Parameter.KEYWORD_ONLY}
     ordered = sorted(parameters, key=lambda parameter: parameter.kind == "keyword")
     try:
         return inspect.Signature([inspect.Parameter(parameter.name, kinds[parameter.kind]) for parameter in ordered])
     except ValueError as error:
-        raise ManifestConsistencyError(f"Python allows no call with the package's parameters: {error}") from error
+        raise ManifestConsistencyError(
+            f"Python cannot call a function with the package's parameters: {error}"
+        ) from error
 
 
 def _plain_tensor(value: Any, expected: _Input) -> torch.Tensor:
-    """A tensor of a subclass that only adds methods, such as nn.Parameter, without its class."""
+    """Converts a subclass that only adds methods, such as nn.Parameter, to a plain tensor."""
     if not isinstance(value, torch.Tensor):
         hint = "`torch.from_numpy` makes one." if type(value).__module__ == "numpy" else None
         raise InputError(f"{expected} must be a tensor, got {_kind(value)}", hint=hint)
@@ -233,7 +244,7 @@ def _plain_tensor(value: Any, expected: _Input) -> torch.Tensor:
 
 
 def _taker(node: m.Node, path: str) -> _Take:
-    """A function that adds the tensors of a value to the flat list, and refuses one of another structure."""
+    """Returns a function that checks the structure of a value and appends its tensors to the flat list."""
     if isinstance(node, m.TensorNode):
         return lambda value, flat: flat.append(value)
     if isinstance(node, m.ConstantNode):
@@ -253,13 +264,13 @@ def _taker(node: m.Node, path: str) -> _Take:
 
 def _constant_taker(constant: bool | int | float | str | None, path: str) -> _Take:
     def take(value: Any, flat: list[Any]) -> None:
-        # True is not 1 and 1 is not 1.0 here: a model may well do different things for them.
+        # True, 1 and 1.0 are different here, because a model may treat them differently.
         same_kind = isinstance(value, type(constant)) and isinstance(value, bool) == isinstance(constant, bool)
         if not (same_kind and value == constant):
             shown = _kind(value) if isinstance(value, torch.Tensor) else repr(value)
             raise InputError(
                 f"{path} was fixed at export: it must be {constant!r}, got {shown}",
-                hint="Export again with the other value, or with a tensor in its place.",
+                hint="Export again with the other value, or with a tensor instead.",
             )
 
     return take
@@ -276,7 +287,7 @@ def _check_container(value: Any, node: m.SequenceNode | m.MappingNode | m.NamedT
             raise InputError(f"{path} must be a dict with the keys {_listed(node.keys)}, got {_kind(value)}")
         if value.keys() != set(node.keys):
             raise InputError(f"{path} must have the keys {_listed(node.keys)}, got {_listed(value)}")
-    # The class may be the model's own, which this process need not have; the fields are what counts.
+    # This process may lack the model's class, so only the fields are compared.
     elif not isinstance(value, tuple) or getattr(type(value), "__match_args__", None) != node.fields:
         raise InputError(
             f"{path} must be a named tuple with the fields {_listed(node.fields)}, got {_kind(value)}",

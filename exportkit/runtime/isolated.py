@@ -38,35 +38,37 @@ _EXIT_GRACE_SECONDS = 60.0  # at most, between a worker's sockets closing and it
 
 
 class IsolatedModel(Model):
-    """A package, loaded in a worker process; call it as the module it was made from.
+    """A package that runs in a worker process. Call it like the exported module.
 
-    Inputs are checked here, before they are sent. Outputs are contiguous. Where the worker ends by itself, calls that
-    are running raise a ModelRunError that says how, and later ones a ModelClosedError: no other worker takes its place.
+    Inputs are checked here, before they are sent. Outputs are contiguous. If the worker dies, running calls raise a
+    ModelRunError that says how, and later calls raise a ModelClosedError. The worker is not restarted.
 
-    `pid` is that of the worker process.
+    Attributes:
+        pid: The worker's process id.
     """
 
     def __init__(self, reader: PackageReader, target: package.Target, plan: InputPlan, runner: IsolatedRunner) -> None:
-        """Takes over the open package and the worker; `exportkit.load(..., isolate=True)` is how to get here."""
+        """Takes over the open package and the worker. Use `exportkit.load(..., isolate=True)`."""
         super().__init__(reader, target, plan, runner)
         self.pid = runner.pid
         self._worker = runner
 
     def close(self, timeout: float = 30.0) -> None:
-        """Ends the worker. Calls that have begun in other threads finish first, within `timeout` seconds.
+        """Ends the worker after the running calls of other threads.
 
-        Then the worker is killed, and they raise a ModelRunError.
+        Args:
+            timeout: Seconds to wait for these calls. After that, the worker is killed and they raise a ModelRunError.
         """
         super().close()
         self._worker.close(timeout)
 
     def swap_weights(self, source: WeightsSource) -> None:
-        """As `Model.swap_weights`, in the worker: it reads the file, or is sent copies of the tensors."""
+        """Works like `Model.swap_weights`. The worker reads the file, or receives copies of the tensors."""
         self._worker.swap_weights(source)
 
 
 class IsolatedRunner:
-    """Compiled code in a worker process, for any number of threads of this one."""
+    """Compiled code in a worker process. Any number of threads may call it."""
 
     def __init__(self, name: str, process: ChildProcess, control: _Control, device: torch.device, runners: int) -> None:
         """Takes over a worker that has loaded the model of this name."""
@@ -86,12 +88,12 @@ class IsolatedRunner:
         self._release = weakref.finalize(self, _release, process, control, self._idle, self._jobs, runners)
 
     def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
-        """The flat outputs for flat inputs that the package allows.
+        """Returns the flat outputs for flat, valid inputs.
 
         Raises:
             RuntimeError: The compiled code failed.
-            ModelRunError: The worker ended, or there is no memory for the tensors to share with it.
-            ModelClosedError: It had ended before.
+            ModelRunError: The worker died, or the shared memory for the tensors cannot be allocated.
+            ModelClosedError: The worker had ended before the call.
         """
         return self._run_off_main_thread(partial(self._call, inputs))
 
@@ -100,24 +102,24 @@ class IsolatedRunner:
             return self._ask(Run(), inputs)
 
     def swap_weights(self, source: WeightsSource) -> None:
-        """Has the worker run with other weights; errors are those of `Model.swap_weights` and of `run`."""
+        """Replaces the worker's weights. Raises the errors of `Model.swap_weights` and `run`."""
         with self._in_flight():
             if isinstance(source, (str, os.PathLike)):
                 self._ask(Swap(path=os.path.abspath(source), names=()), [], keep=False)
                 return
-            # The memory they are sent through is let go with the connection.
+            # The connection is closed afterwards, which frees the shared memory.
             state = read_state(source)
             self._ask(Swap(path=None, names=tuple(state)), list(state.values()), keep=False)
 
     def _run_off_main_thread(self, call: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Makes a call where no signal can interrupt it.
+        """Makes a call in a thread that no signal can interrupt.
 
-        A signal's handler may raise in the main thread, between any two steps of Python: a runner that was just
-        taken would never be given back. So another thread takes those steps, and the main one waits, holding nothing.
+        A signal handler may raise between any two steps of the main thread, so a runner that it just took would never
+        be returned. Another thread makes the call instead, and the main thread only waits.
         """
         if threading.current_thread() is not threading.main_thread():
             return call()
-        self._check_ours()  # the other thread is not in a fork
+        self._check_ours()  # a fork does not have the other thread
         if self._closed_reason is not None:
             raise self._closed()
         answers: SimpleQueue[_Outcome] = SimpleQueue()
@@ -127,7 +129,7 @@ class IsolatedRunner:
             try:
                 outcome = answers.get(timeout=_EXIT_GRACE_SECONDS)
             except Empty:
-                if not self._release.alive:  # closed just now: nobody is there to answer
+                if not self._release.alive:  # closed meanwhile, so no answer will come
                     raise self._closed() from None
         if isinstance(outcome, BaseException):
             raise outcome
@@ -140,12 +142,12 @@ class IsolatedRunner:
         with self._state:
             self._closed_reason = self._closed_reason or "was closed"
             if not self._state.wait_for(lambda: self._running == 0, timeout):
-                self._closed_reason = f"was closed, and this call had not finished {timeout:g} s later"
+                self._closed_reason = f"was closed, and this call did not finish within {timeout:g} s"
         self._release()
 
     @contextlib.contextmanager
     def _in_flight(self) -> Iterator[None]:
-        """A call, which close() waits for."""
+        """Counts a call, so that close() waits for it."""
         self._check_ours()
         with self._state:
             if self._closed_reason is not None:
@@ -161,7 +163,7 @@ class IsolatedRunner:
     def _check_ours(self) -> None:
         if not self._process.is_ours:
             raise UsageError(
-                f"the model {self._name} belongs to the process that loaded it; this one is a fork of that",
+                f"the model {self._name} belongs to the process that loaded it; this process is a fork of it",
                 hint="Load the package in the process that calls it.",
             )
 
@@ -169,11 +171,11 @@ class IsolatedRunner:
         return ModelClosedError(f"the model {self._name} {self._closed_reason}", hint="Load the package again.")
 
     def _ask(self, message: Run | Swap, tensors: list[torch.Tensor], *, keep: bool = True) -> list[torch.Tensor]:
-        """Sends a message with tensors; the tensors of the answer, which are the caller's own."""
+        """Sends a message with tensors and returns copies of the answer's tensors."""
         with contextlib.ExitStack() as undo:
             try:
                 calls = (self._idle_connection() if keep else None) or self._connect()
-                # Unless the call comes to its end: its answer may be on its way, and the next call's it is not.
+                # If the call fails, a late answer must not reach the next call, so the connection is closed.
                 undo.callback(calls.close)
                 calls.send(message, tensors)
                 answer, received, _ = calls.receive()
@@ -181,11 +183,11 @@ class IsolatedRunner:
             except (ConnectionError, ValueError) as error:
                 raise self._worker_exited() from error
             except OSError as error:
-                if not self._release.alive:  # this call waited for a runner until close() had waited long enough
+                if not self._release.alive:  # close() gave up waiting for this call
                     raise self._worker_exited() from error
                 raise ModelRunError(
-                    f"a call's tensors cannot be shared with the worker process: {error}",
-                    hint="They take anonymous memory (memfd) and a few open files; /dev/shm is not used.",
+                    f"the tensors of a call cannot be shared with the worker process: {error}",
+                    hint="Sharing needs anonymous memory (memfd) and a few open files. It does not use /dev/shm.",
                 ) from error
             if keep:
                 undo.pop_all()
@@ -199,7 +201,7 @@ class IsolatedRunner:
             return self._idle.pop() if self._idle else None
 
     def _connect(self) -> _Calls:
-        """A connection for one call at a time."""
+        """Opens a connection for one call at a time."""
         ours, theirs = socket.socketpair()
         with theirs:
             calls: _Calls = TensorSocket(ours, Ran | Failed)
@@ -212,26 +214,26 @@ class IsolatedRunner:
         return calls
 
     def _worker_exited(self) -> ModelRunError:
-        """Why the worker does not answer any more."""
+        """Returns an error that says why the worker does not answer."""
         status = self._process.wait(_EXIT_GRACE_SECONDS)
         with self._state:
             if self._closed_reason is None:
                 self._process.end()
-                how = "gave no answer that can be read" if status is None else describe_end(status)
-                self._closed_reason = f"has no worker process any more: it {how}"
+                how = "gave an unreadable answer" if status is None else describe_end(status)
+                self._closed_reason = f"lost its worker process, which {how}"
             return ModelRunError(
                 f"the model {self._name} {self._closed_reason}",
-                hint="What it said last is on stderr. Load the package again.",
+                hint="Its last output is on stderr. Load the package again.",
             )
 
 
 def _serve(jobs: SimpleQueue[_Job | None]) -> None:
-    """Makes the main thread's calls; keeps nothing of one that is over."""
+    """Makes the main thread's calls. Keeps no reference to a finished call."""
     while (job := jobs.get()) is not None:
         call, answers = job
         try:
             answers.put(call())
-        except BaseException as error:  # the caller's to handle
+        except BaseException as error:  # the caller handles it
             answers.put(error)
         del job, call, answers
 
@@ -243,7 +245,7 @@ def _release(
     jobs: SimpleQueue[_Job | None],
     runners: int,
 ) -> None:
-    """Also of a runner that nobody closed, when it is collected or the interpreter ends."""
+    """Ends the worker. Also runs when an unclosed runner is collected or the interpreter ends."""
     for _ in range(runners):
         jobs.put(None)
     process.end()
@@ -253,7 +255,11 @@ def _release(
 
 
 def load_isolated(path: str | os.PathLike[str], *, runners: int, **options: Any) -> IsolatedModel:
-    """`exportkit.load` with `isolate=True`: its arguments and errors; HostError where no process is to be had."""
+    """Loads a package in a worker process: `exportkit.load` with `isolate=True`.
+
+    Raises:
+        HostError: The worker process cannot be started. Other errors are the same as for `exportkit.load`.
+    """
     passed = {name: _plain(name, value) for name, value in options.items()}
     with contextlib.ExitStack() as undo:
         asked = demand(options.get("public_key"), options.get("signature"))
@@ -270,7 +276,7 @@ def load_isolated(path: str | os.PathLike[str], *, runners: int, **options: Any)
 
 
 def _load(control: _Control, process: ChildProcess, reader: PackageReader, options: dict[str, Any]) -> PackageLoaded:
-    """Has the worker load the package that is open here."""
+    """Makes the worker load the package that is open here."""
     try:
         control.send(LoadPackage(path=os.path.abspath(reader.path), options=options, settings=TorchSettings.current()))
         answer, _, _ = control.receive()
@@ -278,7 +284,7 @@ def _load(control: _Control, process: ChildProcess, reader: PackageReader, optio
         status = process.wait(_EXIT_GRACE_SECONDS)
         how = "closed the connection" if status is None else describe_end(status)
         raise ModelLoadError(
-            f"the worker process {how} while it loaded {reader.path.name}", hint="What it said last is on stderr."
+            f"the worker process {how} while it loaded {reader.path.name}", hint="Its last output is on stderr."
         ) from error
     if isinstance(answer, Failed):
         failure = answer.exception()
@@ -293,7 +299,7 @@ def _load(control: _Control, process: ChildProcess, reader: PackageReader, optio
 
 
 def _plain(name: str, value: Any) -> Any:
-    """An argument of `load` as JSON can hold it."""
+    """Converts an argument of `load` to JSON values."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (os.PathLike, torch.device)):

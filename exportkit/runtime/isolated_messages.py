@@ -1,6 +1,6 @@
-"""What is said to the worker process of a package that was loaded with `isolate=True`, and what it answers.
+"""The messages between a process and the worker of a package that was loaded with `isolate=True`.
 
-Messages with a call's tensors travel through a TensorSocket.
+They travel through a TensorSocket, which carries the tensors of a call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The worker process of a package that was loaded with `isolate=True`.
 
-The first socket brings more sockets, one for each call that may run at a time. Calls come through those.
+The first socket receives more sockets. Each of these carries one call at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exportkit.runtime.tensor_socket import TensorSocket
 
 
 def main(connection: socket.socket) -> None:
-    """Entry point of the process."""
+    """Loads the package and serves calls until the parent closes the connection."""
     control: TensorSocket[LoadPackage | Connect] = TensorSocket(connection, LoadPackage | Connect)
     try:
         message, _, _ = control.receive()
@@ -37,12 +37,12 @@ def main(connection: socket.socket) -> None:
             calls: TensorSocket[Run | Swap] = TensorSocket(socket.socket(fileno=descriptor), Run | Swap)
             threading.Thread(target=_serve, args=(model, calls, message.settings), daemon=True).start()
     except ConnectionError:
-        # The parent let go. It removes what this process unpacked, and nobody waits for the calls that still run.
+        # The parent closed the connection. It removes the unpacked files, and it does not wait for running calls.
         os._exit(0)
 
 
 def _serve(model: Model, calls: TensorSocket[Run | Swap], settings: TorchSettings) -> None:
-    """Answers one call after the other, until the parent closes the socket."""
+    """Answers one call after another until the parent closes the socket."""
     torch.set_num_threads(settings.threads)  # OpenMP keeps the number for each thread
     try:
         while True:

@@ -1,9 +1,8 @@
-"""From a package to a model that can be called.
+"""Loads a package as a callable model.
 
-Nothing of the package is executed before it is known to be signed as the caller and this machine's policies ask, and
-every digest holds; and no library before what torch's own loader leaves unchecked is known to fit: the machine, torch's
-version, the operators that are loaded already, and that Python can make the call and the result which the manifest
-describes.
+No code of a package runs before its required signatures and all its digests are checked. No library is loaded before
+the checks that torch's loader omits: the machine, torch's version, the operators that are already loaded, and that
+Python can make the call and the result that the manifest describes.
 """
 
 from __future__ import annotations
@@ -44,36 +43,34 @@ def load(
     isolate: bool = False,
     target: str | None = None,
 ) -> Model:
-    """Loads a package: needs torch and the file, nothing of the model's or the operators' source.
+    """Loads a package. Needs only torch and the file, not the source of the model or the operators.
 
     Args:
         path: The `.pt2`.
-        device: `cpu`, `cuda`, `cuda:<index>`, or `auto`: CUDA if the package has a target for it that runs here.
-        runners: How many calls the compiled code can run at a time; they share the weights. torch's Python binding
-            holds the GIL during a call (pytorch#197516), so Python's own threads take turns all the same.
-        public_key: Whoever must have signed the package: a PEM file, PEM text, or several, of which any will do. What
-            this machine's policies ask for is asked for as well.
-        signature: The signature file, where it is not the package's name with `.sig`.
-        verify: `once` hashes what was not seen to hold before, or may have been changed since, by what the file system
-            says of it: `exportkit.runtime.cache` has the rules. A package that other users may write to is hashed each
-            time. `always` hashes everything again.
-        isolate: Loads and runs the package in a worker process: it may bring another build of operators that this
-            process has, and a crash of it is an error here. Each call copies its tensors, through shared memory.
-        target: The name of the target to run, such as one of those that `exportkit verify` found to differ. None takes
-            the best one that runs here.
+        device: `cpu`, `cuda`, `cuda:<index>`, or `auto`: CUDA if the package has a CUDA target that runs here.
+        runners: The number of calls that the compiled code can run at the same time. They share the weights. torch's
+            Python binding holds the GIL during a call (pytorch#197516), so with it Python's threads take turns.
+        public_key: A PEM file, PEM text, or several of these. One of the keys must have signed the package. The
+            policies of this machine add their own requirements.
+        signature: The signature file, if it is not beside the package under the package's name with `.sig`.
+        verify: `once` hashes only files that are new or may have changed; `exportkit.runtime.cache` has the rules. A
+            package that other users may write to is hashed each time. `always` hashes everything again.
+        isolate: Runs the package in a worker process. The package may then contain another build of operators that this
+            process has, and a crash becomes an error here. Each call copies its tensors through shared memory.
+        target: The name of the target to run. None takes the best target that runs here.
 
     Returns:
         The model. Close it, or leave its `with` block, to free its memory and the file.
 
     Raises:
-        UsageError: There is no such file or target, or an argument means nothing.
-        PackageError: The package is not signed as it must be, breaks a rule of the format, was changed, or its operator
-            libraries cannot be loaded beside what is loaded already; the class says which.
+        UsageError: The file or the target does not exist, or an argument is invalid.
+        PackageError: The package lacks a required signature, breaks a rule of the format or was changed, or its
+            operator libraries conflict with loaded ones. The class says which.
         PolicyError: A policy of this machine cannot be read.
-        NoTargetError: No target runs here; the message gives the reason for each.
-        TorchVersionError: An operator library works with another torch only.
+        NoTargetError: No target runs here. The message gives a reason for each.
+        TorchVersionError: An operator library needs another torch.
         ModelLoadError: torch's loader refused the compiled code.
-        CacheError: There is no room to unpack it.
+        CacheError: There is no room to unpack the package.
     """
     _check(runners, verify)
     if isolate:
@@ -94,9 +91,9 @@ def load_opened(
     verify: Verify = "once",
     target: str | None = None,
 ) -> Model:
-    """What `load` does with a package once it is known to be signed by whom it must be; its arguments and errors.
+    """Loads an open package whose signatures were checked. Arguments and errors are the same as for `load`.
 
-    The open package is the model's then, and closed where this fails.
+    The model takes over the open package. If loading fails, the package is closed.
     """
     try:
         _check(runners, verify)
@@ -107,12 +104,12 @@ def load_opened(
         choice = targets.pick(candidates, str(device), targets.host_for(candidates, str(device)))
         plan = InputPlan(reader.manifest.call, torch.device(choice.device))
         if plan.device.type == "cuda":
-            torch.cuda.init()  # torch then knows a fork of this process for what cannot use CUDA
+            torch.cuda.init()  # lets torch recognise forks, which cannot use CUDA
         _load_operators(reader, choice.target, always=always)
         entry = unpack_target(reader, choice.target, always=always)
         construct_with = partial(construct, kind, entry, choice, runners, reader.path.name)
         runner = construct_with(mapped_weights(reader))
-        reader.check_unchanged()  # what was unpacked was read once more
+        reader.check_unchanged()  # unpacking read the package again
         return Model(reader, choice.target, plan, runner, construct_with)
     except BaseException:
         reader.close()
@@ -121,19 +118,19 @@ def load_opened(
 
 def _check(runners: int, verify: str) -> None:
     if isinstance(runners, bool) or not isinstance(runners, int) or runners < 1:
-        raise UsageError(f"runners must be a whole number from 1, got {runners!r}")
+        raise UsageError(f"runners must be a positive integer, got {runners!r}")
     if verify not in get_args(Verify):
         raise UsageError(f"verify must be 'once' or 'always', got {verify!r}")
 
 
 def _load_operators(reader: PackageReader, target: Target, *, always: bool) -> None:
-    """Loads the target's operator libraries, and holds every operator of the graph against the manifest."""
+    """Loads the target's operator libraries and compares every operator of the graph with the manifest."""
     libraries = libraries_for(reader.manifest, target)
     for library in libraries:
         if reason := targets.library_rejection(library, torch.__version__):
             raise TorchVersionError(
                 f"the operator library {Path(library.record).name} does not work here: {reason}",
-                hint="Install the torch it works with, or build it for the stable ABI (torch/csrc/stable).",
+                hint="Install a torch that it works with, or build it for the stable ABI (torch/csrc/stable).",
             )
     for library in libraries:
         schemas = {operator.name: operator.schema for operator in library.defines}
@@ -145,7 +142,7 @@ def _load_operators(reader: PackageReader, target: Target, *, always: bool) -> N
 
 
 def _check_operators(manifest: Manifest, libraries: tuple[Library, ...]) -> None:
-    """Every operator of the graph is registered with the schema that the graph was traced with."""
+    """Checks that every operator of the graph is registered with the schema that the manifest records."""
     registered = schemas_of(operator.name for operator in manifest.operators)
     for operator in manifest.operators:
         if operator.name not in registered:
@@ -154,7 +151,7 @@ def _check_operators(manifest: Manifest, libraries: tuple[Library, ...]) -> None
                 f"operator {operator.name} is not loaded, and no library of the package gives it (libraries: {names})",
                 hint="`exportkit package` adds the library; `--op-library` names one that is not exportkit's own.",
             )
-        # Parsed, since the text of a schema may differ from one torch to another in no more than spelling.
+        # Parsed schemas are compared, because the spelling may differ between versions of torch.
         if torch._C.parse_schema(registered[operator.name]) != torch._C.parse_schema(operator.schema):
             raise SchemaChangedError(
                 f"operator {operator.name} is registered as {registered[operator.name]}; the package was made with "

@@ -1,4 +1,4 @@
-"""A loaded package: the module's own call signature over compiled code."""
+"""A loaded package, which is called like the exported module."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from exportkit.runtime.weights import Weights, WeightsSource, mapped_weights, re
 
 @dataclass(frozen=True, eq=False)
 class LoadedCase:
-    """A call that was recorded at export, on the model's device: `model(*case.args, **case.kwargs)` repeats it.
+    """A call that was recorded at export. `model(*case.args, **case.kwargs)` repeats it.
+
+    All tensors are on the model's device.
 
     Attributes:
         args: Positional arguments.
         kwargs: Keyword arguments.
-        outputs: What the eager model answered, in the structure of its output.
-        sizes: The number each dimension had, by name.
+        outputs: The output of the eager model.
+        sizes: The value of each dimension, by name.
     """
 
     args: tuple[Any, ...]
@@ -38,15 +40,15 @@ class LoadedCase:
 
 
 class Model:
-    """A package, loaded: call it as the module it was made from.
+    """A loaded package. Call it like the exported module.
 
-    Outputs carry no gradients. Any number of threads may call it. Closing it lets calls finish that have begun.
+    Outputs have no gradients. Any number of threads may call it. Running calls finish even if the model is closed.
 
     Attributes:
-        manifest: What the package says of itself.
+        manifest: The package's manifest.
         target: The compiled target that was chosen.
-        device: Where it runs, and where its inputs must be.
-        cases: The recorded cases, read from the package when they are asked for.
+        device: The device of the target and of its inputs.
+        cases: The recorded cases. Each is read from the package on access.
     """
 
     def __init__(
@@ -57,9 +59,9 @@ class Model:
         runner: Runner,
         construct: Callable[[Weights], Runner] | None = None,
     ) -> None:
-        """Takes over the open package and the target's runners; `exportkit.load` is how to get here.
+        """Takes over the open package and the runner. Use `exportkit.load`.
 
-        `construct` makes runners with other weights; None where `swap_weights` does not use it.
+        `construct` makes a runner with other weights; None if `swap_weights` does not use it.
         """
         self.manifest = reader.manifest
         self.target = target
@@ -68,7 +70,7 @@ class Model:
         self._reader = reader
         self._runner: Runner | None = runner
         self._construct = construct
-        self._changing = threading.Lock()  # what runs: one swap at a time, and none after close()
+        self._changing = threading.Lock()  # allows one swap at a time, and none after close()
         self._inputs = plan
         self._build_result = plan.build_result
         self._output_count = len(self.manifest.call.outputs)
@@ -78,18 +80,18 @@ class Model:
         """Runs the model.
 
         Args:
-            *args: What the module's forward was given at export by position; by name will do as well.
-            **kwargs: What it was given by name.
+            *args: The arguments that were positional at export. They may also be given by name.
+            **kwargs: The arguments that were given by name at export.
 
         Returns:
-            Tensors on the model's device in the structure of the module's own output.
+            The module's output, with tensors on the model's device.
 
         Raises:
-            InputError: The package does not allow these inputs; nothing was run.
+            InputError: The package does not allow these inputs. Nothing was run.
             ModelRunError: The compiled code failed.
             ModelClosedError: The model was closed.
         """
-        runner = self._runner  # a reference of this call's own: close() in another thread does not take it away
+        runner = self._runner  # a local reference, which close() in another thread cannot remove
         if runner is None:
             raise ModelClosedError(f"the model {self.manifest.name} was closed")
         inputs = self._inputs.prepare(args, kwargs)
@@ -101,7 +103,7 @@ class Model:
                 f"{str(error).partition(chr(10))[0]}",
                 hint="CUDA does not work in a fork of a process that used it: use the start method spawn."
                 if self.device.type == "cuda" and torch.cuda._is_in_bad_fork()
-                else "What an operator said of it is on stderr, where torch's C interface left it.",
+                else "The operator's own message may be on stderr: torch's C interface drops it.",
             ) from error
         if len(outputs) != self._output_count:
             raise ManifestConsistencyError(
@@ -111,35 +113,35 @@ class Model:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The names of the weights that `swap_weights` replaces; none where they are inside the compiled code."""
+        """The names of the weights that `swap_weights` replaces; empty if they are inside the compiled code."""
         return tuple(weight.name for weight in self.manifest.weights if weight.state)
 
     def swap_weights(self, source: WeightsSource) -> None:
-        """Puts another fine-tune's weights in the place of the model's, while calls go on.
+        """Replaces the weights with another fine-tune's, while calls continue.
 
-        Each call runs with the old weights or with the new ones, never with some of both: those that have begun finish
-        on the old ones. A swap that fails leaves the old ones in place. Needs memory for both while it lasts.
+        Each call runs with only the old weights or only the new ones; running calls finish with the old ones. A swap
+        that fails leaves the old weights in place. During the swap, both need memory.
 
         Args:
-            source: A safetensors file, or tensors by name: all of the model's state_dict, of its dtypes and shapes. A
-                tied weight may be there under any of its names. They are copied.
+            source: A safetensors file, or tensors by name. It must have the model's whole state_dict with the same
+                dtypes and shapes. A tied weight may have any of its names. The tensors are copied.
 
         Raises:
-            WeightsError: The weights do not fit the model, or it has none outside of its compiled code.
-            ModelLoadError: torch's loader refused what it took before.
+            WeightsError: The weights do not fit the model, or the model's weights are inside the compiled code.
+            ModelLoadError: torch's loader refused the code that it loaded before.
             ModelClosedError: The model was closed.
         """
         if not self.weights:
             raise WeightsError(
-                f"{self.manifest.name} has no weights outside of its compiled code",
-                hint="Weights can be swapped where it is exported without --embed-weights, in format 2 or newer.",
+                f"{self.manifest.name} has no weights outside its compiled code",
+                hint="To swap weights, export the model without --embed-weights, in format 2 or newer.",
             )
         with self._changing:
             if self._construct is None:
                 raise ModelClosedError(f"the model {self.manifest.name} was closed")
             weights = replaced_weights(self.manifest, [self.target], mapped_weights(self._reader), source)
-            # A second runner rather than the buffer for it in torch's: with that one, a failure between would leave a
-            # mixture behind, and calls that have begun on a GPU might still read what the next swap writes.
+            # torch's runner has a second buffer for this, but a failure midway would leave mixed weights, and running
+            # calls on a GPU might read the buffer while the next swap writes it. So a second runner is made.
             runner = self._construct(weights)
             self._reader.check_unchanged()
             self._runner = runner
@@ -165,10 +167,10 @@ class Model:
 
 
 class Cases(Sequence[LoadedCase]):
-    """The recorded cases of a package. Each is read, and its digest checked, when it is asked for."""
+    """The recorded cases of a package. Each is read, and its digest checked, on access."""
 
     def __init__(self, reader: PackageReader, device: torch.device) -> None:
-        """Reads from an open package, onto `device`."""
+        """Reads from an open package and moves tensors to `device`."""
         self._reader = reader
         self._device = device
 
@@ -183,8 +185,8 @@ class Cases(Sequence[LoadedCase]):
         """Reads a case.
 
         Raises:
-            IndexError: There is no such case.
-            PackageError: Its record does not hold, or its tensors are not those that the manifest describes.
+            IndexError: The case does not exist.
+            PackageError: The record is damaged, or its tensors differ from the manifest.
             ModelClosedError: The model was closed.
         """
         cases = self._reader.manifest.cases
@@ -196,19 +198,19 @@ class Cases(Sequence[LoadedCase]):
         if self._reader.fileno() < 0:
             raise ModelClosedError(f"the model {self._reader.manifest.name} was closed, and its package with it")
         call = self._reader.manifest.call
-        # Imported here, since most processes that load a package never look at a case.
+        # Imported here, because most processes never read a case.
         from safetensors import SafetensorError
         from safetensors.torch import load as load_safetensors
 
         content = self._reader.read(case.record)
         try:
             tensors = load_safetensors(content)
-        except (SafetensorError, KeyError) as error:  # a KeyError of a dtype that torch does not have
-            raise CaseError(f"{case.record} is no safetensors file: {error}") from error
+        except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
+            raise CaseError(f"{case.record} is not a safetensors file: {error}") from error
         inputs = _tensors_of(case, "input", call.inputs, tensors)
         outputs = _tensors_of(case, "output", call.outputs, tensors)
         if tensors:
-            raise CaseError(f"{case.record} has a tensor that is none of the call's: {min(tensors)}")
+            raise CaseError(f"{case.record} has an unexpected tensor: {min(tensors)}")
         inputs, outputs = ([tensor.to(self._device) for tensor in part] for part in (inputs, outputs))
         values = {parameter: builder(parameter.value)(inputs) for parameter in call.parameters}
         return LoadedCase(
@@ -225,7 +227,7 @@ def _tensors_of(
     expected: Sequence[package.TensorInput | package.TensorOutput],
     tensors: dict[str, torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Takes the case's inputs or outputs out of `tensors`: CaseError where one is not what the manifest says."""
+    """Pops the case's inputs or outputs from `tensors`. Raises CaseError if one differs from the manifest."""
     found = []
     for index, described in enumerate(expected):
         tensor = tensors.pop(f"{kind}.{index}", None)
@@ -246,5 +248,5 @@ def _tensors_of(
 
 
 def _describe(tensor: torch.Tensor) -> str:
-    """Such as "float32[2, 3, 64, 64]"."""
+    """Returns such as "float32[2, 3, 64, 64]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

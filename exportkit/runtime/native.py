@@ -1,7 +1,7 @@
-"""The C++ runtime (csrc/runtime) as a runner: called through the dispatcher, it runs models without the GIL.
+"""Runs models in the C++ runtime (csrc/runtime), which is called through the dispatcher and does not hold the GIL.
 
-It uses torch's C++ API, which holds for one minor version only, so there is one library for each version it was built
-with, and torch's own binding takes its place where there is none for the torch that is installed.
+torch's C++ API is stable within one minor version only, so each version needs its own build of the library. Without one
+for the installed torch, torch's own binding is used.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _NAME = "libexportkit_runtime.so"
 
 
 class NativeRunner:
-    """Compiled code that is run without the GIL: other threads of Python go on meanwhile."""
+    """Compiled code that runs without the GIL, so other Python threads continue."""
 
     def __init__(self, entry: Entry, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> None:
-        """Loads a target's library, which must have been checked: this executes it.
+        """Loads a target's library and runs its code, so the library must have been checked before.
 
         Args:
-            entry: The target's files. torch finds the calls of custom operators in a `.json` beside the library, and
-                CUDA kernels in files there, which it opens when they are first called: they stay in use.
-            choice: The target.
-            runners: How many calls can run at a time.
-            constants: What the code takes from outside, on the CPU; kept alive as long as the code may use it.
+            entry: The target's files. Besides the library, torch reads a `.json` that lists calls of custom operators,
+                and opens files with CUDA kernels on their first call, so the entry stays in use.
+            choice: The target and its device.
+            runners: The number of calls that can run at the same time.
+            constants: The code's external constants, on the CPU. They are kept alive while the code may use them.
 
         Raises:
-            RuntimeError: torch's loader refused it, or the constants are not the code's.
+            RuntimeError: torch's loader refused the library, or the constants do not fit the code.
         """
         operators = torch.ops.exportkit
         names, tensors = list(constants), list(constants.values())
@@ -48,21 +48,23 @@ class NativeRunner:
         weakref.finalize(self, operators.close.default, self._handle)
 
     def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
-        """The flat outputs for flat inputs that the package allows: RuntimeError where the compiled code failed."""
+        """Returns the flat outputs for flat, valid inputs. Raises RuntimeError if the compiled code fails."""
         outputs: list[torch.Tensor] = self._run(self._handle, inputs)
         return outputs
 
 
 def use_native() -> bool:
-    """Whether compiled code is run by the C++ runtime, which is loaded then. $EXPORTKIT_RUNTIME decides.
+    """Decides by $EXPORTKIT_RUNTIME whether to use the C++ runtime, and loads it.
 
-    UsageError: it is none of `auto`, `cpp` and `python`. HostError: it asks for what was not built for this torch.
+    Raises:
+        UsageError: The variable is not `auto`, `cpp` or `python`.
+        HostError: The variable is `cpp`, and the runtime cannot be used with the installed torch.
     """
     wanted = os.environ.get("EXPORTKIT_RUNTIME") or "auto"
     if wanted not in ("auto", "cpp", "python"):
         raise UsageError(
             f"EXPORTKIT_RUNTIME must be auto, cpp or python, got {wanted!r}",
-            hint="auto takes the C++ runtime where it was built for the torch that is installed.",
+            hint="auto uses the C++ runtime if it was built for the installed torch.",
         )
     if wanted == "python":
         return False
@@ -70,19 +72,19 @@ def use_native() -> bool:
     if reason and wanted == "cpp":
         raise HostError(
             f"EXPORTKIT_RUNTIME is cpp, and the C++ runtime cannot be used with torch {torch.__version__}: {reason}",
-            hint="`make build` builds it for the torch that is installed, and says what it needs.",
+            hint="`make build` builds it for the installed torch, and says what the build needs.",
         )
     return not reason
 
 
 def library_path() -> Path:
-    """Where the C++ runtime for the installed torch is, if it was built."""
+    """Returns the path of the C++ runtime for the installed torch. The file may not exist."""
     return LIBRARY_DIR / f"torch{'.'.join(torch.__version__.split('.')[:2])}" / _NAME
 
 
 @functools.cache
 def _load(library: Path) -> str | None:
-    """Why the library cannot be used, or None where it is loaded."""
+    """Loads the library. Returns the reason if that fails, else None."""
     if not library.exists():
         return f"there is no {library}"
     try:

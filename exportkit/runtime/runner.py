@@ -1,4 +1,4 @@
-"""What runs a target's compiled code."""
+"""Runs the compiled code of a target."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from exportkit.runtime.weights import Weights, borrowed, constants_of
 
 
 class Runner(Protocol):
-    """Compiled code with its weights, for any number of threads."""
+    """Compiled code with its weights. Any number of threads may call it."""
 
     def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
-        """The flat outputs for flat inputs that the package allows."""
+        """Returns the flat outputs for flat, valid inputs."""
 
 
 class ContainerRunner:
-    """Compiled code that is run through torch's own binding, which holds the GIL (pytorch#197516)."""
+    """Compiled code that runs through torch's own binding, which holds the GIL (pytorch#197516)."""
 
     def __init__(self, entry: Entry, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> None:
-        """Loads a target's library; arguments and errors are those of NativeRunner."""
+        """Loads a target's library. Arguments and errors are the same as for NativeRunner."""
         library, folder = str(entry.library), str(entry.library.parent)
         if choice.target.device == "cpu":
             container: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(library, runners)
@@ -36,7 +36,9 @@ class ContainerRunner:
             container = torch._C._aoti.AOTIModelContainerRunnerCuda(library, runners, choice.device, folder)
         if constants:
             _set_constants(container, constants, torch.device(choice.device))
-        self._constants = constants if choice.target.device == "cpu" else {}  # the code reads these very tensors
+        self._constants = (
+            constants if choice.target.device == "cpu" else {}
+        )  # the code reads these tensors without a copy
         self._entry = entry
         self.run = container.run
 
@@ -45,22 +47,30 @@ RunnerClass = type[NativeRunner] | type[ContainerRunner]
 
 
 def runner_class() -> RunnerClass:
-    """The C++ runtime's where it was built for this torch; errors are those of `use_native`."""
+    """Returns NativeRunner if the C++ runtime is usable. Errors are the same as for `use_native`."""
     return NativeRunner if use_native() else ContainerRunner
 
 
 def construct(
     kind: RunnerClass, entry: Entry, choice: Choice, runners: int, package: str, weights: Weights
 ) -> NativeRunner | ContainerRunner:
-    """The runners of the one target that was chosen, over its library in the cache.
+    """Makes the runner of the chosen target from its library in the cache.
 
-    Not through aoti_load_package, which builds every target's runner, compiles instruction set probes with g++ for
-    seconds (pytorch#191715), and hides why an operator is missing; nor through AOTIModelPackageLoader, which unpacks
-    the library into a temporary directory each time. A library that was mapped stays so, since the dynamic linker never
-    unloads one with symbols that are unique in the process, as some of libstdc++'s are: each load would leave a copy.
+    aoti_load_package is not used: it builds every target's runner, compiles instruction set probes with g++ for seconds
+    (pytorch#191715), and hides why an operator is missing. AOTIModelPackageLoader is not used either: it unpacks the
+    library into a temporary directory each time. The dynamic linker never unloads a library with unique symbols, such
+    as some of libstdc++'s, so each load would leave a mapped copy.
 
-    Code for the CPU works on the very tensors of `weights`, which may be more than it takes. `package` is the name that
-    a ModelLoadError has, where torch's loader refused the code.
+    Args:
+        kind: The class of the runner.
+        entry: The target's files.
+        choice: The target and its device.
+        runners: The number of calls that can run at the same time.
+        package: The package's name, for messages.
+        weights: The weights. They may include more than the target needs. Code for the CPU reads them without a copy.
+
+    Raises:
+        ModelLoadError: torch's loader refused the code.
     """
     _promote_libstdcxx()
     try:
@@ -69,19 +79,19 @@ def construct(
         raise ModelLoadError(
             f"torch {torch.__version__} cannot load target {choice.target.name} of {package}: "
             f"{str(error).partition(chr(10))[0]}",
-            hint="Where the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that may hold code.",
+            hint="If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that allows executable code.",
         ) from error
 
 
 def _set_constants(container: Any, constants: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """As the C++ runtime does it (csrc/runtime/session.cpp has the reasons), but for what torch leaks: the handles."""
-    # AOTInductor has another name, made from it, within the code.
+    """Sets the constants as csrc/runtime/session.cpp does; the reasons are there. torch leaks the handles here."""
+    # Within the code, AOTInductor uses names derived from the constants' names.
     names = {constant: name for name, constant in container.get_constant_names_to_original_fqns().items()}
     if names.keys() != constants.keys():
         odd = ", ".join(sorted(names.keys() ^ constants.keys()))
-        raise RuntimeError(f"the code takes other constants than the manifest says: {odd}")
+        raise RuntimeError(f"the code's constants differ from the manifest's: {odd}")
     if device.type == "cpu":
-        # Borrowed, since the code never gives back its references: nothing that is large may hang on them.
+        # The code never releases its references, so it gets tensors that do not keep the memory alive.
         tensors = {names[constant]: borrowed(tensor) for constant, tensor in constants.items()}
         container.update_constant_buffer(tensors, False, True, True)
         return
@@ -95,8 +105,8 @@ def _set_constants(container: Any, constants: Mapping[str, torch.Tensor], device
 def _promote_libstdcxx() -> None:
     """Makes the process's libstdc++ visible to all libraries.
 
-    torch's loader crashes in std::regex where a model's library brings parts of its own libstdc++ along (linked
-    statically by the compiler it was built with), unless the real one is found first.
+    torch's loader crashes in std::regex if a model's library contains parts of a statically linked libstdc++, unless
+    the linker finds the real one first.
     """
-    with contextlib.suppress(OSError):  # no such library: then torch itself was built with another one
+    with contextlib.suppress(OSError):  # no libstdc++.so.6: torch itself uses another one
         ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)

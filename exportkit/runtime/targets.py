@@ -1,7 +1,7 @@
-"""Which of a package's targets runs here, and why the others do not (the rules are csrc/package/targets.cpp's).
+"""Chooses the target that runs here, and says why the others do not. csrc/package/targets.cpp has the rules.
 
-torch's own loader checks none of this before it runs the code: the wrong instruction set ends the process inside the
-loader (an illegal instruction), the wrong GPU fails at the first kernel.
+torch's own loader does not check this. With the wrong instruction set, the process dies inside the loader (an illegal
+instruction). With the wrong GPU, the first kernel fails.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from exportkit.package.manifest import Library, Target
 
 
 class Host(NamedTuple):
-    """What a target is held against.
+    """The properties of a machine that targets depend on.
 
     Attributes:
-        platform: Such as "linux-x86_64".
-        cpu_isa: The highest level the CPU has, such as "x86-64-v3"; the machine's name where there are no levels.
+        platform: The platform, such as "linux-x86_64".
+        cpu_isa: The CPU's highest level, such as "x86-64-v3"; the machine's name if it has no levels.
         torch: The installed version, such as "2.13.0+cpu".
-        cuda: The CUDA version torch was built with, None for a CPU build.
-        capabilities: (major, minor) of each CUDA device; empty where there is none, or none was asked for.
+        cuda: The CUDA version that torch was built with; None for a CPU build.
+        capabilities: The (major, minor) of each CUDA device; empty if there are none or they were not queried.
         current_cuda: The index of the device that `cuda` and `auto` mean.
     """
 
@@ -39,19 +39,19 @@ class Host(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A target and where it runs. `device_index` is that of the CUDA device, -1 for the CPU."""
+    """A target and its device. `device_index` is the index of the CUDA device, or -1 for the CPU."""
 
     target: Target
     device_index: int
 
     @property
     def device(self) -> str:
-        """As torch names it."""
+        """The device, as torch names it."""
         return "cpu" if self.target.device == "cpu" else f"cuda:{self.device_index}"
 
 
 class Survey(NamedTuple):
-    """The targets that run on a machine, best first, and why each of the others does not, by name."""
+    """The targets that run on a machine, the best first, and the reason for each other target, by name."""
 
     fitting: tuple[Choice, ...]
     rejected: Mapping[str, str]
@@ -59,13 +59,13 @@ class Survey(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def host_cpu_isa() -> str:
-    """The highest x86-64 level this CPU has, such as "x86-64-v3"; the machine's name on other machines."""
+    """Returns this CPU's highest x86-64 level, such as "x86-64-v3", or the machine's name on other machines."""
     level: str = msgspec.json.decode(core.text("ek_host"))["cpu_isa"]
     return level
 
 
 def host(*, with_cuda: bool) -> Host:
-    """This machine. Asking for its GPUs initialises CUDA, so that is done only where it matters."""
+    """Returns the properties of this machine. Initialises CUDA only if `with_cuda`."""
     import torch
 
     here = Host(host_platform(), host_cpu_isa(), str(torch.__version__), torch.version.cuda)
@@ -76,19 +76,23 @@ def host(*, with_cuda: bool) -> Host:
 
 
 def host_for(targets: Sequence[Target], device: str) -> Host:
-    """This machine; its GPUs only where one of the targets might run on `device`: UsageError if it is no device."""
+    """Returns the properties of this machine, with its GPUs if a target might use them.
+
+    Raises:
+        UsageError: `device` is invalid.
+    """
     kind, _ = parse_device(device)
     return host(with_cuda=kind != "cpu" and any(target.device == "cuda" for target in targets))
 
 
 def parse_device(device: str) -> tuple[str, int | None]:
-    """`auto`, `cpu`, `cuda` or `cuda:1`, taken apart: UsageError if it is none of these."""
+    """Splits `auto`, `cpu`, `cuda` or `cuda:1` into kind and index. Raises UsageError for other values."""
     parsed = msgspec.json.decode(core.text("ek_parse_device", core.encoded(device)))
     return parsed["kind"], parsed["index"]
 
 
 def named(targets: Sequence[Target], name: str | None) -> Sequence[Target]:
-    """The target of this name alone, UsageError if there is none; all of them where None is asked for."""
+    """Returns the target of this name, or all targets for None. Raises UsageError if the target does not exist."""
     if name is None:
         return targets
     found = [target for target in targets if target.name == name]
@@ -99,16 +103,16 @@ def named(targets: Sequence[Target], name: str | None) -> Sequence[Target]:
 
 
 def pick(targets: Sequence[Target], device: str, host: Host) -> Choice:
-    """The best of the targets that run on `host`; arguments and errors are those of `survey`."""
+    """Returns the best target that runs on `host`. Arguments and errors are the same as for `survey`."""
     return survey(targets, device, host).fitting[0]
 
 
 def survey(targets: Sequence[Target], device: str, host: Host) -> Survey:
-    """Holds every target against `host`. CUDA is better than CPU, newer instructions are better than older ones.
+    """Checks every target against `host`. CUDA is better than CPU; newer instructions are better than older ones.
 
     Raises:
-        UsageError: `device` is none that `parse_device` knows.
-        NoTargetError: None runs here; the message gives the reason for each.
+        UsageError: `parse_device` refuses `device`.
+        NoTargetError: No target runs here. The message gives a reason for each.
     """
     machine, candidates = msgspec.json.encode(host._asdict()), msgspec.json.encode(targets)
     found = msgspec.json.decode(core.text("ek_survey", candidates, core.encoded(device), machine))
@@ -117,6 +121,6 @@ def survey(targets: Sequence[Target], device: str, host: Host) -> Survey:
 
 
 def library_rejection(library: Library, torch_version: str) -> str | None:
-    """Why an operator library does not work with this torch, or None if it does."""
+    """Returns why an operator library does not work with this torch, or None if it works."""
     reason = core.text("ek_library_rejection", msgspec.json.encode(library), core.encoded(torch_version))
     return reason.decode() or None

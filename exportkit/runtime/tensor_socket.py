@@ -1,8 +1,8 @@
-"""Messages with tensors between two processes: JSON through a Unix socket, the tensors' bytes through shared memory.
+"""Sends messages with tensors to another process: JSON through a Unix socket, tensors through shared memory.
 
-Nothing is pickled. Each side writes its tensors into memory of its own, which the other side maps once and finds again
-in every later message. It is an anonymous file (memfd): it has no name that could be left behind, takes no room in
-/dev/shm, which is small in many containers, and is gone with the processes.
+Nothing is pickled. Each side writes its tensors into its own memory, which the other side maps once and reuses for
+later messages. The memory is an anonymous file (memfd). It has no name that could be left behind, takes no room in
+/dev/shm, which is small in many containers, and ends with the processes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from msgspec import Meta, Struct
 
 from exportkit.child.channel import Channel
 
-_ALIGNMENT = 64  # of each tensor, as of torch's own
-_GRANULARITY = 1 << 20  # of memory, so that sizes that differ a little share it
+_ALIGNMENT = 64  # bytes, the same as for torch's own tensors
+_GRANULARITY = 1 << 20  # bytes, so that slightly larger tensors fit the same memory
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 Message = TypeVar("Message")
@@ -31,7 +31,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class _Place(Struct, frozen=True):
-    """Where in the sender's memory a contiguous tensor lies."""
+    """The place of a contiguous tensor in the sender's memory."""
 
     dtype: str
     shape: tuple[Count, ...]
@@ -50,11 +50,16 @@ class _Frame(Struct, Generic[Message], frozen=True):
 class TensorSocket(Generic[Message]):
     """One end of a conversation in which the sides take turns.
 
-    Tensors that were received are views of the other side's memory, and hold until the next message is sent to it.
+    Received tensors are views of the other side's memory. They are valid until the next message is sent.
     """
 
     def __init__(self, connection: socket.socket, messages: Any) -> None:
-        """Takes over a connected Unix stream socket on which the other side sends `messages`, a type msgspec knows."""
+        """Takes over a connected Unix stream socket.
+
+        Args:
+            connection: The socket.
+            messages: The type of the received messages, which msgspec can decode.
+        """
         self._channel = Channel(connection)
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(_Frame[messages])
@@ -62,9 +67,11 @@ class TensorSocket(Generic[Message]):
         self._theirs: _Memory | None = None
 
     def send(self, message: Struct, tensors: Sequence[torch.Tensor] = (), *, pass_fd: int | None = None) -> None:
-        """Sends a message, a copy of each tensor, and an open file for the other side to have as well.
+        """Sends a message, a copy of each tensor, and optionally an open file.
 
-        ConnectionError: there is nobody at the other end. OSError: there is no memory for the tensors.
+        Raises:
+            ConnectionError: The other side is gone.
+            OSError: There is no memory for the tensors.
         """
         with contextlib.ExitStack() as stack:
             fds = [] if pass_fd is None else [pass_fd]
@@ -82,9 +89,11 @@ class TensorSocket(Generic[Message]):
             self._channel.send(self._encoder.encode(_Frame(message, places)), fds)
 
     def receive(self) -> tuple[Message, list[torch.Tensor], int | None]:
-        """The next message, its tensors, and the open file that came with it.
+        """Returns the next message, its tensors, and the open file that came with it.
 
-        ConnectionError: the other side closed its end, or died. ValueError: what came is no message of ours.
+        Raises:
+            ConnectionError: The other side closed its end or died.
+            ValueError: The message is invalid.
         """
         body, fds = self._channel.receive()
         try:
@@ -98,28 +107,28 @@ class TensorSocket(Generic[Message]):
             tensors = [self._theirs.tensor(place) if self._theirs else _empty(place) for place in frame.tensors]
             return frame.message, tensors, fds.pop() if fds else None
         except (msgspec.DecodeError, LookupError, RuntimeError) as error:
-            raise ValueError(f"what came is no message: {error}") from error
+            raise ValueError(f"invalid message: {error}") from error
         finally:
             for fd in fds:
                 os.close(fd)
 
     def shut_down(self) -> None:
-        """Ends the conversation for both sides, also for a thread that waits for an answer."""
+        """Ends the conversation for both sides, even for a thread that waits for an answer."""
         self._channel.shut_down()
 
     def close(self) -> None:
-        """Lets go of the socket and the memory. The other side hears of it unless a forked process has the socket."""
+        """Closes the socket and the memory. The other side notices unless a forked process still has the socket."""
         self._channel.close()
         self._ours = self._theirs = None
 
 
 class _Memory:
-    """Shared memory, mapped. Tensors made of it keep it."""
+    """Mapped shared memory. Its tensors keep it alive."""
 
     def __init__(self, fd: int) -> None:
-        """Maps an open memfd, which may be closed then; not one that the other side could cut off under a reader."""
+        """Maps an open memfd, which may then be closed. Refuses one that the other side could still shrink."""
         if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError("shared memory that could be cut off")
+            raise ValueError("the shared memory could be shrunk")
         self.size = os.fstat(fd).st_size
         self._bytes = torch.frombuffer(mmap.mmap(fd, self.size), dtype=torch.uint8)
 
@@ -130,10 +139,10 @@ class _Memory:
 
 
 def _new_memory(needed: int) -> int:
-    """An open file of at least this many bytes of memory."""
+    """Opens an anonymous file of at least this many bytes."""
     fd = os.memfd_create("exportkit-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        # Taken now: where there is none this is an error, and a later write into it would be a SIGBUS.
+        # Allocated now, so that missing memory is an error here instead of a SIGBUS in a later write.
         os.posix_fallocate(fd, 0, -(-needed // _GRANULARITY) * _GRANULARITY)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return fd
@@ -143,7 +152,7 @@ def _new_memory(needed: int) -> int:
 
 
 def _lay_out(tensors: Sequence[torch.Tensor]) -> tuple[tuple[_Place, ...], int]:
-    """Where each tensor goes, and how many bytes that takes."""
+    """Returns the place of each tensor, and the bytes they take together."""
     places, end = [], 0
     for tensor in tensors:
         dtype, start = str(tensor.dtype).removeprefix("torch."), -(-end // _ALIGNMENT) * _ALIGNMENT

@@ -1,4 +1,4 @@
-"""Weights outside of the compiled code: mapped from the package, or given in their place."""
+"""Weights outside the compiled code: mapped from the package, or replaced."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ WeightsSource = str | os.PathLike[str] | Mapping[str, torch.Tensor]
 
 
 def mapped_weights(reader: PackageReader) -> dict[str, torch.Tensor]:
-    """The weights that some code reads, mapped from the package: nothing is read before it is used.
+    """Maps the weights from the package, so that they are read from disk on first use.
 
-    Where others may write to the package, they are in a copy that was checked: DigestMismatchError. The tensors may not
-    be written to, and keep the file mapped as long as one of them lives.
+    If others may write to the package, the weights come from a copy, which is checked. The tensors are read-only. They
+    keep the file mapped.
+
+    Raises:
+        DigestMismatchError: A weight of the copy is damaged.
     """
     weights = [weight for weight in reader.manifest.weights if weight.record is not None]
     if not weights:
@@ -35,7 +38,7 @@ def mapped_weights(reader: PackageReader) -> dict[str, torch.Tensor]:
 
 
 class _Mapping:
-    """An `ek_mapping`, closed once no tensor is left that lies in it."""
+    """An `ek_mapping`. It is closed when its last tensor is gone."""
 
     def __init__(self, reader: PackageReader) -> None:
         self._handle = core.handle("ek_package_map", reader.handle)
@@ -49,23 +52,23 @@ class _Mapping:
 
 
 def constants_of(target: Target, weights: Weights) -> dict[str, torch.Tensor]:
-    """What a target's code takes from outside, by AOTInductor's names."""
+    """Returns the external constants of a target's code, by AOTInductor's names."""
     return {constant: weights[name] for constant, name in target.constants.items()}
 
 
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over another's memory that does not keep it alive."""
+    """Returns a CPU tensor over the same memory that does not keep the memory alive."""
     return _over(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, keep=None)
 
 
 def _over(
     address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, *, keep: object
 ) -> torch.Tensor:
-    """A tensor over dense memory that is somebody else's, which `keep` keeps there."""
+    """Returns a tensor over existing dense memory. The tensor holds `keep`, which keeps the memory alive."""
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
         return torch.empty_strided(shape, strides, dtype=dtype)
-    # Not through torch.from_numpy, which warns of memory that is read-only.
+    # torch.from_numpy would warn that the memory is read-only.
     memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
     memory.keep = keep
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).as_strided(shape, strides)
@@ -74,10 +77,17 @@ def _over(
 def replaced_weights(
     manifest: Manifest, targets: Sequence[Target], packaged: Weights, source: WeightsSource
 ) -> dict[str, torch.Tensor]:
-    """The weights of another fine-tune, in memory of their own, in the place of those that the model has.
+    """Returns the model's weights with those of another fine-tune, copied into new memory.
 
-    `packaged` are the package's, for what stays: constants of the code, and weights that are built into that of one of
-    the `targets`. WeightsError: there is no such file, or it does not fit; nothing was changed.
+    Args:
+        manifest: The package's manifest.
+        targets: The targets that must work with the new weights.
+        packaged: The package's weights. Constants of the code are taken from here.
+        source: The new weights.
+
+    Raises:
+        WeightsError: The weights cannot be read or do not fit, or one differs from the value that is built into the
+            code of a target.
     """
     given = read_state(source)
     names = match_state(manifest.weights, described(given))
@@ -89,7 +99,7 @@ def replaced_weights(
         if differing := next((name for name in others if not _same_content(given[first], given[name])), None):
             raise WeightsError(
                 f"{first} and {differing} differ; they are one tensor in the model",
-                hint="Export the model again with its weights untied, or give one of the two.",
+                hint="Export the model again with untied weights, or give only one of the two.",
             )
         if weight.record is None:
             continue
@@ -104,34 +114,34 @@ def replaced_weights(
 
 
 def read_state(source: WeightsSource) -> dict[str, torch.Tensor]:
-    """A state by name; a file's tensors are mapped. WeightsError: it is no safetensors file, or has no tensors."""
+    """Returns tensors by name. A file's tensors are mapped. Raises WeightsError if the source is invalid."""
     if isinstance(source, Mapping):
         for name, tensor in source.items():
             if not isinstance(tensor, torch.Tensor) or tensor.is_meta or tensor.layout is not torch.strided:
-                raise WeightsError(f"{name} is no tensor with data: {type(tensor).__name__}")
+                raise WeightsError(f"{name} is not a tensor with data: {type(tensor).__name__}")
         return {name: tensor.detach() for name, tensor in source.items()}
-    # Imported here, since most processes that load a package never swap weights.
+    # Imported here, because most processes never swap weights.
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(source, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a mapping)
     except OSError as error:
         raise WeightsError(f"cannot read the weights {source}: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise WeightsError(f"{source} is no safetensors file: {error}") from error
+        raise WeightsError(f"{source} is not a safetensors file: {error}") from error
 
 
 def described(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, torch.Size]]:
-    """dtype, as the manifest has it, and shape of each tensor."""
+    """Returns the dtype, spelled as in the manifest, and the shape of each tensor."""
     return {name: (str(tensor.dtype).removeprefix("torch."), tensor.shape) for name, tensor in state.items()}
 
 
 def _same_content(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype and shape have the same bytes."""
+    """Whether two tensors of the same dtype and shape have the same bytes."""
     return torch.equal(*(tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 def _laid_out(tensor: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """A copy with the strides that the code was compiled for."""
+    """Copies a tensor with the strides that the code was compiled for."""
     return torch.empty_strided(weight.shape, weight.strides, dtype=tensor.dtype).copy_(tensor)

@@ -169,7 +169,7 @@ def test_a_tensor_is_described_with_its_dimensions():
         (
             (1, 2),
             {"temperature": 1.0, "offset": 3},
-            r"`temperature` is no parameter of the package.*(?s:.*)export again",
+            r"the package has no parameter `temperature`.*(?s:.*)Export again",
         ),
     ],
 )

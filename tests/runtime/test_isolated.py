@@ -248,7 +248,7 @@ def test_what_cannot_be_shared_is_an_error_and_the_next_call_works(tiny_package,
         soft, hard = resource.getrlimit(limit)
         resource.setrlimit(limit, (1, hard))
         try:
-            with pytest.raises(ModelRunError, match="a call's tensors cannot be shared with the worker process"):
+            with pytest.raises(ModelRunError, match="the tensors of a call cannot be shared with the worker process"):
                 model(*args, **kwargs)
         finally:
             resource.setrlimit(limit, (soft, hard))

@@ -66,7 +66,7 @@ def open_files() -> set[str]:
 
 @pytest.mark.parametrize("runners", [0, -1, 1.0, True, "2", None])
 def test_runners_are_a_whole_number_from_one(tiny_package, runners):
-    with pytest.raises(UsageError, match="runners must be a whole number from 1"):
+    with pytest.raises(UsageError, match="runners must be a positive integer"):
         exportkit.load(tiny_package, runners=runners)
 
 

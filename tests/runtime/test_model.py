@@ -187,7 +187,7 @@ def test_a_manifest_that_is_wrong_about_the_outputs_is_found_out(tiny_files, tmp
     ("change", "message"),
     [
         (lambda tensors: tensors.pop("output.1"), r"has no output.1 \(regions.doubled\)"),
-        (lambda tensors: tensors.update(extra=torch.ones(1)), "a tensor that is none of the call's: extra"),
+        (lambda tensors: tensors.update(extra=torch.ones(1)), "an unexpected tensor: extra"),
         (
             lambda tensors: tensors.update({"input.0": torch.ones(2, 3, 32, 8)}),
             r"input.0 \(image\) is float32\[2, 3, 32, 8\]; the manifest says float32\[3, 3, 32, 8\]",
@@ -196,7 +196,7 @@ def test_a_manifest_that_is_wrong_about_the_outputs_is_found_out(tiny_files, tmp
             lambda tensors: tensors.update({"output.0": torch.ones(3, 3).double()}),
             r"output.0 \(regions.mean\) is float64\[3, 3\]; the manifest says float32\[3, 3\]",
         ),
-        (lambda tensors: tensors.clear() or "text", "is no safetensors file"),
+        (lambda tensors: tensors.clear() or "text", "is not a safetensors file"),
     ],
 )
 def test_a_case_that_does_not_fit_the_call_is_refused(tiny_files, tmp_path, change, message):

@@ -135,7 +135,7 @@ def test_tied_names_with_two_values_are_refused(model: exportkit.Model) -> None:
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [(None, "No such file"), (b"", "is no safetensors file"), (b"\xff" * 64, "is no safetensors file")],
+    [(None, "No such file"), (b"", "is not a safetensors file"), (b"\xff" * 64, "is not a safetensors file")],
 )
 def test_what_is_no_file_of_weights_is_refused(
     model: exportkit.Model, tmp_path: Path, content: bytes | None, named: str
@@ -150,14 +150,14 @@ def test_what_is_no_file_of_weights_is_refused(
 def test_a_file_that_was_cut_short_is_refused(model: exportkit.Model, tmp_path: Path) -> None:
     file = save(tmp_path / "new.safetensors", state(1))
     file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(WeightsError, match="is no safetensors file"):
+    with pytest.raises(WeightsError, match="is not a safetensors file"):
         model.swap_weights(file)
     torch.testing.assert_close(model(X), eager(0))
 
 
 @pytest.mark.parametrize("value", [1.0, torch.empty(8, device="meta"), torch.eye(3).to_sparse()])
 def test_what_is_no_tensor_with_data_is_refused(model: exportkit.Model, value: object) -> None:
-    with pytest.raises(WeightsError, match="few is no tensor with data"):
+    with pytest.raises(WeightsError, match="few is not a tensor with data"):
         model.swap_weights({**state(1), "few": value})  # type: ignore[dict-item]
     torch.testing.assert_close(model(X), eager(0))
 
@@ -165,7 +165,7 @@ def test_what_is_no_tensor_with_data_is_refused(model: exportkit.Model, value: o
 def test_weights_inside_the_code_are_not_swapped() -> None:
     with exportkit.load(artifact("weighted-embedded"), device="cpu") as model:
         assert model.weights == ()
-        with pytest.raises(WeightsError, match="weighted has no weights outside of its compiled code") as caught:
+        with pytest.raises(WeightsError, match="weighted has no weights outside its compiled code") as caught:
             model.swap_weights(state(1))
         assert "--embed-weights" in str(caught.value)
         torch.testing.assert_close(model(X), eager(0))

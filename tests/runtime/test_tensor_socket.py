@@ -227,7 +227,7 @@ def test_memory_that_could_be_cut_off_is_refused(raw):
     """Whoever reads beyond the end of a file that was cut off dies of SIGBUS."""
     said, heard = raw
     socket.send_fds(said, [frame(place())], [fd := memory(4096, seals=fcntl.F_SEAL_GROW)])
-    with pytest.raises(ValueError, match="could be cut off"):
+    with pytest.raises(ValueError, match="could be shrunk"):
         heard.receive()
     os.close(fd)
 

@@ -53,11 +53,11 @@ def model(misbehaving_package: Path) -> Iterator[IsolatedModel]:
 )
 def test_a_crash_of_an_operator_is_an_error_that_names_it(model, deed, end):
     tokens, bias = softpool_call(deed)
-    with pytest.raises(ModelRunError, match=f"the model Classifier has no worker process any more: it {end}"):
+    with pytest.raises(ModelRunError, match=f"the model Classifier lost its worker process, which {end}"):
         model(tokens, bias=bias)
     assert not runs(model.pid)
     tokens, bias = softpool_call()
-    with pytest.raises(ModelClosedError, match=rf"(?s)no worker process any more: it {end}.*Load the package again"):
+    with pytest.raises(ModelClosedError, match=rf"(?s)lost its worker process, which {end}.*Load the package again"):
         model(tokens, bias=bias)
     assert len(model.cases) > 0  # the package is open still
 
@@ -99,12 +99,12 @@ def test_a_crash_ends_every_call_and_leaves_nothing(misbehaving_package, tempora
 
 def test_a_worker_that_answers_nonsense_is_ended(model, monkeypatch):
     def nonsense(self: object) -> object:
-        raise ValueError("what came is no message")
+        raise ValueError("invalid message")
 
     monkeypatch.setattr(isolated.TensorSocket, "receive", nonsense)
     monkeypatch.setattr(isolated, "_EXIT_GRACE_SECONDS", 0.1)
     tokens, bias = softpool_call()
-    with pytest.raises(ModelRunError, match="gave no answer that can be read"):
+    with pytest.raises(ModelRunError, match="gave an unreadable answer"):
         model(tokens, bias=bias)
     assert not runs(model.pid)
 
@@ -197,7 +197,7 @@ def test_closing_does_not_wait_for_ever(model):
     for thread in threads:
         thread.join()
     assert not runs(model.pid)
-    assert said == ["the model Classifier was closed, and this call had not finished 0.5 s later"] * 2
+    assert said == ["the model Classifier was closed, and this call did not finish within 0.5 s"] * 2
 
 
 def test_a_model_that_nobody_closed_takes_its_worker_along(tiny_package):
@@ -304,7 +304,7 @@ model.close()
 print("goes on")
 """
     said = run_python(code, tiny_package, ROOT, cwd=tmp_path)
-    assert said == "the model tiny belongs to the process that loaded it; this one is a fork of that\ngoes on\n"
+    assert said == "the model tiny belongs to the process that loaded it; this process is a fork of it\ngoes on\n"
 
 
 def test_neither_main_nor_the_models_source_is_imported_again(softpool_package, tmp_path):
