@@ -17,9 +17,17 @@ DOCUMENTS = sorted(
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_documents_lead_somewhere(path: Path):
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([\w-]+))?\)", path.read_text()):
         if not target.startswith(("http://", "https://", "mailto:")):
-            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+            there = path.parent / target if target else path
+            assert there.exists(), f"{path.name} links to {target}"
+            assert not anchor or anchor in anchors(there), f"{path.name} links to {target}#{anchor}"
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_index_of_the_decisions_has_each_of_them_with_its_title():
