@@ -1,13 +1,15 @@
 # `make demo` and `make test` each do their own set-up: a venv at .venv, torch by constraints.txt, the build.
 # PYTHON chooses the interpreter (3.11 or newer); EXPORTKIT_CUDA and EXPORTKIT_CPP_RUNTIME choose what is built, and
-# setup.py says how. `make test` compiles the CUDA sources wherever nvcc is; everything else, only for a GPU that is here.
+# setup.py says how. `make test` compiles the CUDA sources wherever nvcc is, `make wheel` demands nvcc and builds for
+# every GPU of a release, and the others build for the GPU that is here.
 PYTHON ?= python3
-EXPORTKIT_CUDA ?= $(if $(filter test,$(MAKECMDGOALS)),check,auto)
+EXPORTKIT_CUDA ?= $(if $(filter test,$(MAKECMDGOALS)),check,$(if $(filter wheel,$(MAKECMDGOALS)),1,auto))
 export EXPORTKIT_CUDA
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := $(VENV)/.torch
 READY := $(VENV)/.ready
+WHEELS := dist
 BUILT := build/.built-$(EXPORTKIT_CUDA)
 SOURCES := $(shell find csrc -type f) setup.py
 CXX_FILES := $(filter %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
@@ -15,13 +17,14 @@ CXX_FILES := $(filter %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
 APT_PACKAGES := cmake nlohmann-json3-dev
 
 .NOTPARALLEL:
-.PHONY: help setup build demo test lint format docs bench clean
+.PHONY: help setup build demo test lint format docs bench wheel clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
 	@echo "make test    linters and tests"
 	@echo "make lint    ruff, mypy, import-linter, clang-format (make format mends what can be mended)"
 	@echo "make docs    the parts of the documents that come from the code and from measurements"
+	@echo "make wheel   dist/*.whl, for every Python and every Linux that has the C library it names"
 	@echo "make bench   operators beside the alternatives; load time, start-up time"
 	@echo "make clean   removes the venv, the build and the caches"
 
@@ -50,7 +53,7 @@ demo: build
 	$(BIN)/exportkit demo
 
 test: build lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -73,6 +76,14 @@ bench: build
 	$(BIN)/exportkit bench ops -o artifacts/bench.json
 	@test -f artifacts/arr_coc.pt2 || { $(BIN)/exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2 && $(BIN)/exportkit package artifacts/arr_coc_aoti.pt2 -o artifacts/arr_coc.pt2; }
 	$(BIN)/python benchmarks/load_time.py artifacts/arr_coc.pt2
+
+# What is built lies in build/lib; of an earlier wheel there must be nothing. auditwheel finds the oldest Linux that has
+# what the libraries need, torch's own apart, and names it in the wheel's tag.
+wheel: $(READY)
+	rm -rf build/lib build/lib.* build/wheel
+	$(BIN)/python setup.py -q bdist_wheel --dist-dir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude 'libtorch*.so' --exclude libc10.so \
+		-w $(WHEELS) build/wheel/*.whl
 
 clean:
 	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis exportkit/lib/*.so exportkit/lib/torch* exportkit/lib/cmake exportkit/bin exportkit/include *.egg-info

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import torch
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
@@ -235,6 +236,14 @@ class BuildLibraries(build_ext):
         return "\n".join(lines) + "\n"
 
 
+class Wheel(bdist_wheel):
+    """One wheel for every Python: no library uses Python's API."""
+
+    def get_tag(self):
+        """`py3-none` and the platform."""
+        return "py3", "none", super().get_tag()[2]
+
+
 def rules(name, command, depfile=False):
     """One ninja rule. Ninja's own variables stay unquoted."""
     words = (word if word.startswith("$") else shlex.quote(word).replace("'$out.d'", "$out.d") for word in command)
@@ -244,13 +253,12 @@ def rules(name, command, depfile=False):
 
 setup(
     ext_modules=[
-        Extension(f"exportkit.lib.{name}", sorted(str(path) for path in Path().glob(sources)), py_limited_api=True)
+        Extension(f"exportkit.lib.{name}", sorted(str(path) for path in Path().glob(sources)))
         for name, sources in (
             ("libexportkit_package", "csrc/package/*.cpp"),
             ("libarr_coc_cpu", "csrc/ops/*/*.cpp"),
             ("libarr_coc_cuda", "csrc/ops/*/*.cu"),
         )
     ],
-    cmdclass={"build_ext": BuildLibraries},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": Wheel},
 )

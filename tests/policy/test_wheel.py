@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import platform
+import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
-from tests.artifacts import ROOT
+import pytest
+import torch
+
+from exportkit.libraries import built_in_libraries
+from exportkit.package.assemble import assemble
+from exportkit.package.describe_library import describe_library
+from tests.artifacts import ROOT, artifact
 
 DATA = {f"exportkit/{name}" for name in ("py.typed", "package/FORMAT.md", "package/stable_abi_2.11.txt")}
+SITE = Path(torch.__file__).parents[1]
+WITHOUT_TORCH = ("click", "rich", "msgspec", "pyelftools", "typing-extensions")
 
 
 def files(folder: str, pattern: str) -> set[str]:
@@ -17,6 +31,65 @@ def files(folder: str, pattern: str) -> set[str]:
 
 def setup(*arguments: str) -> None:
     subprocess.run([sys.executable, "setup.py", "-q", *arguments], cwd=ROOT, check=True, capture_output=True)
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    """What a program printed that finds no compiler and no CMake."""
+    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make wheel` makes, without CUDA kernels."""
+    if shutil.which("make") is None or importlib.util.find_spec("auditwheel") is None:
+        pytest.skip("make or auditwheel is not installed")
+    folder = tmp_path_factory.mktemp("wheel")
+    command = ["make", "wheel", "EXPORTKIT_CUDA=0", f"BIN={Path(sys.executable).parent}", "READY=", f"WHEELS={folder}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.iterdir()
+    return built
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unsigned package with our operators."""
+    path = tmp_path_factory.mktemp("package") / "patches.pt2"
+    library = built_in_libraries()["cpu"]
+    assemble([artifact("patches")], [(library, describe_library(library))], path)
+    return path
+
+
+def install(wheel: Path, interpreter: str, venv: Path) -> tuple[Path, dict[str, str]]:
+    """The wheel in a new venv: the venv's folder of programs, and the environment in which they run."""
+    subprocess.run([interpreter, "-m", "venv", "--without-pip", venv], check=True)
+    pip(venv, "--no-index", "--no-deps", str(wheel))
+    home = venv / "home"
+    return venv / "bin", {"PATH": str(venv / "bin"), "HOME": str(home), "EXPORTKIT_CACHE": str(home / "cache")}
+
+
+def pip(venv: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python"), "install", "-q", *arguments]
+    # Neither the working directory nor PYTHONPATH counts as a place where something is installed already.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, check=True, capture_output=True, text=True, cwd="/", env=environment)
+
+
+def other_pythons() -> dict[str, str]:
+    """The interpreters of this machine that are not the version of this one, by version."""
+    names = [f"python3.{minor}" for minor in range(10, 20) if minor != sys.version_info.minor]
+    versions = Path(os.environ.get("PYENV_ROOT", "/nonexistent")) / "versions"
+    candidates = [shutil.which(name) for name in names]
+    candidates += [str(path) for name in names for path in sorted(versions.glob(f"*/bin/{name}"))]
+    found: dict[str, str] = {}
+    for candidate in filter(None, candidates):
+        code = "import sys, venv; print('%d.%d' % sys.version_info[:2])"
+        asked = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
+        if asked.returncode == 0:  # pyenv has a python3.12 on PATH that only says which versions there are
+            found.setdefault(asked.stdout.strip(), candidate)
+    return found
 
 
 def test_a_wheel_has_sources_and_data_and_nothing_that_an_earlier_build_left(tmp_path: Path) -> None:
@@ -31,3 +104,55 @@ def test_a_source_distribution_has_all_that_its_build_compiles(tmp_path: Path) -
     needed = files("csrc", "*") | files("exportkit", "*.py") | DATA
     assert needed | {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= listed
     assert not [name for name in listed if name.endswith(".so") or name.startswith(("build/", ".cache/"))]
+
+
+def test_one_wheel_serves_every_python_and_names_the_hosts_it_needs(wheel: Path) -> None:
+    tag = rf"py3-none-manylinux_2_(\d+)_{platform.machine()}"
+    match = re.fullmatch(rf"exportkit-[\d.]+-{tag}\.whl", wheel.name)
+    assert match, wheel.name
+    assert int(match[1]) <= 38  # Ubuntu 24.04 has 2.39; tests/policy/test_stable_abi.py has the same for each library
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"exportkit/lib/libarr_coc_cpu.so", "exportkit/lib/libexportkit_package.so"} | DATA <= names
+    assert files("exportkit", "*.py") <= names
+    assert not [name for name in names if not re.match(r"exportkit(-[\d.]+\.dist-info)?/", name)]
+    assert not [name for name in names if "libtorch" in name or "libc10" in name]  # the host's torch has them
+
+
+def test_the_wheel_loads_an_unsigned_package_without_compiler_and_cmake(
+    wheel: Path, package: Path, tmp_path: Path
+) -> None:
+    """In a new venv, with torch where pip would put it, and this one's other dependencies behind."""
+    bin_, environment = install(wheel, sys.executable, tmp_path / "venv")
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site / "torch").symlink_to(SITE / "torch")
+    (site / "dependencies.pth").write_text(f"{SITE}\n")
+    code = (
+        "import exportkit, exportkit.ops, shutil; print(exportkit.__file__, shutil.which('g++'), shutil.which('cmake'))"
+    )
+    assert run(bin_ / "python", "-c", code, **environment) == f"{site}/exportkit/__init__.py None None\n"
+    run(bin_ / "exportkit", "verify", package, "--against", "cases", **environment)
+    if "exportkit/bin/exportkit-run" in zipfile.ZipFile(wheel).namelist():
+        run(site / "exportkit" / "bin" / "exportkit-run", package, **environment)
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.12", "3.13", "3.14"])
+def test_the_wheel_reads_a_package_under_another_python(
+    version: str, wheel: Path, package: Path, tmp_path: Path
+) -> None:
+    """All that needs no torch: the command line and the library that reads and checks packages."""
+    interpreter = other_pythons().get(version)
+    if interpreter is None:
+        pytest.skip(f"Python {version} is not installed: that the wheel serves it was not seen")
+    bin_, environment = install(wheel, interpreter, tmp_path / "venv")
+    try:
+        pip(tmp_path / "venv", "--only-binary", ":all:", *WITHOUT_TORCH)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"that the wheel serves Python {version} was not seen: {error.stderr.strip().splitlines()[-1]}")
+    assert run(bin_ / "python", "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip() == version
+    assert "patches" in run(bin_ / "exportkit", "inspect", package, **environment)
+    content = bytearray(package.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged = tmp_path / "damaged.pt2"
+    damaged.write_bytes(content)
+    refused = [bin_ / "exportkit", "inspect", damaged]
+    assert subprocess.run(refused, env=environment, capture_output=True, check=False).returncode == 3
