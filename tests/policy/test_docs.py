@@ -71,3 +71,12 @@ def test_no_source_is_longer_than_a_reader_can_hold():
     sources = [ROOT / name for name in tracked if name.endswith((".py", ".h", ".cpp", ".cu", ".cuh"))]
     too_long = {p.name: n for p in sources if p.exists() and (n := len(p.read_text().splitlines())) > 450}
     assert not too_long
+
+
+def test_messages_that_the_page_on_trouble_quotes_are_the_code_s():
+    files = [ROOT / "setup.py", *ROOT.glob("exportkit/**/*.py"), *ROOT.glob("csrc/**/*.cpp")]
+    code = "\n".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in files)  # literals over several lines
+    rows = re.findall(r"^\| (.+?) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    quoted = [part for row in rows for text in re.findall(r"`([^`]+)`", row) for part in text.split(" ... ")]
+    assert len(quoted) > 8
+    assert [part for part in quoted if part not in code] == []
