@@ -208,12 +208,11 @@ def run(document: Document, folder: Path, cache: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
-    printed = done.stdout.split(_SEPARATOR)[1:]
+    _, *printed = done.stdout.split(_SEPARATOR)
     if done.returncode:
-        failed = todo[len(printed) - 1]
-        raise AssertionError(
-            f"{failed.where}: `{failed.command}` exited with {done.returncode}\n{printed[-1]}{done.stderr}"
-        )
+        failed = todo[max(len(printed), 1) - 1]
+        said = "".join(printed[-1:]) + done.stderr
+        raise AssertionError(f"{failed.where}: `{failed.command}` exited with {done.returncode}\n{said}")
     for step, output in zip(todo, printed):
         if step.shown is not None:
             assert agrees(step.shown, output.splitlines()), (

@@ -75,6 +75,13 @@ def test_a_command_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         run(document, tmp_path, tmp_path)
 
 
+def test_a_command_that_bash_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.policy.documents.ROOT", tmp_path)
+    document = page(tmp_path, "<!-- run -->\n```console\n$ echo 'open\n```\n")
+    with pytest.raises(AssertionError, match=r"(?s)page.md:2: `echo 'open` exited with 2.*unexpected EOF"):
+        run(document, tmp_path, tmp_path)
+
+
 def test_output_that_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tests.policy.documents.ROOT", tmp_path)
     document = page(tmp_path, "<!-- run -->\n```console\n$ X=new && \\\n  echo is $X\nis old\n```\n")
