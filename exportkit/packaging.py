@@ -66,7 +66,7 @@ def build_package(
         UsageError: The output's folder cannot be written to, the artifacts do not belong together, or the weights do
             not fit them.
         PackageError: An artifact is bad or lacks a required signature, or no library defines an operator.
-        PolicyError: A policy of this machine cannot be read.
+        PolicyError: A policy of this machine cannot be read or trusted.
     """
     check_writable(output)
     if signature is not None and len(artifacts) > 1:

@@ -8,7 +8,7 @@ from exportkit.package.manifest import Call, ConstantNode, Library, Manifest, Si
 
 
 def shape_text(shape: Sequence[int | Size | None]) -> str:
-    """Returns such as `[batch, 3, 16*gh]`; `?` stands for a size that depends on several dimensions."""
+    """Returns such as `[batch, 3, 16*gh]`; `?` stands for a size that is not a multiple of one dimension."""
     return "[" + ", ".join(_size_text(size) for size in shape) + "]"
 
 

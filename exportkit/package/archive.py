@@ -1,7 +1,6 @@
-"""Writing and reading packages. FORMAT.md numbers the rules that both hold a package to, in csrc/package.
+"""Reads and writes packages. csrc/package checks the rules that FORMAT.md numbers, in both directions.
 
-Opening a package reads its headers and its manifest only. That a record's content has another digest or CRC-32 shows
-when it is read.
+Opening a package reads only its headers and its manifest. A wrong digest or CRC-32 is found when the record is read.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from exportkit.package import core
 from exportkit.package.keys import decode_signers
 from exportkit.package.manifest import FORMAT_VERSION, Manifest, Record, decode_checked, encode_manifest
 
-# torch takes the folder of the first record for the archive's root. It is the same in every package: torch's own writer
-# uses the file's name, so that the same package under another name would have other bytes.
+# torch takes the folder of the first record as the archive's root. torch's own writer names it after the file, so the
+# same package under another name would have other bytes. Here it is the same in every package.
 ROOT = "package"
 
-# What torch's readers look for; a package has them without being given them.
+# Records that torch's readers need. The writer adds them to every package.
 STOCK_RECORDS = frozenset({".data/version", "archive_format", "archive_version", "byteorder"})
 
 _RECORDS = msgspec.json.Decoder(tuple[Record, ...])  # made at import: exportkit.package.manifest says why
 
 
 class StoredRecord(NamedTuple):
-    """A record of a package that is open, to be copied without holding it in memory."""
+    """A record of an open package. It is copied without holding it in memory."""
 
     reader: PackageReader
     name: str
@@ -41,25 +40,25 @@ Content = bytes | memoryview | Path | StoredRecord
 
 
 def write_package(path: Path, manifest: Manifest, records: Mapping[str, Content]) -> Manifest:
-    """Writes a package, whole or not at all, the same bytes for the same manifest and records.
+    """Writes a package atomically. The same manifest and records give the same bytes.
 
     Args:
-        path: The `.pt2` to write; replaced if it is there.
-        manifest: What it says of itself. Its `records` and `format_version` are ignored and filled in.
-        records: Name in the archive (no root) to content, to the file that holds it, or to another package's record.
-            Those that torch adds to every archive may be among them, and are written as this format has them.
+        path: The `.pt2` to write. An existing file is replaced.
+        manifest: The package's manifest. `records` and `format_version` are filled in.
+        records: Maps names in the archive, without the root, to their content, to a file with the content, or to a
+            record of another package. torch's stock records may be among them; they get this format's content.
 
     Returns:
         The manifest as written.
 
     Raises:
-        PackageError: The manifest and records would break a rule of the format; the class says which.
+        PackageError: The manifest and records break a rule of the format. The class says which.
         ExportkitError: A record changed while it was packed.
-        OSError: A file cannot be read, or the package not written.
+        OSError: A file cannot be read, or the package cannot be written.
     """
     library = core.library()
     writer = library.ek_writer_new()
-    kept: list[object] = []  # what the writer has only the addresses of
+    kept: list[object] = []  # the writer holds only addresses, so these objects must stay alive
     try:
         for name, content in records.items():
             kept.append(_add(writer, core.encoded(name), content))
@@ -73,7 +72,7 @@ def write_package(path: Path, manifest: Manifest, records: Mapping[str, Content]
 
 
 def _add(writer: int, name: bytes, content: Content) -> object:
-    """Gives the writer a record; what comes back must live as long as it."""
+    """Adds a record to the writer. The returned object must live as long as the writer."""
     if isinstance(content, StoredRecord):
         package = content.reader.handle
         core.call("ek_writer_add_record", writer, name, package, core.encoded(content.name))
@@ -83,14 +82,14 @@ def _add(writer: int, name: bytes, content: Content) -> object:
         return None
     data: object = content
     if isinstance(content, memoryview):
-        # A view that may not be written to gives ctypes no address.
+        # ctypes cannot take the address of a read-only view.
         data = bytes(content) if content.readonly else (ctypes.c_char * content.nbytes).from_buffer(content)
     core.call("ek_writer_add_bytes", writer, name, data, memoryview(content).nbytes)
     return data
 
 
 class _Package(int):
-    """An `ek_package`. It is closed once nobody has it, so that a call in another thread is never left without it."""
+    """An `ek_package`. It closes when its last reference is gone, so a call in another thread can finish."""
 
     close: Callable[[int], None]
 
@@ -104,31 +103,32 @@ class _Package(int):
 
 
 class PackageReader:
-    """An open package whose structure holds; what `read` and `extract` give holds as well.
+    """An open package with a checked structure. `read` and `extract` check each record's digest.
 
-    The file is opened once: what was checked is what is read, whatever the path names by then. Usable from several
-    threads, and as a context manager.
+    The file is opened only once, so later changes of the path have no effect. Several threads may use the reader. It is
+    a context manager.
 
     Attributes:
-        path: As it was given.
-        manifest: What the package says of itself. It stays when the package is closed.
-        manifest_sha256: Hex digest of the manifest, which has every other record's: it identifies the content.
-        size: Of the file, in bytes.
-        signers: Keys whose signatures hold, for the demand that it was opened with and then for each policy.
+        path: The path as given.
+        manifest: The manifest. It stays available after closing.
+        manifest_sha256: The hex digest of the manifest. It identifies the content, because the manifest has the digest
+            of every other record.
+        size: The file's size in bytes.
+        signers: The keys whose signatures satisfied `demand` and then each policy.
     """
 
     def __init__(self, path: Path, *, demand: core.Demand | None = None) -> None:
-        """Opens a package and checks everything but the records' contents.
+        """Opens a package and checks everything except the contents of its records.
 
         Args:
             path: The `.pt2`.
-            demand: Whose signature is asked for, beside what policies ask for: `trust.demand` makes it. Signatures are
-                checked before the manifest is read. None checks no signature.
+            demand: The caller's required signatures, from `trust.demand`. They, and those that policies require, are
+                checked before the manifest is read. None checks no signatures.
 
         Raises:
-            UsageError: There is no such file, or it may not be read.
-            PackageError: It breaks a rule of the format, or is not signed as was asked for; the class says which.
-            PolicyError: A policy cannot be honoured.
+            UsageError: The file does not exist or cannot be read.
+            PackageError: The package breaks a rule of the format or lacks a required signature. The class says which.
+            PolicyError: A policy cannot be read or trusted.
         """
         self.path = Path(path)
         library = core.library()
@@ -143,7 +143,7 @@ class PackageReader:
 
     @property
     def handle(self) -> int:
-        """The library's `ek_package`, to be given to its functions. Whoever has it keeps the file open.
+        """The `ek_package` for the library's functions. A reference to it keeps the file open.
 
         Raises:
             UsageError: The package was closed.
@@ -155,51 +155,51 @@ class PackageReader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The records, without the manifest, sorted."""
+        """The sorted names of the records, without the manifest."""
         return tuple(self._records)
 
     @property
     def sha256(self) -> str:
-        """Hex digest of the whole file, read when first asked for."""
+        """The hex digest of the whole file, which is read on first use."""
         digest = c_char_p()
         core.call("ek_package_sha256", self.handle, byref(digest))
         assert digest.value is not None
         return digest.value.decode()
 
     def fileno(self) -> int:
-        """The open file: `/proc/self/fd/<n>` is the file that was checked, whatever the path names by now.
+        """Returns the file descriptor, or a negative number after closing.
 
-        It is negative once the package was closed.
+        `/proc/self/fd/<n>` is the checked file, even if the path names another file by now.
         """
         package = self._package
         return -1 if package is None else int(core.library().ek_package_fd(package))
 
     def record(self, name: str) -> Record:
-        """What the manifest says of a record.
+        """Returns the manifest's entry for a record.
 
         Raises:
-            MissingRecordError: There is no such record.
+            MissingRecordError: The record does not exist.
         """
         if name not in self._records:
             raise MissingRecordError(f"{self.path.name} has no record {name!r}")
         return self._records[name]
 
     def data_offset(self, name: str) -> int:
-        """Where in the file a record's content starts.
+        """Returns the offset of a record's content in the file.
 
         Raises:
-            MissingRecordError: There is no such record.
+            MissingRecordError: The record does not exist.
         """
         offset = c_uint64()
         core.call("ek_package_data_offset", self.handle, core.encoded(name), byref(offset))
         return offset.value
 
     def read(self, name: str) -> bytes:
-        """A record's content, with its digest checked each time.
+        """Returns a record's content. Each call checks the digest.
 
         Raises:
-            MissingRecordError: There is no such record.
-            DigestMismatchError: Its content is not what the manifest says.
+            MissingRecordError: The record does not exist.
+            DigestMismatchError: The content differs from the manifest's digest.
         """
         size = self.record(name).size
         content = ctypes.create_string_buffer(size)
@@ -207,11 +207,11 @@ class PackageReader:
         return content.raw
 
     def extract(self, name: str, destination: Path, *, mode: int = 0o666) -> None:
-        """Writes a record to a file, which appears only if its digest holds. A power failure may still take it back.
+        """Writes a record to a file, which appears only if the digest matches. A power failure may still undo it.
 
         Raises:
-            MissingRecordError: There is no such record.
-            DigestMismatchError: Its content is not what the manifest says.
+            MissingRecordError: The record does not exist.
+            DigestMismatchError: The content differs from the manifest's digest.
             OSError: The file cannot be written.
         """
         core.call("ek_package_extract", self.handle, core.encoded(name), core.encoded(destination), mode)
@@ -220,36 +220,38 @@ class PackageReader:
         """Checks every record's digest.
 
         Raises:
-            DigestMismatchError: A record's content is not what the manifest says.
+            DigestMismatchError: A record's content differs from the manifest's digest.
         """
         core.call("ek_package_verify", self.handle)
 
     def verify_once(self, *, always: bool) -> bool:
-        """`verify`, unless it is on record that every digest of this very file held; exportkit.runtime.cache says when.
+        """Checks every digest, unless the cache has a valid record of an earlier check.
+
+        exportkit.runtime.cache has the rules.
 
         Args:
-            always: Whether to read the package whatever is on record.
+            always: Whether to ignore the cache's record.
 
         Returns:
-            Whether it was read.
+            Whether the package was read.
 
         Raises:
-            DigestMismatchError: A record's content is not what the manifest says.
+            DigestMismatchError: A record's content differs from the manifest's digest.
         """
         read = c_int()
         core.call("ek_package_verify_once", self.handle, int(always), byref(read))
         return bool(read.value)
 
     def check_unchanged(self) -> None:
-        """Finds out whether somebody wrote into the open file since, as `cp` over it does; a rename does not.
+        """Checks that the open file was not written to, as `cp` over it does. A rename does not count.
 
         Raises:
-            DigestMismatchError: Somebody did.
+            DigestMismatchError: The file was written to.
         """
         core.call("ek_package_check_unchanged", self.handle)
 
     def close(self) -> None:
-        """Closes the file, once calls that other threads are in the middle of have ended."""
+        """Closes the file after the running calls of other threads."""
         self._package = None
 
     def __enter__(self) -> Self:

@@ -27,26 +27,27 @@ def assemble(
 ) -> Manifest:
     """Merges compiled artifacts of one model, adds operator libraries, and writes the package.
 
-    The same inputs give the same bytes. The call, the cases (eager's answers on one device), the source and the
-    provenance are the first artifact's; the others add their targets, and a program if the first has none.
+    The same inputs give the same bytes. The call, the cases (eager's outputs on one device), the source and the
+    provenance come from the first artifact. The others add their targets, and a program if the first has none.
 
     Args:
-        artifacts: What `exportkit export` wrote, or packages, one or several targets each.
-        libraries: Files with what `describe_library` said of them. Those that the artifacts bring are kept.
+        artifacts: Artifacts from `exportkit export`, or packages. Each has one or several targets.
+        libraries: Library files, each with its description by `describe_library`. The artifacts' own libraries are
+            kept.
         out: The package to write.
-        name: Of the package; the first artifact's by default.
-        version: Of the model; the first artifact's by default.
-        demand: Whose signature each artifact must have, as `PackageReader` takes it.
+        name: The package's name. Default: the first artifact's.
+        version: The model's version. Default: the first artifact's.
+        demand: The required signatures of each artifact, as for `PackageReader`.
 
     Returns:
-        The manifest as written.
+        The new manifest.
 
     Raises:
-        UsageError: The name is no name, or there is no artifact.
-        MergeError: The artifacts are not of one model with one call, or bring two builds of one target or library.
-        SchemaChangedError: A library defines an operator with another schema than the graph was traced with.
-        MissingLibraryError: A target needs an operator, or its kernel, that no library has.
-        PackageError: An artifact breaks a rule of the format, or is not signed as was asked for.
+        UsageError: The name is invalid, or no artifact was given.
+        MergeError: The artifacts differ in model or call, or contain two builds of one target or library.
+        SchemaChangedError: A library defines an operator with another schema than in the traced graph.
+        MissingLibraryError: No library has an operator, or its kernel, that a target needs.
+        PackageError: An artifact breaks a rule of the format or lacks a required signature.
     """
     if not artifacts:
         raise UsageError("no artifact was given", hint="`exportkit export` writes one.")
@@ -72,19 +73,19 @@ def _check_same_model(first: PackageReader, other: PackageReader) -> None:
     both = f"{first.path.name} and {other.path.name}"
     if difference := _difference(first.manifest.call, other.manifest.call):
         raise MergeError(
-            f"{both} are called in different ways: {difference}",
-            hint="The targets of one package share one call; export them with the same inputs, ranges and dtype.",
+            f"{both} take different calls: {difference}",
+            hint="The targets of a package share one call. Export them with the same inputs, ranges and dtype.",
         )
     ours, theirs = first.manifest.source, other.manifest.source
     if ours.state_sha256 != theirs.state_sha256:
         raise MergeError(
             f"{both} were exported with different weights: sha256 {ours.state_sha256} and {theirs.state_sha256}",
-            hint="The targets of one package must give one answer; export them from the same weights.",
+            hint="The targets of a package share their weights. Export them with the same weights.",
         )
 
 
 def _difference(ours: Call, theirs: Call) -> str | None:
-    """The first part of two calls that differs, in words."""
+    """Describes the first difference of two calls."""
     for key in Call.__struct_fields__:
         mine, other = getattr(ours, key), getattr(theirs, key)
         if mine == other:
@@ -102,7 +103,7 @@ def _json(value: object) -> str:
 
 
 def _merge_records(parts: Sequence[PackageReader]) -> dict[str, Content]:
-    """Every part's records but the cases, which are the first part's that has any."""
+    """Merges the records of all parts. Cases come from the first part that has some."""
     with_cases = next((part for part in parts if part.manifest.cases), None)
     found: dict[str, PackageReader] = {}
     for part in parts:
@@ -113,8 +114,8 @@ def _merge_records(parts: Sequence[PackageReader]) -> dict[str, Content]:
             other = found.setdefault(name, part)
             if other.record(name).sha256 != part.record(name).sha256:
                 raise MergeError(
-                    f"{other.path.name} and {part.path.name} have different records of the name {name}",
-                    hint="Two builds of one target, program or library cannot share a package; leave one artifact out.",
+                    f"{other.path.name} and {part.path.name} have different records with the name {name}",
+                    hint="A package holds one build of a target, program or library. Leave one artifact out.",
                 )
     return {name: StoredRecord(part, name) for name, part in found.items()}
 
@@ -127,16 +128,16 @@ def _merge_manifests(parts: Sequence[PackageReader], name: str | None, version: 
     for manifest in manifests:
         for target in manifest.targets:
             if targets.setdefault(target.name, target) != target:
-                raise MergeError(f"two artifacts have different targets of the name {target.name}")
+                raise MergeError(f"two artifacts have different targets with the name {target.name}")
         for library in manifest.libraries:
-            # Two hosts may have described one file; what the first says of it holds.
+            # Two hosts may have described the same file; the first description counts.
             libraries.setdefault(library.record, library)
         for operator in manifest.operators:
             if (other := operators.setdefault(operator.name, operator)) != operator:
                 raise SchemaChangedError(
-                    f"the artifacts were traced with two schemas of {operator.name}: {other.schema!r} and "
+                    f"the artifacts were traced with different schemas of {operator.name}: {other.schema!r} and "
                     f"{operator.schema!r}",
-                    hint="Export them again with one build of the operator library.",
+                    hint="Export them again with the same build of the operator library.",
                 )
     return msgspec.structs.replace(
         manifests[0],
@@ -152,18 +153,18 @@ def _merge_manifests(parts: Sequence[PackageReader], name: str | None, version: 
 
 
 def _merge_weights(parts: Sequence[PackageReader]) -> tuple[Weight, ...]:
-    """Every part's weights, each once. A part whose code has its weights inside brings none."""
+    """Merges the weights of all parts. A part with its weights inside the code has none to merge."""
     found: dict[str, tuple[Weight, PackageReader]] = {}
     for part in parts:
         for weight in part.manifest.weights:
             other, brought_by = found.setdefault(weight.name, (weight, part))
-            if other.record is None:  # no code of the parts before reads it
+            if other.record is None:  # no earlier part's code reads it
                 found[weight.name] = other, brought_by = msgspec.structs.replace(other, record=weight.record), part
             if other != msgspec.structs.replace(weight, record=weight.record or other.record):
                 raise MergeError(
-                    f"{brought_by.path.name} and {part.path.name} have different weights of the name {weight.name!r}: "
+                    f"{brought_by.path.name} and {part.path.name} have different weights named {weight.name!r}: "
                     f"{_json(other)} and {_json(weight)}",
-                    hint="The targets of one package share their weights; export them from the same model.",
+                    hint="The targets of a package share their weights. Export them from the same model.",
                 )
     return tuple(weight for weight, _ in found.values())
 
@@ -173,27 +174,27 @@ def _checked_name(manifest: Manifest, name: str) -> str:
         check(encode_manifest(msgspec.structs.replace(manifest, name=name)))
     except ManifestSyntaxError as error:
         raise UsageError(
-            f"{name!r} is no name for a package: at most 128 letters, digits and _.-, starting with a letter or digit"
+            f"invalid package name {name!r}: use at most 128 letters, digits and _.-, starting with a letter or digit"
         ) from error
     return name
 
 
 def _add_libraries(manifest: Manifest, given: Sequence[tuple[Path, Library]], records: dict[str, Content]) -> Manifest:
-    """The manifest with the given libraries beside its own; their files go into `records`."""
+    """Adds libraries to the manifest and their files to `records`."""
     libraries = {library.record: library for library in manifest.libraries}
     for path, library in given:
         other = libraries.setdefault(library.record, library)
         if other.sha256 != library.sha256:
             raise MergeError(
-                f"two libraries would have the name {library.record}: sha256 {other.sha256} and {library.sha256}, the "
+                f"two libraries have the name {library.record}: sha256 {other.sha256} and {library.sha256}, the "
                 f"second from {path}",
-                hint="A package has one build of a library for each platform; give one, or rename one.",
+                hint="A package has one build of a library per platform. Give only one, or rename one.",
             )
         records.setdefault(library.record, path)
     return msgspec.structs.replace(manifest, libraries=tuple(libraries[key] for key in sorted(libraries)))
 
 
-# --- what a package must have -----------------------------------------------------------------------------------------
+# --- required contents ------------------------------------------------------------------------------------------------
 
 
 def _check_schemas(manifest: Manifest) -> None:
@@ -204,15 +205,15 @@ def _check_schemas(manifest: Manifest) -> None:
                 raise SchemaChangedError(
                     f"{library.record} defines {operator.schema!r}; the model was traced with "
                     f"{traced[operator.name]!r}",
-                    hint="Export the model again with this library, or give the library it was traced with.",
+                    hint="Export the model again with this library, or give the library of the export.",
                 )
 
 
 def _check_definitions(manifest: Manifest, target: Target) -> None:
-    """Every operator of the graph is defined by a library that the target loads."""
+    """Checks that the target's libraries define every operator of the graph."""
     for operator in missing_operators(manifest, target):
         elsewhere = [lib.record for lib in manifest.libraries if any(op.name == operator.name for op in lib.defines)]
-        reason = f"; {elsewhere[0]} does, for another platform or device" if elsewhere else ""
+        reason = f"; {elsewhere[0]} defines it for another platform or device" if elsewhere else ""
         raise MissingLibraryError(
             f"no library for target {target.name} ({target.platform}, {target.device}) defines the operator "
             f"{operator.name}{reason}",
@@ -221,10 +222,10 @@ def _check_definitions(manifest: Manifest, target: Target) -> None:
 
 
 def _check_kernels(manifest: Manifest, target: Target, code: Mapping[str, bytes]) -> None:
-    """Every namespace of the graph has a library whose kernels run where the target does.
+    """Checks that every namespace of the graph has a library with kernels for the target's device.
 
-    A library that only adds kernels does not tell which operators they are of, but the namespace is a string in it,
-    alone or before an operator's name.
+    A library that only adds kernels does not list their operators, but it contains the namespace as a string, alone or
+    before an operator's name.
     """
     for namespace in sorted({operator.name.partition("::")[0] for operator in manifest.operators}):
         mention = re.compile(namespace.encode() + b"(\0|::)")
@@ -232,8 +233,8 @@ def _check_kernels(manifest: Manifest, target: Target, code: Mapping[str, bytes]
         if not any({target.device, "any"} & {*library.kernels} for library in libraries):
             had = ", ".join(f"{library.record} ({', '.join(library.kernels)})" for library in libraries)
             raise MissingLibraryError(
-                f"target {target.name} runs on {target.device}, and no library has {target.device} kernels for the "
-                f"operators {namespace}::*; the package would have: {had}",
+                f"target {target.name} runs on {target.device}, but no library has {target.device} kernels for the "
+                f"operators {namespace}::*; the libraries have: {had}",
                 hint=f"Give the library with the {target.device} kernels as well: --op-library <path>",
             )
 

@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all, and what goes away with the process that made it, however that ends.
+"""Writes files atomically and makes temporary folders that do not outlive their process for long.
 
-What is unfinished has a temporary name and is locked by its maker. The system drops the lock of a process that was
-killed, so what has such a name and no lock is left over, and the next one who writes there removes it.
+An unfinished file has a temporary name and a lock. The system releases the lock of a killed process, so a file with
+such a name but no lock is a leftover. The next writer in the folder removes it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from exportkit.package import core
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file, which takes its name when all of it has reached the disk.
+    """Writes a file that gets its name only after its whole content reached the disk.
 
     Args:
-        path: Where it goes; its folder must exist. A file that is there stays as it was until the end.
-        content: What it is to hold.
+        path: The file. Its folder must exist. An existing file stays unchanged until it is replaced.
+        content: The file's content.
 
     Raises:
         OSError: The folder is missing or not writable, or the disk is full.
@@ -31,16 +31,17 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path | None, prefix: str) -> Iterator[Path]:
-    """A private folder, which goes away when the block ends; those of this prefix whose makers were killed, before it.
+    """Makes a private folder and removes it when the block ends.
 
-    A fork of the process leaves it alone.
+    It first removes leftover folders of killed processes with the same prefix. A fork of the process does not remove
+    the folder.
 
     Args:
-        parent: Where it is made; the system's temporary directory if None.
-        prefix: Of its name.
+        parent: The folder to make it in. Default: the system's temporary directory.
+        prefix: The start of the folder's name.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be made.
     """
     folder = core.handle("ek_folder_new", core.encoded(parent or tempfile.gettempdir()), core.encoded(prefix))
     try:
@@ -50,12 +51,12 @@ def temporary_folder(parent: Path | None, prefix: str) -> Iterator[Path]:
 
 
 def check_writable(path: Path) -> None:
-    """Looks whether a file could be written, before the work that makes its content.
+    """Checks that a file can be written, before the work on its content.
 
     Raises:
-        UsageError: Its folder is missing, or may not be written to.
+        UsageError: The folder does not exist, or it is not writable.
     """
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}", hint="Create it first.")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write {path}: you may not write into the folder {path.parent}")
+        raise UsageError(f"cannot write {path}: the folder {path.parent} is not writable")

@@ -1,4 +1,4 @@
-"""The names and the form that the tensors of a call have in a safetensors file: a recorded case, or a call's own."""
+"""Names the tensors of a call in a safetensors file, such as a recorded case."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
 
 def named_tensors(kind: Literal["input", "output"], tensors: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The flat inputs or outputs of a call by the names that a file has them under, as safetensors takes them.
+    """Returns the flat inputs or outputs of a call by their names in a file.
 
-    It takes neither transposed tensors nor two that share memory, and a model may well return such: they are copied.
+    The tensors are copied, because a model may return transposed tensors or tensors that share memory, and safetensors
+    refuses both.
     """
     return {f"{kind}.{i}": tensor.detach().cpu().contiguous().clone() for i, tensor in enumerate(tensors)}

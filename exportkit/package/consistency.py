@@ -1,4 +1,4 @@
-"""What of a manifest goes together: targets, the libraries they load, and the operators that those define."""
+"""Relates the targets of a manifest to the libraries they load and the operators these define."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ CASES_DIR = "exportkit/cases"
 
 
 def missing_operators(manifest: Manifest, target: Target) -> tuple[Operator, ...]:
-    """The graph's operators that no library of the package defines on a target's platform.
+    """Returns the graph's operators that no library of the package defines for a target.
 
-    An artifact that `export` wrote has no libraries yet, and so lacks them all; a package may lack none.
+    An artifact from `export` has no libraries yet, so all its operators are missing. In a package, all are defined.
     """
     defined = {operator.name for library in libraries_for(manifest, target) for operator in library.defines}
     return tuple(operator for operator in manifest.operators if operator.name not in defined)
 
 
 def is_complete(manifest: Manifest) -> bool:
-    """Whether it can be loaded as it is: there is a target, and libraries define every operator for each."""
+    """Whether the package can be loaded: it has a target, and its libraries define every operator for each target."""
     return bool(manifest.targets) and not any(missing_operators(manifest, target) for target in manifest.targets)
 
 
 def libraries_for(manifest: Manifest, target: Target) -> tuple[Library, ...]:
-    """The libraries a target needs, in the order to load them: those for the CPU, which define operators, first."""
+    """Returns a target's libraries in loading order. CPU libraries come first, because they define the operators."""
     usable = [
         lib for lib in manifest.libraries if lib.platform == target.platform and lib.device in ("cpu", target.device)
     ]

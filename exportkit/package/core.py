@@ -1,6 +1,6 @@
-"""The library that reads and writes packages (csrc/package), called through ctypes, which lets go of the GIL.
+"""Calls the library that reads and writes packages (csrc/package) through ctypes, which releases the GIL.
 
-It is the only one that knows the rules of FORMAT.md. What it gives was checked; `package.h` says what each call does.
+Only that library implements the rules of FORMAT.md. Its results are checked. `package.h` documents each call.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Text(ctypes.Structure):
     _fields_ = (("data", c_void_p), ("size", c_size_t))
 
     def bytes(self) -> bytes:
-        """A copy."""
+        """Copies the text."""
         return ctypes.string_at(self.data, self.size) if self.size else b""
 
 
 class Demand(ctypes.Structure):
-    """`ek_demand`: whose signature is asked for, beside what this machine's policies ask for."""
+    """`ek_demand`: the signatures that the caller requires. This machine's policies may require more."""
 
     _fields_ = (("keys", POINTER(c_char_p)), ("key_count", c_size_t), ("signature", c_char_p))
 
     def __init__(self, keys: Sequence[KeySource], signature: str | os.PathLike[str] | None) -> None:
         sources = [encoded(key) for key in keys]
-        self._kept = (c_char_p * len(sources))(*sources)  # the structure has only its address
+        self._kept = (c_char_p * len(sources))(*sources)  # the structure holds only the address
         super().__init__(self._kept, len(sources), None if signature is None else encoded(signature))
 
 
@@ -50,7 +50,7 @@ class _Error(ctypes.Structure):
 
 
 _TEXT, _DEMAND, _HANDLE = POINTER(Text), POINTER(Demand), POINTER(c_void_p)
-_FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the result's type, then the arguments'
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the type of the result, then those of the arguments
     "ek_abi_version": (c_int,),
     "ek_last_error": (POINTER(_Error),),
     "ek_take_warnings": (Text,),
@@ -108,10 +108,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the result's type, then the argume
 
 @functools.cache
 def library() -> Any:
-    """The library, loaded.
+    """Loads the library once.
 
     Raises:
-        HostError: It was not built, or does not load here.
+        HostError: The library was not built, or it does not load here.
     """
     try:
         loaded = ctypes.CDLL(str(LIBRARY))
@@ -125,7 +125,9 @@ def library() -> Any:
             function.restype, function.argtypes = result, arguments
         abi = loaded.ek_abi_version()
     except AttributeError as error:
-        raise HostError(f"{LIBRARY} is of another exportkit: {error}", hint="`make build` builds it.") from error
+        raise HostError(
+            f"{LIBRARY} belongs to another version of exportkit: {error}", hint="`make build` builds it."
+        ) from error
     if abi != _ABI:
         raise HostError(f"{LIBRARY} has interface {abi}; this exportkit needs {_ABI}", hint="`make build` builds it.")
     return loaded
@@ -135,8 +137,8 @@ def call(function: str, *arguments: Any) -> None:
     """Calls a function that may fail.
 
     Raises:
-        ExportkitError: The class that the library names.
-        OSError: What the system refused.
+        ExportkitError: The library refused the call. It names the class of the error.
+        OSError: The operating system refused an operation.
     """
     failed = getattr(library(), function)(*arguments)
     del arguments  # the traceback of the error would keep a package open
@@ -145,7 +147,7 @@ def call(function: str, *arguments: Any) -> None:
 
 
 def text(function: str, *arguments: Any) -> bytes:
-    """Calls a function whose last argument is an `ek_text` to fill; errors are those of `call`."""
+    """Calls a function that fills an `ek_text`, its last argument. Errors are the same as for `call`."""
     answer = Text()
     try:
         call(function, *arguments, byref(answer))
@@ -155,7 +157,7 @@ def text(function: str, *arguments: Any) -> bytes:
 
 
 def handle(function: str, *arguments: Any) -> int:
-    """Calls a function whose last argument is an object to make; errors are those of `call`."""
+    """Calls a function that makes an object, its last argument. Errors are the same as for `call`."""
     made = c_void_p()
     try:
         call(function, *arguments, byref(made))
@@ -166,24 +168,24 @@ def handle(function: str, *arguments: Any) -> int:
 
 
 def warnings() -> list[str]:
-    """What this thread's calls had to say and was no error."""
+    """Returns and clears the warnings of this thread's calls."""
     said: list[str] = msgspec.json.decode(library().ek_take_warnings().bytes())
     return said
 
 
 def encoded(value: str | os.PathLike[str]) -> bytes:
-    """A path or text as C takes it.
+    """Encodes a path or text for C.
 
     Raises:
-        UsageError: It has a NUL, or a character that no file name and no UTF-8 text has.
+        UsageError: The value has a NUL, or a character that cannot be encoded.
     """
     name = os.fspath(value)
     try:
         data = os.fsencode(name)
     except UnicodeEncodeError as error:
-        raise UsageError(f"{name!r} names no file: {error.reason}") from error
+        raise UsageError(f"{name!r} is not a valid file name: {error.reason}") from error
     if b"\0" in data:
-        raise UsageError(f"{name!r} names no file: it has a NUL character")
+        raise UsageError(f"{name!r} is not a valid file name: it contains a NUL character")
     return data
 
 

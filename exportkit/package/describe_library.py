@@ -1,4 +1,4 @@
-"""Describes operator libraries: what one defines, and what it asks of the host, as the manifest records it."""
+"""Describes an operator library for the manifest: its operators and its requirements on the host."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from exportkit.package.manifest import Library, Operator
 
 
 def describe_library(path: Path) -> Library:
-    """What the manifest says of an operator library.
+    """Describes an operator library for the manifest.
 
-    The file is read, and then loaded into another process, to see what it registers. A CUDA library where torch has no
-    CUDA cannot be loaded: it is taken to add CUDA kernels to operators that another library defines.
+    The file is read, and then loaded in another process to find its registrations. A CUDA library cannot be loaded if
+    torch has no CUDA; it is then assumed to add CUDA kernels to another library's operators.
 
     Args:
-        path: The shared library. Its file name becomes its record's.
+        path: The shared library. Its file name becomes the record's name.
 
     Raises:
-        NotAnOperatorLibraryError: It is no shared library, or registers nothing.
-        LibraryLoadError: It does not load with the torch that is installed here, or ends the process.
-        HostError: torch is not installed here.
+        NotAnOperatorLibraryError: The file is not a shared library, or it registers nothing.
+        LibraryLoadError: The library does not load with the installed torch, or it ends the process.
+        HostError: torch is not installed.
     """
     path = Path(path)
     try:
@@ -40,7 +40,7 @@ def describe_library(path: Path) -> Library:
     if not elf.registers_operators:
         raise NotAnOperatorLibraryError(
             f"{path} registers no operators: it calls neither TORCH_LIBRARY's functions nor the stable ABI's",
-            hint="Operators that are written in Python cannot travel; define them with TORCH_LIBRARY in C++.",
+            hint="Operators in Python cannot be packaged. Define them with TORCH_LIBRARY in C++.",
         )
     torch_version, torch_has_cuda = _installed_torch()
     device: Literal["cpu", "cuda"] = "cuda" if elf.device == "cuda" else "cpu"
@@ -64,34 +64,34 @@ def describe_library(path: Path) -> Library:
 
 
 def _installed_torch() -> tuple[str, bool]:
-    """Minor version of the torch that is installed, such as "2.13", and whether it is a CUDA build; not imported."""
+    """Returns the installed torch's minor version, such as "2.13", and whether it has CUDA. Does not import torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise HostError(
-            "torch is not installed here, and an operator library can only be described beside one",
-            hint="Install torch, or package where the libraries were built.",
+            "torch is not installed, and an operator library cannot be described without it",
+            hint="Install torch, or run this on the machine that built the library.",
         )
     version = ".".join(importlib.metadata.version("torch").split(".")[:2])
     return version, Path(spec.origin).with_name("lib").joinpath("libtorch_cuda.so").exists()
 
 
 def _registrations(path: Path, elf: Elf) -> Registrations:
-    """What the library registers; at least one operator or kernel."""
+    """Returns the library's registrations. There is at least one operator or kernel."""
     try:
         registered = registrations(path)
     except LibraryLoadError as error:
         raise LibraryLoadError(error.message, hint=error.hint or _hint(error.message, elf)) from error
     if not registered.defines and not registered.kernels:
-        raise NotAnOperatorLibraryError(f"{path} was loaded, but it defines no operator and adds no kernel to one")
+        raise NotAnOperatorLibraryError(f"{path} was loaded, but it defines no operator and adds no kernel")
     return registered
 
 
 def _hint(refusal: str, elf: Elf) -> str:
-    """What to do about what the dynamic linker says."""
+    """Returns advice on an error of the dynamic linker."""
     if symbol := re.search(r"undefined symbol: (\S+)", refusal):
         if symbol[1] in elf.torch_symbols:
-            return "The library was built for another torch. Build it for the one that is installed here."
-        return f"Link it with the library that has {symbol[1]}."
+            return "The library was built for another torch. Build it for the installed one."
+        return f"Link it with the library that defines {symbol[1]}."
     if elf.host_needs:
         return f"Besides torch it needs {', '.join(elf.host_needs)}."
-    return "`ldd` lists the libraries it needs that are missing here."
+    return "`ldd` lists the missing libraries."

@@ -1,4 +1,4 @@
-"""The dtypes a package can hold, by torch's names, without torch."""
+"""The dtypes a package can hold, by torch's names. Does not import torch."""
 
 from __future__ import annotations
 

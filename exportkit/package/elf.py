@@ -1,4 +1,4 @@
-"""What a shared library says of itself, read from the file: nothing of it is run."""
+"""Reads the properties of a shared library from its file, without running it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from exportkit.errors import NotAnOperatorLibraryError
 
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 
-# A name of c10, at, torch or caffe2 in a mangled C++ symbol: a length and the name. It counts wherever it stands: a
-# std::vector<c10::IValue> is as much torch's as c10::IValue.
+# A namespace of torch's in a mangled C++ symbol: a length and c10, at, torch or caffe2. It may stand anywhere in the
+# symbol, because std::vector<c10::IValue> depends on torch like c10::IValue.
 _CPP_TORCH_NAME = re.compile(r"^_Z.*(?<!\d)(?:3c10|2at|5torch|6caffe2)(?=[\dCDIL])")
 _SHIM_NAME = re.compile(r"^(aoti_|torch_)")
 _CUDA_SYMBOL = re.compile(
@@ -33,7 +33,7 @@ _CUDA_LIBRARY = re.compile(
 )
 _REGISTRATION_SYMBOL = re.compile(r"^(aoti_torch_library_|torch_library_)|^_ZN5torch7Library")
 
-# What every Linux host has (the manylinux policies' list, shortened), and what torch's wheel brings.
+# Libraries that every Linux host has (a short form of the manylinux policies' list) or that torch's wheel contains.
 _HOST_LIBRARY = re.compile(
     r"^(lib(c|m|mvec|dl|rt|pthread|util|gcc_s|stdc\+\+|gomp)\.so\b|ld-linux)"
     r"|^lib(torch|torch_cpu|torch_cuda|torch_python|c10|c10_cuda|shm)\.so"
@@ -42,17 +42,17 @@ _HOST_LIBRARY = re.compile(
 
 @dataclass(frozen=True)
 class Elf:
-    """A shared library's own account of itself.
+    """The properties of a shared library.
 
     Attributes:
-        machine: As `uname -m` says it, such as "x86_64".
-        needed: The libraries it asks the dynamic linker for.
-        undefined: Names of the symbols that others must have, without versions; weak ones, which may be absent, are
-            left out.
-        glibc: The newest glibc version among its symbols', such as "2.34"; None where it uses none.
-        glibcxx: The same for libstdc++, such as "3.4.29".
-        static_libstdcxx: It holds a copy of libstdc++. Compiled models of this kind crash in their constructor, in
-            std::regex, when torch's own libstdc++ is another one.
+        machine: The machine, as `uname -m` prints it, such as "x86_64".
+        needed: The libraries that the dynamic linker must load first.
+        undefined: The names, without versions, of the symbols that other libraries must define. Weak symbols are left
+            out, because they may be absent.
+        glibc: The newest glibc version that its symbols need, such as "2.34", or None.
+        glibcxx: The newest libstdc++ version that its symbols need, such as "3.4.29", or None.
+        static_libstdcxx: Whether it contains a copy of libstdc++. Such compiled models crash in their constructor, in
+            std::regex, if torch uses another libstdc++.
     """
 
     machine: str
@@ -64,25 +64,25 @@ class Elf:
 
     @property
     def torch_symbols(self) -> frozenset[str]:
-        """The undefined symbols that torch must have."""
+        """The undefined symbols that torch must define."""
         return frozenset(name for name in self.undefined if _SHIM_NAME.match(name) or _CPP_TORCH_NAME.match(name))
 
     @property
     def device(self) -> str:
-        """`cuda` if it cannot load, or is of no use, without CUDA; else `cpu`."""
-        # Each library that uses the stable ABI's Device type has the constant of every device.
+        """`cuda` if the library needs CUDA to load or to be useful; else `cpu`."""
+        # Every library that uses the stable ABI's Device type refers to the constants of all devices.
         symbols = self.undefined - {"aoti_torch_device_type_cuda"}
         uses_cuda = any(map(_CUDA_SYMBOL.match, symbols)) or any(map(_CUDA_LIBRARY.match, self.needed))
         return "cuda" if uses_cuda else "cpu"
 
     @property
     def registers_operators(self) -> bool:
-        """Whether it calls one of the functions that define operators or add kernels."""
+        """Whether the library calls a function that defines operators or adds kernels."""
         return any(map(_REGISTRATION_SYMBOL.match, self.undefined))
 
     @property
     def host_needs(self) -> tuple[str, ...]:
-        """What the host must bring beside torch: "GLIBC_2.34", "GLIBCXX_3.4.29", libraries that not every host has."""
+        """The host's requirements besides torch: "GLIBC_2.34", "GLIBCXX_3.4.29", and uncommon libraries."""
         versions = [f"GLIBC_{self.glibc}"] * bool(self.glibc) + [f"GLIBCXX_{self.glibcxx}"] * bool(self.glibcxx)
         return (*versions, *(name for name in self.needed if not _HOST_LIBRARY.match(name)))
 
@@ -91,24 +91,24 @@ def read_elf(path: Path) -> Elf:
     """Reads a shared library's dynamic section, symbols and versions.
 
     Raises:
-        NotAnOperatorLibraryError: The file is no ELF shared library of a machine that is known here.
-        OSError: It cannot be read.
+        NotAnOperatorLibraryError: The file is not an ELF shared library of a known machine.
+        OSError: The file cannot be read.
     """
     try:
         return _read(ELFFile(io.BytesIO(path.read_bytes())), path)
-    except (ELFError, ConstructError, ValueError, OverflowError) as error:  # the latter two of damaged offsets
+    except (ELFError, ConstructError, ValueError, OverflowError) as error:  # damaged offsets cause the last two
         raise NotAnOperatorLibraryError(
-            f"{path} is no ELF shared library: {error or 'it does not start as one'}",
-            hint="An operator library is a .so file, such as setuptools or CMake leave in their build folder.",
+            f"{path} is not an ELF shared library: {error or 'its start is not an ELF header'}",
+            hint="An operator library is a .so file, such as setuptools or CMake make in their build folder.",
         ) from error
 
 
 def defined_versions(path: Path, prefix: str) -> list[str]:
-    """The versions a library's own symbols have, such as "3.4.30" of libstdc++'s GLIBCXX_3.4.30; oldest first.
+    """Returns the versions of a library's symbols, such as "3.4.30" for GLIBCXX_3.4.30, oldest first.
 
     Raises:
-        NotAnOperatorLibraryError: The file is no ELF file.
-        OSError: It cannot be read.
+        NotAnOperatorLibraryError: The file is not an ELF file.
+        OSError: The file cannot be read.
     """
     try:
         sections = list(ELFFile(io.BytesIO(path.read_bytes())).iter_sections())
@@ -120,26 +120,26 @@ def defined_versions(path: Path, prefix: str) -> list[str]:
             for auxiliary in auxiliaries
         ]
     except (ELFError, ConstructError, ValueError, OverflowError) as error:
-        raise NotAnOperatorLibraryError(f"{path} is no ELF shared library: {error}") from error
+        raise NotAnOperatorLibraryError(f"{path} is not an ELF shared library: {error}") from error
     return [".".join(map(str, number)) for number in sorted(set(_numbers(names, prefix)))]
 
 
 def is_stable(symbols: Iterable[str]) -> bool:
-    """Whether undefined symbols ask torch for its C shims only, and so for no particular torch version's C++."""
+    """Whether undefined symbols need only torch's C shims, and not the C++ of one torch version."""
     return not any(map(_CPP_TORCH_NAME.match, symbols))
 
 
 def oldest_torch(symbols: Iterable[str]) -> str | None:
-    """The oldest torch known to have all of these shims: "2.11", or None if one is newer, or is no shim.
+    """Returns "2.11" if that torch has all of these shims, else None.
 
-    2.11 is the oldest torch exportkit works with, and the shims of a release are promised to stay for two years.
+    2.11 is the oldest torch that exportkit supports. torch promises to keep a release's shims for two years.
     """
     return "2.11" if set(symbols) <= stable_abi() else None
 
 
 @functools.cache
 def stable_abi() -> frozenset[str]:
-    """The shims that torch 2.11 exports, of CPU and CUDA."""
+    """Returns the shims that torch 2.11 exports, for CPU and CUDA."""
     lines = Path(__file__).with_name("stable_abi_2.11.txt").read_text().splitlines()
     return frozenset(line for line in lines if not line.startswith("#"))
 
@@ -156,12 +156,12 @@ def _read(elf: ELFFile, path: Path) -> Elf:
     versions: list[str] = []
     for section in elf.iter_sections():
         if isinstance(section, DynamicSection):
-            tags: list[Any] = list(section.iter_tags())  # an entry's value is an attribute named after its tag
+            tags: list[Any] = list(section.iter_tags())  # the value of an entry is the attribute with its tag's name
             needed += [tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"]
         if isinstance(section, GNUVerNeedSection):
             versions += [auxiliary.name for _, auxiliaries in section.iter_versions() for auxiliary in auxiliaries]
     if not isinstance(symbols, SymbolTableSection):
-        raise NotAnOperatorLibraryError(f"{path} has no dynamic symbols (.dynsym): it registers no operators")
+        raise NotAnOperatorLibraryError(f"{path} has no dynamic symbols (.dynsym), so it registers no operators")
     undefined = frozenset(
         symbol.name
         for symbol in symbols.iter_symbols()
@@ -179,7 +179,7 @@ def _read(elf: ELFFile, path: Path) -> Elf:
 
 
 def _holds_libstdcxx(elf: ELFFile) -> bool:
-    """Whether std::exception's type name is among its constants: libstdc++.a brings it, hidden or stripped or not."""
+    """Whether the constants contain std::exception's type name, which libstdc++.a adds even if hidden or stripped."""
     return any(
         b"\0St9exception\0" in section.data() for section in elf.iter_sections() if section.name.startswith(".rodata")
     )

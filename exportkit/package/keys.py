@@ -1,7 +1,7 @@
-"""The keys that sign packages, and those that check signatures.
+"""Keys that sign packages and keys that check signatures.
 
-Ed25519 keys make and check this format's own signatures, keys on a NIST curve those of OpenSSF model signing. Checking
-is the library's; signing takes the `cryptography` package, which is imported when a private key is read.
+Ed25519 keys are for exportkit's own signatures, and keys on a NIST curve for OpenSSF model signing. csrc/package checks
+signatures. Signing needs the `cryptography` package, which is imported when a private key is read.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MAKE = "openssl genpkey -algorithm ed25519 -out private.pem && openssl pkey -in
 
 @dataclass(frozen=True)
 class PublicKey:
-    """Names a key that checks signatures.
+    """A key that checks signatures.
 
     Attributes:
-        id: Hex sha256 of the 32 bytes of an Ed25519 key; of the PEM text of another, as model signing has it.
-        source: Where it came from, for messages.
-        is_ed25519: Which of the two kinds it is.
+        id: The hex sha256 of an Ed25519 key's 32 bytes, or of another key's PEM text, as in model signing.
+        source: The key's origin, for messages.
+        is_ed25519: Whether it is an Ed25519 key.
     """
 
     id: str
@@ -38,13 +38,13 @@ class PublicKey:
 
 @dataclass(frozen=True)
 class PrivateKey:
-    """Makes signatures that its `public` half checks."""
+    """A key that makes signatures, which `public` checks."""
 
     public: PublicKey
     _key: Any = field(repr=False, compare=False)
 
     def sign(self, message: bytes) -> bytes:
-        """The signature: 64 bytes of Ed25519, or ECDSA in DER over the hash that goes with the curve."""
+        """Signs with Ed25519 (64 bytes), or with ECDSA (DER) and the curve's hash."""
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
 
@@ -62,38 +62,38 @@ _SIGNERS = msgspec.json.Decoder(tuple[PublicKey, ...])
 
 
 def read_public_key(source: str | os.PathLike[str]) -> PublicKey:
-    """A public key from a PEM file, or from PEM text.
+    """Reads a public key.
 
     Args:
-        source: The file's path, or the text itself.
+        source: The path of a PEM file, or PEM text.
 
     Raises:
-        UsageError: It cannot be read, or is no public key of a kind that signs packages.
-        HostError: libcrypto is missing here.
+        UsageError: The key cannot be read, or its kind cannot sign packages.
+        HostError: libcrypto is not installed.
     """
     return _DECODER.decode(core.text("ek_public_key", core.encoded(source)))
 
 
 def decode_signers(content: bytes) -> tuple[PublicKey, ...]:
-    """The keys whose signatures hold, as the library lists them."""
+    """Decodes the library's list of keys with valid signatures."""
     return _SIGNERS.decode(content)
 
 
 def read_private_key(path: Path, ask_password: Callable[[], str]) -> PrivateKey:
-    """A private key from a PEM file.
+    """Reads a private key from a PEM file.
 
     Args:
-        path: Of the file.
-        ask_password: Called if the key is encrypted.
+        path: The PEM file.
+        ask_password: Returns the password. It is called only if the key is encrypted.
 
     Raises:
-        UsageError: It cannot be read, the password is wrong, or it is no private key of a kind that signs packages.
-        HostError: The `cryptography` package is not installed, or libcrypto is missing.
+        UsageError: The key cannot be read, the password is wrong, or the key's kind cannot sign packages.
+        HostError: The `cryptography` package or libcrypto is not installed.
     """
     name = f"the private key {path}"
     try:
         with open(path, "rb") as file:
-            text = file.read(_MAX_KEY_BYTES)  # whatever it is, /dev/zero included
+            text = file.read(_MAX_KEY_BYTES)  # limited, because the file may be endless, such as /dev/zero
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from error
     try:
@@ -108,10 +108,10 @@ def read_private_key(path: Path, ask_password: Callable[[], str]) -> PrivateKey:
             key: Any = load_pem_private_key(text, password=None)
         except TypeError:  # it is encrypted
             key = load_pem_private_key(text, password=ask_password().encode())
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # a TypeError of an empty password
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # an empty password is a TypeError
         raise UsageError(
             f"{name} cannot be used: {str(error).partition(chr(10))[0].rstrip('.')}",
-            hint=f"It must be PEM, its password right. Make one: {_MAKE}",
+            hint=f"It must be a PEM file, and the password must be right. Make a key with: {_MAKE}",
         ) from error
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     try:

@@ -1,6 +1,6 @@
-"""The manifest: what a package says of itself. FORMAT.md beside this file explains every key.
+"""The manifest of a package. FORMAT.md beside this file explains every key.
 
-Never imports torch: `inspect` and the loader's checks come before it.
+Does not import torch, because `inspect` and the loader's checks run without it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from msgspec import Struct
 
 from exportkit.package import core
 
-FORMAT_VERSION = 3  # what is written; 1 and 2 are read as well
+FORMAT_VERSION = 3  # written; versions 1 and 2 are read as well
 MANIFEST_NAME = "exportkit/manifest.json"
 
 
 class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False, kw_only=True):
-    """A part of a manifest. What values it may have is FORMAT.md's to say and the library's to check.
+    """A part of a manifest. FORMAT.md has the allowed values, and csrc/package checks them.
 
-    msgspec hands `frozen` down to subclasses; each says it again for type checkers, which do not know.
+    Subclasses inherit `frozen` from msgspec; they repeat it for type checkers, which do not know that.
     """
 
 
@@ -27,7 +27,7 @@ class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Fals
 
 
 class Dimension(Strict, frozen=True):
-    """A named number that varies from call to call, min <= n <= max."""
+    """A named number that may differ between calls, min <= n <= max."""
 
     name: str
     min: int
@@ -46,7 +46,7 @@ class Size(Strict, frozen=True):
 
 
 class TensorInput(Strict, frozen=True):
-    """One tensor the compiled code takes. `name` is its place in the call, such as `image` or `batch.mask`."""
+    """An input tensor of the compiled code. `name` is its place in the call, such as `image` or `batch.mask`."""
 
     name: str
     dtype: str
@@ -54,7 +54,7 @@ class TensorInput(Strict, frozen=True):
 
 
 class OutputTolerance(Strict, frozen=True):
-    """How far an output may be from eager's; see exportkit.spec.Tolerance."""
+    """The allowed difference between an output and eager's; see exportkit.spec.Tolerance."""
 
     rtol: float
     atol: float
@@ -63,7 +63,7 @@ class OutputTolerance(Strict, frozen=True):
 
 
 class TensorOutput(Strict, frozen=True):
-    """One tensor the compiled code returns. A size that is no multiple of one dimension is null."""
+    """An output tensor of the compiled code. A size other than a Size or a number is null."""
 
     name: str
     dtype: str
@@ -72,7 +72,7 @@ class TensorOutput(Strict, frozen=True):
 
 
 class TensorNode(Strict, frozen=True, tag="tensor"):
-    """A tensor: the index into `inputs` or `outputs`."""
+    """A tensor. `index` counts in `inputs` or `outputs`."""
 
     index: int
 
@@ -98,14 +98,14 @@ class MappingNode(Strict, frozen=True, tag="mapping"):
 
 
 class NamedTupleNode(Strict, frozen=True, tag="namedtuple"):
-    """A named tuple; the loader makes a class with this name and these fields."""
+    """A named tuple. The loader makes a class with this name and these fields."""
 
     class_name: str
     fields: tuple[str, ...]
     items: tuple[Node, ...]
 
 
-# msgspec evaluates this under Python 3.10, where `|` knows no forward references.
+# msgspec evaluates this under Python 3.10, where `|` does not support forward references.
 Node = Union[TensorNode, ConstantNode, SequenceNode, MappingNode, NamedTupleNode]  # noqa: UP007
 
 
@@ -118,7 +118,7 @@ class Parameter(Strict, frozen=True):
 
 
 class Call(Strict, frozen=True):
-    """The module's own call signature and output structure, over flat lists of tensors."""
+    """The module's call signature and output structure, over flat lists of tensors."""
 
     parameters: tuple[Parameter, ...]
     inputs: tuple[TensorInput, ...]
@@ -131,10 +131,10 @@ class Call(Strict, frozen=True):
 
 
 class Target(Strict, frozen=True):
-    """One compiled model, under data/aotinductor/<name>/. `needs_torch` is the oldest torch its code loads in.
+    """One compiled model, under data/aotinductor/<name>/. `needs_torch` is the oldest torch that can load its code.
 
-    `platform` is such as "linux-x86_64" (libraries.host_platform), `cpu_isa` "x86-64-v3", `cuda_architecture` "sm_90".
-    `constants` are the tensors that the code takes from outside: AOTInductor's name for each, and the weight's name.
+    Examples are "linux-x86_64" for `platform` (libraries.host_platform), "x86-64-v3" for `cpu_isa` and "sm_90" for
+    `cuda_architecture`. `constants` maps AOTInductor's name of each external tensor to the weight's name.
     """
 
     name: str
@@ -152,8 +152,8 @@ class Target(Strict, frozen=True):
 class Weight(Strict, frozen=True):
     """A tensor of the model's state, or a constant that the targets' code reads (`state` is false).
 
-    `aliases` are further names of the same tensor (tied weights). The elements lie in `record` without gaps, `strides`
-    apart, as the compiled code expects them; there is no record where no code reads the tensor.
+    `aliases` are further names of the same tensor (tied weights). `record` holds the elements without gaps, in the
+    order of `strides` that the compiled code expects. It is null if no code reads the tensor.
     """
 
     name: str
@@ -183,10 +183,10 @@ class Operator(Strict, frozen=True):
 class Library(Strict, frozen=True):
     """An operator library, under exportkit/ops/<platform>/.
 
-    `defines` are the schemas it registers, by operator; none for one that only adds kernels. `kernels` says what its
-    kernels run on; "any" is for kernels that call other operators. `torch_bound` names the torch minor version a
-    library that uses more than the stable ABI works with, such as "2.13"; null for a stable one, which works from
-    `needs_torch` on. `needs` is what the host brings beside torch: versions of glibc and libstdc++ such as
+    `defines` are the operators it defines; a library that only adds kernels defines none. `kernels` are the devices of
+    its kernels; "any" is for kernels that call other operators. `torch_bound` is the only torch minor version that a
+    library beyond the stable ABI works with, such as "2.13". It is null for a stable library, which works with
+    `needs_torch` and newer. `needs` are the host's requirements besides torch: versions of glibc and libstdc++, such as
     "GLIBC_2.34", and libraries.
     """
 
@@ -202,14 +202,14 @@ class Library(Strict, frozen=True):
 
 
 class Case(Strict, frozen=True):
-    """A recorded call, inputs and what eager answered: exportkit/cases/<n>.safetensors, `input.<i>`, `output.<i>`."""
+    """A recorded call of eager: exportkit/cases/<n>.safetensors with `input.<i>` and `output.<i>`."""
 
     record: str
     sizes: dict[str, int]
 
 
 class Record(Strict, frozen=True):
-    """Every record of the archive but the manifest itself."""
+    """A record of the archive. The manifest does not list itself."""
 
     name: str
     size: int
@@ -217,10 +217,10 @@ class Record(Strict, frozen=True):
 
 
 class Source(Strict, frozen=True):
-    """What the eager model was, so that `verify` can ask it again.
+    """The source of the eager model, so that `verify` can make it again.
 
-    `dtype` is what its floating parameters, buffers and inputs were cast to, null where they were left as they were.
-    `state_sha256` is over its parameters and buffers after that.
+    `dtype` is the dtype that its floating parameters, buffers and inputs were cast to, or null. `state_sha256` is the
+    digest of its parameters and buffers after the cast.
     """
 
     model: str | None
@@ -231,7 +231,7 @@ class Source(Strict, frozen=True):
 
 
 class Provenance(Strict, frozen=True):
-    """Where the package comes from. Nothing here depends on the clock or on the machine's paths."""
+    """The origin of the package. It does not depend on the clock or on the machine's paths."""
 
     exportkit: str
     torch: str
@@ -241,7 +241,7 @@ class Provenance(Strict, frozen=True):
 
 
 class Manifest(Strict, frozen=True, kw_only=True):
-    """All of it."""
+    """The whole manifest."""
 
     format_version: int
     name: str
@@ -258,33 +258,33 @@ class Manifest(Strict, frozen=True, kw_only=True):
     records: tuple[Record, ...]
 
 
-# Made at import, which one thread does: msgspec works out a type's fields when it first needs them, and crashes where
-# two threads are in the middle of that (seen with 0.22).
+# Made at import, which only one thread does: msgspec resolves a type's fields on first use, and crashes if two threads
+# do so at the same time (seen with 0.22).
 _DECODER = msgspec.json.Decoder(Manifest)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON with its keys in the order above and a final newline, the same bytes for the same manifest."""
+    """Encodes as JSON with the keys in the order above and a final newline. The same manifest gives the same bytes."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1) + b"\n"
 
 
 def check(data: bytes) -> None:
-    """Holds a manifest by itself against rules 7, 8 and 9. No record is looked at.
+    """Checks a manifest against rules 7, 8 and 9, without its records.
 
     Raises:
-        FormatVersionError: It is a manifest of another version of the format.
-        ManifestSyntaxError: It is not JSON of this shape, or has a key twice.
-        ManifestConsistencyError: It contradicts itself.
+        FormatVersionError: The manifest has an unknown version of the format.
+        ManifestSyntaxError: The manifest is not JSON of this shape, or repeats a key.
+        ManifestConsistencyError: The manifest contradicts itself.
     """
     core.call("ek_check_manifest", data, len(data))
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Reads a manifest by itself; the errors are those of `check`."""
+    """Checks and decodes a manifest without its records. Errors are the same as for `check`."""
     check(data)
     return decode_checked(data)
 
 
 def decode_checked(data: bytes) -> Manifest:
-    """A manifest that the library has checked."""
+    """Decodes a manifest that csrc/package has checked."""
     return _DECODER.decode(data)

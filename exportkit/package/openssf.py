@@ -1,8 +1,8 @@
-"""Signatures in the form of OpenSSF model signing, made with an elliptic curve key: its tools read ours, and we theirs.
+"""Makes signatures of OpenSSF model signing with an elliptic curve key. OpenSSF's tools can check them.
 
-A Sigstore bundle (https://docs.sigstore.dev/about/bundle/) with a DSSE envelope around an in-toto statement, of the
-predicate type https://model_signing/signature/v1.0. docs/adr/0011-signatures.md says why it is not left to that
-library.
+A signature is a Sigstore bundle (https://docs.sigstore.dev/about/bundle/) with a DSSE envelope around an in-toto
+statement of the predicate type https://model_signing/signature/v1.0. docs/adr/0011-signatures.md says why exportkit
+does not use that library.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD = "application/vnd.in-toto+json"
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://model_signing/signature/v1.0"
-_WHOLE_FILE = "."  # what model signing calls the one file of a model that is a file
+_WHOLE_FILE = "."  # model signing's name for a model that is a single file
 
 
 def sign(name: str, file_sha256: str, key: PrivateKey) -> bytes:
-    """The bundle for a file.
+    """Returns the bundle for a file.
 
     Args:
-        name: Of the file; nobody compares it.
-        file_sha256: Of its content.
-        key: On an elliptic curve.
+        name: The file's name. It is not compared when the signature is checked.
+        file_sha256: The digest of the file.
+        key: An elliptic curve key.
     """
-    root = hashlib.sha256(bytes.fromhex(file_sha256)).hexdigest()  # over the digests of all files, here of one
+    root = hashlib.sha256(bytes.fromhex(file_sha256)).hexdigest()  # the digest of all files' digests; here of one file
     payload = json.dumps(
         {
             "_type": _STATEMENT,
@@ -61,5 +61,5 @@ def sign(name: str, file_sha256: str, key: PrivateKey) -> bytes:
 
 
 def pre_authentication(payload: bytes) -> bytes:
-    """What is signed: DSSE's PAE, https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md."""
+    """Returns the bytes to sign: DSSE's PAE, https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md."""
     return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD), _PAYLOAD.encode(), len(payload), payload)

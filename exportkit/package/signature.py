@@ -1,8 +1,8 @@
-"""Detached signatures of packages, in this format's own form: FORMAT.md, "Signatures", has the exact bytes.
+"""Makes detached signatures of packages in exportkit's own format. FORMAT.md, "Signatures", has the exact bytes.
 
-What is signed are the digests of the manifest and of the file. The manifest has every record's digest, and a package's
-bytes follow from its manifest and records, so whoever checks the signature over the manifest's digest and then the
-records' digests has checked the whole file. The library does the checking.
+A signature covers the digests of the manifest and the file. The manifest has the digest of every record, and the
+manifest and records determine a package's bytes. So checking the signature of the manifest's digest, and then the
+records' digests, checks the whole file. csrc/package does that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUFFIX = ".sig"
 
 
 class Signature(Strict, frozen=True):
-    """One signer's."""
+    """The signature by one key."""
 
     key_id: str
     algorithm: Literal["ed25519"]
@@ -31,7 +31,7 @@ class Signature(Strict, frozen=True):
 
 
 class Signatures(Strict, frozen=True):
-    """A signature file: what was signed, and by whom."""
+    """A signature file: the signed digests and the signatures."""
 
     format_version: int
     manifest_sha256: str
@@ -44,7 +44,7 @@ _DECODER = msgspec.json.Decoder(Signatures)
 
 
 def statement(manifest_sha256: str, file_sha256: str) -> bytes:
-    """The bytes to sign for a package of these digests. Their first line is in nothing else that anybody signs."""
+    """Returns the bytes to sign for a package with these digests. The first line prevents other uses."""
     return (
         f"exportkit package signature {SIGNATURE_VERSION}\n"
         f"manifest-sha256 {manifest_sha256}\n"
@@ -56,9 +56,9 @@ def sign(reader: PackageReader, key: PrivateKey, earlier: Signatures | None = No
     """Signs an open package whose digests hold.
 
     Args:
-        reader: Of the package; all of it is read.
+        reader: The open package. The whole file is read.
         key: An Ed25519 key.
-        earlier: Signatures to keep beside the new one, if they are of this very package.
+        earlier: Signatures to keep, if they belong to the same package.
     """
     digests = reader.manifest_sha256, reader.sha256
     made = Signature(
@@ -78,16 +78,16 @@ def sign(reader: PackageReader, key: PrivateKey, earlier: Signatures | None = No
 
 
 def encode_signatures(signatures: Signatures) -> bytes:
-    """JSON with one space of indentation and a final newline."""
+    """Encodes as JSON, with one space of indentation and a final newline."""
     return msgspec.json.format(msgspec.json.encode(signatures, order="deterministic"), indent=1) + b"\n"
 
 
 def read_signatures(path: Path) -> Signatures | None:
-    """The content of a signature file, whose form is right; None where there is none.
+    """Reads a signature file without checking the signatures. Returns None if the file does not exist.
 
     Raises:
-        SignatureError: It is no signature file of this version.
-        UsageError: It may not be read.
+        SignatureError: The file is not a signature file of this version.
+        UsageError: The file cannot be read.
     """
     content = core.text("ek_signatures", core.encoded(path))
     return _DECODER.decode(content) if content else None

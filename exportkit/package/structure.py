@@ -1,8 +1,8 @@
-"""Nested Python values to and from a flat list of leaves and a Node that the manifest can hold.
+"""Converts nested Python values to a flat list of leaves and a Node for the manifest, and back.
 
-Torch-free: what a leaf is, is the caller's to say, and leaves are passed through untouched. Containers are lists,
-tuples, named tuples and dicts with string keys: what the manifest can describe and any host can rebuild without the
-model's source. Everything else would have to be pickled, and is refused.
+Does not import torch: the caller decides what a leaf is. Containers are lists, tuples, named tuples and dicts with
+string keys, because a manifest can describe these and any host can rebuild them without the model's source. Other
+values would need pickle, so they are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exportkit.errors import ManifestConsistencyError, UsageError
 from exportkit.package import core
 from exportkit.package.manifest import ConstantNode, MappingNode, NamedTupleNode, Node, SequenceNode, TensorNode
 
-MAX_DEPTH = 32  # of containers within containers; a value that contains itself ends here
+MAX_DEPTH = 32  # levels of containers; also stops at a value that contains itself
 
 Leaf = TypeVar("Leaf")
 
@@ -27,21 +27,21 @@ Leaf = TypeVar("Leaf")
 def flatten(
     value: Any, is_leaf: Callable[[Any], bool], *, start: int = 0, where: str = "value"
 ) -> tuple[Node, list[Any]]:
-    """Takes a nested value apart.
+    """Splits a nested value into its structure and its leaves.
 
     Args:
-        value: Leaves in lists, tuples, named tuples and dicts with string keys, and constants (None, bool, int, float,
-            str) among them.
-        is_leaf: Says what a leaf is, such as a tensor.
+        value: Leaves and constants (None, bool, int, float, str) in lists, tuples, named tuples and dicts with string
+            keys.
+        is_leaf: Returns whether a value is a leaf, such as a tensor.
         start: The index of the first leaf, for values whose leaves share one list.
-        where: What the value is, for the message of an error, such as "parameter `batch`".
+        where: The value's name for error messages, such as "parameter `batch`".
 
     Returns:
-        The structure, and its leaves: the one that `TensorNode(index=start + i)` stands for is number i. The order is
-        that of torch's pytrees, and so of an exported program's flat inputs and outputs.
+        The structure and its leaves. `TensorNode(index=start + i)` stands for leaf i. The leaves have the same order as
+        in torch's pytrees, and so in an exported program's flat inputs and outputs.
 
     Raises:
-        UsageError: The value holds something that a manifest cannot describe; the message says where.
+        UsageError: A manifest cannot describe a part of the value. The message says which part.
     """
     leaves: list[Any] = []
 
@@ -76,19 +76,19 @@ def flatten(
 
 
 def unflatten(node: Node, leaves: Sequence[Leaf]) -> Any:
-    """The value that `node` describes, over these leaves.
+    """Builds the value that `node` describes from the leaves.
 
     Raises:
-        ManifestConsistencyError: An index is beyond the leaves, or this Python cannot make a named tuple of its names.
+        ManifestConsistencyError: A leaf is missing, or this Python cannot make a named tuple with the node's names.
     """
     try:
         return builder(node)(leaves)
     except IndexError:
-        raise ManifestConsistencyError(f"the structure uses more tensors than the {len(leaves)} there are") from None
+        raise ManifestConsistencyError(f"the structure needs more than the {len(leaves)} tensors given") from None
 
 
 def plain(value: Any) -> Any:
-    """A nested value with plain tuples in place of named ones."""
+    """Replaces named tuples in a nested value by plain ones."""
     if isinstance(value, tuple):
         return tuple(map(plain, value))
     if isinstance(value, list):
@@ -99,12 +99,12 @@ def plain(value: Any) -> Any:
 
 
 def builder(node: Node) -> Callable[[Sequence[Leaf]], Any]:
-    """`unflatten` for many calls: the function from leaves to value, with the structure looked at only once.
+    """Returns a function that builds the value from leaves. It reads the structure only once, unlike `unflatten`.
 
-    It trusts that the leaves are as many as the structure uses.
+    The function does not check the number of leaves.
 
     Raises:
-        ManifestConsistencyError: This Python cannot make a named tuple of its names.
+        ManifestConsistencyError: This Python cannot make a named tuple with the node's names.
     """
     if isinstance(node, TensorNode):
         index = node.index
@@ -127,30 +127,31 @@ def builder(node: Node) -> Callable[[Sequence[Leaf]], Any]:
 
 
 def names(node: Node, prefix: str = "") -> list[str]:
-    """The leaves' names in order: "image", "batch.mask", "1.0", and "0" for a lone leaf without a prefix.
+    """Returns the leaves' names in order: "image", "batch.mask", "1.0", or "0" for a single leaf without a prefix.
 
     Args:
         node: The structure.
-        prefix: The name of the whole, such as the parameter it is the value of.
+        prefix: The name of the whole value, such as its parameter's name.
 
     Raises:
-        UsageError: Two leaves come to have one name, as those of `{"a.b": x, "a": {"b": y}}` do.
+        UsageError: Two leaves have the same name, as in `{"a.b": x, "a": {"b": y}}`.
     """
     found = list(_leaf_names(node, prefix))
     if repeated := sorted(name for name, count in Counter(found).items() if count > 1):
         raise UsageError(
             f"two tensors would have the name {repeated[0]!r}",
-            hint="Rename a key; a dot in a key is taken for nesting.",
+            hint="Rename a key. A dot in a key stands for nesting.",
         )
     return found
 
 
 @functools.lru_cache(maxsize=256)
 def named_tuple_class(class_name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """The named tuple of this name and these fields, the same class every time.
+    """Returns the named tuple with this name and these fields, the same class every time.
 
     Raises:
-        ManifestConsistencyError: This Python cannot make it. Formats 1 and 2 allow names that are one name to Python.
+        ManifestConsistencyError: This Python cannot make it. Formats 1 and 2 allow different names that Python treats
+            as the same.
     """
     try:
         return namedtuple(class_name, fields)
@@ -162,18 +163,18 @@ def named_tuple_class(class_name: str, fields: tuple[str, ...]) -> type[tuple[An
 
 
 def check_name(name: str, what: str) -> None:
-    """Finds out whether a package may use a name, before a model is exported with it.
+    """Checks that a package may use a name, before a model is exported with it.
 
     Args:
-        name: Of a parameter, a named tuple or a field.
-        what: What it names, for the message.
+        name: The name of a parameter, a named tuple or a field.
+        what: A description of the named object, for the message.
 
     Raises:
-        UsageError: It may not.
+        UsageError: The name is not allowed.
     """
     if "\0" in name or not core.library().ek_is_name(name.encode(errors="backslashreplace")):
         raise UsageError(
-            f"{what} is named {name!r}; a package takes ASCII letters, digits and _, and no keyword of Python",
+            f"{what} is named {name!r}; use ASCII letters, digits and _, but not a Python keyword",
             hint="Rename it.",
         )
 
@@ -201,7 +202,7 @@ def _steps(node: SequenceNode | MappingNode | NamedTupleNode) -> Sequence[str]:
 
 
 def _tuple_fields(value: Any) -> tuple[str, ...]:
-    """The fields of a named tuple, or of what torch.max and its like return; nothing for anything else."""
+    """Returns the fields of a named tuple or of a result such as torch.max's. Other values have no fields."""
     if not isinstance(value, tuple) or type(value) is tuple:
         return ()
     if hasattr(value, "_fields"):
@@ -211,12 +212,12 @@ def _tuple_fields(value: Any) -> tuple[str, ...]:
 
 
 def _constant(value: bool | int | float | str | None, path: str) -> bool | int | float | str | None:
-    """The constant as JSON can hold it."""
+    """Converts a constant to a value that JSON can hold."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{path} is {value}, which JSON cannot hold", hint="Make it a part of the model.")
+        raise UsageError(f"{path} is {value}, which JSON cannot hold", hint="Make it part of the model.")
     if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
         raise UsageError(f"{path} is {value}, which does not fit in 64 bits")
-    # Subclasses, such as string enums and numpy's float64, lose their class here rather than in the JSON.
+    # Values of subclasses, such as string enums and numpy's float64, become plain values here.
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):

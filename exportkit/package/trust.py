@@ -1,4 +1,4 @@
-"""Whether a package is signed by somebody who is trusted here, found out before anything of it is executed."""
+"""Checks that a trusted key signed a package, before any of its code runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ KeySources = KeySource | Sequence[KeySource]
 
 @dataclass(frozen=True)
 class SignatureInfo:
-    """A signature file beside a package, as it describes itself: nothing of it is checked.
+    """The unchecked content of a signature file beside a package.
 
     Attributes:
-        path: Of the file.
-        key_ids: Of the keys that it says signed.
-        problem: Why it cannot be read, if it cannot.
+        path: The signature file.
+        key_ids: The ids of the keys that the file names.
+        problem: The reason if the file cannot be read, else None.
     """
 
     path: Path
@@ -39,12 +39,12 @@ _FILES = msgspec.json.Decoder(tuple[SignatureInfo, ...], dec_hook=lambda kind, v
 
 
 def demand(public_key: KeySources | None = None, signature: str | os.PathLike[str] | None = None) -> core.Demand:
-    """What a caller asks of a package's signature; what this machine's policies ask for is asked for in any case.
+    """Makes the caller's requirement on signatures. This machine's policies add their own requirements.
 
     Args:
-        public_key: Any of these keys must have signed: paths of PEM files, or PEM text. None asks for no signature.
-        signature: The signature file; by default the package's name with `.sig`, or `.sigstore.json` for a bundle,
-            beside the path that was given or beside the file that it links to.
+        public_key: Paths of PEM files, or PEM text. One of these keys must have signed. None requires no signature.
+        signature: The signature file. Default: the package's name with `.sig`, or `.sigstore.json` for a bundle, beside
+            the given path or the file it links to.
 
     Raises:
         UsageError: The list of keys is empty.
@@ -55,31 +55,31 @@ def demand(public_key: KeySources | None = None, signature: str | os.PathLike[st
 def check_trust(
     reader: PackageReader, public_key: KeySources | None = None, signature: str | os.PathLike[str] | None = None
 ) -> tuple[PublicKey, ...]:
-    """Checks that an open package is signed as its caller and this machine's policies ask for.
+    """Checks that an open package has the signatures that the caller and this machine's policies require.
 
-    The signature covers the manifest, and through it every record: with `reader.verify()` the whole file is what was
-    signed. A bundle of OpenSSF model signing, made with an elliptic curve key, covers the file, which is read for it.
+    A signature covers the manifest, which has the digest of every record; `reader.verify()` checks these. A bundle of
+    OpenSSF model signing, made with an elliptic curve key, covers the file, which is read for the check.
 
     Returns:
-        A key whose signature holds, for the caller and then for each policy; nothing where nobody asks.
+        The keys whose signatures satisfied the caller and then each policy; empty if no signature is required.
 
     Raises:
-        SignatureMissingError: None of the keys has signed.
-        SignatureError: A signature is broken, or of another package.
-        UsageError: A key cannot be used, or `signature` is given where nobody asks for one.
-        PolicyError: A policy cannot be honoured.
-        HostError: libcrypto is missing here.
+        SignatureMissingError: No required key has signed the package.
+        SignatureError: A signature is invalid or belongs to another package.
+        UsageError: A key cannot be used, or `signature` is given but no signature is required.
+        PolicyError: A policy cannot be read or trusted.
+        HostError: libcrypto is not installed.
     """
     asked = demand(public_key, signature)
     return decode_signers(core.text("ek_package_check_trust", reader.handle, byref(asked)))
 
 
 def demanded_by(public_key: KeySources | None = None, signature: str | os.PathLike[str] | None = None) -> str | None:
-    """Who asks for a signature, in words: the caller, or a policy of this machine. None where nobody does.
+    """Says what requires a signature: the caller or a policy of this machine. Returns None if nothing does.
 
     Raises:
-        UsageError: A key cannot be used, or `signature` is given where nobody asks for one.
-        PolicyError: A policy cannot be honoured.
+        UsageError: A key cannot be used, or `signature` is given but no signature is required.
+        PolicyError: A policy cannot be read or trusted.
     """
     asked = demand(public_key, signature)
     return core.text("ek_demanded", byref(asked)).decode() or None
@@ -88,31 +88,31 @@ def demanded_by(public_key: KeySources | None = None, signature: str | os.PathLi
 def refuse_foreign(
     path: Path, public_key: KeySources | None = None, signature: str | os.PathLike[str] | None = None
 ) -> None:
-    """Refuses a `.pt2` that is no package, which cannot be signed, where anybody asks for signatures.
+    """Refuses a `.pt2` that exportkit did not write if a signature is required, because it cannot be signed.
 
     Raises:
-        SignatureMissingError: The caller does, or a policy.
-        ExportkitError: As `demanded_by` does.
+        SignatureMissingError: A signature is required.
+        ExportkitError: The same errors as for `demanded_by`.
     """
     if by := demanded_by(public_key, signature):
         raise SignatureMissingError(
-            f"{path} was written by torch and has no signature, which {by} asks for",
-            hint="Where nobody asks for one, `exportkit export --format program` makes a package of it, to be signed.",
+            f"{path} was written by torch and has no signature, which {by} requires",
+            hint="On a machine that requires none, run `exportkit export --format program` on it, and sign the result.",
         )
 
 
 def signature_info(reader: PackageReader) -> tuple[SignatureInfo, ...]:
-    """What the signature files beside a package say, for people to see. No signature is checked."""
+    """Reads the signature files beside a package, for display. Does not check the signatures."""
     return _FILES.decode(core.text("ek_package_signature_files", reader.handle))
 
 
 def key_sources(public_key: KeySources) -> list[KeySource]:
-    """One key or several, as a list.
+    """Returns one key or several as a list.
 
     Raises:
-        UsageError: It is empty.
+        UsageError: The list is empty.
     """
     sources = [public_key] if isinstance(public_key, (str, os.PathLike)) else list(public_key)
     if not sources:
-        raise UsageError("an empty list of public keys was given: no signature could satisfy it")
+        raise UsageError("the list of public keys is empty, so no signature could satisfy it")
     return sources

@@ -1,4 +1,4 @@
-"""Weights that lie outside of the compiled code, and what may take their place."""
+"""Matches a package's weights with the tensors that replace them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _NAMES = msgspec.json.Decoder(dict[str, list[str]])
 
 
 def match_state(weights: Sequence[Weight], given: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, list[str]]:
-    """Finds every weight of the state among the tensors of another fine-tune of the model.
+    """Finds each weight of the state among the tensors of another fine-tune.
 
     Args:
-        weights: Of the manifest.
-        given: dtype and shape of the tensors, by name. A tied weight may be there under any of its names.
+        weights: The manifest's weights.
+        given: The dtype and shape of each tensor, by name. A tied weight may have any of its names.
 
     Returns:
-        The names under which each weight is given, at least one.
+        For each weight, its names among the given tensors; at least one.
 
     Raises:
-        WeightsError: Some are missing, are not of the model, or have another dtype or shape; the message has them all.
+        WeightsError: Tensors are missing, unknown, or have the wrong dtype or shape. The message lists all of them.
     """
     tensors = [{"name": name, "dtype": dtype, "shape": tuple(shape)} for name, (dtype, shape) in given.items()]
     answer = core.text("ek_match_state", msgspec.json.encode(weights), msgspec.json.encode(tensors))

@@ -66,7 +66,7 @@ def load(
         UsageError: The file or the target does not exist, or an argument is invalid.
         PackageError: The package lacks a required signature, breaks a rule of the format or was changed, or its
             operator libraries conflict with loaded ones. The class says which.
-        PolicyError: A policy of this machine cannot be read.
+        PolicyError: A policy of this machine cannot be read or trusted.
         NoTargetError: No target runs here. The message gives a reason for each.
         TorchVersionError: An operator library needs another torch.
         ModelLoadError: torch's loader refused the compiled code.
@@ -130,7 +130,7 @@ def _load_operators(reader: PackageReader, target: Target, *, always: bool) -> N
         if reason := targets.library_rejection(library, torch.__version__):
             raise TorchVersionError(
                 f"the operator library {Path(library.record).name} does not work here: {reason}",
-                hint="Install a torch that it works with, or build it for the stable ABI (torch/csrc/stable).",
+                hint="Install the torch it works with, or build it for the stable ABI (torch/csrc/stable).",
             )
     for library in libraries:
         schemas = {operator.name: operator.schema for operator in library.defines}

@@ -108,7 +108,7 @@ def test_a_library_that_wants_another_library(tmp_path: Path) -> None:
 def test_an_undefined_symbol_of_somebody_else(tmp_path: Path) -> None:
     with pytest.raises(LibraryLoadError, match="undefined symbol: elsewhere") as caught:
         describe_library(build(tmp_path, calling("elsewhere")))
-    assert "has elsewhere" in (caught.value.hint or "")
+    assert "defines elsewhere" in (caught.value.hint or "")
 
 
 def test_a_library_without_registrations_is_not_loaded_at_all(tmp_path: Path) -> None:

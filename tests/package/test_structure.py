@@ -128,7 +128,7 @@ def test_two_leaves_of_one_name_are_refused():
 
 
 def test_an_index_beyond_the_leaves_is_refused():
-    with pytest.raises(ManifestConsistencyError, match="more tensors than the 1 there are"):
+    with pytest.raises(ManifestConsistencyError, match="needs more than the 1 tensors given"):
         unflatten(SequenceNode(kind="list", items=(TensorNode(index=1),)), [Leaf()])
 
 

@@ -38,7 +38,7 @@ def test_a_package_signed_by_the_key_runs(signed, release, tmp_path):
 
 
 def test_a_package_of_somebody_else_is_refused_and_let_go(signed, tmp_path):
-    with pytest.raises(SignatureMissingError, match="as the caller asks for"):
+    with pytest.raises(SignatureMissingError, match="as the caller requires"):
         exportkit.load(signed, public_key=signer(tmp_path, "stranger").public)
     assert str(signed) not in {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
 
@@ -58,7 +58,7 @@ def test_the_signature_is_over_every_record_and_checked_before_any_is_read(signe
 
 
 def test_no_key_at_all_is_no_way_to_ask_for_one(signed):
-    with pytest.raises(UsageError, match="an empty list of public keys"):
+    with pytest.raises(UsageError, match="the list of public keys is empty"):
         exportkit.load(signed, public_key=[])
 
 
