@@ -79,7 +79,8 @@ def diagnose(progress: Callable[[str], None] = lambda step: None) -> HostReport:
     progress("looking at torch and the machine")
     findings = [_python(), _platform(), _torch(), _if_torch("libstdc++", _libstdcxx), _package_reader()]
     findings += [_signatures(), _if_reader("CPU", _cpu)]
-    findings += [_if_torch("CUDA device", _cuda_device), _if_torch("worker processes", _worker_processes)]
+    findings += [_if_torch("C++ runtime", _runtime), _if_torch("CUDA device", _cuda_device)]
+    findings.append(_if_torch("worker processes", _worker_processes))
     progress("compiling a probe")
     findings += [_if_torch("compiler", _compiler), _nvcc(), _temporary_files()]
     findings.append(_if_reader("cache", _cache))
@@ -308,6 +309,17 @@ def _unusable(folder: Path, existing: Path) -> str | None:
     except CacheError as error:
         return error.message
     return None
+
+
+def _runtime() -> Finding:
+    from exportkit.runtime.native import library_path, why_unusable
+
+    if reason := why_unusable():
+        hint = (
+            "Packages run all the same, with torch's own binding, which holds the GIL. `make build` builds the runtime."
+        )
+        return Finding("C++ runtime", False, reason, hint)
+    return Finding("C++ runtime", True, str(library_path()))
 
 
 def _library(device: str) -> Finding:

@@ -68,7 +68,7 @@ def use_native() -> bool:
         )
     if wanted == "python":
         return False
-    reason = _load(library_path())
+    reason = why_unusable()
     if reason and wanted == "cpp":
         raise HostError(
             f"EXPORTKIT_RUNTIME is cpp, and the C++ runtime cannot be used with torch {torch.__version__}: {reason}",
@@ -82,9 +82,13 @@ def library_path() -> Path:
     return LIBRARY_DIR / f"torch{'.'.join(torch.__version__.split('.')[:2])}" / _NAME
 
 
+def why_unusable() -> str | None:
+    """Loads the C++ runtime. Returns the reason if that fails, else None."""
+    return _load(library_path())
+
+
 @functools.cache
 def _load(library: Path) -> str | None:
-    """Loads the library. Returns the reason if that fails, else None."""
     if not library.exists():
         return f"there is no {library}"
     try:
