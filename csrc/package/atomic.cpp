@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 constexpr size_t kRandomDigits = 16;
 constexpr std::string_view kSuffix = ".tmp";
 
-// A name of its own in `folder`.
+// A new random name in `folder`.
 fs::path temporary_name(const fs::path& folder, const std::string& prefix) {
   uint64_t random;
   if (getrandom(&random, sizeof random, 0) != sizeof random) throw FileError("getrandom");
@@ -31,7 +31,7 @@ fs::path temporary_name(const fs::path& folder, const std::string& prefix) {
   return folder / (prefix + "." + hex.data() + std::string(kSuffix));
 }
 
-// What was taken for left over between its making and its locking is gone by now.
+// Whether a file or folder was removed as a leftover between its creation and its locking.
 bool is_gone(int fd) {
   struct stat status{};
   return fstat(fd, &status) != 0 || status.st_nlink == 0;
@@ -41,7 +41,7 @@ void remove_unlocked(const fs::path& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat status{};
   if (!file || fstat(file.get(), &status) != 0 || status.st_uid != geteuid()) return;
-  if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) return;  // its maker is at work
+  if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) return;  // it is still being written
   remove_tree(path);
 }
 
@@ -67,8 +67,8 @@ std::string_view temporary_prefix(std::string_view name) {
   return name.substr(0, name.size() - 1 - kRandomDigits - kSuffix.size());
 }
 
-// Without std::filesystem's remove_all and iterators: libtorch exports an older libstdc++'s, which crash in a newer
-// one.
+// Avoids std::filesystem's remove_all and iterators: libtorch exports those of an older libstdc++, which crash with a
+// newer one.
 void remove_tree(const fs::path& path) {
   constexpr int kOpenFolders = 16;
   const auto remove_one = [](const char* name, const struct stat*, int, FTW*) { return std::remove(name), 0; };
@@ -90,7 +90,7 @@ WrittenWhole::WrittenWhole(fs::path path, mode_t mode) : path_(std::move(path)) 
   const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
   remove_leftovers(folder, prefix);
   do {
-    // In the same folder, or the rename would be a copy.
+    // In the same folder, because a rename to another file system fails.
     temporary_ = temporary_name(folder, prefix);
     file_ = Descriptor(open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     if (!file_) throw FileError(temporary_);
@@ -113,8 +113,8 @@ void WrittenWhole::write(std::string_view data) {
 
 void WrittenWhole::finish(bool durable) {
   if (durable && fsync(file_.get()) != 0) throw FileError(path_);
-  // Some file systems say only when it is closed that the disk is full. The lock stays with the other descriptor until
-  // the file has its name: without one it would be taken for left over.
+  // Some file systems report a full disk only on close. The other descriptor keeps the lock until the file has its
+  // name, so that nobody removes it as a leftover.
   if (close(dup(file_.get())) != 0) throw FileError(path_);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) throw FileError(path_);
   temporary_.clear();

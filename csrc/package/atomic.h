@@ -1,7 +1,6 @@
-// Files that are there whole or not at all, and what goes away with the process that made it, however that ends.
-// What is unfinished has a temporary name and is locked by its maker; what has
-// such a name and no lock was left by a process that was killed, and the next one to write there removes it, or
-// `exportkit cache prune`.
+// Atomic writing of files, and temporary folders that do not outlive their process, even a killed one.
+// An unfinished file has a temporary name and is locked by the process that writes it. A temporary name without a lock
+// was left by a killed process; the next process that writes there removes it, or `exportkit cache prune`.
 #pragma once
 
 #include <sys/types.h>
@@ -15,7 +14,7 @@
 
 namespace exportkit {
 
-// What the system says of a file. what() is the reason and then the path: "No space left on device: /tmp/x".
+// A system error for a file. what() is the reason, then the path: "No space left on device: /tmp/x".
 class FileError : public std::system_error {
  public:
   explicit FileError(const std::filesystem::path& path, int error = errno) : FileError(path, message(error), error) {}
@@ -36,10 +35,10 @@ class FileError : public std::system_error {
   std::string reason_, what_;
 };
 
-// What a system_error says, the reason first, whoever threw it.
+// The message of a system_error, with the reason first whatever its class.
 std::string reason_of(const std::system_error& error);
 
-// An open file, closed with this.
+// Owns an open file descriptor.
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
@@ -58,14 +57,14 @@ class Descriptor {
   int fd_;
 };
 
-// Unfinished files are named `<prefix>.<16 hexadecimal digits>.tmp`. Whether this is such a name, and its prefix.
+// Unfinished files are named `<prefix>.<16 hexadecimal digits>.tmp`. These tell whether a name is one, and its prefix.
 bool is_temporary(std::string_view name);
 std::string_view temporary_prefix(std::string_view name);
 
-// Removes a file, or a folder with all that is in it; what cannot be removed stays.
+// Removes a file, or a folder and its contents. Ignores what cannot be removed.
 void remove_tree(const std::filesystem::path& path);
 
-// A file that takes its name when it is complete, and goes away if that never comes. FileError where it cannot be
+// A file that gets its name when it is complete, and is removed if it is never completed. FileError if it cannot be
 // written.
 class WrittenWhole {
  public:
@@ -76,8 +75,8 @@ class WrittenWhole {
 
   int fd() const { return file_.get(); }
   void write(std::string_view data);
-  // `durable`: whether it has reached the disk before it takes its name. Where it is checked again each time it is
-  // read, waiting for the disk buys nothing.
+  // Gives the file its name. If `durable`, waits first until the data reach the disk; files that are checked each time
+  // they are read do not need that.
   void finish(bool durable = false);
 
  private:
@@ -85,8 +84,8 @@ class WrittenWhole {
   Descriptor file_;
 };
 
-// A private folder, which goes away with this, unless this process is a fork of the one that made it. Those of the same
-// prefix whose makers were killed go away before it is made. FileError.
+// A private folder. The process that created it removes it with this object; forks of that process do not. First
+// removes folders of the same prefix that killed processes left. FileError.
 class TemporaryFolder {
  public:
   TemporaryFolder(const std::filesystem::path& parent, const std::string& prefix);

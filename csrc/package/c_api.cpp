@@ -11,7 +11,7 @@
 namespace exportkit::c_api {
 namespace {
 
-// What a thread's last call left behind.
+// The results of a thread's last call.
 struct LastCall {
   std::string kind, message, hint, path, text;
   std::vector<std::string> warnings;
@@ -39,7 +39,8 @@ int note_failure() {
   } catch (const Error& error) {
     return failed(error.name(), error.message(), error.hint());
   } catch (const JsonError& error) {
-    return failed(errors::kManifestSyntax.name, std::string("part of a manifest is not of its shape: ") + error.what());
+    return failed(errors::kManifestSyntax.name,
+                  std::string("part of a manifest does not follow FORMAT.md: ") + error.what());
   } catch (const FileError& error) {
     return failed("OSError", error.reason(), {}, error.path().string(), error.code().value());
   } catch (const std::filesystem::filesystem_error& error) {
@@ -47,7 +48,7 @@ int note_failure() {
   } catch (const std::system_error& error) {
     return failed("OSError", error.code().message(), {}, {}, error.code().value());
   } catch (const std::bad_alloc&) {
-    return failed(errors::kHost.name, "there is not enough memory");
+    return failed(errors::kHost.name, "not enough memory");
   } catch (const std::exception& error) {
     return failed(errors::kExportkit.name, error.what());
   }

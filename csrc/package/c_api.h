@@ -1,4 +1,4 @@
-// What the functions of package.h share; nothing for others to include.
+// Private helpers of the functions in package.h.
 #pragma once
 
 #include <string>
@@ -16,10 +16,10 @@ struct ek_package {
 
 namespace exportkit::c_api {
 
-// Notes the exception that is being handled as this thread's error; gives -1.
+// Stores the exception being handled as this thread's error; returns -1.
 int note_failure();
 
-// Does the work of a function: no exception leaves it.
+// Runs a function's work and turns exceptions into this thread's error.
 template <class F>
 int guarded(const F& work) noexcept {
   const Work uncut;
@@ -33,10 +33,10 @@ int guarded(const F& work) noexcept {
 
 const ek_error* last_error();
 
-// What ek_take_warnings gives, and forgets.
+// The warnings for ek_take_warnings, which are then cleared.
 ek_text taken_warnings();
 void warn(const std::string& warning);
-// Keeps a text for this thread until its next call.
+// Stores a text until this thread's next call.
 void answer(ek_text* out, std::string text);
 ek_text view(const std::string& text);
 

@@ -79,7 +79,7 @@ int ek_package_data_offset(const ek_package* package, const char* name, uint64_t
 int ek_package_read(const ek_package* package, const char* name, void* buffer, size_t size) {
   return guarded([&] {
     if (static_cast<uint64_t>(package->reader.record(name).size) != size) {
-      throw Error(errors::kUsage, std::string("record ") + name + " has another size than its buffer");
+      throw Error(errors::kUsage, std::string("record ") + name + " and its buffer differ in size");
     }
     package->reader.read(name, static_cast<char*>(buffer));
   });

@@ -1,4 +1,4 @@
-// Functions of package.h that need no open package, and the writer.
+// The functions of package.h for checks without a package, for the cache, and for writing.
 #include <new>
 #include <optional>
 
@@ -33,7 +33,7 @@ Host parse_host(std::string_view text) {
   const auto pair = [&] {
     std::vector<int> numbers;
     reader.array([&] { numbers.push_back(static_cast<int>(reader.integer())); });
-    if (numbers.size() != 2) reader.fail("a capability other than [major, minor]");
+    if (numbers.size() != 2) reader.fail("expected a capability [major, minor]");
     host.capabilities.emplace_back(numbers[0], numbers[1]);
   };
   reader.object([&](std::string_view key) {
@@ -54,7 +54,7 @@ Host parse_host(std::string_view text) {
     } else if (key == "current_cuda") {
       host.current_cuda = static_cast<int>(reader.integer());
     } else {
-      reader.fail("an unknown key");
+      reader.fail("unknown key");
     }
   });
   return host;
@@ -73,7 +73,7 @@ std::vector<safetensors::Place> parse_places(std::string_view text) {
       } else if (key == "shape") {
         reader.array([&] { place.shape.push_back(reader.integer()); });
       } else {
-        reader.fail("an unknown key");
+        reader.fail("unknown key");
       }
     });
   });

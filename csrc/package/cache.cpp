@@ -26,17 +26,17 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kAotInductorDir = "data/aotinductor/";
 constexpr const char* kTemporaryPrefix = "exportkit-cache";
-constexpr auto kLockPatience = std::chrono::seconds(60);  // a writer that was stopped is not waited for any longer
+constexpr auto kLockPatience = std::chrono::seconds(60);  // how long to wait for a writer, which may be stopped
 constexpr auto kStrangersPatience = std::chrono::milliseconds(500);
-constexpr int kRaces = 20;  // how often an entry may be deleted while it is being unpacked
+constexpr int kRaces = 20;  // how often an entry may be deleted while it is unpacked
 
-// What an entry is to hold: the folder it is in, its name there, and the package's records by the names of their files.
+// The contents of an entry: its folder, its name there, and the package's records by file name.
 struct Contents {
   std::string kind, digest;
   std::map<std::string, const Record*> records;
 };
 
-// The model among a target's libraries is the last by name, as torch's own loader has it.
+// The model is the last of a target's libraries by name, as in torch's loader.
 std::string library_of(const Contents& contents) {
   std::string library;
   for (const auto& [name, record] : contents.records) {
@@ -47,14 +47,14 @@ std::string library_of(const Contents& contents) {
 
 bool is_gone(const std::system_error& error) { return error.code() == std::errc::no_such_file_or_directory; }
 
-// How long a lock is waited for: not where any user who can open the file can hold it.
+// How long to wait for a lock: not at all if other users can open the file and hold the lock.
 std::chrono::milliseconds patience(int fd) {
   struct stat status{};
   const bool private_file = fstat(fd, &status) == 0 && status.st_uid == geteuid() && (status.st_mode & 077) == 0;
   return private_file ? kLockPatience : kStrangersPatience;
 }
 
-// Locks a file, unless the file system has no locks, or whoever has the lock keeps it for too long.
+// Locks a file. Gives up if the file system has no locks, or if another process keeps the lock for too long.
 void lock(int fd, int operation) {
   const auto deadline = std::chrono::steady_clock::now() + patience(fd);
   while (flock(fd, operation | LOCK_NB) != 0) {
@@ -82,7 +82,7 @@ void verify_or_extract(const fs::path& folder, const PackageReader& reader, cons
   write_entry_record(folder / kEntryRecord, files);
 }
 
-// Brings the files into the folder, unless they are there and known to be right.
+// Unpacks the files into the folder, unless they are there and verified.
 void fill(const fs::path& folder, const PackageReader& reader, const Contents& contents, bool always) {
   std::map<std::string, std::string> digests;
   for (const auto& [name, record] : contents.records) digests.emplace(name, record->sha256);
@@ -90,10 +90,10 @@ void fill(const fs::path& folder, const PackageReader& reader, const Contents& c
     return !always && is_verified(folder, read_entry_record(folder / kEntryRecord), digests);
   };
   if (!verified()) {
-    // Writers take turns, where files can be locked: the others would write the same once more.
+    // Writers take turns if files can be locked, because the others would write the same files again.
     const Descriptor turns(open((folder / kWritersLock).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!turns && errno == ENOENT) throw FileError(folder);
-    if (turns) lock(turns.get(), LOCK_EX);  // else it is read-only, and yet all may be there
+    if (turns) lock(turns.get(), LOCK_EX);  // else the folder is read-only, but the files may be there
     if (!verified()) verify_or_extract(folder, reader, contents);
   }
   touch(folder);
@@ -112,18 +112,18 @@ CacheEntry unpack_in(const fs::path& root, const PackageReader& reader, const Co
                         ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
       if (same) return {folder, library_of(contents), std::move(fd)};
     } catch (const std::system_error& error) {
-      if (!is_gone(error) || race + 1 == kRaces) throw;  // else it was deleted under our hands
+      if (!is_gone(error) || race + 1 == kRaces) throw;  // else it was deleted meanwhile
     }
   }
-  throw FileError(root / contents.kind / contents.digest, "it is deleted again and again", ENOENT);
+  throw FileError(root / contents.kind / contents.digest, "it was deleted repeatedly while it was unpacked", ENOENT);
 }
 
-// A directory of this process, removed when it ends.
+// This process's temporary directory, removed when the process ends.
 fs::path fallback_directory() {
   static std::mutex mutex;
   static std::unique_ptr<TemporaryFolder> folder;
   const std::lock_guard lock(mutex);
-  if (!folder || folder->maker() != getpid()) {  // the parent of a fork removes its own
+  if (!folder || folder->maker() != getpid()) {  // a fork needs another one: its parent removes this one
     folder = std::make_unique<TemporaryFolder>(fs::temp_directory_path(), kTemporaryPrefix);
   }
   return folder->path();
@@ -137,7 +137,7 @@ std::string megabytes(const Contents& contents) {
   return text;
 }
 
-// As messages name it.
+// The temporary directory, for messages.
 std::string temporary_directory() {
   std::error_code unusable;
   const fs::path folder = fs::temp_directory_path(unusable);
@@ -161,9 +161,9 @@ CacheEntry unpack(const PackageReader& reader, const Contents& contents, const U
   } catch (const std::system_error& error) {
     throw Error(errors::kCache,
                 "cannot unpack " + reader.path().filename().string() + " (" + megabytes(contents) +
-                    "): not to the cache " + cache + " (" + reason + "), and not to " + temporary_directory() + " (" +
+                    "), neither to the cache " + cache + " (" + reason + ") nor to " + temporary_directory() + " (" +
                     reason_of(error) + ")",
-                "Make room, or set EXPORTKIT_CACHE to a private, writable directory that has some.");
+                "Make room, or set EXPORTKIT_CACHE to a private, writable directory with enough space.");
   }
 }
 

@@ -1,4 +1,4 @@
-// What is unpacked from packages, once for all processes. exportkit/runtime/cache has the layout and the rules.
+// Unpacks packages' files once for all processes. exportkit/runtime/cache has the layout and the rules.
 #pragma once
 
 #include <filesystem>
@@ -13,14 +13,14 @@ namespace exportkit {
 inline constexpr const char* kEntryRecord = "~verified.json";
 inline constexpr const char* kWritersLock = "~lock";
 
-// An unpacked entry that is in use: `exportkit cache prune` leaves it alone as long as this lives.
+// An unpacked entry in use: `exportkit cache prune` does not remove it while this object lives.
 class CacheEntry {
  public:
   CacheEntry(std::filesystem::path folder, const std::string& library, Descriptor locked)
       : folder_(std::move(folder)), library_(folder_ / library), locked_(std::move(locked)) {}
 
   const std::filesystem::path& folder() const { return folder_; }
-  // The shared library among its files; of a target's, the model's.
+  // The shared library in the folder; for a target, the model.
   const std::filesystem::path& library() const { return library_; }
 
  private:
@@ -30,12 +30,12 @@ class CacheEntry {
 
 struct Unpacking {
   bool always = false;  // whether to hash files that count as verified
-  // Is told why the cache cannot be used, where that is so: a temporary directory takes its place.
+  // Called with the reason if the cache cannot be used and a temporary directory is used instead.
   std::function<void(const std::string&)> warn;
 };
 
-// An operator library, the only file of its entry; a target's files. The error of the record that does not hold;
-// CacheError where there is no room for it.
+// Unpacks an operator library, the only file of its entry, or a target's files. Throws the error of a wrong record;
+// CacheError if there is no room.
 CacheEntry unpack(const PackageReader& reader, const Library& library, const Unpacking& how);
 CacheEntry unpack(const PackageReader& reader, const Target& target, const Unpacking& how);
 

@@ -30,7 +30,7 @@ const std::vector<std::string>* keys_of(const Node& node) {
   return nullptr;
 }
 
-// Formats 1 and 2 allow the identifiers of Python 3.11, format 3 allows ASCII names.
+// Formats 1 and 2 allow the identifiers of Python 3.11; format 3 allows ASCII names only.
 bool is_tuple_name(const std::string& name, int64_t version) {
   return version < 3 ? is_unicode_identifier(name) && !is_keyword(name) : is_name(name);
 }
@@ -42,7 +42,7 @@ bool is_parameter_name(const std::string& name, int64_t version) {
 void check_named_tuple(const NamedTupleNode& node, const std::string& what, int64_t version) {
   const auto check = [&](const std::string& name) {
     require(is_tuple_name(name, version),
-            [&] { return what + ": " + shown(name) + " cannot name a named tuple or a field of one"; });
+            [&] { return what + ": " + shown(name) + " is not allowed as the name of a named tuple or a field"; });
   };
   check(node.class_name);
   for (const std::string& name : node.fields) {
@@ -51,15 +51,15 @@ void check_named_tuple(const NamedTupleNode& node, const std::string& what, int6
   }
 }
 
-// Every container can be built, and they have the tensors from `next` on, in order.
+// Checks that every container can be built and that the tensors are numbered in order from `next`.
 void check_node(const Node& node, const std::string& what, int64_t version, int64_t& next, int depth = 0) {
   require(depth <= kMaxStructureDepth, [&] {
     return "the " + what + " are nested deeper than " + std::to_string(kMaxStructureDepth) + " containers";
   });
   if (const auto* tensor = std::get_if<TensorNode>(&node.value)) {
     require(tensor->index == next, [&] {
-      return "the structure of the " + what + " has tensor " + std::to_string(tensor->index) + " in place of tensor " +
-             std::to_string(next);
+      return "the structure of the " + what + " has tensor " + std::to_string(tensor->index) +
+             " where it should have tensor " + std::to_string(next);
     });
     ++next;
     return;
@@ -76,8 +76,8 @@ void check_node(const Node& node, const std::string& what, int64_t version, int6
   for (const Node& item : *items) check_node(item, what, version, next, depth + 1);
 }
 
-// Calls on_name for each tensor, in order. `path` is that of the node, and the same again afterwards. A path is not
-// copied: a long key around many items would be copied for each.
+// Calls on_name for each tensor, in order. `path` is the node's path and is restored afterwards. Paths are not copied:
+// a long key around many items would be copied for each item.
 void for_each_leaf(const Node& node, std::string& path, const std::function<void(const std::string&)>& on_name) {
   if (std::holds_alternative<TensorNode>(node.value)) on_name(path.empty() ? "0" : path);
   const std::vector<Node>* items = items_of(node);
@@ -92,23 +92,24 @@ void for_each_leaf(const Node& node, std::string& path, const std::function<void
   }
 }
 
-// Every tensor has its one place in the structure, in order, and is named by that place.
+// Checks that each tensor appears once in the structure, in order, and is named by its place there.
 template <class Tensor>
 void check_structure(std::vector<std::pair<std::string, const Node*>> nodes, const std::vector<Tensor>& tensors,
                      const std::string& what, int64_t version) {
   int64_t next = 0;
   for (const auto& [prefix, node] : nodes) check_node(*node, what, version, next);
   require(next == static_cast<int64_t>(tensors.size()), [&] {
-    return "the structure of the " + what + " has " + std::to_string(next) + " tensors; there are " +
+    return "the structure of the " + what + " has " + std::to_string(next) + " tensors; the list has " +
            std::to_string(tensors.size());
   });
-  // Compared one by one: long keys around many tensors make names that together are larger than any memory.
+  // Compares one name at a time: with long keys around many tensors, all names together may not fit in memory.
   size_t at = 0;
   for (auto& [prefix, node] : nodes) {
     for_each_leaf(*node, prefix, [&](const std::string& name) {
       const Tensor& tensor = tensors[at++];
-      require(tensor.name == name,
-              [&] { return what + ": the tensor named " + shown(tensor.name) + " has its place at " + shown(name); });
+      require(tensor.name == name, [&] {
+        return what + ": the tensor named " + shown(tensor.name) + " is at " + shown(name) + " in the structure";
+      });
       require(item_bytes(tensor.dtype) > 0,
               [&] { return what + ": " + shown(name) + " has the unknown dtype " + shown(tensor.dtype); });
     });
@@ -124,7 +125,7 @@ __int128 value_at(const Size& size, int64_t n) { return static_cast<__int128>(si
 void check_size(const Size& size, const std::string& tensor, const Dimensions& dimensions) {
   const auto found = dimensions.find(size.dimension);
   require(found != dimensions.end(), [&] {
-    return shown(tensor) + " has a size of dimension " + shown(size.dimension) + ", which is not declared";
+    return shown(tensor) + " has a size with dimension " + shown(size.dimension) + ", which is not declared";
   });
   require(value_at(size, found->second->min) >= 0 && value_at(size, found->second->max) <= kMaxSize, [&] {
     return shown(tensor) + " has a size of " + std::to_string(size.scale) + "*" + size.dimension + " and " +
@@ -135,7 +136,7 @@ void check_size(const Size& size, const std::string& tensor, const Dimensions& d
 const Size* size_of(const Extent& extent) { return std::get_if<Size>(&extent); }
 const Size* size_of(const std::optional<Extent>& extent) { return extent ? size_of(*extent) : nullptr; }
 
-// The least value of a size whose dimension is declared; of one that is not known, 0.
+// The least value of a size with a declared dimension; 0 if the size is unknown.
 uint64_t least_of(const Extent& extent, const Dimensions& dimensions) {
   const Size* size = size_of(extent);
   if (!size) return static_cast<uint64_t>(std::get<int64_t>(extent));
@@ -145,7 +146,7 @@ uint64_t least_of(const std::optional<Extent>& extent, const Dimensions& dimensi
   return extent ? least_of(*extent, dimensions) : 0;
 }
 
-// Sizes of declared dimensions, and no more elements than there can be.
+// Checks that the sizes use declared dimensions and that the tensor can fit in memory.
 template <class Tensor>
 void check_shape(const Tensor& tensor, const Dimensions& dimensions) {
   require(tensor.shape.size() <= kMaxRank, [&] {
@@ -160,9 +161,10 @@ void check_shape(const Tensor& tensor, const Dimensions& dimensions) {
   if (std::find(least.begin(), least.end(), 0) != least.end()) return;
   unsigned __int128 count = 1;
   for (const uint64_t size : least) {
-    count *= size;  // of two numbers that are at most 2^62
-    require(count <= kMaxSize,
-            [&] { return shown(tensor.name) + " has more than 2^62 elements at least, which no memory holds"; });
+    count *= size;  // cannot overflow: both are at most 2^62
+    require(count <= kMaxSize, [&] {
+      return shown(tensor.name) + " has more than 2^62 elements even at its smallest, which no memory holds";
+    });
   }
 }
 
@@ -185,7 +187,7 @@ void check_dimensions(const Call& call) {
   for (const TensorOutput& tensor : call.outputs) check_shape(tensor, dimensions);
   for (const Dimension& dimension : call.dimensions) {
     require(used.contains(dimension.name),
-            [&] { return "dimension " + dimension.name + " is no input's: nothing gives it a value"; });
+            [&] { return "no input has dimension " + dimension.name + ", so nothing gives it a value"; });
   }
 }
 

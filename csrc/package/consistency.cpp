@@ -20,7 +20,7 @@ constexpr std::string_view kAotInductorDir = "data/aotinductor/", kOperatorsDir 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// Takes the characters that satisfy `allowed` off the front; false where there is none.
+// Removes the leading characters that satisfy `allowed`; false if there are none.
 template <class F>
 bool take_while(std::string_view& text, const F& allowed) {
   const size_t count = std::find_if_not(text.begin(), text.end(), allowed) - text.begin();
@@ -43,7 +43,7 @@ bool is_version(std::string_view text) {
 
 void check_version(const std::string& version, const std::string& what) {
   require(is_version(version),
-          [&] { return what + " is " + shown(version) + ", which is no version such as \"2.13\""; });
+          [&] { return what + " is " + shown(version) + "; expected a version such as \"2.13\""; });
 }
 
 // namespace::name, namespace::name.overload
@@ -56,7 +56,7 @@ bool is_operator_name(std::string_view text) {
   return text.empty() || (take_prefix(text, ".") && word() && text.empty());
 }
 
-// --- what can run it -----------------------------------------------------------------------------------------------
+// --- records, targets, operators, libraries, cases -----------------------------------------------------------------
 
 using Digests = std::unordered_map<std::string_view, std::string_view>;
 
@@ -69,12 +69,12 @@ void check_reference(const std::string& what, const std::string& record, const s
 void check_records(const Manifest& manifest, const Digests& records) {
   const auto out_of_order = [](const Record& one, const Record& next) { return one.name >= next.name; };
   require(std::adjacent_find(manifest.records.begin(), manifest.records.end(), out_of_order) == manifest.records.end(),
-          [] { return "the records are not sorted by name, each once"; });
+          [] { return "the records are not sorted by name, or a name appears twice"; });
   if (manifest.format_version >= 3) {
     for (const Record& record : manifest.records) {
       require(!record.name.starts_with(kExtraDir), [&] {
         return "record " + shown(record.name) + " is under " + std::string(kExtraDir) +
-               ", which torch's loaders take for text of theirs: a package has nothing there";
+               ", where torch's loaders expect their own text; a package must not have records there";
       });
     }
   }
@@ -106,7 +106,7 @@ void check_target(const Target& target) {
 
 void check_targets(const Manifest& manifest) {
   require(!manifest.targets.empty() || manifest.program,
-          [] { return "there is neither a target nor a program: nothing to run"; });
+          [] { return "the package has neither a target nor a program, so there is nothing to run"; });
   distinct(manifest.targets, kName, "target");
   std::set<std::string_view> names;  // sorted: a prefix comes right before what it is a prefix of
   for (const Target& target : manifest.targets) names.insert(target.name);
@@ -114,7 +114,7 @@ void check_targets(const Manifest& manifest) {
                                          [](auto shorter, auto longer) { return longer.starts_with(shorter); });
   require(prefix == names.end(), [&] {
     return "target " + std::string(*prefix) + " is a prefix of target " + std::string(*std::next(prefix)) +
-           ": torch would take the records of both for one model";
+           ": torch would read the records of both as one model";
   });
   Names with_code;
   for (const Record& record : manifest.records) {
@@ -138,9 +138,9 @@ void check_operators(const std::vector<Operator>& operators, const std::string& 
   distinct(operators, kName, ("operator in " + where + ":").c_str());
   for (const Operator& op : operators) {
     require(is_operator_name(op.name),
-            [&] { return where + ": " + shown(op.name) + " is no operator's name (namespace::name.overload)"; });
+            [&] { return where + ": " + shown(op.name) + " is not an operator name (namespace::name.overload)"; });
     require(op.schema.starts_with(op.name + "("),
-            [&] { return where + ": " + op.name + " has the schema of another: " + shown(op.schema); });
+            [&] { return where + ": " + op.name + " has another operator's schema: " + shown(op.schema); });
   }
 }
 
@@ -152,7 +152,8 @@ void check_libraries(const Manifest& manifest, const Digests& records) {
   std::map<PlatformAndName, std::string_view> definers;
   for (const Library& library : manifest.libraries) {
     const std::string what = "library " + shown(library.record);
-    require(library.sha256 == records.at(library.record), [&] { return what + " has another sha256 than its record"; });
+    require(library.sha256 == records.at(library.record),
+            [&] { return what + " and its record have different sha256 digests"; });
     check_operators(library.defines, shown(library.record));
     check_version(library.needs_torch, what + ": needs_torch");
     if (library.torch_bound) check_version(*library.torch_bound, what + ": torch_bound");
@@ -172,7 +173,7 @@ void check_cases(const Manifest& manifest) {
   distinct(manifest.cases, kRecord, "case");
   const Dimensions dimensions = dimensions_of(manifest.call);
   for (const Case& recorded : manifest.cases) {
-    // No name is there twice, so as many that are all declared are the same ones.
+    // Names are unique, so the same number of declared names means the same names.
     require(recorded.sizes.size() == dimensions.size(), [&] {
       return "case " + shown(recorded.record) + " gives sizes for " + std::to_string(recorded.sizes.size()) +
              " dimensions of " + std::to_string(dimensions.size());
@@ -181,10 +182,11 @@ void check_cases(const Manifest& manifest) {
       const std::string& name = given.first;
       const int64_t size = given.second;
       const auto found = dimensions.find(name);
-      require(found != dimensions.end(),
-              [&] { return "case " + shown(recorded.record) + " has a size for " + name + ", which is no dimension"; });
+      require(found != dimensions.end(), [&] {
+        return "case " + shown(recorded.record) + " has a size for " + name + ", which is not a dimension";
+      });
       require(found->second->min <= size && size <= found->second->max, [&] {
-        return "case " + shown(recorded.record) + " has " + name + " = " + std::to_string(size) + ", outside of " +
+        return "case " + shown(recorded.record) + " has " + name + " = " + std::to_string(size) + ", outside " +
                std::to_string(found->second->min) + " to " + std::to_string(found->second->max);
       });
     }

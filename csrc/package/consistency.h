@@ -1,4 +1,4 @@
-// What a manifest must satisfy beyond its shape: everything it refers to is there, and nothing is said twice.
+// Checks that the parts of a manifest agree: every reference has a target, and names are unique.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@ namespace exportkit {
 
 inline constexpr int kMaxStructureDepth = 32;  // of containers within containers
 
-// Checks a manifest against itself; no record is looked at. ManifestConsistencyError names the part.
+// Checks a manifest without reading any record. ManifestConsistencyError names the faulty part.
 void check_consistency(const Manifest& manifest);
 
-// The libraries a target needs, in the order to load them: those for the CPU, which define operators, first.
+// The libraries a target needs, in loading order. CPU libraries come first, because they define the operators.
 std::vector<const Library*> libraries_for(const Manifest& manifest, const Target& target);
 
-// How many bytes a weight's record has.
+// The size of a weight's record in bytes.
 uint64_t weight_bytes(const Weight& weight);
 
 }  // namespace exportkit

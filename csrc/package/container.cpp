@@ -55,13 +55,13 @@ void append_central_header(std::string& out, const Entry& entry) {
   append(out, uint16_t{1}, uint16_t{24}, entry.size, entry.size, entry.offset);
 }
 
-// --- what some writer made -----------------------------------------------------------------------------------------
+// --- any zip archive -----------------------------------------------------------------------------------------------
 
 struct Damaged {
   const char* what;
 };
 
-// The fields of a ZIP64 extra field take the place of those that did not fit in 32 bits, in this order.
+// Replaces the fields that did not fit in 32 bits by the values of the ZIP64 extra field, in this order.
 void widen(std::string_view extra, uint64_t& size, uint64_t& stored_size, uint64_t& offset) {
   if (size != kMax32 && stored_size != kMax32 && offset != kMax32) return;
   size_t at = 0;
@@ -82,10 +82,10 @@ void widen(std::string_view extra, uint64_t& size, uint64_t& stored_size, uint64
   }
 }
 
-// The entry at `at`, which moves to the next one. Whatever is odd shows when the layout is compared.
+// Reads the entry at `at` and moves `at` to the next one. check_layout finds anything unusual.
 Header parse_central(std::string_view block, size_t& at) {
   if (block.size() - at < kCentralBytes) throw Damaged{"it reaches beyond the directory"};
-  if (load<uint32_t>(block, at) != kCentralSignature) throw Damaged{"it does not start as one does"};
+  if (load<uint32_t>(block, at) != kCentralSignature) throw Damaged{"it does not start with an entry's signature"};
   const size_t name_length = load<uint16_t>(block, at + 28), extra_length = load<uint16_t>(block, at + 30),
                comment_length = load<uint16_t>(block, at + 32);
   if (block.size() - at - kCentralBytes < name_length + extra_length + comment_length) {
@@ -108,14 +108,14 @@ Header parse_central(std::string_view block, size_t& at) {
 
 void refuse_named_oddities(const Header& header) {
   const std::string what = "record " + header.name;
-  if (header.flags & kEncrypted) bad_layout(what + " is encrypted; a package's records are stored as they are");
+  if (header.flags & kEncrypted) bad_layout(what + " is encrypted; a package stores its records unencrypted");
   if (header.method != 0 || header.stored_size != header.size) {
     bad_layout(what + " is compressed (method " + std::to_string(header.method) + ", " +
                std::to_string(header.stored_size) + " bytes for " + std::to_string(header.size) +
-               "); a package's records are stored as they are");
+               "); a package stores its records uncompressed");
   }
   if (header.attributes != 0) {
-    bad_layout(what + " has file attributes, as a link or a device would; a package has plain records only");
+    bad_layout(what + " has file attributes, like a link or a device; a package has plain records only");
   }
 }
 
@@ -176,8 +176,8 @@ std::vector<Header> read_directory(int fd, uint64_t file_size) {
   const std::string_view tail = bytes;
   if (tail.size() < kEndBytes || load<uint32_t>(tail, tail.size() - kEndBytes) != kEndSignature) {
     throw Error(errors::kNotAnArchive, "the file (" + std::to_string(file_size) +
-                                           " bytes) does not end as a zip archive does: it was cut short, something "
-                                           "was appended to it, or it never was one");
+                                           " bytes) does not end like a zip archive: it was cut short, something "
+                                           "was appended to it, or it is not an archive");
   }
   const std::string_view end = tail.substr(tail.size() - kEndBytes);
   uint64_t count = load<uint16_t>(end, 10), length = load<uint32_t>(end, 12), start = load<uint32_t>(end, 16);
@@ -186,7 +186,7 @@ std::vector<Header> read_directory(int fd, uint64_t file_size) {
     count = load<uint64_t>(tail, 32), length = load<uint64_t>(tail, 40), start = load<uint64_t>(tail, 48);
   }
   if (length > kMaxDirectoryBytes) {
-    bad_layout("the central directory has " + std::to_string(length) + " bytes; a package's has at most " +
+    bad_layout("the central directory has " + std::to_string(length) + " bytes; a package has at most " +
                std::to_string(kMaxDirectoryBytes));
   }
   if (start > file_size || length > file_size - start) {
@@ -217,26 +217,26 @@ std::vector<Entry> check_layout(int fd, uint64_t file_size, const std::vector<He
     if (header.offset != offset) {
       bad_layout("record " + header.name + " starts at byte " + std::to_string(header.offset) + ", not " +
                  std::to_string(offset) +
-                 " where the record before it ends: records overlap, or bytes are hidden between them");
+                 " where the previous record ends: records overlap, or bytes are hidden between them");
     }
     const Entry entry = laid_out(header.name, header.size, header.crc32, offset);
     if (entry.data_offset > file_size || header.size > file_size - entry.data_offset) {
       bad_layout("record " + header.name + " has " + std::to_string(header.size) + " bytes from byte " +
-                 std::to_string(entry.data_offset) + " of a file of " + std::to_string(file_size));
+                 std::to_string(entry.data_offset) + ", but the file has " + std::to_string(file_size));
     }
     if (const std::string expected = local_header(entry); read_at(fd, offset, expected.size()) != expected) {
       bad_layout("the local header of record " + header.name + " disagrees with the central directory",
-                 "Two zip readers could see two different records; pack it again with `exportkit package`.");
+                 "Two zip readers could read two different records; pack it again with `exportkit package`.");
     }
     entries.push_back(entry);
     offset = entries.back().end();
   }
   const std::string expected = central_directory(entries);
   if (file_size - offset != expected.size() || read_at(fd, offset, expected.size()) != expected) {
-    bad_layout("what follows the last record (from byte " + std::to_string(offset) + " of " +
+    bad_layout("the bytes after the last record (from byte " + std::to_string(offset) + " of " +
                    std::to_string(file_size) +
-                   ") is not the central directory that a package of these records has: a comment, extra fields, "
-                   "dates or hidden bytes",
+                   ") are not the central directory of a package with these records: they hold a comment, extra "
+                   "fields, dates or hidden bytes",
                "Other zip tools write such archives; pack it again with `exportkit package`.");
   }
   return entries;

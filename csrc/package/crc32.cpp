@@ -29,7 +29,7 @@ constexpr Tables make_tables() {
 
 constexpr Tables kTables = make_tables();
 
-// Eight bytes a step. `state` is the complement of a CRC-32.
+// Eight bytes per step. `state` is the complement of a CRC-32.
 uint32_t crc32_by_table(uint32_t state, const uint8_t* data, size_t size) {
   for (; size >= 8; data += 8, size -= 8) {
     uint32_t next = 0;

@@ -1,4 +1,4 @@
-// The error classes of exportkit/errors.py, under the same names and with the same exit codes.
+// The error classes of exportkit/errors.py, with the same names and exit codes.
 #pragma once
 
 #include <stdexcept>
@@ -8,10 +8,10 @@ namespace exportkit {
 
 struct ErrorClass {
   const char* name;
-  int exit_code;  // 1 a step failed, 2 usage, 3 the package is bad, 4 this machine cannot do it
+  int exit_code;  // 1 a step failed, 2 wrong usage, 3 bad package, 4 this machine cannot do it
 };
 
-// A test holds this list against exportkit/errors.py.
+// A test compares this list with exportkit/errors.py.
 namespace errors {
 inline constexpr ErrorClass kUsage{"UsageError", 2};
 inline constexpr ErrorClass kInput{"InputError", 2};
@@ -48,7 +48,7 @@ inline constexpr ErrorClass kCache{"CacheError", 4};
 inline constexpr ErrorClass kPolicy{"PolicyError", 4};
 }  // namespace errors
 
-// Every error that is raised on purpose. what() is the message, and the hint on a line of its own.
+// Every deliberate error. what() is the message, followed by the hint on a separate line.
 class __attribute__((visibility("default"))) Error : public std::runtime_error {
  public:
   Error(ErrorClass kind, std::string message, std::string hint = {})
@@ -61,7 +61,7 @@ class __attribute__((visibility("default"))) Error : public std::runtime_error {
   int exit_code() const { return kind_.exit_code; }
   // What was given and what is allowed.
   const std::string& message() const { return message_; }
-  // What to do next, if that is more than the message says.
+  // What to do next; empty if the message says it.
   const std::string& hint() const { return hint_; }
 
  private:

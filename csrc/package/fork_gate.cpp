@@ -16,11 +16,11 @@ struct Gate {
 };
 
 Gate& gate() {
-  static auto& only = *new Gate;  // never destroyed: threads may outlive the process's statics
+  static auto& only = *new Gate;  // never destroyed: threads may outlive static objects
   return only;
 }
 
-// Of this thread's work. A model's operator may call a model; and between both ends of its fork, Python may close one.
+// How deep this thread's work is nested: an operator may call a model, and Python may close one during its fork.
 thread_local int64_t depth = 0;
 
 }  // namespace
@@ -50,7 +50,7 @@ void before_fork() {
 void after_fork(bool child) {
   --depth;
   if (child) {
-    new (&gate()) Gate;  // threads that are not here may have been waiting for it
+    new (&gate()) Gate;  // threads that do not exist here may have been waiting on it
     gate().working = depth > 0 ? 1 : 0;
     return;
   }

@@ -1,10 +1,10 @@
-// What a fork waits for, and what waits for a fork. A fork has one thread, the one that forked: what another one was in
-// the middle of never ends there, and who waits for it, as for a lock, waits forever.
+// Blocks fork() until no thread is inside a call of this library. The child keeps only the forking thread, so a lock
+// held by another thread would never be released there.
 #pragma once
 
 namespace exportkit {
 
-// Work that no fork may cut in two, as long as this lives. A thread may nest it.
+// Marks work that a fork must not interrupt while this object lives. A thread may nest it.
 class Work {
  public:
   Work();
@@ -13,8 +13,8 @@ class Work {
   Work& operator=(const Work&) = delete;
 };
 
-// Waits until no thread works, and lets none begin until the other one is called, in the parent and in the child. Work
-// may need Python's lock: it must not be held here.
+// before_fork waits until no thread works. No work starts until after_fork is called, in the parent and in the child.
+// Do not hold Python's GIL here, because the work may need it.
 void before_fork();
 void after_fork(bool child);
 

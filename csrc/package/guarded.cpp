@@ -14,13 +14,14 @@
 namespace exportkit {
 namespace {
 
-// Whether a group is this user's own, as many distributions make one for each user, whose files it may write to.
+// Whether a group is this user's private group. Many distributions make one for each user and let it write the user's
+// files.
 bool is_own_group(gid_t id) {
   std::array<char, 4096> user_text{}, group_text{};
   passwd user{}, *found_user = nullptr;
   group own{}, *found_group = nullptr;
   getpwuid_r(geteuid(), &user, user_text.data(), user_text.size(), &found_user);
-  getgrgid_r(id, &own, group_text.data(), group_text.size(), &found_group);  // one with many members does not fit
+  getgrgid_r(id, &own, group_text.data(), group_text.size(), &found_group);  // a group with many members does not fit
   if (found_user == nullptr || found_group == nullptr) return false;
   const std::string_view name = user.pw_name;
   if (user.pw_gid != id || name != own.gr_name) return false;
@@ -43,7 +44,7 @@ bool is_unmapped(uid_t id) {
 }
 
 const char* others_may_rename_in(const struct stat& folder) {
-  // Root's will do: a cache that was made with a container's image.
+  // Root's folders are trusted too: a container's image may bring a cache.
   const bool ours = folder.st_uid == 0 || folder.st_uid == geteuid();
   if (!ours && !is_unmapped(folder.st_uid)) return "belongs to another user";
   if ((folder.st_mode & S_ISVTX) != 0) return nullptr;  // like /tmp: users rename only their own files
@@ -61,7 +62,7 @@ const char* others_may_change(const struct stat& status) {
   return nullptr;
 }
 
-// From the root on, each folder is one in which nobody renames the next: so none is exchanged while this looks.
+// Checks every folder from the root on: if nobody else can rename the next one, none can be replaced during the check.
 std::string others_may_replace(const std::filesystem::path& path) {
   for (auto folder = path.parent_path();; folder = folder.parent_path()) {
     struct stat status{};

@@ -1,6 +1,6 @@
-"""Writes identifier_ranges.inc: which characters beyond ASCII Python takes in a name.
+"""Writes identifier_ranges.inc, the non-ASCII characters that Python allows in a name.
 
-Run it with the Python that is to be followed; the Unicode version is written down. What is a name once stays one.
+Run it with the Python version to follow. The file notes its Unicode version. Later versions only add characters.
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def ranges(allowed: Callable[[str], bool]) -> list[tuple[int, int]]:
-    """First and last of each run of code points."""
+    """Returns the first and last code point of each run of allowed characters."""
     found: list[tuple[int, int]] = []
     for code in range(0x80, sys.maxunicode + 1):
         if not allowed(chr(code)):
@@ -23,7 +23,7 @@ def ranges(allowed: Callable[[str], bool]) -> list[tuple[int, int]]:
 
 
 def table(name: str, pairs: list[tuple[int, int]]) -> str:
-    """A C++ array, a few ranges a line."""
+    """Returns a C++ array with a few ranges per line."""
     cells = [f"{{0x{first:X}, 0x{last:X}}}," for first, last in pairs]
     lines, line = [], "   "
     for cell in cells:

@@ -15,8 +15,8 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 bool is_integer(std::string_view number) { return number.find_first_of(".eE") == std::string_view::npos; }
 
-// Whether a number that is out of range is so because it is large, not because it is next to nothing. Its order of
-// magnitude is far from 0, so its sign decides.
+// Whether an out-of-range number is too large rather than too close to 0. Its decimal exponent is far from 0, so the
+// exponent's sign decides.
 bool is_large(std::string_view number) {
   const size_t mark = std::min(number.find_first_of("eE"), number.size());
   const std::string_view mantissa = number.substr(0, mark);
@@ -31,7 +31,7 @@ bool is_large(std::string_view number) {
   return static_cast<__int128>(point) - static_cast<__int128>(leading) + exponent > 0;
 }
 
-// Rounded correctly; infinite where it is too large. Not strtod, which asks the locale what a decimal point is.
+// Rounds correctly; infinite if the number is too large. strtod would depend on the locale's decimal point.
 double to_double(std::string_view number) {
   double value = 0;
   if (std::from_chars(number.data(), number.data() + number.size(), value).ec == std::errc{}) return value;
@@ -76,11 +76,11 @@ std::string JsonReader::string() {
   for (;;) {
     const size_t start = at_;
     while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\') {
-      if (static_cast<unsigned char>(text_[at_]) < 0x20) fail("a control character in a string");
+      if (static_cast<unsigned char>(text_[at_]) < 0x20) fail("control character in a string");
       ++at_;
     }
     out.append(text_, start, at_ - start);
-    if (at_ == text_.size()) fail("a string without an end");
+    if (at_ == text_.size()) fail("unterminated string");
     if (text_[at_++] == '"') return out;
     escape(out);
   }
@@ -94,7 +94,7 @@ std::string JsonReader::sha256() {
   return text;
 }
 
-// What follows a backslash.
+// Reads the part of an escape after the backslash.
 void JsonReader::escape(std::string& out) {
   constexpr std::string_view kLetters = "\"\\/bfnrt", kMeanings = "\"\\/\b\f\n\r\t";
   const char letter = at_ < text_.size() ? text_[at_++] : '\0';
@@ -102,7 +102,7 @@ void JsonReader::escape(std::string& out) {
     out += kMeanings[index];
     return;
   }
-  if (letter != 'u') fail("an unknown escape in a string");
+  if (letter != 'u') fail("unknown escape in a string");
   char32_t code_point = hex4();
   if (code_point >= 0xD800 && code_point < 0xDC00 && text_.substr(at_, 2) == "\\u") {
     const size_t before = at_;
@@ -122,7 +122,7 @@ char32_t JsonReader::hex4() {
   const std::string_view digits = text_.substr(at_, 4);
   uint32_t value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-  if (error != std::errc{} || digits.size() < 4 || end != digits.data() + 4) fail("an escape without four digits");
+  if (error != std::errc{} || digits.size() < 4 || end != digits.data() + 4) fail("escape without four digits");
   at_ += 4;
   return value;
 }
@@ -133,7 +133,7 @@ std::string_view JsonReader::number_text() {
   const auto digits = [&] {
     const size_t first = at_;
     while (at_ < text_.size() && is_digit(text_[at_])) ++at_;
-    if (at_ == first) fail("a number without digits");
+    if (at_ == first) fail("number without digits");
   };
   const auto take = [&](std::string_view any_of) {
     const bool there = at_ < text_.size() && any_of.find(text_[at_]) != std::string_view::npos;
@@ -162,14 +162,14 @@ int64_t JsonReader::integer() {
   const std::string_view text = number_text();
   int64_t value = 0;
   if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc{}) {
-    fail("an integer that does not fit in 64 bits");
+    fail("integer does not fit in 64 bits");
   }
   return value;
 }
 
 double JsonReader::number() {
   const double value = to_double(number_text());
-  if (!std::isfinite(value)) fail("a number that is out of range");
+  if (!std::isfinite(value)) fail("number out of range");
   return value;
 }
 
@@ -196,7 +196,7 @@ void JsonReader::skip() {
       });
       std::sort(keys.begin(), keys.end());
       if (const auto twice = std::adjacent_find(keys.begin(), keys.end()); twice != keys.end()) {
-        fail("the key " + shown(*twice) + " twice in one object");
+        fail("duplicate key " + shown(*twice));
       }
       return;
     }
@@ -221,7 +221,7 @@ void JsonReader::skip() {
 
 void JsonReader::end() {
   whitespace();
-  if (at_ < text_.size()) fail("something after its end");
+  if (at_ < text_.size()) fail("text after the end of the value");
 }
 
 bool JsonReader::seek(std::string_view wanted) {
@@ -250,7 +250,7 @@ void JsonReader::enter(char bracket, const char* what) {
   if (++depth_ > max_depth_) fail("brackets nested deeper than " + std::to_string(max_depth_));
 }
 
-// Whether another member or item comes. A comma is only taken where one must be.
+// Whether another member or item follows. Reads a comma only where one must be.
 bool JsonReader::more(bool first, char bracket) {
   whitespace();
   const char c = at_ < text_.size() ? text_[at_] : '\0';
@@ -278,7 +278,7 @@ void JsonReader::expected(const char* what) {
 
 std::string JsonReader::oddity() const {
   if (half_pair_) return "a string with half of a surrogate pair";
-  return infinite_ ? "a number that is out of range" : "";
+  return infinite_ ? "a number out of range" : "";
 }
 
 void JsonReader::fail(const std::string& what) const {

@@ -1,6 +1,6 @@
-// A reader of JSON from strangers, which goes through a text once and keeps nothing of it. It takes RFC 8259, with
-// nothing added. It is ours because parsers differ where it matters: keys that are there twice, 1.0 for an integer, a
-// NUL or a byte order mark, numbers beyond 64 bits, halves of surrogate pairs.
+// A strict reader for untrusted JSON, which goes through a text once and stores nothing. It accepts RFC 8259 and no
+// extensions. We use our own reader because parsers differ where it matters: duplicate keys, 1.0 for an integer, a NUL
+// or a byte order mark, numbers beyond 64 bits, halves of surrogate pairs.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace exportkit {
 
-// A text of these many brackets and commas would take a hundred times its size in memory.
+// A text of that many brackets and commas would take a hundred times its size in memory.
 inline constexpr size_t kMaxJsonValues = 2'000'000;
 
-// The text is no JSON, or not of the shape that was asked for. The message says where.
+// The text is not JSON, or not of the requested shape. The message says where.
 struct JsonError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -23,14 +23,14 @@ class JsonReader {
  public:
   enum class Kind { kObject, kArray, kString, kNumber, kBool, kNull };
 
-  // `text` must outlive the reader. Nothing is read yet but that it is UTF-8: JsonError.
+  // `text` must outlive the reader. Checks only that it is UTF-8: JsonError.
   JsonReader(std::string_view text, int max_depth);
 
-  // What comes next.
+  // The kind of the next value.
   Kind peek();
 
-  // Each of these takes the next value: JsonError where it is of another kind.
-  // Calls on_member(key) for each member of an object, which takes the value.
+  // Each of these reads the next value: JsonError if it has another kind.
+  // Calls on_member(key) for each member of an object; on_member reads the value.
   template <class F>
   void object(const F& on_member) {
     enter('{', "object");
@@ -42,7 +42,7 @@ class JsonReader {
     }
     --depth_;
   }
-  // Calls on_item() for each item of an array, which takes it.
+  // Calls on_item() for each item of an array; on_item reads the item.
   template <class F>
   void array(const F& on_item) {
     enter('[', "array");
@@ -57,36 +57,36 @@ class JsonReader {
   std::string string();
   // A string of 64 hexadecimal digits in lower case.
   std::string sha256();
-  // An integer, not written as 1.0 or 1e0. JsonError where it does not fit.
+  // An integer, not written as 1.0 or 1e0. JsonError if it does not fit.
   int64_t integer();
-  // A number, however written, that is finite in double precision.
+  // A number in any notation that is finite in double precision.
   double number();
-  // Whether the number that comes next is written as an integer.
+  // Whether the next number is written as an integer.
   bool at_integer();
   bool boolean();
   void null();
-  // The number as it is written; its kind is checked, not its size.
+  // The number as written; its syntax is checked, not its size.
   std::string_view number_text();
-  // Any value, looked through for keys that are there twice, and counted: JsonError.
+  // Skips a value, but refuses duplicate keys and too many values: JsonError.
   void skip();
-  // Nothing but whitespace may follow.
+  // Checks that only whitespace follows.
   void end();
 
-  // Goes into the object that comes next, up to the value of a key; false, behind the object, if it has none.
+  // Enters the next object up to the value of a key. If the key is missing, returns false after the object.
   bool seek(std::string_view key);
 
-  // What the text holds that is JSON, but which no value of ours has: a half of a surrogate pair, a number that is
-  // infinite. Empty if nothing was seen yet.
+  // Describes a value seen so far that is valid JSON but never allowed here: half of a surrogate pair, or an infinite
+  // number. Empty if there was none.
   std::string oddity() const;
-  // The one of both that is refused even in a value that is passed over.
+  // Whether half of a surrogate pair was seen, which is refused even in a skipped value.
   bool has_half_pair() const { return half_pair_; }
 
-  // JsonError that names the place of the value that is being read.
+  // Throws JsonError with the place of the value being read.
   [[noreturn]] void fail(const std::string& what) const;
 
  private:
   struct Step {
-    std::string_view key;  // of an object's member; empty data for an array's item
+    std::string_view key;  // of an object's member; data() is null for an array's item
     size_t index;
   };
 

@@ -1,4 +1,4 @@
-// JSON that is written.
+// Writes JSON.
 #pragma once
 
 #include <string>
@@ -6,10 +6,10 @@
 
 namespace exportkit {
 
-// A string in quotes. What is no UTF-8, as in a file's name, has a question mark in its place.
+// A string in quotes. Bytes of invalid UTF-8, which a file's name may have, become question marks.
 std::string json_text(std::string_view text);
 
-// A list of what `each` makes of its items.
+// A list; `each` turns an item into JSON.
 template <class List, class F>
 std::string json_list(const List& items, const F& each) {
   std::string out = "[";

@@ -24,7 +24,7 @@ constexpr const char* kMakeOne =
 
 using Key = evp_pkey_st;
 
-// What OpenSSL notes of a failure would be taken for its own by whoever uses it next in this thread.
+// Discards OpenSSL's error records. Otherwise the next user of OpenSSL in this thread would read them as its own.
 struct NothingNoted {
   NothingNoted() { libcrypto().ERR_set_mark(); }
   ~NothingNoted() { libcrypto().ERR_pop_to_mark(); }
@@ -47,7 +47,7 @@ std::string content_of(const std::string& path, const std::string& name, bool gu
   throw Error(errors::kUsage, name + " cannot be read: No such file or directory");
 }
 
-// The key of PEM text; null where it is none.
+// Parses PEM text; null if it is not a public key.
 std::shared_ptr<Key> parse(std::string_view text) {
   const size_t begin = text.find(kBegin), end = text.find(kEnd);
   if (begin == std::string_view::npos || end == std::string_view::npos || end < begin + kBegin.size()) return nullptr;
@@ -61,7 +61,7 @@ std::shared_ptr<Key> parse(std::string_view text) {
   return at == bytes(*der) + der->size() ? key : nullptr;
 }
 
-// In its one PEM form: the curve by name, the point whole.
+// The canonical PEM text: a named curve and an uncompressed point.
 std::string pem_of(Key* key) {
   must(libcrypto().EVP_PKEY_set_utf8_string_param(key, "encoding", "named_curve") == 1);
   must(libcrypto().EVP_PKEY_set_utf8_string_param(key, "point-format", "uncompressed") == 1);
@@ -83,7 +83,7 @@ std::string raw_of(Key* key) {
   return {raw.begin(), raw.end()};
 }
 
-// The curve of a key, or else its kind, by the names that Python's `cryptography` has for them.
+// The key's curve, or its kind if it has no curve, by the names of Python's `cryptography`.
 std::string kind_of(Key* key) {
   std::array<char, 64> curve;
   if (libcrypto().EVP_PKEY_get_group_name(key, curve.data(), curve.size(), nullptr) == 1 &&
@@ -110,7 +110,7 @@ bool PublicKey::verifies(std::string_view signature, std::string_view message) c
                                                                          libcrypto().EVP_MD_CTX_free);
   if (!context) throw std::bad_alloc();
   must(libcrypto().EVP_DigestVerifyInit(context.get(), nullptr, hash, nullptr, key.get()) == 1);
-  // Anything but 1 is a refusal: a signature of another length is an error to OpenSSL.
+  // Only 1 means success: a signature of a wrong length is an error in OpenSSL.
   return libcrypto().EVP_DigestVerify(context.get(), bytes(signature), signature.size(), bytes(message),
                                       message.size()) == 1;
 }
@@ -121,11 +121,11 @@ PublicKey read_public_key(const std::string& source, bool guarded) {
   const std::string name = is_text ? "the public key given as text" : "the public key " + source;
   const std::string text = is_text ? source : content_of(source, name, guarded);
   if (text.find("PRIVATE KEY-----") != std::string::npos) {
-    throw Error(errors::kUsage, name + " is a private one; it belongs to the signer alone",
-                "openssl pkey -in private.pem -pubout");
+    throw Error(errors::kUsage, name + " is a private key; only its owner may have it",
+                "Make the public key from it: openssl pkey -in private.pem -pubout -out public.pem");
   }
   const std::shared_ptr<Key> key = parse(text);
-  if (!key) throw Error(errors::kUsage, name + " is not PEM of a public key", kMakeOne);
+  if (!key) throw Error(errors::kUsage, name + " is not a public key in PEM form", kMakeOne);
   const std::string origin = is_text ? "text" : source;
   if (libcrypto().EVP_PKEY_is_a(key.get(), "ED25519")) return {sha256_hex(raw_of(key.get())), origin, key, nullptr};
   const std::string kind = kind_of(key.get());

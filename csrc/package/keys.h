@@ -1,4 +1,4 @@
-// The keys that check signatures.
+// Public keys, which check signatures.
 #pragma once
 
 #include <memory>
@@ -10,21 +10,21 @@ struct evp_pkey_st;
 
 namespace exportkit {
 
-// An Ed25519 key, which checks this format's own signatures, or one on the curve P-256, P-384 or P-521, which checks
-// bundles of OpenSSF model signing.
+// An Ed25519 key, which checks this format's own signatures, or a key on the curve P-256, P-384 or P-521, which checks
+// OpenSSF model signing bundles.
 struct PublicKey {
-  std::string id;      // sha256 of the 32 bytes of an Ed25519 key; of the PEM text of another, as model signing has it
-  std::string source;  // where it came from, for messages
+  std::string id;      // sha256 of an Ed25519 key's 32 bytes, or of another key's PEM text, as in model signing
+  std::string source;  // the file it came from, or "text"; for messages
   std::shared_ptr<evp_pkey_st> key;
-  const evp_md_st* hash;  // of ECDSA; null for Ed25519, which has its own
+  const evp_md_st* hash;  // for ECDSA; null for Ed25519, which includes its hash
 
   bool is_ed25519() const { return hash == nullptr; }
-  // Whether this key's owner signed this message.
+  // Whether the signature is this key's signature of the message.
   bool verifies(std::string_view signature, std::string_view message) const;
 };
 
-// A public key from a PEM file, or from PEM text: UsageError. A guarded file must be one that other users can neither
-// change nor replace.
+// Reads a public key from a PEM file or from PEM text: UsageError. If `guarded`, refuses a file that other users can
+// change or replace.
 PublicKey read_public_key(const std::string& source, bool guarded = false);
 
 }  // namespace exportkit

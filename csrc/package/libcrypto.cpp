@@ -12,13 +12,12 @@ namespace {
 constexpr const char* kName = "libcrypto.so.3";
 
 [[noreturn]] void missing(const std::string& why) {
-  throw Error(errors::kHost, "signatures are checked with OpenSSL 3, which cannot be used here: " + why,
-              "Install it (Debian and Ubuntu: apt-get install libssl3), or load a package that nobody asks a signature "
-              "of.");
+  throw Error(errors::kHost, "OpenSSL 3, which checks signatures, cannot be used: " + why,
+              "Install it (Debian and Ubuntu: apt-get install libssl3), or require no signature.");
 }
 
 Libcrypto open() {
-  // Local: OpenSSL of another version may be in the process.
+  // RTLD_LOCAL, because the process may have another version of OpenSSL.
   void* library = dlopen(kName, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* said = dlerror();
@@ -54,7 +53,7 @@ Libcrypto open() {
 }  // namespace
 
 const Libcrypto& libcrypto() {
-  static const Libcrypto found = open();  // one that failed is tried again
+  static const Libcrypto found = open();  // retried after a failure
   return found;
 }
 

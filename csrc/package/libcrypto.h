@@ -1,4 +1,4 @@
-// OpenSSL 3, opened when the first signature is checked: nothing else of this library needs it, its build neither.
+// OpenSSL 3, loaded when the first signature is checked. Nothing else in this library needs it, not even the build.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ struct engine_st;
 
 namespace exportkit {
 
-// The functions that are used of it, under their own names.
+// OpenSSL's functions used here, under their own names.
 struct Libcrypto {
   int (*ERR_set_mark)();
   int (*ERR_pop_to_mark)();
@@ -35,7 +35,7 @@ struct Libcrypto {
   int (*EVP_PKEY_set_utf8_string_param)(evp_pkey_st*, const char*, const char*);
 };
 
-// HostError where this machine has none.
+// HostError if this machine has no OpenSSL 3.
 const Libcrypto& libcrypto();
 
 }  // namespace exportkit

@@ -43,7 +43,7 @@ std::string name(JsonReader& json) {
   const auto allowed = [](char c) { return is_alnum(c) || c == '_' || c == '.' || c == '-'; };
   if (value.empty() || value.size() > 128 || value[0] == '.' || value[0] == '-' ||
       !std::all_of(value.begin(), value.end(), allowed)) {
-    json.fail("expected 1 to 128 letters, digits and _.- that start with none of .-, found " + shown(value));
+    json.fail("expected 1 to 128 letters, digits and _.-, starting with a letter, a digit or _, found " + shown(value));
   }
   return value;
 }
@@ -52,7 +52,7 @@ std::string checked_symbol(const JsonReader& json, std::string value) {
   const auto allowed = [](char c) { return is_alnum(c) || c == '_'; };
   if (value.empty() || value.size() > 64 || (value[0] >= '0' && value[0] <= '9') ||
       !std::all_of(value.begin(), value.end(), allowed)) {
-    json.fail("expected 1 to 64 letters, digits and _, not a digit first, found " + shown(value));
+    json.fail("expected 1 to 64 letters, digits and _, starting with a letter or _, found " + shown(value));
   }
   return value;
 }
@@ -82,7 +82,7 @@ template <class... Words>
 auto one_of(Words... words) {
   return [=](JsonReader& json) {
     std::string value = json.string();
-    if (((value != words) && ...)) json.fail("an unknown word: " + shown(value));
+    if (((value != words) && ...)) json.fail("unknown word " + shown(value));
     return value;
   };
 }
@@ -107,7 +107,7 @@ auto list(Read read) {
   };
 }
 
-// An object from any key to a value of one kind, in the file's order.
+// An object with any keys and values of one kind, in the file's order.
 template <class Read>
 auto object_of(Read read) {
   return [=](JsonReader& json) {
@@ -141,8 +141,8 @@ Field<T, Read> optional_field(const char* key, T& value, Read read) {
   return {key, value, read, false};
 }
 
-// Reads an object with these keys, each once, and no other. That no key is there twice was seen before. Gives back
-// which there were: a bit for each, the first the lowest.
+// Reads an object with exactly these keys. The caller has checked that no key appears twice. Returns a bit mask of the
+// keys that were present; the first field is the lowest bit.
 template <class... Fields>
 uint32_t fields(JsonReader& json, const Fields&... each) {
   uint32_t found = 0;
@@ -157,11 +157,11 @@ uint32_t fields(JsonReader& json, const Fields&... each) {
       bit <<= 1;
       return here;
     };
-    if (!(take(each) || ...)) json.fail("an unknown key");
+    if (!(take(each) || ...)) json.fail("unknown key");
   });
   uint32_t bit = 1;
   const auto check = [&](const auto& field) {
-    if (field.required && !(found & bit)) json.fail("an object without the key " + shown(field.key));
+    if (field.required && !(found & bit)) json.fail("object lacks the key " + shown(field.key));
     bit <<= 1;
   };
   (check(each), ...);
@@ -203,8 +203,8 @@ TensorOutput tensor_output(JsonReader& json) {
   return out;
 }
 
-// Which type it is may be said last, and there may be a whole manifest before: it is read once, as what it turns out
-// to be.
+// The type may come last, after a nested tree as large as the manifest. So all fields are read in one pass, before the
+// type is known.
 Node node(JsonReader& json) {
   enum : uint32_t {
     kType = 1,
@@ -244,7 +244,7 @@ Node node(JsonReader& json) {
     tuple.items = std::move(items);
     return {std::move(tuple)};
   }
-  json.fail("a node of type " + shown(type) + ", which is unknown or has other keys");
+  json.fail("node of type " + shown(type) + ", which is unknown or has other keys");
 }
 
 Parameter parameter(JsonReader& json) {
@@ -353,10 +353,9 @@ Manifest manifest(JsonReader& json) {
   return out;
 }
 
-// --- the whole -----------------------------------------------------------------------------------------------------
+// --- the whole manifest --------------------------------------------------------------------------------------------
 
-// Looks through the whole text before anything of it is kept, and at the version before anything else, since another
-// version may have other keys.
+// Checks the syntax of the whole text first. Then reads the version, since other versions may have other keys.
 void survey(const JsonReader& start) {
   JsonReader whole = start;
   whole.skip();
@@ -364,7 +363,7 @@ void survey(const JsonReader& start) {
   JsonReader json = start;
   if (json.peek() != JsonReader::Kind::kObject || !json.seek("format_version") ||
       json.peek() != JsonReader::Kind::kNumber || !json.at_integer()) {
-    throw JsonError("it is no object with an integer `format_version`");
+    throw JsonError("it is not an object with an integer `format_version`");
   }
   const std::string_view version = json.number_text();
   static_assert(kFormatVersion == 3);
@@ -374,18 +373,18 @@ void survey(const JsonReader& start) {
         "the package has format version " + std::string(version.substr(0, 40)) + "; this exportkit reads 1 to 3",
         "Install an exportkit that reads it, or export the model again with this one.");
   }
-  if (!whole.oddity().empty()) throw JsonError("it holds " + whole.oddity());
+  if (!whole.oddity().empty()) throw JsonError("it contains " + whole.oddity());
 }
 
 void check_version_1(const Manifest& manifest) {
   const auto has_constants = [](const Target& target) { return !target.constants.empty(); };
   if (manifest.format_version == 1 &&
       (!manifest.weights.empty() || std::any_of(manifest.targets.begin(), manifest.targets.end(), has_constants))) {
-    throw JsonError("it has weights outside the code, which format version 1 does not know");
+    throw JsonError("it has weights outside the code, which format version 1 does not allow");
   }
 }
 
-// A part of a manifest, which is our own or was checked as part of the whole.
+// Reads a part of a manifest. It is exportkit's own, or was checked as part of the whole.
 template <class Read>
 auto decode_part(std::string_view text, const Read& read) {
   JsonReader json(text, kMaxManifestDepth);
@@ -416,8 +415,8 @@ Manifest decode_manifest(std::string_view text) {
     return out;
   } catch (const JsonError& error) {
     throw Error(errors::kManifestSyntax,
-                std::string("the manifest is not JSON of the shape FORMAT.md gives: ") + error.what(),
-                "A key or value that this exportkit does not know is refused, since it could not be honoured.");
+                std::string("the manifest is not JSON as FORMAT.md defines it: ") + error.what(),
+                "exportkit refuses keys and values that it does not know, because it cannot follow them.");
   }
 }
 

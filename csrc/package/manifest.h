@@ -1,5 +1,5 @@
-// The manifest: what a package says of itself. exportkit/package/FORMAT.md explains every key. What Python decodes of
-// it, once it was checked here, has the same names and order (exportkit/package/manifest.py).
+// The manifest, a package's description of itself. exportkit/package/FORMAT.md explains every key. Python decodes a
+// checked manifest into classes with the same names and order (exportkit/package/manifest.py).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace exportkit {
 
-inline constexpr int64_t kFormatVersion = 3;  // what is written; 1 and 2 are read as well
+inline constexpr int64_t kFormatVersion = 3;  // the version written; 1 and 2 can be read
 inline constexpr size_t kMaxManifestBytes = size_t{16} << 20;
 inline constexpr int kMaxManifestDepth = 80;  // of brackets
 inline constexpr std::string_view kManifestName = "exportkit/manifest.json";
@@ -20,7 +20,7 @@ inline constexpr std::string_view kManifestName = "exportkit/manifest.json";
 // null, bool, integer, number or string.
 using Constant = std::variant<std::monostate, bool, int64_t, double, std::string>;
 
-// A named number that varies from call to call, min <= n <= max.
+// A named number that varies from call to call: min <= n <= max.
 struct Dimension {
   std::string name;
   int64_t min, max;
@@ -35,7 +35,7 @@ struct Size {
 
 using Extent = std::variant<int64_t, Size>;
 
-// One tensor the compiled code takes. `name` is its place in the call, such as `image` or `batch.mask`.
+// A tensor that the compiled code takes. `name` is its place in the call, such as `image` or `batch.mask`.
 struct TensorInput {
   std::string name, dtype;
   std::vector<Extent> shape;
@@ -46,7 +46,7 @@ struct OutputTolerance {
   std::optional<std::string> ranking_of, rows_of;
 };
 
-// One tensor the compiled code returns. A size that is no multiple of one dimension is absent.
+// A tensor that the compiled code returns. A size that does not depend on one dimension alone is absent.
 struct TensorOutput {
   std::string name, dtype;
   std::vector<std::optional<Extent>> shape;
@@ -55,7 +55,7 @@ struct TensorOutput {
 
 struct Node;
 
-// A tensor: the index into `inputs` or `outputs`.
+// A tensor, as an index into `inputs` or `outputs`.
 struct TensorNode {
   int64_t index;
 };
@@ -86,13 +86,13 @@ struct Node {
   std::variant<TensorNode, ConstantNode, SequenceNode, MappingNode, NamedTupleNode> value;
 };
 
-// A parameter of the module's forward that was given at export, with the structure of its value.
+// A parameter of the module's forward that had a value at export, with that value's structure.
 struct Parameter {
   std::string name, kind;  // "positional" or "keyword"
   Node value;
 };
 
-// The module's own call signature and output structure, over flat lists of tensors.
+// The module's call signature and output structure, over flat lists of tensors.
 struct Call {
   std::vector<Parameter> parameters;
   std::vector<TensorInput> inputs;
@@ -108,22 +108,22 @@ struct Target {
   bool cuda_ptx;
   std::string needs_torch, built_with_torch;
   std::optional<std::string> built_with_cuda;
-  // Every tensor that the code takes from outside: AOTInductor's name, and the weight's.
+  // Every tensor that the code takes from outside: AOTInductor's name and the weight's name.
   std::vector<std::pair<std::string, std::string>> constants;
 };
 
 // A tensor of the model's state, or a constant that the targets' code reads (`state` is false). Its elements lie in
-// `record` without gaps, `strides` apart; there is none where no code reads the tensor.
+// `record` without gaps, `strides` apart. A tensor that no code reads has no record.
 struct Weight {
   std::string name;
-  std::vector<std::string> aliases;  // further names of the same tensor
+  std::vector<std::string> aliases;  // other names of the same tensor
   bool state;
   std::string dtype;
   std::vector<int64_t> shape, strides;
   std::optional<std::string> record;
 };
 
-// The ExportedProgram, so that the package can be compiled again.
+// The ExportedProgram, from which the package can be compiled again.
 struct Program {
   std::string record, device, built_with_torch;
 };
@@ -143,13 +143,13 @@ struct Library {
   std::vector<std::string> needs;
 };
 
-// A recorded call, inputs and what eager answered: tensors `input.<i>` and `output.<i>`.
+// A recorded call: the inputs and eager's outputs, tensors `input.<i>` and `output.<i>`.
 struct Case {
   std::string record;
   std::vector<std::pair<std::string, int64_t>> sizes;  // by dimension, in the file's order
 };
 
-// What the eager model was.
+// The eager model that was exported.
 struct Source {
   std::optional<std::string> model;
   std::vector<std::pair<std::string, Constant>> model_kwargs;
@@ -158,7 +158,7 @@ struct Source {
   std::string state_sha256;
 };
 
-// Where the package comes from.
+// The software that built the package.
 struct Provenance {
   std::string exportkit, torch;
   std::optional<std::string> commit;
@@ -166,7 +166,7 @@ struct Provenance {
   bool tf32;
 };
 
-// Every record of the archive but the manifest itself.
+// A record of the archive other than the manifest.
 struct Record {
   std::string name;
   int64_t size;
@@ -188,16 +188,15 @@ struct Manifest {
   std::vector<Record> records;
 };
 
-// ManifestTooLargeError.
+// Throws ManifestTooLargeError.
 void check_manifest_size(uint64_t bytes);
 
-// Parts of a manifest by themselves, as JSON lists or objects: JsonError.
+// Read single parts of a manifest, as JSON lists or objects: JsonError.
 std::vector<Target> decode_targets(std::string_view json);
 std::vector<Weight> decode_weights(std::string_view json);
 Library decode_library(std::string_view json);
 
-// Reads a manifest strictly: FormatVersionError or ManifestSyntaxError. What it says is not checked against itself
-// here; see consistency.h.
+// Reads a manifest strictly: FormatVersionError or ManifestSyntaxError. consistency.h checks that its parts agree.
 Manifest decode_manifest(std::string_view json);
 
 }  // namespace exportkit

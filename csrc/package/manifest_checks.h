@@ -1,4 +1,4 @@
-// What the checks of a manifest share; nothing for others to include.
+// Private helpers of the manifest's checks.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@ namespace exportkit {
 
 using Names = std::unordered_set<std::string_view>;
 
-// ManifestConsistencyError with this message, which is put together only where it is needed.
+// Throws ManifestConsistencyError unless `holds`. `message` is called only then.
 template <class F>
 void require(bool holds, const F& message) {
   if (!holds) throw Error(errors::kManifestConsistency, message());
 }
 
-// Each name of a list, found once.
+// The names of a list's items; refuses a name that appears twice.
 template <class List, class NameOf>
 Names distinct(const List& list, NameOf name_of, const char* what) {
   Names seen;
   for (const auto& item : list) {
     const std::string_view name = name_of(item);
-    require(seen.insert(name).second, [&] { return std::string(what) + " " + shown(name) + " is there twice"; });
+    require(seen.insert(name).second, [&] { return std::string(what) + " " + shown(name) + " appears twice"; });
   }
   return seen;
 }
@@ -44,7 +44,7 @@ inline Dimensions dimensions_of(const Call& call) {
   return found;
 }
 
-// Bytes of one element; 0 for a dtype that a package cannot hold.
+// The size of one element in bytes; 0 for a dtype that a package cannot hold.
 uint64_t item_bytes(std::string_view dtype);
 
 // The parts of check_consistency.

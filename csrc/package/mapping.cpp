@@ -11,7 +11,7 @@
 namespace exportkit {
 namespace {
 
-// The records of weights, each once: two may share one.
+// The records of weights, each once: two weights may share one.
 std::set<std::string> weight_records(const Manifest& manifest) {
   std::set<std::string> records;
   for (const Weight& weight : manifest.weights) {
@@ -20,15 +20,15 @@ std::set<std::string> weight_records(const Manifest& manifest) {
   return records;
 }
 
-// What a record takes in a copy, in which each is aligned as in a package.
+// A record's size in a copy, where records are aligned as in a package.
 size_t padded(const Record& record) {
   return (static_cast<size_t>(record.size) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// Whether some process has the file open, or still mapped, for writing, as its former owner may: the kernel grants no
-// read lease then. Who may not ask, or on a file system without leases, does not find out.
+// Whether a process, such as the file's former owner's, has the file open or mapped for writing: then the kernel grants
+// no read lease. False if this process may not ask, or the file system has no leases.
 bool is_open_for_writing(int fd) {
-  // Whoever opens it for writing while the lease is held has a signal sent to this process: one that it ignores.
+  // If the file is opened for writing during the lease, the kernel sends this process a signal, which it ignores.
   fcntl(fd, F_SETSIG, SIGURG);
   if (fcntl(fd, F_SETLEASE, F_RDLCK) != 0) return errno == EAGAIN;
   fcntl(fd, F_SETLEASE, F_UNLCK);
@@ -49,7 +49,7 @@ WeightMapping::~WeightMapping() {
 
 void WeightMapping::map(const PackageReader& package) {
   size_ = package.size();
-  // Read-only: code that should write to a weight gets a fault, and nobody another weight.
+  // Read-only: code that writes to a weight crashes instead of changing it for others.
   void* mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, package.fd(), 0);
   if (mapped == MAP_FAILED) throw FileError(package.path());
   memory_ = mapped;

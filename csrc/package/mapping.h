@@ -9,18 +9,18 @@
 
 namespace exportkit {
 
-// Mapped from the file, read-only: nothing is read before it is used, and processes share it. Where another user may
-// write to the file, or has it open for that, what was verified is not what would be used: then they are read, and
-// their digests checked, into memory of this process.
+// Weights are mapped from the file read-only: they are read when used, and processes share them. If another user can
+// write to the file, or has it open for writing, the content may change after verification. Then the weights are copied
+// into this process's memory and their digests checked.
 class WeightMapping {
  public:
-  // DigestMismatchError of such a copy; std::system_error where there is no memory.
+  // DigestMismatchError if a copied record is wrong; std::system_error without enough memory.
   explicit WeightMapping(const PackageReader& package);
   ~WeightMapping();
   WeightMapping(const WeightMapping&) = delete;
   WeightMapping& operator=(const WeightMapping&) = delete;
 
-  // A weight's elements; null for what is no weight's record.
+  // A weight's elements; null if the record is not a weight's.
   const char* data(std::string_view record) const;
   bool is_copy() const { return copied_; }
 

@@ -17,27 +17,27 @@ constexpr std::string_view kBundle = "application/vnd.dev.sigstore.bundle.v0.3+j
 constexpr std::string_view kPayload = "application/vnd.in-toto+json";
 constexpr std::string_view kStatement = "https://in-toto.io/Statement/v1";
 constexpr std::string_view kPredicate = "https://model_signing/signature/v1.0";
-constexpr std::string_view kWholeFile = ".";  // what model signing calls the one file of a model that is a file
+constexpr std::string_view kWholeFile = ".";  // model signing's name for a model that is one file
 
 using Members = std::map<std::string_view, std::function<void()>>;
 
-// An object in which each of these is there. Other keys are allowed: what they say is not signed, or not needed.
+// Reads an object that must have these keys. Other keys are allowed: they are not signed, or not needed.
 void read_object(JsonReader& json, Members members) {
   json.object([&](std::string_view key) {
     const auto member = members.extract(key);
     member.empty() ? json.skip() : member.mapped()();
   });
-  if (!members.empty()) json.fail("an object without `" + std::string(members.begin()->first) + "`");
+  if (!members.empty()) json.fail("object lacks `" + std::string(members.begin()->first) + "`");
 }
 
 void read_only_item(JsonReader& json, const std::function<void()>& read) {
   size_t count = 0;
   json.array([&] { ++count == 1 ? read() : json.skip(); });
-  if (count != 1) json.fail("a list of " + std::to_string(count) + ", not of one");
+  if (count != 1) json.fail("expected a list of one item, found " + std::to_string(count));
 }
 
 void expect(JsonReader& json, std::string_view value) {
-  if (json.string() != value) json.fail("something other than " + shown(value));
+  if (json.string() != value) json.fail("expected " + shown(value));
 }
 
 template <class Read>
@@ -45,23 +45,22 @@ void decode_strictly(std::string_view content, const std::string& name, const Re
   try {
     JsonReader json(content, kMaxDepth);
     JsonReader whole = json;
-    whole.skip();  // what two parsers could take for two things is refused before it is given a shape
+    whole.skip();  // refuses JSON that two parsers could read differently
     whole.end();
-    if (whole.has_half_pair()) throw JsonError("it holds a string with half of a surrogate pair");
+    if (whole.has_half_pair()) throw JsonError("it contains a string with half of a surrogate pair");
     read(json);
   } catch (const JsonError& error) {
-    throw Error(
-        errors::kSignature,
-        name + " is no bundle that model signing makes of one file with an elliptic curve key: " + error.what());
+    throw Error(errors::kSignature,
+                name + " is not a model signing bundle of one file, made with an elliptic curve key: " + error.what());
   }
 }
 
 std::string base64(const std::string& text, const std::string& name) {
   if (auto bytes = decode_base64(text)) return *std::move(bytes);
-  throw Error(errors::kSignature, name + " holds what is no base64");
+  throw Error(errors::kSignature, name + " contains invalid base64");
 }
 
-// What is signed: DSSE's PAE, https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md.
+// The signed message, DSSE's PAE: https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md.
 std::string pre_authentication(const std::string& payload) {
   return "DSSEv1 " + std::to_string(kPayload.size()) + " " + std::string(kPayload) + " " +
          std::to_string(payload.size()) + " " + payload;
@@ -113,15 +112,14 @@ const PublicKey* signer(const Bundle& bundle, const PackageFile& package, const 
   if (key == keys.end()) return nullptr;
   const std::string statement = base64(bundle.payload, name);
   if (!key->verifies(base64(bundle.signature, name), pre_authentication(statement))) {
-    throw Error(errors::kSignature, name + ": the signature by key " + key->id + " (" + key->source + ") does not hold",
+    throw Error(errors::kSignature, name + ": the signature by key " + key->id + " (" + key->source + ") is not valid",
                 "The bundle was changed after it was written. Get it again.");
   }
   const std::string digest = signed_digest(statement, name);
   if (digest != package.sha256()) {
     throw Error(errors::kSignature,
-                name + " is the signature of another file: of one with sha256 " + digest + ", and the package has " +
-                    package.sha256(),
-                "The package was changed or exchanged after it was signed, or the signature is of another build.");
+                name + " signs another file: that file has sha256 " + digest + ", the package has " + package.sha256(),
+                "The package was changed or replaced after it was signed, or the signature belongs to another build.");
   }
   return &*key;
 }

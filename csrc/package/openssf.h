@@ -1,6 +1,5 @@
-// Signatures in the form of OpenSSF model signing, made with an elliptic curve key. A Sigstore bundle with a DSSE
-// envelope around an in-toto statement; of what that form can say, a package needs one thing, the digest of one file,
-// and everything else is refused.
+// Signatures in the form of OpenSSF model signing, made with an elliptic curve key: a Sigstore bundle with a DSSE
+// envelope around an in-toto statement. A package needs the digest of one file from it; any other content is refused.
 #pragma once
 
 #include <string>
@@ -12,21 +11,21 @@
 
 namespace exportkit::openssf {
 
-// What of a bundle is looked at.
+// The parts of a bundle that are used.
 struct Bundle {
-  std::string key_id;              // of the key that it says it was made with
+  std::string key_id;              // of the key that the bundle names
   std::string payload, signature;  // base64
 };
 
-// Reads a bundle: SignatureError where it is none as model signing makes it with a key. `name` is the file's, for
-// messages.
+// Reads a bundle: SignatureError if it differs from the bundles that model signing makes with a key. `name` is the
+// file's name, for messages.
 Bundle decode(std::string_view content, const std::string& name);
 
-// The sha256 that a statement, an envelope's payload, has for the one file it is about: SignatureError.
+// The sha256 of the one file in a statement, which is an envelope's payload: SignatureError.
 std::string signed_digest(std::string_view statement, const std::string& name);
 
-// The key that made a bundle over this package's file, which is read once the signature holds; null where it is none of
-// these, which are on elliptic curves. SignatureError: the signature does not hold, or it is of another file.
+// The key that signed this package's file; null if the bundle names a key that is not in `keys`. Reads the file only
+// after the signature is checked. SignatureError: the signature is not valid, or it signs another file.
 const PublicKey* signer(const Bundle& bundle, const PackageFile& package, const std::vector<PublicKey>& keys,
                         const std::string& name);
 

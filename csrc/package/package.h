@@ -1,12 +1,12 @@
-/* The one reader of packages, and their writer, behind a C interface: no torch and no Python.
+/* Reads and writes packages. This is a C interface that needs neither torch nor Python.
  *
- * exportkit/package/FORMAT.md has the rules. Python binds this header (exportkit/package/core.py), the C++ runtime
- * and exportkit-run link the same library.
+ * exportkit/package/FORMAT.md defines the rules. Python calls this library through exportkit/package/core.py. The C++
+ * runtime and exportkit-run link it.
  *
- * A function that returns an int gives 0, or -1 and leaves the reason to ek_last_error. Any thread may call any of
- * them; objects may be used by several threads at once, and are closed once. Paths are bytes, other text is UTF-8,
- * both end with a NUL. What an ek_text has holds until the same thread's next call, unless it says otherwise. JSON in
- * and out has the keys of FORMAT.md, or those named here.
+ * A function that returns an int returns 0 on success and -1 on failure; ek_last_error then gives the reason. Any
+ * thread may call any function. Several threads may use an object at once, but it must be closed once. Paths are
+ * bytes, other text is UTF-8, and both end with a NUL. An ek_text is valid until the same thread's next call, unless
+ * noted otherwise. JSON has the keys of FORMAT.md, or the keys named here.
  */
 #ifndef EXPORTKIT_PACKAGE_H_
 #define EXPORTKIT_PACKAGE_H_
@@ -21,9 +21,9 @@ extern "C" {
 #endif
 
 typedef struct ek_package ek_package; /* an open package */
-typedef struct ek_mapping ek_mapping; /* its weights in memory */
-typedef struct ek_entry ek_entry;     /* what was unpacked of it, in use */
-typedef struct ek_writer ek_writer;   /* a package to be */
+typedef struct ek_mapping ek_mapping; /* a package's weights in memory */
+typedef struct ek_entry ek_entry;     /* an unpacked cache entry, held in use */
+typedef struct ek_writer ek_writer;   /* a package being written */
 typedef struct ek_folder ek_folder;   /* a temporary folder */
 
 typedef struct {
@@ -33,135 +33,134 @@ typedef struct {
 
 /* Why this thread's last call failed. */
 typedef struct {
-  const char* kind;    /* the class in exportkit/errors.py, or OSError */
-  const char* message; /* what was given and what is allowed; of an OSError, what the system says */
+  const char* kind;    /* a class name of exportkit/errors.py, or OSError */
+  const char* message; /* what was given and what is allowed; for an OSError, the system's message */
   const char* hint;    /* what to do next; may be empty */
-  const char* path;    /* of an OSError, may be empty */
-  int number;          /* of an OSError: errno */
+  const char* path;    /* the file of an OSError; may be empty */
+  int number;          /* the errno of an OSError */
 } ek_error;
 
-/* Whose signature is asked for, beside what this machine's policies ask for. */
+/* The signature that the caller requires, in addition to this machine's policies. */
 typedef struct {
-  const char* const* keys; /* PEM files, or PEM text; any of them will do. None ask for no signature. */
+  const char* const* keys; /* PEM files or PEM text; one valid signature is enough. No keys: none is required. */
   size_t key_count;
   const char* signature; /* the signature file; NULL or empty: the package's name with .sig or .sigstore.json */
 } ek_demand;
 
-/* What is to go of the cache, beside what is left over. */
+/* What to remove from the cache, besides leftovers of killed processes. */
 typedef struct {
-  const int64_t* max_bytes; /* NULL: any number */
-  const double* unused_for; /* seconds; NULL: for ever */
+  const int64_t* max_bytes; /* NULL: no limit */
+  const double* unused_for; /* seconds; NULL: no limit */
   int everything;
 } ek_prune_limits;
 
-/* Goes up with each change of this header that callers notice. */
+/* Increases with each change of this header that affects callers. */
 EK_API int ek_abi_version(void);
 EK_API const ek_error* ek_last_error(void);
-/* A JSON list of what this thread's calls had to say and was no error; forgotten afterwards. */
+/* The warnings of this thread's calls as a JSON list; this call clears them. */
 EK_API ek_text ek_take_warnings(void);
 
-/* A fork has the thread that forks and no other. Between these two calls no thread is in the middle of a function of
- * this library, so that the child can use it. The first waits for those that are: hold no lock that they may need. */
+/* A forked child has only the thread that forked. Between these two calls no thread is inside a function of this
+ * library, so the child can use it. The first call waits for running functions: hold no lock that they may need. */
 EK_API void ek_before_fork(void);
 EK_API void ek_after_fork(int child);
 
 /* --- packages ---------------------------------------------------------------------------------------------------- */
 
-/* Opens a package and checks rules 1 to 12. With a demand, signatures are checked before the manifest is read. */
+/* Opens a package and checks rules 1 to 12. With a demand, it checks signatures before it reads the manifest. */
 EK_API int ek_package_open(const char* path, const ek_demand* demand, ek_package** package);
 EK_API void ek_package_close(ek_package* package);
-/* The manifest's bytes, checked. They hold as long as the package. */
+/* The bytes of the checked manifest, valid until the package is closed. */
 EK_API ek_text ek_package_manifest(const ek_package* package);
 EK_API const char* ek_package_manifest_sha256(const ek_package* package);
 EK_API uint64_t ek_package_size(const ek_package* package);
 EK_API int ek_package_fd(const ek_package* package);
-/* Digest of the whole file, read when first asked for. */
+/* The sha256 of the whole file, which the first call reads. */
 EK_API int ek_package_sha256(ek_package* package, const char** hex);
 EK_API int ek_package_data_offset(const ek_package* package, const char* name, uint64_t* offset);
-/* A record's content, its digest checked, into a buffer of just its size. */
+/* Reads a record into a buffer of exactly its size and checks its digest. */
 EK_API int ek_package_read(const ek_package* package, const char* name, void* buffer, size_t size);
-/* To a file that appears only if the digest holds. */
+/* Writes a record to a file, which appears only if the digest matches. */
 EK_API int ek_package_extract(const ek_package* package, const char* name, const char* destination, unsigned mode);
-/* Every record's digest (rule 13). */
+/* Checks every record's digest (rule 13). */
 EK_API int ek_package_verify(const ek_package* package);
-/* The same unless that was done before, by the rules of exportkit/runtime/cache; `read` says whether it was done now.
- */
+/* Checks every digest unless the cache knows the result (see exportkit/runtime/cache). `read`: whether it read them. */
 EK_API int ek_package_verify_once(ek_package* package, int always, int* read);
-/* Fails where somebody wrote into the open file. */
+/* Fails if the open file was written to. */
 EK_API int ek_package_check_unchanged(const ek_package* package);
-/* Signers: JSON list of {"id", "source", "is_ed25519"}: a key that satisfies the caller, then one for each policy. */
+/* Signers, a JSON list of {"id", "source", "is_ed25519"}: a key that satisfies the caller, then one for each policy. */
 EK_API int ek_package_check_trust(ek_package* package, const ek_demand* demand, ek_text* signers);
-/* Those that were found when it was opened. */
+/* The signers found when the package was opened. */
 EK_API ek_text ek_package_signers(const ek_package* package);
-/* The signature files beside it, unchecked: JSON list of {"path", "key_ids", "problem"}. */
+/* The signature files beside the package, unchecked: a JSON list of {"path", "key_ids", "problem"}. */
 EK_API int ek_package_signature_files(const ek_package* package, ek_text* files);
 
-/* The weights that have records: mapped from the file; where others may write to that, a checked copy. */
+/* Maps the weights that have records. If other users can write to the file, copies and checks them instead. */
 EK_API int ek_package_map(ek_package* package, ek_mapping** mapping);
 EK_API const void* ek_mapping_data(const ek_mapping* mapping, const char* record);
 EK_API void ek_mapping_close(ek_mapping* mapping);
 
 /* --- the cache --------------------------------------------------------------------------------------------------- */
 
-/* An operator library by its record, a target's files by the target's name. Files are hashed unless they are known to
- * hold; `always` hashes them all the same. */
+/* Unpack an operator library, named by its record, or a target, named by its name. Files that are known to be correct
+ * are not hashed again, unless `always` is set. */
 EK_API int ek_package_unpack_library(const ek_package* package, const char* record, int always, ek_entry** entry);
 EK_API int ek_package_unpack_target(const ek_package* package, const char* target, int always, ek_entry** entry);
 EK_API const char* ek_entry_folder(const ek_entry* entry);
-/* The shared library among its files. */
+/* The shared library in the folder. */
 EK_API const char* ek_entry_library(const ek_entry* entry);
 EK_API void ek_entry_close(ek_entry* entry);
 EK_API int ek_cache_directory(ek_text* path);
-/* What is in the cache, and what was left in a directory for temporary files; with limits, what goes beyond them is
- * removed: JSON list of {"kind", "path", "size", "used", "in_use", "removed"}, what was used least recently first. */
+/* Lists the cache, and leftovers in a directory for temporary files. With limits, removes what exceeds them. A JSON
+ * list of {"kind", "path", "size", "used", "in_use", "removed"}, least recently used first. */
 EK_API int ek_cache_items(const char* temporary, const ek_prune_limits* limits, ek_text* items);
 
 /* --- targets ----------------------------------------------------------------------------------------------------- */
 
 /* {"platform", "cpu_isa"} of this machine. */
 EK_API int ek_host(ek_text* host);
-/* {"kind", "index"} of auto, cpu, cuda or cuda:<index>; index may be null. */
+/* Parses auto, cpu, cuda or cuda:<index> into {"kind", "index"}; index may be null. */
 EK_API int ek_parse_device(const char* device, ek_text* parsed);
-/* Targets (JSON list) held against a host {"platform", "cpu_isa", "torch", "cuda", "capabilities", "current_cuda"}:
- * {"fitting": [[name, device index], ...], "rejected": {name: reason}}, the best first. */
+/* Which targets (JSON list) run on a host {"platform", "cpu_isa", "torch", "cuda", "capabilities", "current_cuda"}:
+ * {"fitting": [[name, device index], ...], "rejected": {name: reason}}, best first. */
 EK_API int ek_survey(const char* targets, const char* device, const char* host, ek_text* survey);
-/* Why a Library (JSON) does not work with a torch; empty if it does. */
+/* Why a Library (JSON) does not work with a torch version; empty if it does. */
 EK_API int ek_library_rejection(const char* library, const char* torch, ek_text* reason);
 
-/* --- rules for others -------------------------------------------------------------------------------------------- */
+/* --- checks without a package ------------------------------------------------------------------------------------ */
 
-/* Rules 7, 8 and 9 for a manifest by itself. */
+/* Checks rules 7, 8 and 9 on a manifest alone. */
 EK_API int ek_check_manifest(const char* manifest, size_t size);
 /* Whether a parameter, a named tuple or its field may have this name. */
 EK_API int ek_is_name(const char* text);
-/* Which of the given tensors, a JSON list of {"name", "dtype", "shape"}, are taken for which of the manifest's weights:
- * {weight: [names]}. */
+/* Matches given tensors, a JSON list of {"name", "dtype", "shape"}, with the manifest's weights: {weight: [names]}. */
 EK_API int ek_match_state(const char* weights, const char* given, ek_text* names);
-/* {"id", "source", "is_ed25519"} of a PEM file, or PEM text. */
+/* Reads a key from a PEM file or PEM text: {"id", "source", "is_ed25519"}. */
 EK_API int ek_public_key(const char* source, ek_text* key);
-/* The content of a signature file of ours, checked for its form; empty where there is none. */
+/* The content of a signature file in this format's form, whose syntax it checks; empty if there is no file. */
 EK_API int ek_signatures(const char* path, ek_text* content);
-/* Whether the caller or a policy asks for a signature: `by` says who, and is empty where nobody does. */
+/* Who requires a signature, the caller or a policy; empty if nobody does. */
 EK_API int ek_demanded(const ek_demand* demand, ek_text* by);
 
 /* --- writing ----------------------------------------------------------------------------------------------------- */
 
 EK_API ek_writer* ek_writer_new(void);
-/* A record's content: bytes, a file or another package's record, each there until the writer is closed. */
+/* Add a record from bytes, a file or another package. The source must exist until the writer is closed. */
 EK_API int ek_writer_add_bytes(ek_writer* writer, const char* name, const void* data, size_t size);
 EK_API int ek_writer_add_file(ek_writer* writer, const char* name, const char* path);
 EK_API int ek_writer_add_record(ek_writer* writer, const char* name, const ek_package* package, const char* record);
-/* Reads them all once: the manifest's `records`, with those that torch looks for. */
+/* Reads all records once and returns the manifest's `records`, with the records that torch looks for. */
 EK_API int ek_writer_records(ek_writer* writer, ek_text* records);
-/* Writes the package, whole or not at all; the manifest must have those records, and is checked as a reader would. */
+/* Writes the package atomically. The manifest must list those records and pass the reader's checks. */
 EK_API int ek_writer_finish(ek_writer* writer, const char* path, const char* manifest, size_t size);
 EK_API void ek_writer_close(ek_writer* writer);
 
 /* --- other files ------------------------------------------------------------------------------------------------- */
 
-/* Writes a file, whole or not at all; it has reached the disk before it takes its name. */
+/* Writes a file atomically: its data reach the disk before it takes its name. */
 EK_API int ek_write_file(const char* path, const void* data, size_t size);
-/* A private folder, which goes away when it is closed; those of the same prefix whose makers were killed, before it. */
+/* Creates a private folder, which closing removes. First removes folders of the same prefix left by killed processes.
+ */
 EK_API int ek_folder_new(const char* parent, const char* prefix, ek_folder** folder);
 EK_API const char* ek_folder_path(const ek_folder* folder);
 EK_API void ek_folder_close(ek_folder* folder);

@@ -37,8 +37,8 @@ void check_has_manifest(const std::vector<Header>& headers) {
   if (has(kManifestName)) return;
   const bool stock = has("archive_format");
   throw Error(errors::kNoManifest,
-              "the archive has no " + std::string(kManifestName) + ": " +
-                  (stock ? "a .pt2 that torch wrote, not exportkit" : "a zip archive, but no package"),
+              "the archive has no " + std::string(kManifestName) + ": it is " +
+                  (stock ? "a .pt2 that torch wrote, not exportkit" : "a zip archive but not a package"),
               stock ? "`exportkit export` makes a package of a model; MODEL may be an ExportedProgram .pt2." : "");
 }
 
@@ -47,7 +47,7 @@ std::string read_manifest(int fd, const Entry& entry) {
   std::string text = read_at(fd, entry.data_offset, entry.size);
   if (crc32(0, text.data(), text.size()) != entry.crc32) {
     throw Error(errors::kDigestMismatch,
-                std::string(kManifestName) + " has another CRC-32 than the archive's directory says",
+                std::string(kManifestName) + " has a CRC-32 that differs from the archive's directory",
                 "The package was changed or damaged after it was written. Get it again.");
   }
   return text;

@@ -1,4 +1,4 @@
-// An open file that has the layout of a package, before anything that it says is believed.
+// An open file with the layout of a package. Its manifest is not yet parsed or trusted.
 #pragma once
 
 #include <sys/stat.h>
@@ -15,28 +15,28 @@
 
 namespace exportkit {
 
-// What a file was when it was looked at.
+// The state of a file at one moment.
 struct FileState {
   uint64_t device, inode;
   int64_t size, mtime_ns, ctime_ns;
 
   static FileState of(const struct stat& status);
   auto operator<=>(const FileState&) const = default;
-  // When it was last changed, by the later of both times.
+  // The later of the two times.
   int64_t changed_ns() const { return mtime_ns > ctime_ns ? mtime_ns : ctime_ns; }
 };
 
-// The file is opened once: what was checked is what is read, whatever the path names by then.
+// The file is opened once, so what was checked is what is read, even if the path names another file by then.
 class PackageFile {
  public:
-  // Opens a file and checks rules 1 to 6. UsageError: there is no such file, or it may not be read. Else the error
-  // class of the rule that is broken.
+  // Opens a file and checks rules 1 to 6. Throws UsageError if the file does not exist or cannot be read, otherwise the
+  // error class of the broken rule.
   explicit PackageFile(const std::filesystem::path& path);
   PackageFile(const PackageFile&) = delete;
   PackageFile& operator=(const PackageFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  // Its name, as messages have it.
+  // The file's name, for messages.
   std::string name() const { return path_.filename().string(); }
   // `/proc/self/fd/<n>` is the file that was checked.
   int fd() const { return file_.get(); }
@@ -45,17 +45,17 @@ class PackageFile {
   const FileState& opened() const { return opened_; }
   struct stat status() const;
 
-  // The manifest's bytes, of which nothing is known but that there are not too many.
+  // The manifest's bytes; only their number is checked.
   const std::string& manifest_text() const { return manifest_; }
-  // Hex digest of them: the manifest has every other record's, so that it identifies the content of the package.
+  // Hex digest of the manifest. It identifies the package's content, because the manifest has every record's digest.
   const std::string& manifest_sha256() const { return manifest_sha256_; }
-  // Hex digest of the whole file, read when first asked for.
+  // Hex digest of the whole file, which the first call reads.
   const std::string& sha256() const;
 
  protected:
   ~PackageFile() = default;
 
-  // Of the records, without the root folder and the manifest, sorted by name.
+  // The records without the root folder and the manifest, sorted by name.
   const std::vector<Entry>& entries() const { return entries_; }
 
  private:

@@ -22,9 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kTemporaryPrefix = "exportkit-";  // of what exportkit makes in the temporary directory
+constexpr std::string_view kTemporaryPrefix = "exportkit-";  // of exportkit's folders in the temporary directory
 
-// An item, and its path below a folder that stays open: no other one can take that one's place.
+// An item, and its path below a folder that is kept open, so that nobody can replace the folder.
 struct Found {
   CacheItem item;
   fs::path place;
@@ -36,7 +36,7 @@ bool consists_of(std::string_view text, std::string_view letters) {
 
 bool is_entry(std::string_view name) { return name.size() == 64 && consists_of(name, "0123456789abcdef"); }
 
-// `<device>-<inode>.json`, or such a file that is being written.
+// Whether the name is `<device>-<inode>.json`, or the temporary name of such a file.
 bool is_package_record(std::string_view name) {
   if (is_temporary(name) && name.starts_with('.')) name = temporary_prefix(name).substr(1);
   constexpr std::string_view kDigits = "0123456789", kEnding = ".json";
@@ -49,7 +49,7 @@ bool is_package_record(std::string_view name) {
 
 bool is_leftover_folder(std::string_view name) { return name.starts_with(kTemporaryPrefix) && is_temporary(name); }
 
-// In the order of their names; nothing where the folder cannot be read. By readdir, as atomic.cpp has it.
+// The sorted names in a folder; empty if it cannot be read. Uses readdir for the reason given in atomic.cpp.
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(folder.c_str()), closedir);
@@ -61,7 +61,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-// Every file below a path, which may be one, without following links.
+// Visits every file below a path, or the path if it is a file. Does not follow links.
 void for_each_file(const fs::path& path, const std::function<void(const fs::path&, const struct stat&)>& visit) {
   struct stat status{};
   if (lstat(path.c_str(), &status) != 0) return;  // gone meanwhile
@@ -69,7 +69,7 @@ void for_each_file(const fs::path& path, const std::function<void(const fs::path
   for (const std::string& name : names_in(path)) for_each_file(path / name, visit);
 }
 
-// What is in a folder under such a name, of this kind (no link), and our own.
+// The names in a folder that satisfy `is_name`, have this file type (not links) and belong to this user.
 std::vector<std::string> ours_in(const fs::path& folder, mode_t kind, bool (*is_name)(std::string_view)) {
   std::vector<std::string> names = names_in(folder);
   std::erase_if(names, [&](const std::string& name) {
@@ -80,10 +80,10 @@ std::vector<std::string> ours_in(const fs::path& folder, mode_t kind, bool (*is_
   return names;
 }
 
-// The open file with an exclusive lock on it; none if another process has one, or it cannot be opened.
+// Opens a file and locks it exclusively; nothing if another process has a lock, or it cannot be opened.
 Descriptor locked(const fs::path& path) {
   Descriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  // On a file system without locks, mapped files are all that keeps a model running.
+  // On a file system without locks the item counts as free: a running model keeps its files mapped.
   if (file && flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return Descriptor();
   return file;
 }
@@ -106,14 +106,15 @@ class Survey {
   std::vector<Found> found;
 
  private:
-  // A folder of the cache by a path that means no other one as long as this lives; nothing where there is none.
+  // A path to a folder of the cache that stays valid while this object lives; empty if there is no folder.
   fs::path open_folder(const char* name) {
     try {
       const Descriptor& folder = folders_.emplace_back(open_private_folder(cache_directory(), name));
       return folder ? fs::path("/proc/self/fd") / std::to_string(folder.get()) : fs::path();
     } catch (const std::system_error& error) {
-      throw Error(errors::kCache, "the cache " + cache_directory().string() + " cannot be used: " + reason_of(error),
-                  "Set EXPORTKIT_CACHE to a directory that no other user can change, nor the folders above it.");
+      throw Error(
+          errors::kCache, "the cache " + cache_directory().string() + " cannot be used: " + reason_of(error),
+          "Set EXPORTKIT_CACHE to a directory that other users cannot change; this includes the folders above.");
     }
   }
 
@@ -130,7 +131,7 @@ class Survey {
           add("leftover", place / file, shown / entry / file, in_use(place / file));
         }
         add(kind, place, shown / entry, used);
-      } else {  // without a record: of a loader that could not write it, or of one that was killed
+      } else {  // no record: a loader could not write it, or was killed
         bool empty = true;
         for_each_file(place,
                       [&](const fs::path& file, const struct stat&) { empty &= file.filename() == kWritersLock; });
@@ -159,11 +160,11 @@ class Survey {
   std::vector<Descriptor> folders_;
 };
 
-// Whether it could be removed: an entry only as long as nobody else has it locked.
+// Removes an item that nobody else has locked; whether it is gone.
 bool removed(const fs::path& place) {
   const Descriptor lock = locked(place);
   if (!lock) return false;
-  // Not for long half an entry that counts as verified, should this process be killed now.
+  // The record goes first: if this process is killed now, a partial entry must not count as verified.
   unlink((place / kEntryRecord).c_str());
   remove_tree(place);
   return access(place.c_str(), F_OK) != 0;

@@ -1,4 +1,4 @@
-// What the cache holds, and how it is kept small, beside running models. exportkit/runtime/cache has the layout.
+// Lists and prunes the cache while models may be running. exportkit/runtime/cache has the layout.
 #pragma once
 
 #include <cstdint>
@@ -9,28 +9,28 @@
 
 namespace exportkit {
 
-// Something that is kept, or left over.
+// Something in the cache, or a leftover.
 struct CacheItem {
-  std::string kind;  // an unpacked library or target; the record of a package; the leftover of a killed process
+  std::string kind;  // "library" or "target" (unpacked), "package" (its record), or "leftover" of a killed process
   std::filesystem::path path;
   int64_t size;  // in bytes
-  double used;   // when it was last used, in seconds since 1970
-  bool in_use;   // whether a process uses it now, or writes it
+  double used;   // the time of the last use, in seconds since 1970
+  bool in_use;   // whether a process uses or writes it now
   bool removed = false;
 };
 
-// What is to go, beside what is left over. What is in use stays.
+// What to remove besides leftovers. Items in use always stay.
 struct PruneLimits {
-  // What was used least recently goes until no more bytes are left. Records of packages stay: they take no room, and
-  // without one a large package is hashed again.
+  // Removes the least recently used items until at most this many bytes are left. Records of packages stay: they are
+  // small, and without its record a large package is hashed again.
   std::optional<int64_t> max_bytes;
-  std::optional<double> unused_for;  // seconds
+  std::optional<double> unused_for;  // removes items that were not used for this many seconds
   bool everything = false;
 };
 
-// What is in the cache, and what was left in a directory for temporary files; what was used least recently comes first.
-// Where there are limits, what goes beyond them is removed. Nothing is made, no link is followed, and what has another
-// name than the cache gives is left alone. CacheError: another user could change the cache, and nothing was removed.
+// Lists the cache, and leftovers in a directory for temporary files, least recently used first. With limits, removes
+// the items that exceed them. Creates nothing, follows no links, and ignores names that the cache does not use.
+// CacheError: another user can change the cache; nothing was removed.
 std::vector<CacheItem> cache_items(const std::filesystem::path& temporary,
                                    const std::optional<PruneLimits>& limits = {});
 

@@ -59,14 +59,14 @@ void PackageReader::check_unchanged() const {
   const FileState now = FileState::of(status());
   if (now.size == opened().size && now.mtime_ns == opened().mtime_ns) {
     if (now.ctime_ns == opened().ctime_ns) return;
-    // Its name or mode was changed, which nobody minds, or a time was set back over something else.
+    // Either the name or mode changed, which is harmless, or a time was set back to hide a write.
     return verify();
   }
   throw Error(errors::kDigestMismatch, name() + " was written to while it was open",
-              "Put a new package in place by renaming it, so that nobody reads half of each.");
+              "To replace a package, write the new one under another name and rename it.");
 }
 
-// Of a record, among the entries and among the manifest's records, which are in the same order.
+// A record's index in the entries and in the manifest's records, which have the same order.
 size_t PackageReader::index(std::string_view name) const {
   const auto found = std::lower_bound(entries().begin(), entries().end(), name,
                                       [](const Entry& entry, std::string_view wanted) { return entry.name < wanted; });
@@ -93,9 +93,9 @@ void PackageReader::blocks(size_t index, const Sink& sink) const {
     throw Error(errors::kDigestMismatch,
                 "record " + record.name + " has sha256 " + sha256 + "; the manifest says " + record.sha256, kDamaged);
   }
-  if (crc != entry.crc32) {  // torch's reader looks at this one, and only at this one
+  if (crc != entry.crc32) {  // the only checksum that torch's reader checks
     throw Error(errors::kDigestMismatch,
-                "record " + record.name + " has another CRC-32 than the archive's directory says", kDamaged);
+                "record " + record.name + " has a CRC-32 that differs from the archive's directory", kDamaged);
   }
 }
 

@@ -14,35 +14,35 @@
 
 namespace exportkit {
 
-// An open package whose structure holds; what `read` and `extract` give holds as well. Usable from several threads.
+// An open package with a checked structure. `read` and `extract` check contents. Several threads may use it.
 class PackageReader : public PackageFile {
  public:
-  // Opens a package and checks everything but the records' contents (rules 1 to 12). Where a signature is asked for, it
-  // is checked before the manifest is read. UsageError: there is no such file, or it may not be read. Else the error
-  // class of the rule that is broken, or those of check_trust.
+  // Opens a package and checks everything except the records' contents (rules 1 to 12). If a signature is required, it
+  // is checked before the manifest is read. Throws UsageError if the file does not exist or cannot be read, the error
+  // class of the broken rule, or the errors of check_trust.
   explicit PackageReader(const std::filesystem::path& path, const SignatureRequest* request = nullptr);
 
   const Manifest& manifest() const { return manifest_; }
-  // Who signed it, where somebody asked for that when it was opened.
+  // The keys that signed it, if a signature was required when it was opened.
   const std::vector<PublicKey>& signers() const { return signers_; }
 
-  // What the manifest says of a record: MissingRecordError.
+  // The manifest's entry for a record: MissingRecordError.
   const Record& record(std::string_view name) const;
-  // Where in the file a record's content starts: MissingRecordError.
+  // The offset of a record's content in the file: MissingRecordError.
   uint64_t data_offset(std::string_view name) const;
-  // A record's content, its digest checked each time: MissingRecordError, DigestMismatchError. The buffer has room for
-  // its size.
+  // Reads a record's content and checks its digest each time: MissingRecordError, DigestMismatchError. The buffer must
+  // have room for the whole record.
   std::string read(std::string_view name) const;
   void read(std::string_view name, char* buffer) const;
-  // Writes a record to a file, which appears only if its digest holds, under a temporary name until then. The disk is
-  // not waited for. MissingRecordError, DigestMismatchError; std::system_error where it cannot be written.
+  // Writes a record to a file, which has a temporary name until its digest is checked. Does not wait for the disk.
+  // MissingRecordError, DigestMismatchError; std::system_error if it cannot be written.
   void extract(std::string_view name, const std::filesystem::path& destination, mode_t mode = 0600) const;
-  // Passes a record's content on in blocks; the error for a wrong digest comes after the last.
+  // Passes a record's content to `sink` in blocks. Throws for a wrong digest after the last block.
   using Sink = std::function<void(std::string_view)>;
   void blocks(std::string_view name, const Sink& sink) const;
   // Checks every record's digest (rule 13): DigestMismatchError.
   void verify() const;
-  // Finds out whether somebody wrote into the open file since: DigestMismatchError.
+  // Checks that the open file was not written to since it was opened: DigestMismatchError.
   void check_unchanged() const;
 
  private:
@@ -50,7 +50,7 @@ class PackageReader : public PackageFile {
   void blocks(size_t index, const Sink& sink) const;
 
   std::vector<PublicKey> signers_;
-  Manifest manifest_;  // its records are in the order of entries()
+  Manifest manifest_;  // records have the order of entries()
 };
 
 }  // namespace exportkit

@@ -46,8 +46,8 @@ void check_record_names(const std::vector<std::string_view>& names) {
     if (!is_safe(name)) {
       throw Error(errors::kUnsafeRecordName,
                   "record name " + shown(name) +
-                      " is not allowed: names are relative, of parts joined by `/`, each of letters, digits and "
-                      "_.+=@- and more than dots");
+                      " is not allowed: names are relative paths; each part has letters, digits and _.+=@-, and "
+                      "not only dots");
     }
     if (!seen.insert(name).second) {
       throw Error(errors::kDuplicateRecord, "two records have the name " + std::string(name));
@@ -61,7 +61,7 @@ void check_record_names(const std::vector<std::string_view>& names) {
     const auto name = std::lower_bound(sorted.begin(), sorted.end(), std::string_view(inside));
     if (name != sorted.end() && name->starts_with(inside)) {
       throw Error(errors::kUnsafeRecordName,
-                  std::string(folder) + " is a record, and a folder of the record " + std::string(*name));
+                  std::string(folder) + " is both a record and a folder of the record " + std::string(*name));
     }
   }
   for (const std::string_view name : names) {
@@ -79,7 +79,7 @@ void check_record_order(const std::vector<Entry>& entries) {
   if (first && found == entries.end()) return;
   throw Error(errors::kArchiveLayout,
               "record " + (first ? std::next(found)->name : entries[0].name) +
-                  " is out of place: the manifest comes first, and then the records sorted by name");
+                  " is out of place: the manifest comes first, then the records sorted by name");
 }
 
 void check_listed(const std::vector<Record>& records, std::span<const Entry> entries) {
@@ -89,11 +89,10 @@ void check_listed(const std::vector<Record>& records, std::span<const Entry> ent
   std::set_difference(listed.begin(), listed.end(), present.begin(), present.end(), std::back_inserter(missing));
   std::set_difference(present.begin(), present.end(), listed.begin(), listed.end(), std::back_inserter(unlisted));
   if (!missing.empty()) {
-    throw Error(errors::kMissingRecord, "the manifest lists records that the archive does not hold: " + some(missing));
+    throw Error(errors::kMissingRecord, "the manifest lists records that the archive does not have: " + some(missing));
   }
   if (!unlisted.empty()) {
-    throw Error(errors::kUnlistedRecord,
-                "the archive holds records that the manifest does not list: " + some(unlisted));
+    throw Error(errors::kUnlistedRecord, "the archive has records that the manifest does not list: " + some(unlisted));
   }
   for (size_t i = 0; i < entries.size(); ++i) {
     const Record& record = records[i];
@@ -109,7 +108,7 @@ void check_listed(const std::vector<Record>& records, std::span<const Entry> ent
              record.sha256 == sha256_hex(stock.content);
     };
     if (found == listed.end() || !says_so(records[static_cast<size_t>(found - listed.begin())])) {
-      throw Error(errors::kStockRecord, "record " + std::string(stock.name) + " must be there and read `" +
+      throw Error(errors::kStockRecord, "record " + std::string(stock.name) + " must exist and contain `" +
                                             std::string(stock.text) + "`: torch looks for it first");
     }
   }

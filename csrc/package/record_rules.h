@@ -1,4 +1,4 @@
-// What holds of a package's records as such: their names, their order, those that torch looks for (rules 3, 4, 10-12).
+// Checks the records' names and order, and the records that torch looks for (rules 3, 4, 10-12).
 #pragma once
 
 #include <span>
@@ -11,12 +11,12 @@
 
 namespace exportkit {
 
-// torch takes the folder of the first record for the archive's root. It is the same in every package: torch's own
-// writer uses the file's name, so that the same package under another name would have other bytes.
+// torch takes the first record's folder for the archive's root. Every package has the same root, so that its bytes do
+// not depend on the file's name, which torch's writer uses as the root.
 inline constexpr std::string_view kRoot = "package/";
 
-// What torch's writer adds to every archive and its readers look for. `.data/version` is that of the zip layout, not of
-// the package; torch reads 1 to 10.
+// Records that torch's writer adds to every archive and its readers look for. `.data/version` is the version of the zip
+// layout, not of the package; torch reads 1 to 10.
 struct StockRecord {
   std::string_view name, content, text;
 };
@@ -25,15 +25,15 @@ inline constexpr StockRecord kStockRecords[] = {{".data/version", "6\n", "6\\n"}
                                                 {"archive_version", "0", "0"},
                                                 {"byteorder", "little", "little"}};
 
-// Every name is safe to extract under a folder, is there once, and lies under the root: UnsafeRecordNameError,
+// Checks that every name is unique, lies under the root and can be extracted safely: UnsafeRecordNameError,
 // DuplicateRecordError, ArchiveLayoutError.
 void check_record_names(const std::vector<std::string_view>& names);
 
-// The manifest comes first, and then the records sorted by name: ArchiveLayoutError. Names are without the root.
+// Checks that the manifest comes first, then the records sorted by name: ArchiveLayoutError. Names lack the root.
 void check_record_order(const std::vector<Entry>& entries);
 
-// The manifest lists just the records of the archive, both sorted, with their sizes: MissingRecordError,
-// UnlistedRecordError, DigestMismatchError, StockRecordError.
+// Checks that the manifest lists exactly the archive's records with their sizes. Both lists are sorted.
+// MissingRecordError, UnlistedRecordError, DigestMismatchError, StockRecordError.
 void check_listed(const std::vector<Record>& listed, std::span<const Entry> entries);
 
 }  // namespace exportkit

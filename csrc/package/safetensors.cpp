@@ -12,15 +12,14 @@ namespace exportkit::safetensors {
 
 namespace {
 
-constexpr int kMaxDepth = 127;  // serde_json's, which the reference implementation reads headers with
+constexpr int kMaxDepth = 127;  // the limit of serde_json, with which the reference implementation reads headers
 constexpr size_t kLengthBytes = 8;
 
 struct Dtype {
   std::string_view word, torch;
   size_t size;
 };
-// As exportkit reads and writes them; in the order of the reference implementation, which sorts by it: larger
-// alignments last.
+// The dtypes that exportkit reads and writes. The reference implementation sorts by this order: larger alignments last.
 constexpr Dtype kDtypes[] = {
     {"BOOL", "bool", 1},
     {"U8", "uint8", 1},
@@ -50,7 +49,7 @@ const Dtype* dtype_named(std::string_view torch) {
   return found == std::end(kDtypes) ? nullptr : found;
 }
 
-// Bytes of a tensor. Nothing of a shape is trusted: the product may not fit.
+// The size of a tensor in bytes. The shape is untrusted: the product may not fit.
 uint64_t byte_count(const std::vector<int64_t>& shape, size_t item, const std::string& name) {
   unsigned __int128 count = item;
   for (const int64_t size : shape) {
@@ -67,8 +66,8 @@ int64_t natural(JsonReader& json) {
   return json.integer();
 }
 
-// One tensor; the offsets are still those from the end of the header. Unknown keys are passed over, as the reference
-// implementation does.
+// Reads one tensor, with offsets from the end of the header. Ignores unknown keys, as the reference implementation
+// does.
 Place place(JsonReader& json, std::string_view name) {
   Place out{std::string(name), {}, {}, 0, 0};
   bool has_dtype = false, has_shape = false, has_offsets = false;
@@ -77,7 +76,7 @@ Place place(JsonReader& json, std::string_view name) {
       const std::string word = json.string();
       const auto* found =
           std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const Dtype& d) { return d.word == word; });
-      if (found == std::end(kDtypes)) json.fail("the unknown dtype " + shown(word));
+      if (found == std::end(kDtypes)) json.fail("unknown dtype " + shown(word));
       out.dtype = found->torch;
       has_dtype = true;
     } else if (key == "shape") {
@@ -93,7 +92,7 @@ Place place(JsonReader& json, std::string_view name) {
       json.skip();
     }
   });
-  if (!has_dtype || !has_shape || !has_offsets) json.fail("a tensor without dtype, shape or data_offsets");
+  if (!has_dtype || !has_shape || !has_offsets) json.fail("tensor lacks dtype, shape or data_offsets");
   return out;
 }
 
@@ -105,9 +104,9 @@ void check_metadata(JsonReader& json) {
 std::vector<Place> read_header(std::string_view text) {
   JsonReader whole(text, kMaxDepth);
   JsonReader json = whole;
-  whole.skip();  // a key that is there twice would be two tensors of one name
+  whole.skip();  // refuses duplicate keys, which would be two tensors of one name
   whole.end();
-  if (!whole.oddity().empty()) refuse("the header holds " + whole.oddity());
+  if (!whole.oddity().empty()) refuse("the header contains " + whole.oddity());
   std::vector<Place> places;
   json.object([&](std::string_view key) {
     if (key == "__metadata__") return check_metadata(json);
@@ -116,7 +115,7 @@ std::vector<Place> read_header(std::string_view text) {
   return places;
 }
 
-// The data are those of the tensors, one after the other, and nothing else.
+// Checks that the data are the tensors' data, one after the other, and nothing else.
 void check_places(std::vector<Place>& places, uint64_t start, uint64_t file_size) {
   std::sort(places.begin(), places.end(), [](const Place& one, const Place& other) {
     return std::tie(one.begin, one.end) < std::tie(other.begin, other.end);
@@ -126,7 +125,7 @@ void check_places(std::vector<Place>& places, uint64_t start, uint64_t file_size
     const std::string what = "tensor " + shown(place.name);
     if (place.begin != at || place.end < place.begin) {
       refuse(what + " has its data from " + std::to_string(place.begin) + " to " + std::to_string(place.end) +
-             ", not from " + std::to_string(at) + " where those before it end: data overlap, or there is a hole");
+             ", not from " + std::to_string(at) + " where the previous data end: data overlap, or there is a hole");
     }
     const uint64_t bytes = byte_count(place.shape, item_size(place.dtype), place.name);
     if (place.end - place.begin != bytes) {
@@ -144,7 +143,7 @@ void check_places(std::vector<Place>& places, uint64_t start, uint64_t file_size
   std::sort(places.begin(), places.end(), [](const Place& one, const Place& other) { return one.name < other.name; });
 }
 
-// As serde_json writes it, so that the same tensors give the same bytes as in Python.
+// Writes a string as serde_json does, so that the same tensors give the same bytes as in Python.
 void append_json(std::string& out, std::string_view text) {
   constexpr std::string_view kMeanings = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
   constexpr char kHex[] = "0123456789abcdef";
@@ -191,7 +190,7 @@ std::vector<Place> parse_header(std::string_view file, uint64_t file_size) {
     check_places(places, start, file_size);
     return places;
   } catch (const JsonError& error) {
-    refuse(std::string("the header is not what safetensors has: ") + error.what());
+    refuse(std::string("the header is not a safetensors header: ") + error.what());
   }
 }
 
@@ -214,7 +213,7 @@ std::pair<std::string, std::vector<const View*>> header(std::span<const View> te
       if (size < 0) refuse("tensor " + shown(view.name) + " has a negative size");
     }
     if (byte_count(view.shape, dtype->size, view.name) != view.data.size()) {
-      refuse("tensor " + shown(view.name) + " has another number of bytes than its dtype and shape need");
+      refuse("tensor " + shown(view.name) + " does not have the number of bytes that its dtype and shape need");
     }
     ordered.push_back(&view);
   }

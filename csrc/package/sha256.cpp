@@ -86,8 +86,8 @@ EXPORTKIT_CLONES void compress_portable(uint32_t* state, const uint8_t* data, si
 
 #if defined(__x86_64__)
 
-// By the CPU's own instructions: two rounds each, over the state in the order that they want it, ABEF and CDGH. Intel,
-// "Intel SHA Extensions", 2013.
+// Uses the CPU's SHA instructions, which do two rounds each on the state in the order ABEF and CDGH. Intel, "Intel SHA
+// Extensions", 2013.
 __attribute__((target("sha,sse4.1,ssse3"))) void compress_sha(uint32_t* state, const uint8_t* data, size_t blocks) {
   const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
   const auto* words = reinterpret_cast<const __m128i*>(state);
@@ -107,7 +107,7 @@ __attribute__((target("sha,sse4.1,ssse3"))) void compress_sha(uint32_t* state, c
       const __m128i sum = _mm_add_epi32(now, rounds);
       cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
       abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0e));
-      if (i < 12) {  // the words of four quads on
+      if (i < 12) {  // computes the words used four quads later
         const __m128i next = message[(i + 1) & 3], last = message[(i + 3) & 3];
         const __m128i middle = _mm_alignr_epi8(last, message[(i + 2) & 3], 4);
         now = _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(now, next), middle), last);
@@ -130,8 +130,8 @@ bool has_sha() {
 
 #endif
 
-// Where the CPU has no such instructions, OpenSSL's AVX2 code is 1.6 times as fast as what a compiler makes of the
-// above. It is used if it is there.
+// On a CPU without SHA instructions, OpenSSL's AVX2 code is 1.6 times as fast as the compiled portable code. It is used
+// if it is installed.
 struct OpenSslState {  // SHA256_CTX, which has been public since OpenSSL 0.9
   uint32_t state[8], bits[2], block[16];
   unsigned held, digest_size;

@@ -9,18 +9,18 @@
 
 namespace exportkit {
 
-// SHA-256 of what it is given, a piece at a time.
+// Computes SHA-256 of data given in pieces.
 class Sha256 {
  public:
   Sha256();
 
   void update(const void* data, size_t size);
-  // 64 lower-case hexadecimal digits. What it was given is forgotten.
+  // The digest in 64 lower-case hexadecimal digits. Starts again from empty data.
   std::string hex();
 
  private:
   std::array<uint32_t, 8> state_;
-  std::array<uint8_t, 64> block_;  // what is no whole block yet
+  std::array<uint8_t, 64> block_;  // data of an incomplete block
   uint64_t size_;
 };
 

@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kMaxDepth = 4;  // of brackets
 
-// Notes a key of an object; each is there at most once, since the text was looked through for that.
+// Checks that an object has all its keys. Counting is enough, because duplicate keys were refused before.
 void require_all(JsonReader& json, size_t seen, size_t all) {
-  if (seen != all) json.fail("an object without a key that it must have");
+  if (seen != all) json.fail("object lacks a required key");
 }
 
 Signature read_signature(JsonReader& json) {
@@ -26,14 +26,14 @@ Signature read_signature(JsonReader& json) {
     if (key == "key_id") {
       out.key_id = json.sha256();
     } else if (key == "algorithm") {
-      if (json.string() != "ed25519") json.fail("an algorithm other than ed25519");
+      if (json.string() != "ed25519") json.fail("expected the algorithm ed25519");
     } else if (key == "signature") {
       const std::string text = json.string();
       const auto bytes = text.size() == 88 ? decode_base64(text) : std::nullopt;
-      if (!bytes || bytes->size() != 64) json.fail("no 64 bytes in base64");
+      if (!bytes || bytes->size() != 64) json.fail("expected 64 bytes in base64");
       out.bytes = *bytes;
     } else {
-      json.fail("an unknown key");
+      json.fail("unknown key");
     }
   });
   require_all(json, seen, 3);
@@ -46,7 +46,7 @@ Signatures read_signatures(JsonReader& json, const std::string& name) {
   json.object([&](std::string_view key) {
     ++seen;
     if (key == "format_version") {
-      json.number_text();  // it was looked at before
+      json.number_text();  // checked before
     } else if (key == "manifest_sha256") {
       out.manifest_sha256 = json.sha256();
     } else if (key == "file_sha256") {
@@ -54,11 +54,11 @@ Signatures read_signatures(JsonReader& json, const std::string& name) {
     } else if (key == "signatures") {
       json.array([&] { out.signatures.push_back(read_signature(json)); });
     } else {
-      json.fail("an unknown key");
+      json.fail("unknown key");
     }
   });
   require_all(json, seen, 4);
-  if (out.signatures.empty()) json.fail("no signature");
+  if (out.signatures.empty()) json.fail("expected at least one signature");
   std::set<std::string> ids;
   for (const Signature& signature : out.signatures) {
     if (!ids.insert(signature.key_id).second) {
@@ -71,7 +71,7 @@ Signatures read_signatures(JsonReader& json, const std::string& name) {
 void check_version(JsonReader json, const std::string& name) {
   if (json.peek() != JsonReader::Kind::kObject || !json.seek("format_version") ||
       json.peek() != JsonReader::Kind::kNumber || !json.at_integer()) {
-    json.fail("no object with an integer `format_version`");
+    json.fail("expected an object with an integer `format_version`");
   }
   if (const std::string_view version = json.number_text(); version != "1") {
     throw Error(errors::kSignature,
@@ -90,11 +90,10 @@ Signatures decode_signatures(std::string_view content, const std::string& name) 
     whole.skip();
     whole.end();
     check_version(json, name);
-    if (!whole.oddity().empty()) throw JsonError("it holds " + whole.oddity());
+    if (!whole.oddity().empty()) throw JsonError("it contains " + whole.oddity());
     return read_signatures(json, name);
   } catch (const JsonError& error) {
-    throw Error(errors::kSignature,
-                "the signature file " + name + " is not of the shape FORMAT.md gives: " + error.what());
+    throw Error(errors::kSignature, "the signature file " + name + " does not follow FORMAT.md: " + error.what());
   }
 }
 
@@ -108,9 +107,9 @@ const PublicKey* signer(const Signatures& signatures, const std::string& manifes
                         const std::vector<PublicKey>& keys, const std::string& name) {
   if (signatures.manifest_sha256 != manifest_sha256) {
     throw Error(errors::kSignature,
-                name + " is the signature of another package: of one whose manifest has sha256 " +
-                    signatures.manifest_sha256 + ", and this one's has " + manifest_sha256,
-                "The package was changed or exchanged after it was signed, or the signature is of another build.");
+                name + " signs another package: its manifest has sha256 " + signatures.manifest_sha256 +
+                    ", this package's manifest has " + manifest_sha256,
+                "The package was changed or replaced after it was signed, or the signature belongs to another build.");
   }
   const std::string statement = "exportkit package signature 1\nmanifest-sha256 " + signatures.manifest_sha256 +
                                 "\nfile-sha256 " + signatures.file_sha256 + "\n";
@@ -124,7 +123,7 @@ const PublicKey* signer(const Signatures& signatures, const std::string& manifes
   }
   if (present == nullptr) return nullptr;
   throw Error(errors::kSignature,
-              name + ": the signature by key " + present->id + " (" + present->source + ") does not hold",
+              name + ": the signature by key " + present->id + " (" + present->source + ") is not valid",
               "The signature file was changed after it was written. Get it again.");
 }
 

@@ -1,4 +1,4 @@
-// Detached signatures in this format's own form: FORMAT.md, "Signatures".
+// Detached signatures in this format's own form (FORMAT.md, "Signatures").
 #pragma once
 
 #include <filesystem>
@@ -16,21 +16,21 @@ struct Signature {
   std::string bytes;  // 64
 };
 
-// A signature file: what was signed, and by whom.
+// The content of a signature file: the signed digests and the signatures.
 struct Signatures {
   std::string manifest_sha256, file_sha256;
   std::vector<Signature> signatures;
 };
 
-// Reads a signature file strictly: SignatureError. `name` is the file's, for messages.
+// Reads a signature file strictly: SignatureError. `name` is the file's name, for messages.
 Signatures decode_signatures(std::string_view content, const std::string& name);
 
-// The content of a signature file, which was read as such; nothing where there is none. SignatureError; UsageError
-// where it may not be read.
+// Reads and checks a signature file and returns its content, or nothing if there is no file. SignatureError;
+// UsageError if it cannot be read.
 std::optional<std::string> read_signatures(const std::filesystem::path& path);
 
-// The first of the keys whose signature of the package with this manifest holds; null where none of them has signed.
-// SignatureError: the file is of another package, or no key's signature holds and one was there.
+// The first key with a valid signature of the package with this manifest; null if no key has signed. SignatureError:
+// the file belongs to another package, or the keys have signatures but none is valid.
 const PublicKey* signer(const Signatures& signatures, const std::string& manifest_sha256,
                         const std::vector<PublicKey>& keys, const std::string& name);
 

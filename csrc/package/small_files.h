@@ -1,5 +1,4 @@
-// Reading files of which no more is known than that they are small: signatures, keys,
-// policies.
+// Reads small untrusted files: signatures, keys and policies.
 #pragma once
 
 #include <filesystem>
@@ -8,13 +7,13 @@
 
 namespace exportkit {
 
-// A file of at most 64 KiB; nothing where there is none. A guarded one must be such that other users can neither change
-// nor replace it. std::system_error where it cannot be read, std::invalid_argument where it is no plain file, too
-// large, or not guarded: "is not a plain file".
+// Reads a file of at most 64 KiB; nothing if there is no file. If `guarded`, refuses a file that other users can change
+// or replace. std::system_error if it cannot be read; std::invalid_argument, such as "is not a plain file", if it is
+// refused.
 std::optional<std::string> read_limited(const std::filesystem::path& path, bool guarded = false);
 
-// A signature file of either form, as it is; nothing where there is none. SignatureError where it is no plain file or
-// too large, UsageError where it may not be read.
+// Reads a signature file of either form without checking it; nothing if there is no file. SignatureError if it is too
+// large or not a plain file; UsageError if it cannot be read.
 std::optional<std::string> read_signature_file(const std::filesystem::path& file);
 
 }  // namespace exportkit

@@ -34,7 +34,7 @@ std::map<std::string, std::vector<const Place*>> match_state(const std::vector<W
   std::map<std::string, const Place*> unmatched;
   for (const Place& place : given) unmatched.emplace(place.name, &place);
   std::map<std::string, std::vector<const Place*>> found;
-  std::map<std::string, std::string> other;  // by the name that is given, which messages are sorted by
+  std::map<std::string, std::string> other;  // by the given name, so that messages are sorted
   std::vector<std::string> missing, not_of_the_model, of_another_kind;
   for (const Weight& weight : weights) {
     if (!weight.state) continue;
@@ -58,11 +58,12 @@ std::map<std::string, std::vector<const Place*>> match_state(const std::vector<W
     if (!which.empty()) faults += std::string("\n  ") + what + ": " + joined(which, ", ");
   };
   add("missing", missing);
-  add("not of the model", not_of_the_model);
-  add("of another kind", of_another_kind);
+  add("not in the model", not_of_the_model);
+  add("wrong dtype or shape", of_another_kind);
   if (faults.empty()) return found;
   throw Error(errors::kWeights, "the weights do not fit the model" + faults,
-              "Give all of the model's state_dict, with its names, dtypes and shapes; of tied names, one will do.");
+              "Give the model's whole state_dict with the same names, dtypes and shapes. One name of a tied weight is "
+              "enough.");
 }
 
 }  // namespace exportkit

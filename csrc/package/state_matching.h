@@ -1,4 +1,4 @@
-// Which tensors of another fine-tune are taken for which weights.
+// Matches the tensors of another fine-tune with a model's weights.
 #pragma once
 
 #include <map>
@@ -10,10 +10,10 @@
 
 namespace exportkit {
 
-// Finds every weight of the state among the tensors of a file. A tied weight may be there under any of its names.
+// Finds every weight of the state among a file's tensors. A tied weight may have any of its names.
 //
-// By weight, where it is given, at least once. WeightsError: some are missing, are not of the model, or have another
-// dtype or shape; the message has them all.
+// Returns the tensors of each weight, at least one. WeightsError lists all tensors that are missing, unknown to the
+// model, or of another dtype or shape.
 std::map<std::string, std::vector<const safetensors::Place*>> match_state(const std::vector<Weight>& weights,
                                                                           const std::vector<safetensors::Place>& given);
 

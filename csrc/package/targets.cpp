@@ -22,7 +22,7 @@ using Version = std::pair<int, int>;
 
 struct IsaLevel {
   const char* name;
-  std::vector<std::string> flags;  // of /proc/cpuinfo, that it adds to the level before
+  std::vector<std::string> flags;  // /proc/cpuinfo flags that the level adds
 };
 
 // The x86-64 psABI's micro-architecture levels. `abm` is lzcnt, `pni` is SSE3.
@@ -35,7 +35,7 @@ const std::vector<IsaLevel>& isa_levels() {
   return levels;
 }
 
-// The place of a level, -1 for none.
+// The rank of a level; -1 if it is unknown.
 int isa_rank(const std::string& name) {
   const auto& levels = isa_levels();
   const auto found =
@@ -48,14 +48,15 @@ Version minor_version(const std::string& version) {
   static const std::regex pattern(R"((\d{1,6})\.(\d{1,6}))");
   std::smatch match;
   if (!std::regex_search(version, match, pattern, std::regex_constants::match_continuous)) {
-    throw Error(errors::kManifestConsistency, shown(version) + " is no version: it starts with no <major>.<minor>");
+    throw Error(errors::kManifestConsistency,
+                "invalid version " + shown(version) + ": it must start with <major>.<minor>");
   }
   return {std::stoi(match[1]), std::stoi(match[2])};
 }
 
 struct CudaArchitecture {
   Version version;
-  bool specific;  // it uses features that later ones need not have
+  bool specific;  // it uses features that later architectures may lack
 };
 
 std::optional<CudaArchitecture> parse_architecture(const std::string& name) {
@@ -65,22 +66,22 @@ std::optional<CudaArchitecture> parse_architecture(const std::string& name) {
   return CudaArchitecture{{std::stoi(match[1]), std::stoi(match[2])}, match[3].length() > 0};
 }
 
-// The host code of a CUDA target has instructions too.
+// A CUDA target's host code needs CPU instructions too.
 std::optional<std::string> cpu_rejection(const Target& target, const Host& host) {
   if (!target.cpu_isa) return std::nullopt;
   const int needed = isa_rank(*target.cpu_isa);
-  if (needed < 0) return "its instruction set " + shown(*target.cpu_isa) + " is not known here";
+  if (needed < 0) return "its instruction set " + shown(*target.cpu_isa) + " is unknown";
   if (isa_rank(host.cpu_isa) < needed)
-    return "it needs a CPU with " + *target.cpu_isa + ", this one has " + host.cpu_isa;
+    return "it needs a CPU with " + *target.cpu_isa + ", this CPU has " + host.cpu_isa;
   return std::nullopt;
 }
 
 std::optional<std::string> architecture_rejection(const Target& target, int index, const Host& host) {
   if (!target.cuda_architecture) return std::nullopt;
   const auto built = parse_architecture(*target.cuda_architecture);
-  if (!built) return "its CUDA architecture " + shown(*target.cuda_architecture) + " is not known here";
+  if (!built) return "its CUDA architecture " + shown(*target.cuda_architecture) + " is unknown";
   const Version here = host.capabilities[static_cast<size_t>(index)];
-  // Machine code runs on later minor versions of its architecture; PTX is compiled by the driver for any later one.
+  // Machine code runs on later minor versions of its architecture. The driver compiles PTX for any later architecture.
   const bool same =
       built->specific ? here == built->version : here.first == built->version.first && here >= built->version;
   if (same || (target.cuda_ptx && !built->specific && here >= built->version)) return std::nullopt;
@@ -101,9 +102,10 @@ std::optional<std::string> cuda_rejection(const Target& target, int index, const
   return architecture_rejection(target, index, host);
 }
 
-// Why a target does not run on this host and device, or nothing if it does.
+// Why a target does not run on this host and device; nothing if it does.
 std::optional<std::string> rejection(const Target& target, const std::string& kind, int index, const Host& host) {
-  if (kind != "auto" && kind != target.device) return "it is for " + target.device + ", and " + kind + " was asked for";
+  if (kind != "auto" && kind != target.device)
+    return "it is for " + target.device + ", but device " + kind + " was requested";
   if (target.platform != host.platform) return "it is for " + target.platform + ", this is " + host.platform;
   if (minor_version(host.torch) < minor_version(target.needs_torch)) {
     return "it needs torch " + target.needs_torch + " or newer, this is " + host.torch;
@@ -123,7 +125,7 @@ void require(const std::vector<Target>& targets, const std::string& name) {
               "It has: " + (names.empty() ? "none" : names) + ".");
 }
 
-// Sorts targets that all run here.
+// The sort key of targets that run here; the greatest is best.
 auto preference(const Target& target) {
   const auto architecture = parse_architecture(target.cuda_architecture.value_or(""));
   return std::tuple(target.device == "cuda", architecture ? architecture->version : Version{-1, 0},
@@ -142,8 +144,8 @@ std::string host_platform() {
 
 namespace {
 
-// Whether the CPU itself says that it lacks what this /proc/cpuinfo flag stands for. The kernel's list has what the
-// kernel allows, but is that of the real CPU under an emulator; so both are asked.
+// Whether the CPU reports that it lacks the feature of a /proc/cpuinfo flag. The kernel's list has what the kernel
+// allows, but under an emulator it describes the real CPU. So both are checked.
 bool cpu_lacks(const std::string& flag) {
 #if defined(__x86_64__)
   static const std::map<std::string, bool> has = {
@@ -184,7 +186,7 @@ std::pair<std::string, std::optional<int>> parse_device(const std::string& devic
   static const std::regex pattern(R"((auto|cpu|cuda)(?::(\d{1,3}))?)");
   std::smatch match;
   if (!std::regex_match(device, match, pattern) || (match[2].matched && match[1] != "cuda")) {
-    throw Error(errors::kUsage, "device " + shown(device) + " is not known", "Give auto, cpu, cuda or cuda:<index>.");
+    throw Error(errors::kUsage, "unknown device " + shown(device), "Give auto, cpu, cuda or cuda:<index>.");
   }
   return {match[1], match[2].matched ? std::optional(std::stoi(match[2])) : std::nullopt};
 }
@@ -194,7 +196,7 @@ Survey survey(const std::vector<Target>& targets, const std::string& device, con
   const int index = given.value_or(host.current_cuda);
   if (targets.empty()) {
     throw Error(errors::kNoTarget, "the package has no compiled target",
-                "It holds an exported program: compile it with `exportkit export`.");
+                "It has an exported program: compile it with `exportkit export`.");
   }
   Survey found;
   std::string reasons;
@@ -208,7 +210,7 @@ Survey survey(const std::vector<Target>& targets, const std::string& device, con
   }
   if (found.fitting.empty()) {
     throw Error(errors::kNoTarget, "no target of the package runs here (device " + device + "):" + reasons,
-                "Export for this machine, or ask for another device.");
+                "Export for this machine, or request another device.");
   }
   std::stable_sort(found.fitting.begin(), found.fitting.end(), [](const Choice& one, const Choice& other) {
     return preference(*other.target) < preference(*one.target);
@@ -229,7 +231,7 @@ Choice pick(const std::vector<Target>& targets, const std::string& device, const
 std::optional<std::string> library_rejection(const Library& library, const std::string& torch) {
   if (library.torch_bound && minor_version(*library.torch_bound) != minor_version(torch)) {
     return "it was built against the C++ API of torch " + *library.torch_bound +
-           ", which holds for no other minor version; this is torch " + torch;
+           ", which works with that minor version only; this is torch " + torch;
   }
   if (minor_version(torch) < minor_version(library.needs_torch)) {
     return "it needs torch " + library.needs_torch + " or newer, this is " + torch;

@@ -10,17 +10,17 @@
 
 namespace exportkit {
 
-// What a target is held against.
+// The machine that targets are compared with.
 struct Host {
   std::string platform;             // such as "linux-x86_64"
-  std::string cpu_isa;              // the highest level, such as "x86-64-v3"; elsewhere the machine's name
+  std::string cpu_isa;              // the highest level, such as "x86-64-v3"; on other machines the machine's name
   std::string torch;                // such as "2.13.0"
-  std::optional<std::string> cuda;  // what torch was built with; none for a CPU build
+  std::optional<std::string> cuda;  // the version torch was built with; empty for a CPU build
   std::vector<std::pair<int, int>> capabilities;  // of each CUDA device
   int current_cuda = 0;                           // the device that `cuda` and `auto` mean
 };
 
-// A target and where it runs: the index of the CUDA device, -1 for the CPU.
+// A target and its device: the index of the CUDA device, or -1 for the CPU.
 struct Choice {
   const Target* target;
   int device_index;
@@ -29,27 +29,27 @@ struct Choice {
 // Such as "linux-x86_64".
 std::string host_platform();
 
-// The highest x86-64 level this CPU has; the machine's name on other machines.
+// The highest x86-64 level of this CPU; on other machines the machine's name.
 std::string host_cpu_isa();
 
-// `auto`, `cpu`, `cuda` or `cuda:1`, taken apart: UsageError.
+// Splits `auto`, `cpu`, `cuda` or `cuda:1` into kind and index: UsageError.
 std::pair<std::string, std::optional<int>> parse_device(const std::string& device);
 
-// The targets that run on a machine, best first, and why each of the others does not.
+// The targets that run on a machine, best first, and the reason why each other target does not.
 struct Survey {
   std::vector<Choice> fitting;
   std::vector<std::pair<const Target*, std::string>> rejected;
 };
 
-// Holds every target against a host: CUDA is better than CPU, newer instructions are better than older ones.
-// UsageError; NoTargetError where none runs here, with the reason for each.
+// Compares every target with a host. CUDA is better than CPU, newer instructions are better than older ones.
+// UsageError; NoTargetError if no target runs here, with the reason for each.
 Survey survey(const std::vector<Target>& targets, const std::string& device, const Host& host);
 
-// The best of them. A name leaves only the target of that name.
+// The best target that runs here. With a name, only that target is considered.
 Choice pick(const std::vector<Target>& targets, const std::string& device, const Host& host,
             const std::optional<std::string>& name = std::nullopt);
 
-// Why an operator library does not work with this torch, or nothing if it does.
+// Why an operator library does not work with this torch version; nothing if it does.
 std::optional<std::string> library_rejection(const Library& library, const std::string& torch);
 
 }  // namespace exportkit

@@ -13,13 +13,13 @@ struct Range {
   char32_t first, last;
 };
 
-// kStart and kContinue: what a name may start with and go on with, beyond ASCII.
+// kStart and kContinue: the non-ASCII characters that a name may start and continue with.
 #include "package/identifier_ranges.inc"
 
 constexpr char32_t kInvalid = 0xFFFFFFFF;
 constexpr std::string_view kBase64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-// The code point at `at`, which moves behind it; kInvalid for what is no UTF-8.
+// Reads the code point at `at` and moves `at` past it; kInvalid for invalid UTF-8.
 char32_t next_code_point(std::string_view text, size_t& at) {
   const auto byte = [&](size_t index) { return static_cast<uint8_t>(text[index]); };
   const uint8_t lead = byte(at++);
@@ -129,7 +129,7 @@ std::optional<std::string> decode_base64(std::string_view text) {
       bits &= (1U << count) - 1;
     }
   }
-  if (bits != 0) return std::nullopt;  // a last letter with more than the last byte
+  if (bits != 0) return std::nullopt;  // the last letter has unused bits that are set
   return bytes;
 }
 

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 constexpr int kMaxDepth = 4;  // of brackets
 constexpr const char *kOwnSuffix = ".sig", *kBundleSuffix = ".sigstore.json";
 
-// Somebody asks for a signature by any of these keys.
+// A requirement for a signature by one of these keys.
 struct Demand {
   std::vector<PublicKey> keys;
   std::string by;  // such as "the policy /etc/exportkit/policy.json"
@@ -33,7 +33,7 @@ struct Policy {
 
 [[noreturn]] void refuse(const fs::path& policy, const std::string& reason, const std::string& hint = "") {
   throw Error(errors::kPolicy, "the policy " + policy.string() + " " + reason,
-              hint + "As long as this is so, nothing is loaded.");
+              hint + "exportkit loads nothing until the policy is corrected.");
 }
 
 Policy parse_policy(std::string_view content) {
@@ -41,22 +41,22 @@ Policy parse_policy(std::string_view content) {
   JsonReader whole = json;
   whole.skip();
   whole.end();
-  if (!whole.oddity().empty()) throw JsonError("it holds " + whole.oddity());
+  if (!whole.oddity().empty()) throw JsonError("it contains " + whole.oddity());
   Policy policy;
   size_t seen = 0;
   json.object([&](std::string_view key) {
     ++seen;
     if (key == "version") {
-      if (json.integer() != 1) json.fail("a version other than 1");
+      if (json.integer() != 1) json.fail("expected version 1");
     } else if (key == "require_signature") {
       policy.require_signature = json.boolean();
     } else if (key == "public_keys") {
       json.array([&] { policy.public_keys.push_back(json.string()); });
     } else {
-      json.fail("an unknown key");
+      json.fail("unknown key");
     }
   });
-  if (seen != 3) json.fail("an object without a key that it must have");
+  if (seen != 3) json.fail("object lacks a required key");
   return policy;
 }
 
@@ -64,18 +64,18 @@ void add_demand(const fs::path& path, bool must_exist, std::vector<Demand>& dema
   Policy policy;
   try {
     const auto content = read_limited(path, /*guarded=*/true);
-    if (!content && must_exist) refuse(path, "is not there", "EXPORTKIT_POLICY names it. ");
+    if (!content && must_exist) refuse(path, "does not exist", "EXPORTKIT_POLICY names it. ");
     if (!content) return;
     policy = parse_policy(*content);
   } catch (const std::system_error& error) {
     refuse(path, "cannot be read: " + error.code().message());
   } catch (const JsonError& error) {
-    refuse(path, std::string("is not of the shape FORMAT.md gives: ") + error.what());
+    refuse(path, std::string("does not follow FORMAT.md: ") + error.what());
   } catch (const std::invalid_argument& error) {
     refuse(path, error.what());
   }
   if (!policy.require_signature) return;
-  if (policy.public_keys.empty()) refuse(path, "requires signatures, and names no public key to check them with");
+  if (policy.public_keys.empty()) refuse(path, "requires signatures but names no public key");
   Demand demand{{}, "the policy " + path.string()};
   for (const std::string& key : policy.public_keys) {
     const bool text = key.find("-----BEGIN") != std::string::npos;
@@ -90,8 +90,7 @@ void add_demand(const fs::path& path, bool must_exist, std::vector<Demand>& dema
 
 fs::path user_policy() { return user_folder("XDG_CONFIG_HOME", ".config") / "policy.json"; }
 
-// What this machine's policies ask of every package. What a user sets can add to what the system demands, and take
-// nothing from it.
+// What this machine's policies require. A user's policy can add to the system's requirements, but not remove any.
 std::vector<Demand> policy_demands(const fs::path& system) {
   std::vector<Demand> demands;
   const fs::path named = environment("EXPORTKIT_POLICY");
@@ -107,13 +106,13 @@ std::string some(const std::vector<std::string>& items) {
   return text + (items.size() > kShown ? " and " + std::to_string(items.size() - kShown) + " more" : "");
 }
 
-// The keys that check signature files of a form, and what the names of those end with.
+// A form of signature file: its file name suffix and the keys that check it.
 struct Form {
   std::string suffix;
   std::vector<PublicKey> keys;
 };
 
-// The forms of signature that some of the keys check. Where a given file could be of either, its own name decides.
+// The forms that these keys can check. If a given file could have either form, its name decides.
 std::vector<Form> forms_of(const std::vector<PublicKey>& keys, const fs::path& given) {
   std::vector<Form> forms{{kOwnSuffix, {}}, {kBundleSuffix, {}}};
   for (const PublicKey& key : keys) forms[key.is_ed25519() ? 0 : 1].keys.push_back(key);
@@ -124,13 +123,13 @@ std::vector<Form> forms_of(const std::vector<PublicKey>& keys, const fs::path& g
   return forms;
 }
 
-// The signature file beside the name that was given; if there is none, beside the file that it links to.
+// The signature file beside the given path or, if there is none, beside the file that the path links to.
 fs::path signature_beside(const fs::path& package, const std::string& suffix) {
   const fs::path file = package.string() + suffix;
   return fs::exists(fs::symlink_status(file)) ? file : fs::path(fs::weakly_canonical(package).string() + suffix);
 }
 
-// The ids of the keys that have signed, as a signature file says.
+// The key ids that a signature file names.
 std::vector<std::string> key_ids(const std::string& suffix, std::string_view content, const std::string& name) {
   if (suffix == kBundleSuffix) return {openssf::decode(content, name).key_id};
   std::vector<std::string> ids;
@@ -138,7 +137,7 @@ std::vector<std::string> key_ids(const std::string& suffix, std::string_view con
   return ids;
 }
 
-// The key that has signed, null where none of them has.
+// The key that has signed; null if no key has.
 const PublicKey* signer_of(const PackageFile& package, const Form& form, std::string_view content,
                            const std::string& name) {
   if (form.suffix == kBundleSuffix) return openssf::signer(openssf::decode(content, name), package, form.keys, name);
@@ -160,11 +159,11 @@ PublicKey satisfy(const PackageFile& package, const Demand& demand, const fs::pa
   std::vector<std::string> wanted;
   for (const PublicKey& key : demand.keys) wanted.push_back(key.id + " (" + key.source + ")");
   throw Error(errors::kSignatureMissing,
-              package.name() + " is not signed as " + demand.by + " asks for: " + reasons + "; wanted: " + some(wanted),
-              "`exportkit sign` signs a package; a signature file of another name or place must be given.");
+              package.name() + " is not signed as " + demand.by + " requires: " + reasons + "; wanted: " + some(wanted),
+              "`exportkit sign` signs a package. If the signature file has another name or place, give its path.");
 }
 
-// What the caller asks for, and what this machine's policies do.
+// The requirements of the caller and of this machine's policies.
 std::vector<Demand> demands_of(const SignatureRequest& request, const std::string& system_policy) {
   std::vector<Demand> demands = policy_demands(system_policy);
   if (!request.public_keys.empty()) {
@@ -172,8 +171,8 @@ std::vector<Demand> demands_of(const SignatureRequest& request, const std::strin
     for (const std::string& key : request.public_keys) caller.keys.push_back(read_public_key(key));
     demands.insert(demands.begin(), std::move(caller));
   } else if (!request.signature.empty() && demands.empty()) {
-    throw Error(errors::kUsage, "a signature file was given, and no public key to check it with",
-                "Give the key as well.");
+    throw Error(errors::kUsage, "a signature file was given without a public key to check it",
+                "Give the public key as well.");
   }
   return demands;
 }

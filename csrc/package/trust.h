@@ -1,4 +1,4 @@
-// Whether a package is signed by somebody who is trusted here, found out before anything of it is executed.
+// Checks that a trusted key signed a package, before any of its code runs.
 #pragma once
 
 #include <filesystem>
@@ -12,35 +12,35 @@ namespace exportkit {
 
 inline constexpr const char* kSystemPolicy = "/etc/exportkit/policy.json";
 
-// What a caller asks for, beside what this machine's policies ask for.
+// The signature that a caller requires, in addition to this machine's policies.
 struct SignatureRequest {
-  // PEM files, or PEM text: any of them must have signed. None ask for no signature.
+  // PEM files or PEM text. One of these keys must have signed. If empty, the caller requires no signature.
   std::vector<std::string> public_keys;
-  // The signature file; if empty, the package's name with `.sig`, or `.sigstore.json` for a bundle, beside the path or
-  // beside the file it links to.
+  // The signature file. If empty: the package's name with `.sig`, or `.sigstore.json` for a bundle, beside the path or
+  // beside the file that it links to.
   std::string signature;
 };
 
-// Checks that an open package is signed as its caller and this machine's policies ask for. The signature covers the
-// manifest, and through it every record: with `PackageReader::verify` the whole file is what was signed. A bundle of
-// OpenSSF model signing, made with an elliptic curve key, covers the file, which is read for it.
+// Checks that an open package has the signatures that its caller and this machine's policies require. A signature
+// covers the manifest and, through its digests, every record: after `PackageReader::verify` the whole file is known to
+// be the signed one. A bundle of OpenSSF model signing covers the file, which is read to check it.
 //
-// Gives a key whose signature holds, for the caller and then for each policy; nothing where nobody asks.
-// `system_policy`: another place for it is for tests.
+// Returns a key with a valid signature for the caller, then for each policy; empty if nobody requires one. Tests set
+// `system_policy` to another place.
 //
-// SignatureMissingError, SignatureError, PolicyError; UsageError where a key cannot be used; HostError without OpenSSL.
+// SignatureMissingError, SignatureError, PolicyError; UsageError if a key cannot be used; HostError without OpenSSL.
 std::vector<PublicKey> check_trust(const PackageFile& package, const SignatureRequest& request,
                                    const std::string& system_policy = kSystemPolicy);
 
-// Who asks for a signature, such as "the caller" or "the policy /etc/exportkit/policy.json"; empty where nobody does.
-// The errors are those of check_trust before it looks at a signature.
+// Who requires a signature, such as "the caller" or "the policy /etc/exportkit/policy.json"; empty if nobody does.
+// Throws the errors that check_trust throws before it reads a signature.
 std::string demanded_by(const SignatureRequest& request);
 
-// A signature file beside a package, as it describes itself: nothing of it is checked.
+// A signature file beside a package. Its content is not checked.
 struct SignatureFile {
   std::filesystem::path path;
   std::vector<std::string> key_ids;
-  std::string problem;  // why it cannot be read, if it cannot
+  std::string problem;  // why it cannot be read; empty if it can
 };
 
 std::vector<SignatureFile> signature_files(const PackageFile& package);

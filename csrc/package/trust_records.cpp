@@ -22,9 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kPackages = "packages";  // the folder of their records
+constexpr const char* kPackages = "packages";  // the folder of packages' records
 constexpr int64_t kSecond = 1'000'000'000;
-constexpr int64_t kMargin = 2 * kSecond;  // the coarsest times that a file system keeps (FAT's)
+constexpr int64_t kMargin = 2 * kSecond;  // the coarsest file times, on FAT
 constexpr size_t kMaxRecordBytes = size_t{16} << 20;
 constexpr int kMaxDepth = 8;                  // of brackets
 constexpr size_t kBlock = size_t{256} << 10;  // stays in a core's own cache while it is hashed
@@ -41,7 +41,7 @@ struct stat status_of(const fs::path& path) {
   return status;
 }
 
-// A file that only we can change; none for anything else, and for what cannot be read.
+// Opens a file that only we can change; nothing for any other file, or if it cannot be read.
 Descriptor open_ours(const fs::path& path, struct stat& status) {
   // Non-blocking, or a FIFO would wait for a writer.
   Descriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
@@ -56,22 +56,22 @@ T whole_number(JsonReader& json) {
   const std::string_view text = json.number_text();
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) json.fail("a number that is no time, size or inode");
+  if (error != std::errc{} || end != text.data() + text.size()) json.fail("expected a time, size or inode");
   return value;
 }
 
 using Members = std::map<std::string_view, std::function<void()>>;
 
-// An object with exactly these keys; that none is there twice was seen before.
+// Reads an object with exactly these keys. Duplicate keys were refused before.
 void read_object(JsonReader& json, const Members& members) {
   size_t seen = 0;
   json.object([&](std::string_view key) {
     const auto member = members.find(key);
-    if (member == members.end()) json.fail("an unknown key");
+    if (member == members.end()) json.fail("unknown key");
     member->second();
     ++seen;
   });
-  if (seen != members.size()) json.fail("an object without a key that it must have");
+  if (seen != members.size()) json.fail("object lacks a required key");
 }
 
 FileState read_state(JsonReader& json) {
@@ -90,7 +90,7 @@ std::string to_json(const FileState& state) {
          ",\"ctime_ns\":" + std::to_string(state.ctime_ns) + "}";
 }
 
-// Has `read` take a record that only we can have written; false where there is none, or it is none.
+// Calls `read` on a record that only we can have written; false if there is no such record, or it is malformed.
 bool read_record(const fs::path& path, const std::function<void(JsonReader&)>& read) {
   struct stat status{};
   const Descriptor file = open_ours(path, status);
@@ -98,7 +98,7 @@ bool read_record(const fs::path& path, const std::function<void(JsonReader&)>& r
   try {
     const std::string content = read_at(file.get(), 0, static_cast<uint64_t>(status.st_size));
     JsonReader json(content, kMaxDepth), whole = json;
-    whole.skip();  // no key is there twice
+    whole.skip();  // refuses duplicate keys
     whole.end();
     read(json);
     return true;
@@ -109,7 +109,7 @@ bool read_record(const fs::path& path, const std::function<void(JsonReader&)>& r
   }
 }
 
-// Writes a record, if that can be done; without one, files are hashed again. `make` is given the open file.
+// Writes a record if possible; without it, files are hashed again. `make` gets the open file.
 void write_record(const fs::path& path, const std::function<std::string(int fd)>& make) {
   try {
     WrittenWhole file(path, 0600);
@@ -119,14 +119,15 @@ void write_record(const fs::path& path, const std::function<std::string(int fd)>
   }
 }
 
-// The time by the clock that gives files their times, which ticks every few milliseconds.
+// The time of the clock that sets file times, which ticks every few milliseconds.
 int64_t time_after(int64_t changed_ns, int fd) {
   int64_t now = 0;
   for (int tries = 0; tries < 20; ++tries) {
     struct stat status{};
     if (futimens(fd, nullptr) != 0 || fstat(fd, &status) != 0) throw FileError("the record");
     now = FileState::of(status).mtime_ns;
-    if (now > changed_ns || changed_ns >= now + kSecond) break;  // past it; or nowhere near, by a clock set back
+    if (now > changed_ns || changed_ns >= now + kSecond)
+      break;  // past the change, or far before it because the clock was set back
     const timespec pause{0, 2'000'000};
     nanosleep(&pause, nullptr);
   }
@@ -135,7 +136,7 @@ int64_t time_after(int64_t changed_ns, int fd) {
 
 // --- packages --------------------------------------------------------------------------------------------------------
 
-// Where the record of a package is; nothing without a usable cache: then nothing is known, and nothing can be kept.
+// The path of a package's record; nothing if the cache cannot be used.
 std::optional<fs::path> record_path(const struct stat& status) {
   try {
     return private_folder(cache_directory(), {kPackages}) /
@@ -145,7 +146,7 @@ std::optional<fs::path> record_path(const struct stat& status) {
   }
 }
 
-// The packages of which this process has read every record. Never destroyed: threads may outlive it.
+// The packages that this process has verified. Never destroyed, because threads may outlive static objects.
 class VerifiedHere {
  public:
   bool contains(const FileState& state, const std::string& manifest_sha256) {
@@ -172,7 +173,7 @@ void check_above(const fs::path& path) {
     throw FileError(path, "it " + reason, EACCES);
 }
 
-// That a folder is one, and that nobody else may change what is in it.
+// Checks that the path is a folder and that nobody else can change its contents.
 void check_ours(const fs::path& folder) {
   const struct stat status = status_of(folder);
   if (const char* reason = others_may_change(status)) throw FileError(folder, std::string("it ") + reason, EACCES);
@@ -200,7 +201,7 @@ fs::path cache_directory() {
 }
 
 fs::path private_folder(const fs::path& root, const std::vector<std::string>& parts) {
-  // Links on the way are followed once, here: who may exchange one cannot lead the dynamic linker elsewhere later.
+  // Links are resolved once, here, so that replacing one later cannot redirect the dynamic linker.
   const fs::path top = fs::weakly_canonical(fs::absolute(root));
   fs::create_directories(top.parent_path());
   check_above(top);
@@ -300,7 +301,7 @@ std::optional<EntryRecord> read_entry_record(const fs::path& path) {
 void write_entry_record(const fs::path& path, const std::map<std::string, VerifiedFile>& files) {
   int64_t changed_ns = 0;
   std::string text;
-  for (const auto& [name, file] : files) {  // no name of a record needs an escape
+  for (const auto& [name, file] : files) {  // record names need no escapes
     changed_ns = std::max(changed_ns, file.state.changed_ns());
     text += (text.empty() ? "\"" : ",\"") + name + "\":{\"sha256\":\"" + file.sha256 +
             "\",\"state\":" + to_json(file.state) + "}";

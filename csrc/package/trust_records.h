@@ -1,4 +1,4 @@
-// Which files count as verified without being read again. exportkit/runtime/cache has the rules.
+// Decides which files count as verified without being read again. exportkit/runtime/cache has the rules.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace exportkit {
 
-// A file that had this content.
+// A file's state when its content was verified.
 struct VerifiedFile {
   std::string sha256;
   FileState state;
 };
 
-// What was verified in a folder of unpacked files.
+// The record of the verified files in a folder of unpacked files.
 struct EntryRecord {
   int64_t checked_ns;
   std::map<std::string, VerifiedFile> files;
@@ -27,36 +27,36 @@ struct EntryRecord {
 // $EXPORTKIT_CACHE, or exportkit under $XDG_CACHE_HOME or ~/.cache. It need not exist yet.
 std::filesystem::path cache_directory();
 
-// A folder under the cache's, made where it is missing, in which no other user could exchange a file for theirs.
-// std::system_error: it cannot be made, or is not ours alone.
+// Creates a folder of the cache, or finds it, and checks that no other user can replace files in it.
+// std::system_error: it cannot be created, or another user can change it.
 std::filesystem::path private_folder(const std::filesystem::path& root, const std::vector<std::string>& parts);
 
-// A folder of the cache that is there, open, if it and the cache are ours alone; nothing where there is none.
-// std::system_error: somebody else may change it.
+// Opens an existing folder of the cache; nothing if there is none. std::system_error: another user can change the
+// folder or the cache.
 Descriptor open_private_folder(const std::filesystem::path& root, const std::string& part);
 
-// Checks every record's digest, unless that was done and the file is what it was then, or `always` is set. Whether they
-// were read. DigestMismatchError.
+// Checks every record's digest: DigestMismatchError. Skips this if it was done before and the file's state has not
+// changed, unless `always` is set. Returns whether the records were read.
 //
-// What was noted of a file is data of the medium that it is on: who supplies that chooses it. So where a signature was
-// asked for, only what this process has read itself is believed.
+// A file's inode number and times come from its medium, so whoever supplies the medium can choose them. Therefore, if a
+// signature was required, only a check by this process counts.
 bool verify_once(const PackageReader& reader, bool always);
 
-// Whether these files, of these digests by their names, are in a folder and need not be read to know it.
+// Whether the folder's record shows, without reading them, that its files have these digests (by file name).
 bool is_verified(const std::filesystem::path& folder, const std::optional<EntryRecord>& record,
                  const std::map<std::string, std::string>& digests);
 
-// The state of a file of this content that only we can change; nothing if there is none. A link is no such file.
+// The state of a file if it has this content and only we can change it, else nothing. Links do not count.
 std::optional<FileState> state_if_content(const std::filesystem::path& path, const std::string& sha256);
 
-// The record of an entry that only we can have written, and not later than now; nothing for anything else.
+// Reads an entry's record; nothing unless only we can have written it, and not later than now.
 std::optional<EntryRecord> read_entry_record(const std::filesystem::path& path);
 
-// Writes it, if that can be done, with the time by the clock that gives files their times, once that has gone past
-// these files' last change: the next change will show in theirs.
+// Writes an entry's record if possible. Takes the time from the clock that sets file times, after it has passed these
+// files' last change, so that the next change gives them a later time.
 void write_entry_record(const std::filesystem::path& path, const std::map<std::string, VerifiedFile>& files);
 
-// Notes that something was used, for `exportkit cache prune` to know what was not.
+// Notes that something was used, for `exportkit cache prune`.
 void touch(const std::filesystem::path& path);
 
 }  // namespace exportkit

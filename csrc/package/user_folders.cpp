@@ -14,7 +14,7 @@ std::string environment(const char* name) {
 }
 
 std::filesystem::path user_folder(const char* variable, const char* in_home) {
-  // A relative path in it is to be ignored.
+  // The specification says to ignore relative paths.
   if (const std::filesystem::path base = environment(variable); base.is_absolute()) return base / "exportkit";
   std::string home = environment("HOME");
   if (home.empty()) {

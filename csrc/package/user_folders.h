@@ -1,4 +1,4 @@
-// Where a user keeps what: the XDG base directory specification.
+// A user's folders, by the XDG base directory specification.
 #pragma once
 
 #include <filesystem>
@@ -6,11 +6,11 @@
 
 namespace exportkit {
 
-// A variable of the environment; empty where there is none.
+// An environment variable; empty if it is not set.
 std::string environment(const char* name);
 
-// exportkit's folder under the one that a variable names, such as XDG_CACHE_HOME, or under a folder of the user's home,
-// such as .cache.
+// exportkit's folder under the folder that a variable such as XDG_CACHE_HOME names, or under a folder of the user's
+// home, such as .cache.
 std::filesystem::path user_folder(const char* variable, const char* in_home);
 
 }  // namespace exportkit

@@ -23,7 +23,7 @@ constexpr Dtype kDtypes[] = {
     {"bfloat16", 2}, {"int32", 4},           {"uint32", 4},  {"float32", 4},         {"complex32", 4},
     {"int64", 8},    {"uint64", 8},          {"float64", 8}, {"complex64", 8},       {"complex128", 16}};
 
-// The strides address every element of the record once: nothing is read outside of it.
+// Checks that the strides address every element of the record once, so that nothing outside it is read.
 void check_strides(const Weight& weight) {
   const std::string what = "weight " + shown(weight.name);
   require(item_bytes(weight.dtype) > 0, [&] { return what + " has the unknown dtype " + shown(weight.dtype); });
@@ -40,7 +40,7 @@ void check_strides(const Weight& weight) {
   unsigned __int128 step = 1;
   for (const auto& [stride, size] : steps) {
     require(static_cast<uint64_t>(stride) == step, [&] { return what + " has strides that leave gaps or overlap"; });
-    step *= static_cast<uint64_t>(size);  // a stride is at most 2^62, and so is what it was compared with
+    step *= static_cast<uint64_t>(size);  // cannot overflow: `step` equals a stride, which is at most 2^62
   }
 }
 
@@ -53,7 +53,7 @@ void check_weight_record(const Weight& weight, const Manifest& manifest) {
   require(found->name.starts_with(kWeightsDir),
           [&] { return what + ": " + shown(found->name) + " is not under " + std::string(kWeightsDir); });
   require(static_cast<uint64_t>(found->size) == weight_bytes(weight), [&] {
-    return what + " has another number of bytes than its record " + shown(found->name) + ", which has " +
+    return what + " does not have the size of its record " + shown(found->name) + ", which has " +
            std::to_string(found->size);
   });
 }
@@ -72,7 +72,7 @@ void check_weights(const Manifest& manifest) {
   for (const Weight& weight : manifest.weights) {
     weights.emplace(weight.name, &weight);
     const auto check_name = [&](std::string_view name) {
-      require(seen.insert(name).second, [&] { return "weight " + shown(name) + " is there twice"; });
+      require(seen.insert(name).second, [&] { return "weight " + shown(name) + " appears twice"; });
     };
     check_name(weight.name);
     for (const std::string& alias : weight.aliases) check_name(alias);
@@ -85,7 +85,7 @@ void check_weights(const Manifest& manifest) {
       const auto found = weights.find(name);
       require(found != weights.end() && found->second->record, [&] {
         return "target " + target.name + " takes " + shown(constant.first) + " from " + shown(name) +
-               ", which is no weight with a record";
+               ", which is not a weight with a record";
       });
     }
   }
@@ -93,7 +93,7 @@ void check_weights(const Manifest& manifest) {
 
 uint64_t weight_bytes(const Weight& weight) {
   if (std::find(weight.shape.begin(), weight.shape.end(), 0) != weight.shape.end()) return 0;
-  // Capped where no record can be as large, so that nothing overflows.
+  // Capped above the size of any record, so that nothing overflows.
   constexpr unsigned __int128 kMost = std::numeric_limits<uint64_t>::max();
   unsigned __int128 bytes = item_bytes(weight.dtype);
   for (const int64_t size : weight.shape) bytes = std::min(bytes * static_cast<uint64_t>(size), kMost);

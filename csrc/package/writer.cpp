@@ -14,9 +14,9 @@ namespace exportkit {
 namespace {
 
 constexpr size_t kBlock = 256 << 10;
-constexpr std::string_view kDropped = ".data/serialization_id";  // torch derives it from the others, and only logs it
+constexpr std::string_view kDropped = ".data/serialization_id";  // a hash of the other records, which torch only logs
 
-// Follows what is written, and holds it against what was measured.
+// Copies a content into the file and checks that it is still the content that was measured.
 void copy(const PackageWriter::Content& content, const Entry& entry, WrittenWhole& file) {
   uint64_t size = 0;
   uint32_t crc = 0;
@@ -27,7 +27,7 @@ void copy(const PackageWriter::Content& content, const Entry& entry, WrittenWhol
   });
   if (size != entry.size || crc != entry.crc32) {
     throw Error(errors::kExportkit, entry.name + " changed while it was being packed",
-                "Pack again once it is complete.");
+                "Pack again when nothing writes to it any more.");
   }
 }
 
@@ -48,7 +48,7 @@ PackageWriter::Content file_content(const std::filesystem::path& path) {
 
 void PackageWriter::add(const std::string& name, Content content) {
   if (name == kManifestName) {
-    throw Error(errors::kDuplicateRecord, name + " is written from the manifest; it cannot be a record as well");
+    throw Error(errors::kDuplicateRecord, name + " is the manifest's name; a record cannot have it");
   }
   if (name != kDropped) contents_.insert_or_assign(name, std::move(content));
 }
@@ -85,7 +85,7 @@ void PackageWriter::finish(const std::filesystem::path& path, const std::string&
   check_manifest_size(text.size());
   const Manifest manifest = decode_manifest(text);
   check_consistency(manifest);
-  // The manifest comes first, so that a reader of the first few kilobytes has it.
+  // The manifest comes first, so that it can be read from the first few kilobytes.
   std::vector<Entry> entries{
       laid_out(std::string(kRoot) + std::string(kManifestName), text.size(), crc32(0, text.data(), text.size()), 0)};
   for (const Measured& measured : measured_) {

@@ -1,4 +1,4 @@
-// Writing a package: the one layout that its records have, whole or not at all.
+// Writes a package atomically, in the only layout that its records can have.
 #pragma once
 
 #include <filesystem>
@@ -12,23 +12,23 @@
 
 namespace exportkit {
 
-// Takes the records of a package to be. What they are read from must be there until it is written.
+// Collects a package's records. Their sources must exist until the package is written.
 class PackageWriter {
  public:
   using Sink = std::function<void(std::string_view)>;
-  // Passes a record's content on in blocks.
+  // Passes a record's content to `sink` in blocks.
   using Content = std::function<void(const Sink&)>;
 
-  // Without the root folder. Those that torch adds to every archive are written as this format has them, whatever is
-  // given for them. DuplicateRecordError: the manifest is no record.
+  // Adds a record; `name` lacks the root folder. The records that torch adds to every archive get this format's
+  // content, not the given one. DuplicateRecordError: the name is the manifest's.
   void add(const std::string& name, Content content);
 
-  // Reads every content once: what the manifest must have for `records`, those that torch looks for among them.
+  // Reads every content once and returns the manifest's `records`, including the records that torch looks for.
   // UnsafeRecordNameError, DuplicateRecordError.
   std::vector<Record> records();
 
-  // Writes the package; the same bytes for the same manifest and contents. The error of a rule that it would break;
-  // ExportkitError where a content has changed since it was first read; FileError.
+  // Writes the package: the same bytes for the same manifest and contents. Throws the error of a rule that the package
+  // would break; ExportkitError if a content changed since `records()` read it; FileError.
   void finish(const std::filesystem::path& path, const std::string& manifest);
 
  private:
@@ -43,7 +43,7 @@ class PackageWriter {
   std::vector<Measured> measured_;           // in the same order
 };
 
-// Content of a file; std::system_error names it.
+// The content of a file. Errors are std::system_error and name the file.
 PackageWriter::Content file_content(const std::filesystem::path& path);
 
 }  // namespace exportkit

@@ -39,7 +39,7 @@ std::vector<std::optional<int64_t>> sizes_in(const Case& recorded, const TensorO
   return sizes;
 }
 
-// Takes the case's inputs or outputs out of `tensors`: CaseError.
+// Removes the case's inputs or outputs from `tensors` and returns them: CaseError.
 template <class Described>
 std::vector<at::Tensor> take(const Case& recorded, const std::string& kind, const std::vector<Described>& described,
                              Tensors& tensors, c10::Device device) {
@@ -69,13 +69,13 @@ std::vector<at::Tensor> take(const Case& recorded, const std::string& kind, cons
 // --- comparing -----------------------------------------------------------------------------------------------------
 
 struct Difference {
-  at::Tensor distance;   // |actual - expected|: 0 where both are NaN or one infinity, infinite where one side is
+  at::Tensor distance;   // |actual - expected|; 0 if both are NaN or the same infinity, infinite if only one is
   at::Tensor magnitude;  // |expected|
 };
 
-// In float64.
+// Computes the difference in float64.
 Difference difference(const at::Tensor& expected, const at::Tensor& actual) {
-  // Differences of int64 are taken before float64 rounds them away.
+  // int64 values are subtracted first, because float64 would round their difference away.
   if (expected.scalar_type() == at::kLong || expected.scalar_type() == at::kUInt64) {
     const auto distance = (actual.to(at::kLong) - expected.to(at::kLong)).abs().to(at::kDouble);
     return {distance, expected.to(at::kDouble).abs()};
@@ -117,9 +117,9 @@ OutputReport compare_rows(const TensorOutput& output, const Tensors& expected, c
   return report;
 }
 
-// Indices [..., K] that rank values [..., N]. The k-th greatest value moves by no more than the values themselves do,
-// so the value that `actual` picked at place k must be within the values' tolerance of the one that `expected` picked
-// there. Which index carries it may differ: two values closer than the tolerance may change places.
+// Compares indices [..., K] that rank values [..., N]. The k-th greatest value moves by no more than the values
+// themselves do. So the value that `actual` picked at place k must be within the values' tolerance of the value that
+// `expected` picked there. The indices may differ: values closer than the tolerance may change places.
 OutputReport compare_ranking(const TensorOutput& output, const OutputTolerance& tolerance, const Tensors& expected,
                              const Tensors& actual) {
   const std::string& of = *output.tolerance.ranking_of;
@@ -177,13 +177,13 @@ RecordedCase read_case(const PackageReader& reader, size_t index, c10::Device de
   try {
     tensors = parse_tensors(content);
   } catch (const std::invalid_argument& error) {
-    throw Error(errors::kCase, recorded.record + " is no safetensors file: " + error.what());
+    throw Error(errors::kCase, recorded.record + " is not a safetensors file: " + error.what());
   }
   RecordedCase read{{recorded.sizes.begin(), recorded.sizes.end()},
                     take(recorded, "input", manifest.call.inputs, tensors, device),
                     take(recorded, "output", manifest.call.outputs, tensors, device)};
   if (!tensors.empty()) {
-    throw Error(errors::kCase, recorded.record + " has a tensor that is none of the call's: " + tensors.begin()->first);
+    throw Error(errors::kCase, recorded.record + " has an unexpected tensor: " + tensors.begin()->first);
   }
   return read;
 }
@@ -192,15 +192,14 @@ CaseReport compare(const std::vector<TensorOutput>& outputs, const std::vector<a
                    const std::vector<at::Tensor>& actual) {
   CaseReport report;
   if (actual.size() != outputs.size()) {
-    report.problem =
-        std::to_string(actual.size()) + " tensors came out; the manifest lists " + std::to_string(outputs.size());
+    report.problem = "the call returned " + std::to_string(actual.size()) + " tensors; the manifest lists " +
+                     std::to_string(outputs.size());
     return report;
   }
   Tensors wanted, given;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (actual[i].scalar_type() != expected[i].scalar_type() || !actual[i].sizes().equals(expected[i].sizes())) {
-      report.problem =
-          "`" + outputs[i].name + "` is " + describe(actual[i]) + ", and should be " + describe(expected[i]);
+      report.problem = "`" + outputs[i].name + "` is " + describe(actual[i]) + "; expected " + describe(expected[i]);
       return report;
     }
     wanted.emplace(outputs[i].name, expected[i].detach().cpu());

@@ -8,7 +8,7 @@ namespace {
 
 using Context = void*;
 
-// cuda.h's types and names; 0 is success.
+// Types and names as in cuda.h; 0 is success.
 struct Driver {
   int (*get_device)(int*, int);
   int (*get_attribute)(int*, int, int);
@@ -27,7 +27,7 @@ void find(void* library, const char* name, Function& function) {
 const Driver& driver() {
   static const Driver found = [] {
     void* library = dlopen("libcuda.so.1", RTLD_NOW);
-    TORCH_CHECK(library != nullptr, "torch sees a CUDA device, and there is no libcuda.so.1");
+    TORCH_CHECK(library != nullptr, "torch sees a CUDA device, but libcuda.so.1 cannot be loaded");
     int (*initialise)(unsigned);
     find(library, "cuInit", initialise);
     TORCH_CHECK(initialise(0) == 0, "the CUDA driver cannot be initialised");
@@ -51,8 +51,8 @@ int handle_of(int device) {
 
 int attribute(int handle, int which) {
   int value = 0;
-  TORCH_CHECK(driver().get_attribute(&value, which, handle) == 0, "the CUDA driver does not say what device ", handle,
-              " is");
+  TORCH_CHECK(driver().get_attribute(&value, which, handle) == 0,
+              "the CUDA driver does not report the compute capability of device ", handle);
   return value;
 }
 
@@ -67,7 +67,7 @@ std::pair<int, int> cuda_capability(int device) {
 void ensure_cuda_context(int device) {
   Context context = nullptr;
   if (driver().get_current(&context) == 0 && context != nullptr) return;
-  // CUDA's runtime holds the primary context for torch, so that this reference need not be kept.
+  // CUDA's runtime keeps the primary context for torch, so this reference need not be kept.
   const int handle = handle_of(device);
   TORCH_CHECK(driver().retain_primary(&context, handle) == 0, "CUDA device ", device, " has no context");
   const bool current = driver().set_current(context) == 0;

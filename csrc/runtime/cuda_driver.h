@@ -1,16 +1,15 @@
-// What is asked of CUDA's driver itself, found when it is needed: one build of this library serves torch with and
-// without CUDA.
+// Calls the CUDA driver, which is loaded on first use: one build of this library works with and without CUDA.
 #pragma once
 
 #include <utility>
 
 namespace exportkit {
 
-// (major, minor) of a device's compute capability. c10::Error where the driver does not say.
+// (major, minor) of a device's compute capability. c10::Error if the driver does not report it.
 std::pair<int, int> cuda_capability(int device);
 
-// Makes a device's context current in this thread, where none is. Compiled code launches its kernels through the
-// driver, which needs one; torch makes it current with the first call of CUDA's runtime, which a new thread has not
+// Makes a device's context current in this thread if none is. Compiled code launches kernels through the driver, which
+// needs a current context. torch sets one with a thread's first call of CUDA's runtime, which a new thread has not
 // made.
 void ensure_cuda_context(int device);
 

@@ -1,4 +1,4 @@
-// Sessions as dispatcher operators: called through torch.ops, they run without the GIL.
+// Exposes sessions as dispatcher operators, which torch.ops calls without the GIL.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -13,7 +13,7 @@
 namespace exportkit {
 namespace {
 
-// What Python holds numbers for. A call keeps what it uses alive, so that closing a session lets calls finish.
+// The open sessions, to which Python refers by numbers. A call keeps its session alive, so it can finish after a close.
 class Sessions {
  public:
   int64_t add(std::shared_ptr<const Session> session) {
@@ -25,12 +25,12 @@ class Sessions {
   std::shared_ptr<const Session> get(int64_t handle) const {
     const std::shared_lock lock(mutex_);
     const auto found = sessions_.find(handle);
-    TORCH_CHECK(found != sessions_.end(), "handle ", handle, " is of no open model");
+    TORCH_CHECK(found != sessions_.end(), "handle ", handle, " does not belong to an open model");
     return found->second;
   }
 
   void remove(int64_t handle) {
-    std::shared_ptr<const Session> last;  // destroyed after the lock: unloading takes its time
+    std::shared_ptr<const Session> last;  // destroyed after the lock is released: unloading is slow
     const std::unique_lock lock(mutex_);
     if (const auto found = sessions_.find(handle); found != sessions_.end()) {
       last = std::move(found->second);
@@ -44,7 +44,7 @@ class Sessions {
   int64_t last_ = 0;
 };
 
-// Never destroyed: when the process ends, torch's own statics may be gone before ours.
+// Never destroyed: at exit, torch's static objects may be destroyed before ours.
 Sessions& sessions() {
   static auto& all = *new Sessions;
   return all;
@@ -69,7 +69,7 @@ void close(int64_t handle) {
   sessions().remove(handle);
 }
 
-// Every namespace that has an operator.
+// Every namespace with an operator.
 std::vector<std::string> namespaces() {
   std::set<std::string> found;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -80,7 +80,7 @@ std::vector<std::string> namespaces() {
 
 }  // namespace
 
-// For every dispatch key alike, so that autograd adds nothing of its own around a call.
+// Registered for all dispatch keys, so that autograd adds nothing to a call.
 TORCH_LIBRARY(exportkit, m) {
   m.def("open_target(str library, Device device, int runners, str[] names, Tensor[] constants) -> int", open_target);
   m.def("run(int handle, Tensor[] inputs) -> Tensor[]", run);

@@ -1,13 +1,13 @@
-# find_package(exportkit) gives the target exportkit::runtime. CMAKE_PREFIX_PATH must have the folder of the installed
-# Python package: $(python -c "import exportkit; print(exportkit.__path__[0])"). EXPORTKIT_TORCH is that of torch, by
-# default the one beside it, or else the one that Python3 has.
+# find_package(exportkit) defines the target exportkit::runtime. CMAKE_PREFIX_PATH must contain the folder of the
+# installed Python package: $(python -c "import exportkit; print(exportkit.__path__[0])"). EXPORTKIT_TORCH is torch's
+# folder; the default is the torch beside exportkit, or else Python3's torch.
 get_filename_component(_exportkit_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 if(NOT EXPORTKIT_TORCH AND EXISTS "${_exportkit_prefix}/../torch/lib/libtorch.so")
   get_filename_component(EXPORTKIT_TORCH "${_exportkit_prefix}/../torch" ABSOLUTE)
 endif()
 include("${CMAKE_CURRENT_LIST_DIR}/torch.cmake")
 
-set(_exportkit_reader "${_exportkit_prefix}/lib/libexportkit_package.so")  # what the runtime reads packages with
+set(_exportkit_reader "${_exportkit_prefix}/lib/libexportkit_package.so")  # the package reader, which the runtime needs
 set(_exportkit_library "${_exportkit_prefix}/lib/torch${EXPORTKIT_TORCH_VERSION}/libexportkit_runtime.so")
 if(NOT EXISTS "${_exportkit_library}")
   set(exportkit_FOUND FALSE)

@@ -1,4 +1,4 @@
-// This machine, as targets are held against it.
+// Describes this machine, so that targets can be compared with it.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace exportkit {
 
-// Asking for its GPUs initialises CUDA, so that is done only where it matters.
+// `with_cuda` includes the GPUs, which initialises CUDA.
 Host this_host(bool with_cuda);
 
-// Of the torch that runs, such as "2.13.0".
+// The version of the running torch, such as "2.13.0".
 std::string running_torch();
 
 }  // namespace exportkit

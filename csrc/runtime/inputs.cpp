@@ -9,7 +9,7 @@
 namespace exportkit {
 namespace {
 
-// torch's kernels for CUDA may read 16 bytes at a time from where an input starts; one that starts elsewhere is copied.
+// torch's CUDA kernels may read 16 bytes at a time from the start of an input, so an unaligned input is copied.
 constexpr uintptr_t kCudaAlignment = 16;
 
 constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
@@ -42,7 +42,7 @@ using Bound = std::map<std::string, std::pair<int64_t, std::string>>;
   throw Error(errors::kInput, "`" + name + "` " + what, hint);
 }
 
-// Of its storage, up to the end of its last element.
+// The bytes from the start of the storage to the end of the last element.
 size_t bytes_needed(const at::Tensor& value) {
   if (value.numel() == 0) return 0;
   int64_t last = value.storage_offset();
@@ -74,7 +74,7 @@ void check_kind(const at::Tensor& value, const std::string& name, at::ScalarType
 }
 
 at::Tensor plain(const at::Tensor& value) {
-  // Views that flip a sign when they are read, which compiled code would not do.
+  // Such views flip a sign when they are read; compiled code would ignore that.
   at::Tensor tensor = value.is_neg() || value.is_conj() ? value.resolve_neg().resolve_conj() : value;
   if (!tensor.is_contiguous()) return tensor.contiguous();
   const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
@@ -86,12 +86,13 @@ const Dimension& dimension_of(const Call& call, const std::string& name) {
                        [&](const Dimension& dimension) { return dimension.name == name; });
 }
 
-// Checks a size that varies against its range, and against the inputs before that share its dimension.
+// Checks a dynamic size against its range and against earlier inputs with the same dimension.
 void bind_size(const Call& call, const at::Tensor& value, const std::string& name, size_t axis, const Size& size,
                Bound& bound) {
   const Dimension& dimension = dimension_of(call, size.dimension);
   const __int128 scaled = static_cast<__int128>(value.size(static_cast<int64_t>(axis))) - size.offset;
-  const auto number = static_cast<int64_t>(scaled / size.scale);  // an absurd offset's is no multiple, or out of range
+  const auto number =
+      static_cast<int64_t>(scaled / size.scale);  // if a huge offset overflows, this is not a multiple or out of range
   if (scaled != static_cast<__int128>(number) * size.scale || number < dimension.min || number > dimension.max) {
     const auto end = [&](int64_t n) { return std::to_string(size_at(size, n)); };
     refuse(name,
@@ -152,7 +153,7 @@ at::ScalarType dtype_of(const std::string& name) {
   for (const auto& [known, dtype] : kDtypes) {
     if (name == known) return dtype;
   }
-  throw Error(errors::kInput, "the dtype " + name + " is not known here");
+  throw Error(errors::kInput, "unknown dtype " + name);
 }
 
 std::string dtype_name(at::ScalarType dtype) {

@@ -1,5 +1,5 @@
-// What a call must look like, for one package on one device. exportkit/runtime/inputs.py has the same words, for calls
-// of the module's own signature.
+// Checks the inputs of one package on one device. exportkit/runtime/inputs.py has the same messages, for calls with the
+// module's signature.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,9 +16,9 @@ class InputPlan {
  public:
   InputPlan(const Call& call, c10::Device device);
 
-  // The inputs, contiguous where they were not. Compiled code checks next to nothing: another dtype reads beyond its
-  // tensors, a size outside of the exported range gives wrong numbers. InputError says which part, what was given and
-  // what is allowed.
+  // Checks the inputs and makes them contiguous. Compiled code checks almost nothing: a wrong dtype makes it read
+  // beyond its tensors, a size outside the exported range gives wrong numbers. InputError names the input, its value
+  // and what is allowed.
   std::vector<at::Tensor> prepare(const std::vector<at::Tensor>& inputs) const;
 
  private:
@@ -27,10 +27,10 @@ class InputPlan {
   std::vector<at::ScalarType> dtypes_;
 };
 
-// torch's dtype of a name such as "float32": InputError for an unknown one.
+// torch's dtype for a name such as "float32": InputError if the name is unknown.
 at::ScalarType dtype_of(const std::string& name);
 
-// The name of torch's dtype, such as "float32".
+// The name of a dtype, such as "float32".
 std::string dtype_name(at::ScalarType dtype);
 
 // Such as "[2, 3, 64, 64]".
@@ -42,8 +42,8 @@ std::string describe(const at::Tensor& tensor);
 // Such as "16*gh + 2".
 std::string expression(const Size& size);
 
-// What a size is where its dimension has this number. A manifest may ask for more than an int64_t holds: the nearest
-// one, which no tensor has.
+// The value of a size if its dimension has this number. If it does not fit in an int64_t, the nearest int64_t, which no
+// tensor's size has.
 int64_t size_at(const Size& size, int64_t number);
 
 }  // namespace exportkit

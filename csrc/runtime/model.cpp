@@ -44,7 +44,7 @@ std::vector<TensorInfo> describe_outputs(const Call& call) {
 
 }  // namespace
 
-// In the order in which they must come to be; the sessions go before the files that they map.
+// Members are in construction order: the sessions are destroyed before the files that they map.
 struct Model::Impl {
   OpenedPackage package;
   InputPlan plan;
@@ -81,8 +81,8 @@ void Model::swap_weights(const std::string& path) {
   const Manifest& manifest = impl_->manifest();
   const auto is_state = [](const Weight& weight) { return weight.state; };
   if (std::none_of(manifest.weights.begin(), manifest.weights.end(), is_state)) {
-    throw Error(errors::kWeights, manifest.name + " has no weights outside of its compiled code",
-                "Weights can be swapped where it is exported without --embed-weights, in format 2 or newer.");
+    throw Error(errors::kWeights, manifest.name + " has no weights outside its compiled code",
+                "To swap weights, export the model without --embed-weights, in format 2 or newer.");
   }
   impl_->session.replace([&] {
     const Weights weights = replaced_weights(manifest, impl_->package.target(), impl_->weights.tensors(), path);
@@ -98,7 +98,7 @@ std::vector<at::Tensor> Model::run(const std::vector<at::Tensor>& inputs) const 
     std::string given;
     for (const at::Tensor& tensor : prepared) given += (given.empty() ? "" : ", ") + describe(tensor);
     throw Error(errors::kModelRun, "the compiled model failed on (" + given + "): " + first_line(error.what()),
-                "What an operator said of it is on stderr, where torch's C interface left it.");
+                "The operator's own message may be on stderr: torch's C interface drops it.");
   }
 }
 

@@ -14,19 +14,19 @@
 namespace exportkit {
 namespace {
 
-// torch's C++ API, which this uses, holds for one minor version only.
+// This library uses torch's C++ API, which is compatible within one minor version only.
 void check_torch() {
   const std::string built = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
   if (running_torch().starts_with(built + ".")) return;
   throw Error(errors::kTorchVersion,
-              "the C++ runtime was built with torch " + built + ", and runs with torch " + running_torch(),
-              "Build it for the torch that is installed (make build).");
+              "the C++ runtime was built with torch " + built + " but runs with torch " + running_torch(),
+              "Build it for the installed torch (make build).");
 }
 
 OpenOptions checked(OpenOptions options) {
   check_torch();
   if (options.runners < 1) {
-    throw Error(errors::kUsage, "runners must be a whole number from 1, got " + std::to_string(options.runners));
+    throw Error(errors::kUsage, "runners must be a positive integer, got " + std::to_string(options.runners));
   }
   if (!options.warn) {
     options.warn = [](const std::string& warning) { std::cerr << "warning: " << warning << "\n"; };
@@ -78,9 +78,9 @@ std::shared_ptr<const Session> OpenedPackage::load_target(const CacheEntry& file
     throw Error(errors::kModelLoad,
                 "torch " + running_torch() + " cannot load target " + target().name + " of " +
                     reader_.path().filename().string() + ": " + first_line(error.what()),
-                "Where the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that may hold code.");
+                "If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that allows executable code.");
   }
-  reader_.check_unchanged();  // what was unpacked was read once more
+  reader_.check_unchanged();  // unpacking read the package again
   return session;
 }
 

@@ -1,4 +1,4 @@
-// A package on its way to a model: opened and checked; then its operator libraries are loaded, then its target.
+// Loads a package in steps: opens and checks it, loads its operator libraries, loads its target.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,23 +14,23 @@
 
 namespace exportkit {
 
-// One that was checked, and of which nothing was executed.
+// A checked package. Opening it runs no code from it.
 class OpenedPackage {
  public:
-  // Opens a package. Nothing of it is executed: it is known to be signed as it must be, that every digest holds, and
-  // which of its targets runs here. The errors are exportkit.load's.
+  // Opens a package, checks its required signatures and every digest, and picks a target that runs here. Runs no code
+  // of the package. Throws the errors of exportkit.load.
   OpenedPackage(const std::string& path, OpenOptions options);
 
   const PackageReader& reader() const { return reader_; }
   const Target& target() const { return *choice_.target; }
   c10::Device device() const;
 
-  // Loads the target's operator libraries, and holds every operator of the graph against the manifest.
+  // Loads the target's operator libraries and compares every operator of the graph with the manifest.
   void load_operators() const;
-  // The target's files.
+  // Unpacks the target's files.
   CacheEntry unpack_target() const;
-  // Its compiled code, which needs the operators to be loaded: ModelLoadError. The weights and the files must outlive
-  // it. DigestMismatchError: somebody wrote into the package since it was opened.
+  // Loads the compiled code, after the operators: ModelLoadError. The weights and the files must outlive the session.
+  // DigestMismatchError: the package was written to since it was opened.
   std::shared_ptr<const Session> load_target(const CacheEntry& files, const Weights& weights) const;
 
  private:

@@ -36,16 +36,16 @@ constexpr const char* kConflictHint =
     "exportkit.load(..., isolate=True).";
 constexpr size_t kShownSchemas = 40;
 
-// Who defines operators imports one of these: the stable ABI's functions, TORCH_LIBRARY's, or those of before it. Who
-// only adds kernels to operators that another library defines does not.
+// A library that defines operators imports one of these symbols: of the stable ABI, of TORCH_LIBRARY, or of its
+// predecessor. A library that only adds kernels to another library's operators imports none.
 constexpr std::string_view kDefiningSymbols[] = {"\0aoti_torch_library_init_def\0"sv,
                                                  "\0aoti_torch_library_init_fragment\0"sv,
                                                  "\0_ZNR5torch7Library4_defE"sv, "\0_ZN3c1017RegisterOperators"sv};
 
-// An operator library that this process has.
+// An operator library loaded in this process.
 struct LoadedLibrary {
   fs::path path;                     // the file it was loaded from
-  std::set<std::string> namespaces;  // those it defined; none for one that only adds kernels
+  std::set<std::string> namespaces;  // the namespaces it defined; empty if it only adds kernels
 };
 
 std::mutex loading;
@@ -61,7 +61,7 @@ std::string joined(const std::vector<std::string>& parts, const char* by = ", ")
   return text;
 }
 
-// Empty where it cannot be read.
+// A file's content; empty if it cannot be read.
 std::string content_of(const fs::path& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status{};
@@ -80,7 +80,7 @@ bool has_defining_symbol(std::string_view content) {
 
 // --- what is in the process ------------------------------------------------------------------------------------------
 
-// Every operator that the dispatcher has heard of; some may have kernels and no schema yet.
+// Every operator known to the dispatcher; some may have kernels but no schema yet.
 std::set<std::string> registered_names() {
   std::set<std::string> names;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) names.insert(c10::toString(name));
@@ -98,7 +98,7 @@ Schemas registered_in(const std::string& name_space) {
   return schemas;
 }
 
-// The files whose code is mapped into the process, those that are still there.
+// The existing files whose code is mapped into the process.
 std::map<fs::path, struct stat> mapped_files() {
   std::ifstream maps("/proc/self/maps");
   std::map<fs::path, struct stat> files;
@@ -110,7 +110,7 @@ std::map<fs::path, struct stat> mapped_files() {
     fields >> addresses >> permissions >> offset >> device >> inode >> std::ws;
     std::getline(fields, path);
     if (permissions.size() < 3 || permissions[2] != 'x' || !path.starts_with('/')) continue;
-    // After an upgrade the path may lead to another file than the one that is mapped.
+    // After an upgrade the path may name another file than the mapped one.
     struct stat status{};
     if (stat(path.c_str(), &status) == 0 && status.st_ino == inode) files.emplace(path, status);
   }
@@ -131,7 +131,7 @@ fs::path torch_folder() {
   return fs::path(info.dli_fname).parent_path().parent_path();
 }
 
-// Which library registered a namespace, as far as that can be known.
+// Which library registered a namespace, as far as known.
 std::string owner_of(const std::string& name_space) {
   for (const auto& [sha256, library] : loaded) {
     if (library.namespaces.contains(name_space)) return "sha256 " + sha256 + " from " + library.path.string();
@@ -149,18 +149,18 @@ std::string owner_of(const std::string& name_space) {
   return joined(found, " or ") + ", which exportkit did not load";
 }
 
-// --- what is refused -------------------------------------------------------------------------------------------------
+// --- refusals --------------------------------------------------------------------------------------------------------
 
-// Parsed, since the text of a schema may differ from one torch to another in no more than spelling.
+// Parsed schemas are compared, because the spelling may differ between versions of torch.
 bool same_schema(const c10::FunctionSchema& registered, const std::string& text) {
   try {
     return registered == torch::jit::parseSchema(text);
-  } catch (const c10::Error&) {  // then it is no operator's
+  } catch (const c10::Error&) {  // `text` is not a schema
     return false;
   }
 }
 
-// What a second build would change, a line each.
+// The differences between two builds' operators, one per line.
 std::string differences(const Schemas& there, const Schemas& here) {
   std::vector<std::string> changed, there_only, here_only, same;
   for (const auto& [name, schema] : there) {
@@ -254,7 +254,7 @@ void load(const PackageReader& reader, const Library& library, const Unpacking& 
   loaded[library.sha256] = {path, defines};
 }
 
-// Every operator of the graph is registered with the schema that the graph was traced with.
+// Checks that every operator of the graph is registered with the schema that the manifest records.
 void check_operators(const Manifest& manifest, const std::vector<const Library*>& libraries) {
   for (const Operator& op : manifest.operators) {
     const size_t dot = op.name.find('.', op.name.find("::"));
@@ -285,7 +285,7 @@ void load_operators(const PackageReader& reader, const Target& target, const std
     if (const auto reason = library_rejection(*library, torch)) {
       throw Error(errors::kTorchVersion,
                   "the operator library " + file_name(library->record) + " does not work here: " + *reason,
-                  "Install the torch it works with, or build it for the stable ABI (torch/csrc/stable).");
+                  "Install a torch that it works with, or build it for the stable ABI (torch/csrc/stable).");
     }
   }
   for (const Library* library : libraries) load(reader, *library, how);

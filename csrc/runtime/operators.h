@@ -1,5 +1,5 @@
-// The operator libraries of a process without Python: one namespace, one build, once. exportkit/libraries.py is for one
-// with it.
+// Loads operator libraries in a process without Python: each namespace from one build, once. exportkit/libraries.py
+// does this in a process with Python.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace exportkit {
 
-// Loads a target's operator libraries, and holds every operator of the graph against the manifest, which is believed
-// where it says which namespaces a library defines.
+// Loads a target's operator libraries and compares every operator of the graph with the manifest. The manifest is
+// trusted to say which namespaces a library defines.
 //
-// Loading a second library that defines a registered namespace would end the process, so each is compared with what is
-// registered first. TorchVersionError, LibraryConflictError, LibraryLoadError, MissingLibraryError, SchemaChangedError;
-// the error of a record that does not hold.
+// Loading a second library for a registered namespace would end the process, so each library is first compared with the
+// registered operators. TorchVersionError, LibraryConflictError, LibraryLoadError, MissingLibraryError,
+// SchemaChangedError; the error of a wrong record.
 void load_operators(const PackageReader& reader, const Target& target, const std::string& torch, const Unpacking& how);
 
 }  // namespace exportkit

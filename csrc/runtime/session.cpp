@@ -13,12 +13,11 @@
 namespace exportkit {
 namespace {
 
-// Makes the process's libstdc++ visible to all libraries. torch's loader crashes in std::regex where a model's library
-// brings parts of its own libstdc++ along (linked statically by the compiler it was built with), unless the real one is
-// found first.
+// Makes the process's libstdc++ visible to all libraries. Otherwise torch's loader crashes in std::regex if a model's
+// library contains parts of another libstdc++, which some compilers link statically.
 void promote_libstdcxx() {
   static void* const promoted = dlopen("libstdc++.so.6", RTLD_NOW | RTLD_GLOBAL);
-  (void)promoted;  // none: then torch itself was built with another one
+  (void)promoted;  // null if torch was built with another standard library
 }
 
 }  // namespace
@@ -26,8 +25,8 @@ void promote_libstdcxx() {
 Session::Session(const std::filesystem::path& library, c10::Device device, int64_t runners, Constants constants)
     : device_(device), constants_(std::move(constants)) {
   promote_libstdcxx();
-  // The parts of torch that can run a device's code register themselves: one build of this library serves torch with
-  // and without CUDA.
+  // torch registers a runner for each device that it supports, so one build of this library works with and without
+  // CUDA.
   const auto& known = torch::inductor::getAOTIModelRunnerRegistry();
   const std::string kind = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
   const auto create = known.find(kind);
@@ -40,20 +39,20 @@ Session::Session(const std::filesystem::path& library, c10::Device device, int64
 
 Session::~Session() {
   runner_.reset();
-  // The compiled code never gives back the references it took (MaybeOwningAtenTensorHandle in torch 2.11 and 2.13).
+  // The compiled code never releases its references to these (MaybeOwningAtenTensorHandle in torch 2.11 and 2.13).
   for (const at::Tensor& alias : aliases_) {
     if (alias.use_count() > 1) c10::raw::intrusive_ptr::decref(alias.unsafeGetTensorImpl());
   }
 }
 
 void Session::set_constants() {
-  std::map<std::string, std::string> names;  // AOTInductor has another, made from it, within the code
+  std::map<std::string, std::string> names;  // from the constant's name to AOTInductor's internal name
   for (const auto& [name, constant] : runner_->getConstantNamesToOriginalFQNs()) {
     names.emplace(constant, name);
     TORCH_CHECK(constants_.count(constant), "the manifest does not say which weight the code takes for ", constant);
   }
   for (const auto& [constant, tensor] : constants_) {
-    TORCH_CHECK(names.count(constant), "the code has no constant ", constant, ", which the manifest has");
+    TORCH_CHECK(names.count(constant), "the code has no constant ", constant, ", which the manifest lists");
   }
   if (!device_.is_cpu()) return copy_constants(names);
   std::unordered_map<std::string, at::Tensor> borrowed;
@@ -65,7 +64,7 @@ void Session::set_constants() {
                                   /*user_managed=*/true);
 }
 
-// Into memory of the compiled code's own, a part at a time: the device holds no second copy of all of them.
+// Copies the constants into the compiled code's memory in parts, so that the device never holds two copies of all.
 void Session::copy_constants(const std::map<std::string, std::string>& names) {
   constexpr size_t part_bytes = size_t{64} << 20;
   const c10::DeviceGuard guard(device_);
@@ -74,12 +73,12 @@ void Session::copy_constants(const std::map<std::string, std::string>& names) {
   size_t bytes = 0;
   const auto copy_part = [&] {
     runner_->update_constant_buffer(part, /*use_inactive=*/false, /*validate_full_updates=*/false);
-    device.synchronizeDevice(device_.index());  // it copies on a stream that calls do not wait for
+    device.synchronizeDevice(device_.index());  // calls do not wait for the stream that it copies on
     part.clear();
     bytes = 0;
   };
   for (const auto& [constant, tensor] : constants_) {
-    // It copies the whole storage, so that each has to have one of its own.
+    // It copies the whole storage, so each constant needs a separate one.
     part.emplace(names.at(constant), tensor.to(tensor.options().device(device_), /*non_blocking=*/false, /*copy=*/true,
                                                at::MemoryFormat::Preserve));
     bytes += tensor.nbytes();
@@ -90,11 +89,11 @@ void Session::copy_constants(const std::map<std::string, std::string>& names) {
 }
 
 std::vector<at::Tensor> Session::run(const std::vector<at::Tensor>& inputs) const {
-  // The compiled code keeps no graph. Below autograd, its operators' own autograd kernels, which may be Python's and
-  // would wait for the GIL, are not asked.
+  // The compiled code keeps no graph. Without this, operators' autograd kernels would run; if they are in Python, they
+  // would wait for the GIL.
   const c10::AutoGradMode no_grad(false);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  // torch takes the current device's stream for the current stream, whichever device the model is on.
+  // torch uses the current device's stream, even if the model is on another device.
   const c10::DeviceGuard guard(device_);
   if (device_.is_cuda()) ensure_cuda_context(device_.index());
   return runner_->run(inputs);

@@ -1,4 +1,4 @@
-// The compiled code of one target with its weights, for any number of threads.
+// The compiled code of one target with its weights. Any number of threads may use it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,20 +17,20 @@ class AOTIModelContainerRunner;
 
 namespace exportkit {
 
-// Tensors by AOTInductor's names for them (the original FQNs); a target's `constants` in the manifest.
+// Tensors by AOTInductor's names (the original FQNs): a target's `constants` in the manifest.
 using Constants = std::map<std::string, at::Tensor>;
 
 class Session {
  public:
-  // Loads a target's library, which must have been checked: this executes it. torch finds the calls of custom operators
-  // in a .json beside it, and CUDA kernels in files beside it. `constants` are all the tensors that the code takes from
-  // outside, on the CPU and of the strides in the manifest; none where its weights are inside. Code for the CPU works
-  // on these very tensors, which may be mapped from a file. Throws what torch's loader throws.
+  // Loads and runs a target's library, which must have been checked. torch finds the calls of custom operators in a
+  // .json beside it, and CUDA kernels in files beside it. `constants` are all tensors that the code takes from outside,
+  // on the CPU with the manifest's strides; empty if the weights are inside. CPU code uses these tensors without
+  // copying them, so they may be mapped from a file. Throws the errors of torch's loader.
   Session(const std::filesystem::path& library, c10::Device device, int64_t runners, Constants constants = {});
   ~Session();
 
-  // The flat outputs for flat inputs that the package allows, on the current stream of the model's device. As many
-  // calls as there are runners go on at a time; the others wait.
+  // Runs flat inputs that the package allows on the current stream of the model's device, and returns flat outputs. At
+  // most `runners` calls run at the same time; others wait.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
 
  private:
@@ -39,12 +39,11 @@ class Session {
 
   c10::Device device_;
   Constants constants_;
-  std::vector<at::Tensor> aliases_;  // what the compiled code has of them: tensors that own nothing
+  std::vector<at::Tensor> aliases_;  // the compiled code's views of the constants, which do not own memory
   std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
 };
 
-// What the calls that begin now run on. Each call keeps the one that it began with: another can take its place
-// meanwhile.
+// The session for new calls. It can be replaced at any time; a running call keeps the session it began with.
 class CurrentSession {
  public:
   explicit CurrentSession(std::shared_ptr<const Session> session) : session_(std::move(session)) {}
@@ -53,13 +52,13 @@ class CurrentSession {
     const std::lock_guard lock(reading_);
     return session_;
   }
-  // Puts what `make` returns in its place, one at a time; if it throws, the one before stays.
+  // Replaces the session by the result of `make`, one replacement at a time. If `make` throws, the old session stays.
   template <class Make>
   void replace(const Make& make) {
     const std::lock_guard one_at_a_time(replacing_);
     std::shared_ptr<const Session> session = make();
     const std::lock_guard lock(reading_);
-    session_.swap(session);  // the last of the calls that have it, or this, lets go of the one before
+    session_.swap(session);  // the old session ends with its last call, or here
   }
 
  private:

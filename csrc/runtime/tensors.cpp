@@ -30,7 +30,7 @@ std::map<std::string, at::Tensor> read_safetensors(const std::string& path) {
   try {
     return parse_tensors(content);
   } catch (const std::invalid_argument& error) {
-    throw Error(errors::kInput, path + " is no safetensors file: " + error.what());
+    throw Error(errors::kInput, path + " is not a safetensors file: " + error.what());
   }
 }
 

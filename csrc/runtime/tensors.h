@@ -9,7 +9,7 @@
 
 namespace exportkit {
 
-// The tensors of a file's content, copied out of it: std::invalid_argument says what is wrong with it.
+// Copies the tensors from a file's content: std::invalid_argument if it is malformed.
 std::map<std::string, at::Tensor> parse_tensors(std::string_view content);
 
 }  // namespace exportkit

@@ -1,7 +1,8 @@
-# The target exportkit_torch: the libtorch of an installed torch wheel, in EXPORTKIT_TORCH (the folder of the Python
-# package; by default that of the Python3 that CMake finds). Sets EXPORTKIT_TORCH_VERSION to <major>.<minor>.
+# Defines the target exportkit_torch, the libtorch of an installed torch wheel. EXPORTKIT_TORCH is the folder of the
+# Python package; the default is the torch of the Python3 that CMake finds. Sets EXPORTKIT_TORCH_VERSION to
+# <major>.<minor>.
 #
-# Not find_package(Torch): where torch has CUDA it demands a CUDA toolkit, which nothing here needs.
+# find_package(Torch) would require a CUDA toolkit if torch has CUDA, but nothing here needs one.
 if(NOT EXPORTKIT_TORCH)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   execute_process(
@@ -21,8 +22,8 @@ if(NOT TARGET exportkit_torch)
   add_library(exportkit_torch INTERFACE IMPORTED)
   set_target_properties(exportkit_torch PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${EXPORTKIT_TORCH}/include;${EXPORTKIT_TORCH}/include/torch/csrc/api/include"
-    # libtorch.so is what brings CUDA's part of torch where there is one, though nothing refers to it. That part's own
-    # libraries need not be on the machine that builds.
+    # libtorch.so loads torch's CUDA part, if it exists, although nothing refers to it. The build machine does not need
+    # that part's libraries.
     INTERFACE_LINK_OPTIONS "-Wl,--allow-shlib-undefined"
     INTERFACE_LINK_LIBRARIES
       "-Wl,--push-state,--no-as-needed;${EXPORTKIT_TORCH}/lib/libtorch.so;${EXPORTKIT_TORCH}/lib/libtorch_cpu.so;${EXPORTKIT_TORCH}/lib/libc10.so;-Wl,--pop-state")

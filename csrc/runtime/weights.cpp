@@ -26,8 +26,8 @@ using safetensors::Place;
 
 [[noreturn]] void cannot(const std::string& path) { throw std::system_error(errno, std::generic_category(), path); }
 
-// A safetensors file. Its data are read when they are asked for, not mapped: one that is cut short meanwhile is an
-// error, not the end of the process.
+// A safetensors file. Data are read on demand, not mapped: if the file is cut short meanwhile, that is an error and not
+// a crash.
 class StateFile {
  public:
   // std::system_error, std::invalid_argument.
@@ -56,7 +56,7 @@ class StateFile {
     at::Tensor tensor = at::empty(place.shape, dtype_of(place.dtype));
     auto* data = static_cast<char*>(tensor.mutable_data_ptr());
     if (read_at(fd_, place.begin, data, tensor.nbytes()) < tensor.nbytes()) {
-      throw std::invalid_argument("it was cut short while it was read");
+      throw std::invalid_argument("it became shorter while it was read");
     }
     return tensor;
   }
@@ -72,13 +72,13 @@ bool same_content(const at::Tensor& one, const at::Tensor& other) {
   return left.nbytes() == 0 || std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
-// With the strides that the code was compiled for.
+// Copies a tensor to the strides that the code was compiled for.
 at::Tensor laid_out(const at::Tensor& tensor, const Weight& weight) {
   if (tensor.strides().equals(weight.strides)) return tensor;
   return at::empty_strided(weight.shape, weight.strides, tensor.options()).copy_(tensor);
 }
 
-// The one tensor that all of these are.
+// Reads a tied weight, whose given tensors must be equal.
 at::Tensor read_tied(const StateFile& file, const std::vector<const Place*>& places) {
   at::Tensor first = file.read(*places.front());
   for (const Place* other : places) {
@@ -119,14 +119,14 @@ Weights replaced_by(const StateFile& file, const Manifest& manifest, const Targe
 MappedWeights::MappedWeights(const PackageReader& reader) : mapping_(reader) {
   for (const Weight& weight : reader.manifest().weights) {
     if (!weight.record) continue;
-    char* data = const_cast<char*>(mapping_.data(*weight.record));  // at::from_blob has no other way
+    char* data = const_cast<char*>(mapping_.data(*weight.record));  // at::from_blob takes no const pointer
     tensors_.emplace(weight.name, at::from_blob(data, weight.shape, weight.strides, dtype_of(weight.dtype)));
   }
 }
 
 Constants constants_of(const Target& target, const Weights& weights) {
   Constants constants;
-  // The manifest was checked: there is such a weight, with a record of as many bytes.
+  // The manifest was checked: the weight exists and has a record.
   for (const auto& [constant, name] : target.constants) constants.emplace(constant, weights.at(name));
   return constants;
 }
@@ -138,7 +138,7 @@ Weights replaced_weights(const Manifest& manifest, const Target& target, const W
   } catch (const std::system_error& error) {
     throw Error(errors::kWeights, "cannot read the weights " + path + ": " + error.code().message());
   } catch (const std::invalid_argument& error) {
-    throw Error(errors::kWeights, path + " is no safetensors file: " + error.what());
+    throw Error(errors::kWeights, path + " is not a safetensors file: " + error.what());
   }
 }
 

@@ -1,4 +1,4 @@
-// Weights outside of the compiled code: mapped from the package, or given in their place.
+// Weights outside the compiled code, mapped from the package or replaced by given ones.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,10 +16,10 @@ using Weights = std::map<std::string, at::Tensor>;  // by the weights' names in 
 
 class MappedWeights {
  public:
-  // Those of a package, as package/mapping.h has them, with its errors.
+  // Maps a package's weights. package/mapping.h has the rules and errors.
   explicit MappedWeights(const PackageReader& reader);
 
-  // Those with a record. The tensors may not be written to, nor outlive this.
+  // The weights with a record. Do not write to the tensors. They must not outlive this object.
   const Weights& tensors() const { return tensors_; }
 
  private:
@@ -27,12 +27,12 @@ class MappedWeights {
   Weights tensors_;
 };
 
-// What a target's code takes from outside.
+// The tensors that a target's code takes from outside.
 Constants constants_of(const Target& target, const Weights& weights);
 
-// The weights of another fine-tune, in memory of their own, in the place of those that the model has. `packaged` are
-// the package's, for what stays: constants of the code, and weights that are built into it. `path` is a safetensors
-// file of all of the model's state. WeightsError: there is no such file, or it does not fit.
+// Copies the weights of another fine-tune from `path`, a safetensors file with the model's whole state. `packaged` are
+// the package's weights, used for constants of the code and compared with weights that are built into it. WeightsError:
+// the file does not exist or does not fit.
 Weights replaced_weights(const Manifest& manifest, const Target& target, const Weights& packaged,
                          const std::string& path);
 

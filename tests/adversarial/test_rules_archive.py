@@ -61,7 +61,7 @@ def test_rule_1_bytes_appended_to_a_package(refused: Refused, appended: bytes) -
 
 
 def test_rule_1_other_files_are_no_archive(refused: Refused) -> None:
-    refused(b"\x7fELF" + bytes(1000), NotAnArchiveError, "does not end as a zip archive")
+    refused(b"\x7fELF" + bytes(1000), NotAnArchiveError, "does not end like a zip archive")
     refused(b"", NotAnArchiveError, "(0 bytes)")
 
 
@@ -96,7 +96,7 @@ def test_rule_2_a_stock_zip_without_manifest(refused: Refused) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as zipped:
         zipped.writestr("readme.txt", "hello")
-    refused(buffer.getvalue(), NoManifestError, "no package")
+    refused(buffer.getvalue(), NoManifestError, "not a package")
 
 
 def test_rule_2_what_torch_writes_is_told_from_a_broken_package(tmp_path: Path) -> None:

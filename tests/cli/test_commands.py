@@ -108,7 +108,7 @@ def test_inspect_of_something_else_is_a_bad_package(tmp_path, capsys):
 def test_a_device_means_the_same_to_every_command(compiled, tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     code, _, err = run(capsys, *(compiled if word == "COMPILED" else word for word in command), "--device", "cpu:0")
-    assert (code, "error: device 'cpu:0' is not known" in err) == (2, True)
+    assert (code, "error: unknown device 'cpu:0'" in err) == (2, True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -212,7 +212,7 @@ def test_an_interrupt_ends_with_130_and_leaves_no_files_behind(package, tmp_path
         assert process.poll() is None
     # As a terminal does: to the children too.
     os.killpg(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "interrupted" in error
     assert "Traceback" not in error

@@ -192,7 +192,7 @@ def test_inspect_shows_who_signed_and_believes_it_with_a_key_only(
     assert run(capsys, "inspect", path, "--public-key", stranger.public)[0] == 3
     Path(f"{path}.sig").write_text("{")
     code, out, _ = run(capsys, "inspect", path)
-    assert (code, "the signature file model.pt2.sig is not of the shape" in out) == (0, True)
+    assert (code, "the signature file model.pt2.sig does not follow FORMAT.md" in out) == (0, True)
 
 
 def test_inspect_takes_no_orders_from_what_a_package_says_of_itself(

@@ -82,7 +82,7 @@ def test_without_a_policy_nothing_is_asked_for(path: Path) -> None:
 
 def test_what_is_required_is_required_of_everyone(path: Path, system: Path, one: Signer) -> None:
     policy(system, one.public)
-    assert f"as the policy {system} asks for" in refused(path)
+    assert f"as the policy {system} requires" in refused(path)
     sign_package(path, one.key)
     assert trusted(path) == [str(one.public)]
 
@@ -105,7 +105,7 @@ def test_python_asks_for_what_the_users_policy_does(
         assert check_trust(reader) == reader.signers
     user.write_text("{}")
     for ask in (demanded_by, lambda: PackageReader(path, demand=demand()), lambda: refuse_foreign(path)):
-        with pytest.raises(PolicyError, match="nothing is loaded"):
+        with pytest.raises(PolicyError, match="loads nothing until"):
             ask()
     PackageReader(path).close()  # nobody asked
 
@@ -187,7 +187,7 @@ def test_the_environment_names_a_policy_in_place_of_the_users(
 
 def test_a_policy_that_the_environment_names_must_be_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPORTKIT_POLICY", "/nowhere/policy.json")
-    with pytest.raises(PolicyError, match=r"/nowhere/policy\.json is not there"):
+    with pytest.raises(PolicyError, match=r"/nowhere/policy\.json does not exist"):
         trusted(path)
 
 
@@ -242,16 +242,16 @@ def test_a_key_of_one_form_takes_the_place_of_one_of_the_other(
     ("content", "named"),
     [
         ("", "found the end"),
-        ("{}", "without a key that it must have"),
+        ("{}", "object lacks a required key"),
         ("[]", "object"),
         ('{"version": 2, "require_signature": false, "public_keys": []}', "version"),
         ('{"version": 1, "require_signature": 0, "public_keys": []}', "require_signature"),
         ('{"version": 1, "require_signature": true, "public_keys": []}', "names no public key"),
         ('{"version": 1, "require_signature": true, "public_keys": "a.pem"}', "public_keys"),
         ('{"version": 1, "require_signature": false, "public_keys": [], "allow": ["x"]}', "allow"),
-        ('{"version": 1, "require_signature": true, "require_signature": false, "public_keys": []}', "twice"),
+        ('{"version": 1, "require_signature": true, "require_signature": false, "public_keys": []}', "duplicate"),
         ('{"version": 1, "require_signature": true, "public_keys": ["absent.pem"]}', "absent.pem"),
-        ('{"version": 1, "require_signature": true, "public_keys": ["policy.json"]}', "not PEM of a public key"),
+        ('{"version": 1, "require_signature": true, "public_keys": ["policy.json"]}', "not a public key in PEM form"),
         ("[" * 10_000, "nested deeper"),
         (" " * (MAX_BYTES + 1), f"more than {MAX_BYTES}"),
     ],
@@ -267,7 +267,7 @@ def test_a_policy_that_cannot_be_honoured_stops_everything(
         trusted(path)
     assert isinstance(caught.value, HostError)
     assert str(file) in caught.value.message
-    assert "nothing is loaded" in (caught.value.hint or "")
+    assert "loads nothing until" in (caught.value.hint or "")
 
 
 def test_a_policy_that_others_may_change_stops_everything(path: Path, system: Path, one: Signer) -> None:
@@ -333,5 +333,5 @@ def test_a_program_that_torch_wrote_is_refused_where_signatures_are_required(
 ) -> None:
     refuse_foreign(tmp_path / "program.pt2")
     policy(user, one.public)
-    with pytest.raises(SignatureMissingError, match=r"written by torch .* which the policy .*policy\.json asks for"):
+    with pytest.raises(SignatureMissingError, match=r"written by torch .* which the policy .*policy\.json requires"):
         refuse_foreign(tmp_path / "program.pt2")

@@ -44,8 +44,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert lines[:4] == [
         "the weights do not fit the model",
         "  missing: head.weight or tied.weight, unread",
-        "  not of the model: extra, positions@12",
-        "  of another kind: bias is float16[4], not float32[3]",
+        "  not in the model: extra, positions@12",
+        "  wrong dtype or shape: bias is float16[4], not float32[3]",
     ]
     assert caught.value.exit_code == 2
 

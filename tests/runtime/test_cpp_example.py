@@ -40,7 +40,7 @@ def test_the_example_is_built_and_runs_a_package(tiny_package, tmp_path):
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("WeightsError: tiny has no weights outside of its compiled code")
+    assert done.stderr.startswith("WeightsError: tiny has no weights outside its compiled code")
 
     damaged = tmp_path / "damaged.pt2"
     damaged.write_bytes(tiny_package.read_bytes()[:-1])

@@ -78,7 +78,7 @@ def run(program: Path, package: Path, answers: Path, *files: Path) -> list[str]:
     shutil.copy(package, copy)
     environment = {"EXPORTKIT_CACHE": os.environ["EXPORTKIT_CACHE"]}
     command = [program, copy, answers, *files]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=3000)
     assert done.returncode == 0, (done.returncode, done.stderr)
     *refused, last, _ = done.stdout.split("\n\n")
     assert last.startswith("DigestMismatchError: package.pt2 was written to while it was open")
@@ -141,7 +141,7 @@ def test_what_is_no_file_of_weights_is_refused(program, tmp_path):
     refused = run(program, artifact("weighted"), tmp_path / "answers", *files, *bad, tmp_path / "fifo")
     assert refused[0] == f"WeightsError: cannot read the weights {bad[0]}: No such file or directory"
     for said, file in zip(refused[1:], [*bad[1:], tmp_path / "fifo"], strict=True):
-        assert said.startswith(f"WeightsError: {file} is no safetensors file: ")
+        assert said.startswith(f"WeightsError: {file} is not a safetensors file: ")
     for file in bad:
         assert python_says(file).startswith("WeightsError: ")
 
@@ -149,7 +149,7 @@ def test_what_is_no_file_of_weights_is_refused(program, tmp_path):
 def test_weights_inside_the_code_are_not_swapped(tmp_path):
     x = save(tmp_path / "x", {"x": torch.zeros(3, 16)})
     file = save(tmp_path / "new", state(1))
-    with pytest.raises(WeightsError, match="weighted has no weights outside of its compiled code") as caught:
+    with pytest.raises(WeightsError, match="weighted has no weights outside its compiled code") as caught:
         exportkit_run.load(artifact("weighted-embedded"), "--weights", file, "--input", x)
     assert "--embed-weights" in (caught.value.hint or "")
 
@@ -165,12 +165,15 @@ def test_exportkit_run_takes_other_weights_and_then_replays_no_case(tmp_path):
     torch.testing.assert_close(answer, eager(1, x))
     said = exportkit_run.run(*arguments, json_output=False).document["text"]
     assert (
-        f"runs with the weights of {new}; the recorded cases, which are of the package's own, are not replayed" in said
+        f"runs with the weights of {new}; the recorded cases belong to the package's weights and are not replayed"
+        in said
     )
     timed = exportkit_run.load(artifact("weighted"), "--weights", new, "--bench", "0.1")
     assert timed["bench"]["calls"] > 0
     assert "cases" not in timed
-    with pytest.raises(UsageError, match="--weights needs --input or --bench: the recorded cases are of the package's"):
+    with pytest.raises(
+        UsageError, match="--weights needs --input or --bench: the recorded cases belong to the package's"
+    ):
         exportkit_run.load(artifact("weighted"), "--weights", new)
     with pytest.raises(InputError):
         exportkit_run.load(artifact("weighted"), "--weights", new, "--input", new)

@@ -77,7 +77,7 @@ def test_a_library_that_uses_aten_is_bound_to_its_torch_and_says_so(softpool_pac
         exportkit.load(package)
     assert "libsoftpool.so does not work here" in str(error.value)
     assert (
-        f"built against the C++ API of torch 2.10, which holds for no other minor version; this is torch {MINOR}"
+        f"built against the C++ API of torch 2.10, which works with that minor version only; this is torch {MINOR}"
         in (str(error.value))
     )
     assert error.value.exit_code == 4

@@ -51,10 +51,10 @@ def test_help_goes_to_stdout_and_names_every_exit_code():
         ([], "give one PACKAGE, got 0"),
         (["a.pt2", "b.pt2"], "give one PACKAGE, got 2"),
         (["a.pt2", "--surprise"], "--surprise is no option"),
-        (["a.pt2", "--bench"], "--bench is no option, or lacks its value"),
+        (["a.pt2", "--bench"], "--bench is not an option, or its value is missing"),
         (["a.pt2", "--bench", "0"], "--bench must be a number of seconds above 0, got '0'"),
         (["a.pt2", "--threads", "2"], "--threads needs --bench"),
-        (["a.pt2", "--runners", "none"], "--runners must be a whole number from 1 to 1024, got 'none'"),
+        (["a.pt2", "--runners", "none"], "--runners must be an integer from 1 to 1024, got 'none'"),
         (["a.pt2", "--output", "y"], "--output needs --input"),
         (["a.pt2", "--verify", "twice"], "--verify must be once or always, got 'twice'"),
         (["nowhere.pt2"], "cannot open nowhere.pt2"),
@@ -236,7 +236,7 @@ def test_a_file_of_other_inputs_is_refused(tiny_package, tmp_path, names, messag
 
 def test_a_file_that_is_no_safetensors_is_refused(tiny_package, tmp_path):
     (tmp_path / "x").write_bytes(b"\xff" * 100)
-    with pytest.raises(InputError, match="is no safetensors file"):
+    with pytest.raises(InputError, match="is not a safetensors file"):
         exportkit_run.load(tiny_package, "--input", tmp_path / "x")
     with pytest.raises(UsageError, match="cannot read"):
         exportkit_run.load(tiny_package, "--input", tmp_path / "nothing")
@@ -285,7 +285,7 @@ def test_with_another_torch_than_it_was_built_with_it_says_so(tiny_package, tmp_
     subprocess.run(command, input=source, text=True, check=True)
     answer = exportkit_run.run(tiny_package, LD_PRELOAD=str(other))
     assert (answer.code, answer.document["error"]["kind"]) == (4, "TorchVersionError")
-    assert "and runs with torch 9.9.1" in answer.document["error"]["message"]
+    assert "but runs with torch 9.9.1" in answer.document["error"]["message"]
 
 
 def test_without_a_usable_cache_it_says_so_and_leaves_nothing_behind(tiny_package, tmp_path):

@@ -64,7 +64,7 @@ def test_a_bundle_of_another_file_or_with_other_bits_stops_before_anything_runs(
         exportkit_run.load(package, "--public-key", curve.public)
     bundle_of(package).write_text(right)
     package.write_bytes(GOLDEN.read_bytes())
-    with pytest.raises(SignatureError, match="is the signature of another file"):
+    with pytest.raises(SignatureError, match="signs another file"):
         exportkit_run.load(package, "--public-key", curve.public)
     assert not (tmp_path / "exportkit-cache").exists()
 
@@ -81,7 +81,7 @@ def test_a_policy_of_both_kinds_of_keys_takes_either_signature_while_one_replace
 
     monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
     demand(curve)
-    with pytest.raises(SignatureMissingError, match=r"as the policy .*policy\.json asks for: there is no .*sigstore"):
+    with pytest.raises(SignatureMissingError, match=r"as the policy .*policy\.json requires: there is no .*sigstore"):
         exportkit_run.load(package)
     sign_package(package, curve.key)
     assert exportkit_run.load(package)["ok"] is True

@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_named_and_nothing_changes(model: exportkit.Model, 
             model.swap_weights(source)
         said = str(caught.value)
         assert "missing: few, norm.weight" in said
-        assert "not of the model: more" in said
+        assert "not in the model: more" in said
         assert "one is float32[3], not float32[1]" in said
         assert "counts is int32[16], not int64[16]" in said
         assert torch.equal(model(X), before)

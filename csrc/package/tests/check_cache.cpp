@@ -1,4 +1,4 @@
-// The cache under a clock that the tests set.
+// Uses the cache with a clock that the tests set.
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ using namespace exportkit;
 namespace {
 
 bool stopped = false;
-int64_t clock_ns = 0;  // what the system's clock shows if it is stopped; else how much it is ahead
+int64_t clock_ns = 0;  // the clock's time if it is stopped, else how far it is ahead
 
 bool always(const std::string& word) { return word == "always"; }
 
@@ -37,7 +37,7 @@ std::string verify(const Words& words) {
   return answer(verify_once(PackageReader(words.at(1)), always(words.at(2))) ? "true" : "false");
 }
 
-// unpack PATH library|target INDEX once|always: the folder, and what was warned of
+// unpack PATH library|target INDEX once|always: the folder and the warnings
 std::string unpack(const Words& words) {
   const PackageReader reader(words.at(1));
   const size_t index = std::stoul(words.at(3));
@@ -51,7 +51,7 @@ std::string unpack(const Words& words) {
 
 }  // namespace
 
-// In the place of libc's: the runtime asks it for the time. Files get theirs from the kernel all the same.
+// Replaces libc's function, which the runtime calls. File times still come from the kernel.
 extern "C" int clock_gettime(clockid_t id, timespec* time) noexcept {
   const auto status = static_cast<int>(syscall(SYS_clock_gettime, id, time));
   if (id != CLOCK_REALTIME) return status;

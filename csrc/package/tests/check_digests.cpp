@@ -1,4 +1,4 @@
-// SHA-256 and CRC-32 of a file: in one piece and in two, cut everywhere, and by every way that this machine has.
+// SHA-256 and CRC-32 of a file: in one piece, in two pieces cut anywhere, and by every implementation for this machine.
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -25,7 +25,7 @@ uint32_t crc32_in_pieces(const std::string& content, size_t cut) {
   return crc32(crc32(0, content.data(), cut), content.data() + cut, content.size() - cut);
 }
 
-// Whether a way gives what the portable one does, from any state and for any number of blocks.
+// Whether an implementation agrees with the portable one, from any state and for any number of blocks.
 bool agrees(Compress way) {
   std::mt19937 random(0);
   for (size_t blocks = 0; blocks < 40; ++blocks) {

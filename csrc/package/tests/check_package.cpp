@@ -1,4 +1,4 @@
-// What the library makes of parts of packages that no function of its C header gives by itself.
+// Reads parts of packages for which the C header has no separate function.
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -28,7 +28,7 @@ std::string trust(const Words& words) {
   return answer(json_list(check_trust(reader, {{words.begin() + 4, words.end()}, words.at(3)}, words.at(1)), source));
 }
 
-// identifiers PATH: for each line of a file, whether it is one
+// identifiers PATH: for each line of a file, whether it is an identifier
 std::string identifiers(const Words& words) {
   std::istringstream lines(content_of(words.at(1)));
   std::string out;
@@ -36,7 +36,7 @@ std::string identifiers(const Words& words) {
   return answer(json_text(out));
 }
 
-// safetensors PATH [NEW]: what is in a file; it is written again to NEW
+// safetensors PATH [NEW]: the tensors of a file, which is also written to NEW
 std::string tensors(const Words& words) {
   const std::string content = content_of(words.at(1));
   const std::vector<safetensors::View> views = safetensors::parse(content);

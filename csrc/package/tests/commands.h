@@ -1,5 +1,5 @@
-// A program that answers commands: they come as arguments, or a line each on standard input, with tabs between their
-// words. A line of JSON for each.
+// A program that answers each command with a line of JSON. Commands are arguments, or lines of standard input with tabs
+// between their words.
 #pragma once
 
 #include <iostream>

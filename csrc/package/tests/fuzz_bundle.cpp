@@ -1,5 +1,5 @@
-// libFuzzer: a bundle of OpenSSF model signing, or the statement in one, past every signature. Whatever it is, it is
-// taken or refused with an Error.
+// libFuzzer: decodes a bundle of OpenSSF model signing, or its statement, without checking signatures. Any input is
+// accepted or refused with an Error.
 #include <cstdint>
 #include <string_view>
 

@@ -1,4 +1,4 @@
-// libFuzzer: the manifest's JSON alone, past every digest. Whatever it is, it is taken or refused with an Error.
+// libFuzzer: decodes a manifest without checking digests. Any input is accepted or refused with an Error.
 #include <cstdint>
 #include <string_view>
 

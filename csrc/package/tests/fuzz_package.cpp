@@ -1,5 +1,5 @@
-// libFuzzer: a whole file, opened and every digest checked. Most mutations of a package break a header or a digest; the
-// mutator below puts them right again half of the time, so that what lies behind them is reached too.
+// libFuzzer: opens a whole file and checks every digest. Most mutations break a header or a digest. The mutator below
+// repairs them half of the time, so that the code behind those checks is reached too.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -34,7 +34,7 @@ void put(std::string& file, size_t at, uint32_t value) {
   for (int i = 0; i < 4; ++i) file[at + static_cast<size_t>(i)] = static_cast<char>(value >> (8 * i) & 0xFF);
 }
 
-// Replaces the digests that the manifest has for a record by those of its content, where it is found by name.
+// Replaces the digests in the manifest by the digests of the records' contents, for records found by name.
 void mend_manifest(std::string& file, const Entry& manifest, const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
     const std::string name = entry.name.substr(entry.name.find('/') + 1);
@@ -47,7 +47,7 @@ void mend_manifest(std::string& file, const Entry& manifest, const std::vector<E
   }
 }
 
-// Puts every CRC-32 right, in the local header and in the directory, and the manifest's digests before.
+// Repairs the manifest's digests, then every CRC-32 in local headers and in the directory.
 std::string mended(std::string file) {
   fill(reinterpret_cast<const uint8_t*>(file.data()), file.size());
   std::vector<Entry> entries;
@@ -72,7 +72,7 @@ std::string mended(std::string file) {
 
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
   if (seed % 4 == 0 || size < 200) return LLVMFuzzerMutate(data, size, max_size);
-  // Only the content of one record changes, its size does not: else nothing but the layout would ever be looked at.
+  // Changes the content of one record but not its size; otherwise only the layout check would ever run.
   std::string file(reinterpret_cast<char*>(data), size);
   fill(data, size);
   try {

@@ -1,4 +1,4 @@
-// libFuzzer: a safetensors file is taken or refused, and what is taken can be written and read again.
+// libFuzzer: a safetensors file is accepted or refused. An accepted file can be written and read again.
 #include <cstdint>
 #include <cstdlib>
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// libFuzzer: a signature file of this format's own form. It is refused as a SignatureError, or means one thing.
+// libFuzzer: a signature file in this format's own form is refused as a SignatureError, or has one meaning.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

@@ -10,7 +10,7 @@ struct Timing {
   double median_ms, p99_ms, calls_per_second;
 };
 
-// The time of a call ends when its outputs are there, on CUDA too. What a call throws, this throws.
+// A call's time ends when its outputs are computed, on CUDA too. Rethrows a call's exception.
 Timing bench(const Model& model, const std::vector<at::Tensor>& inputs, double seconds, int64_t threads);
 
 }  // namespace exportkit::run

@@ -1,5 +1,5 @@
-// exportkit-run: checks a package, loads it without Python, replays its recorded cases, runs inputs, times calls. It
-// uses the public header alone.
+// exportkit-run: checks a package, loads it without Python, replays its recorded cases, runs inputs, times calls. Uses
+// only the public header.
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -20,10 +20,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kCheckFailed = 1, kHost = 4, kBug = 70;  // EX_SOFTWARE of sysexits.h
 
-// A line of what people read.
+// Prints a line of text output.
 void say(const std::string& line) { std::cout << printable(line) << "\n"; }
 
-// The one document of --json. A name in it may be no UTF-8, and what is not ASCII is escaped.
+// Prints the document of --json. Replaces invalid UTF-8 and escapes characters that are not ASCII.
 void say_json(const Json& document) {
   std::cout << document.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) << "\n";
 }
@@ -79,7 +79,7 @@ void print(const OutputReport& output) {
       ", relative " + shown(output.max_rel) + ")" + (output.note.empty() ? "" : "; " + output.note));
 }
 
-// Everything that was found out: printed as it comes, or kept for one JSON document.
+// The results, printed at once or collected for one JSON document.
 class Run {
  public:
   explicit Run(const Options& options) : options_(options) {}
@@ -122,12 +122,12 @@ class Run {
     document_["weights"] = {{"file", options_.weights}, {"seconds", seconds_since(start)}};
     if (options_.json) return;
     say("  runs with the weights of " + options_.weights +
-        "; the recorded cases, which are of the package's own, are not replayed");
+        "; the recorded cases belong to the package's weights and are not replayed");
   }
 
   void replay(const Model& model) {
     document_["cases"] = Json::array();
-    if (model.case_count() == 0 && !options_.json) say("  no case was recorded: nothing to compare");
+    if (model.case_count() == 0 && !options_.json) say("  no recorded case to compare");
     for (size_t i = 0; i < model.case_count(); ++i) {
       const auto start = Clock::now();
       const CaseReport report = model.replay(i);
@@ -156,7 +156,7 @@ class Run {
     }
     if (!given.empty()) {
       throw Error(errors::kInput, options_.input + " has `" + given.begin()->first +
-                                      "`, which is no input: the package takes " + shown(model.inputs()));
+                                      "`, which is not an input: the package takes " + shown(model.inputs()));
     }
     const std::vector<at::Tensor> outputs = model.run(inputs);
     std::map<std::string, at::Tensor> named;
@@ -172,7 +172,7 @@ class Run {
 
   void time(const Model& model, std::vector<at::Tensor> inputs) {
     if (inputs.empty() && model.case_count() == 0) {
-      throw Error(errors::kUsage, "no case was recorded, so there is nothing to time", "Give inputs with --input.");
+      throw Error(errors::kUsage, "the package has no recorded case to time", "Give inputs with --input.");
     }
     if (inputs.empty()) inputs = model.recorded_case(0).inputs;
     const Timing timing = bench(model, inputs, options_.bench_seconds, options_.threads);
@@ -201,7 +201,7 @@ int fail(bool json, const char* kind, const std::string& message, const std::str
   std::istringstream lines("error: " + message + (hint.empty() ? "" : "\n" + hint));
   int number = 0;
   for (std::string line; std::getline(lines, line); ++number) {
-    // Nothing that a message quotes begins a line of its own.
+    // Quoted text must not start a line that looks like ours.
     std::cerr << (number == 0 || line.starts_with(' ') ? "" : "  ") << printable(line) << "\n";
   }
   return exit_code;
@@ -220,9 +220,9 @@ int main(int argc, char** argv) {
   } catch (const Error& error) {
     return fail(json, error.name(), error.message(), error.hint(), error.exit_code());
   } catch (const std::system_error& error) {
-    return fail(json, "OSError", error.what(), "That is what the system says.", kHost);
+    return fail(json, "OSError", error.what(), "The operating system reported this error.", kHost);
   } catch (const std::exception& error) {
-    return fail(json, "InternalError", error.what(), "This is a bug of exportkit. Please report it.", kBug);
+    return fail(json, "InternalError", error.what(), "This is a bug in exportkit. Please report it.", kBug);
   }
 }
 

@@ -14,21 +14,21 @@ Checks a package, loads it without Python, and replays its recorded cases.
 Options:
   --device DEVICE      auto, cpu, cuda or cuda:<index>  [auto]
   --target NAME        The target to run  [the best one that runs here]
-  --public-key PEM     A key, of which one must have signed the package. Repeatable.
+  --public-key PEM     A PEM file or PEM text. The package must be signed by one of the given keys. Repeatable.
   --signature FILE     The signature file  [PACKAGE.sig, or PACKAGE.sigstore.json for a key on an elliptic curve]
-  --verify HOW         once hashes what was not seen to hold before, or may have been changed; always, everything  [once]
-  --input FILE         A safetensors file of inputs, by name: runs them instead of the recorded cases.
-  --output FILE        Where their outputs go, by name.
-  --weights FILE       A safetensors file of all of the model's state: runs with it in the place of the package's own
-                       weights. The recorded cases, which are of those, are not replayed.
-  --bench SECONDS      Times calls, with these inputs or those of the first case.
-  --threads N          That many threads call at a time  [1]
-  --runners N          That many calls run at a time; they share the weights  [--threads]
-  --json               One JSON document on stdout, nothing else.
-  -h, --help           This.
+  --verify HOW         once: hash only what is new or may have changed; always: hash everything  [once]
+  --input FILE         A safetensors file with inputs by name. Runs them instead of the recorded cases.
+  --output FILE        A safetensors file for the outputs of --input.
+  --weights FILE       A safetensors file with the model's whole state. Runs with these weights instead of the package's.
+                       Does not replay the recorded cases, which belong to the package's weights.
+  --bench SECONDS      Times calls with the inputs of --input, or of the first recorded case.
+  --threads N          The number of threads that call the model  [1]
+  --runners N          The number of calls that can run at the same time; they share the weights  [--threads]
+  --json               Print only one JSON document on stdout.
+  -h, --help           Show this message and exit.
 
-Exit codes: 0 done; 1 a check failed; 2 usage; 3 the package is bad, tampered with or not trusted; 4 this machine cannot
-do it.
+Exit codes: 0 success; 1 a check failed; 2 wrong usage; 3 the package is bad, tampered with or not trusted; 4 this
+machine cannot do it.
 )";
 
 namespace {
@@ -41,7 +41,7 @@ int64_t whole_number(const std::string& option, const char* text) {
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
   if (*text == '\0' || *end != '\0' || value < 1 || value > 1024) {
-    usage(option + " must be a whole number from 1 to 1024, got '" + text + "'");
+    usage(option + " must be an integer from 1 to 1024, got '" + text + "'");
   }
   return value;
 }
@@ -136,16 +136,15 @@ Options parse(int argc, char** argv) {
         options.help = true;
         return options;
       default:
-        usage(std::string(argv[optind - 1]) + " is no option, or lacks its value");
+        usage(std::string(argv[optind - 1]) + " is not an option, or its value is missing");
     }
   }
   if (argc - optind != 1) usage("give one PACKAGE, got " + std::to_string(argc - optind));
   options.package = argv[optind];
   if (!runners_given) options.open.runners = options.threads;
-  if (!options.output.empty() && options.input.empty())
-    usage("--output needs --input: nothing else makes outputs to keep");
+  if (!options.output.empty() && options.input.empty()) usage("--output needs --input");
   if (!options.weights.empty() && options.input.empty() && options.bench_seconds == 0) {
-    usage("--weights needs --input or --bench: the recorded cases are of the package's own weights");
+    usage("--weights needs --input or --bench: the recorded cases belong to the package's weights");
   }
   if (options.threads > 1 && options.bench_seconds == 0) usage("--threads needs --bench");
   return options;

@@ -12,8 +12,8 @@ struct Range {
   uint32_t first, last;
 };
 
-// Controls; marks that turn the direction of text, join it or are not seen; spaces but for the usual one; surrogates,
-// what is private or not assigned.
+// Control characters; invisible, joining and direction marks; spaces other than U+0020; surrogates; private and
+// unassigned code points.
 constexpr Range kNotPrintable[] = {
     {0, 0x1F},          {0x7F, 0xA0},       {0xAD, 0xAD},       {0x600, 0x605},     {0x61C, 0x61C},
     {0x6DD, 0x6DD},     {0x70F, 0x70F},     {0x890, 0x891},     {0x8E2, 0x8E2},     {0x1680, 0x1680},
@@ -26,7 +26,7 @@ bool is_printable(uint32_t code_point) {
                       [&](const Range& range) { return range.first <= code_point && code_point <= range.last; });
 }
 
-// How many bytes the character at the start of a text has, and its code point; 0 bytes where it is no UTF-8.
+// The number of bytes of a text's first character, and its code point; 0 bytes if it is not UTF-8.
 size_t decode(std::string_view text, uint32_t& code_point) {
   const auto lead = static_cast<uint8_t>(text[0]);
   const size_t size = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;

@@ -1,4 +1,4 @@
-// What a terminal shows as it is.
+// Makes text safe to print on a terminal.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace exportkit::run {
 
-// Text on one line, without anything that a terminal would obey: what is no printable character of UTF-8 is spelled
-// out, such as \x1b. What a package says of itself may be anything.
+// Text on one line without terminal control codes: unprintable characters become escapes such as \x1b. Needed because a
+// package's text is untrusted.
 std::string printable(std::string_view text);
 
 }  // namespace exportkit::run

@@ -1,4 +1,4 @@
-// In the source tree; the file itself is installed in this one's place.
+// Forwards to the header in the source tree. An installation has the header itself here.
 #pragma once
 
 #include "../../../package/errors.h"

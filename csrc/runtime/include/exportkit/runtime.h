@@ -1,9 +1,9 @@
-// exportkit in C++: opens a package, checks it as exportkit.load does, and runs it. No Python is needed.
+// exportkit for C++ without Python: opens a package, checks it like exportkit.load, and runs it.
 //
 //     exportkit::Model model = exportkit::Model::open("model.pt2");
 //     std::vector<at::Tensor> outputs = model.run({image, query});
 //
-// Built with one minor version of torch, and to be used with that one: find_package(exportkit) sees to it.
+// Use it with the minor version of torch that it was built with; find_package(exportkit) checks that.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,32 +22,32 @@
 
 namespace exportkit {
 
-// What is hashed: what was not seen to hold before, or may have been changed since, by what the file system says of it;
-// or everything again. exportkit/runtime/cache has the rules.
+// What to hash. kOnce: only files that are new or may have changed, by the rules in exportkit/runtime/cache. kAlways:
+// everything.
 enum class Verify { kOnce, kAlways };
 
 struct OpenOptions {
-  // auto, cpu, cuda or cuda:<index>; auto is CUDA where the package has a target for it that runs here.
+  // auto, cpu, cuda or cuda:<index>; auto is CUDA if the package has a CUDA target that runs here.
   std::string device = "auto";
-  // The only target to run, by its name; none for the best one that runs here.
+  // The name of the target to run. If unset, the best target that runs here.
   std::optional<std::string> target;
-  // How many calls can run at a time; they share the weights.
+  // The number of calls that can run at the same time. They share the weights.
   int64_t runners = 1;
-  // Whoever must have signed the package, any of them: PEM files, or PEM text. An Ed25519 key checks `.sig` files, one
-  // on the curve P-256, P-384 or P-521 bundles of OpenSSF model signing. What this machine's policies ask for is asked
-  // for as well.
+  // PEM files or PEM text. One of these keys must have signed the package. Ed25519 keys check `.sig` files; keys on the
+  // curve P-256, P-384 or P-521 check bundles of OpenSSF model signing. The policies of this machine add their own
+  // requirements.
   std::vector<std::string> public_keys;
-  // The signature file, where it is not the package's name with `.sig`, or `.sigstore.json` for a bundle.
+  // The signature file, if it is not the package's name with `.sig`, or `.sigstore.json` for a bundle.
   std::string signature;
   Verify verify = Verify::kOnce;
-  // Is told what is worth knowing and no error: that the cache cannot be used. Unset: stderr.
+  // Called with warnings, such as a cache that cannot be used. If unset, warnings go to stderr.
   std::function<void(const std::string&)> warn;
 };
 
-// A size of a tensor: from `min` to `max`, in steps. One that is fixed has min == max.
+// A size of a tensor: from `min` to `max`, in steps. A fixed size has min == max.
 struct SizeRange {
   int64_t min, max, step;
-  std::string text;  // such as "16*gh", which is the same number wherever it stands; "?" where nothing is known
+  std::string text;  // such as "16*gh", where gh is the same number in all tensors; "?" if unknown
 };
 
 // An input or output.
@@ -57,61 +57,62 @@ struct TensorInfo {
   std::vector<SizeRange> shape;
 };
 
-// A call that was recorded at export, with what the eager model answered, on the model's device.
+// A call that was recorded at export, with the eager model's outputs, on the model's device.
 struct RecordedCase {
   std::map<std::string, int64_t> sizes;  // of each dimension
   std::vector<at::Tensor> inputs, outputs;
 };
 
-// How an output compares with what it should be.
+// The comparison of an output with its expected value.
 struct OutputReport {
   std::string name;
   int64_t compared, mismatched;  // elements
   double rtol, atol;
-  std::optional<double> max_abs, max_rel;  // the greatest differences; none where nothing was compared by value
-  std::string note;                        // what else there is to say
+  std::optional<double> max_abs, max_rel;  // the greatest differences; unset if no values were compared
+  std::string note;                        // further remarks; may be empty
 };
 
 struct EXPORTKIT_API CaseReport {
   std::map<std::string, int64_t> sizes;
   std::vector<OutputReport> outputs;
-  std::string problem;  // a wrong number of outputs, a wrong dtype or shape: then there is nothing to compare
+  std::string problem;  // a wrong number of outputs, dtype or shape, which prevents the comparison; else empty
 
   bool ok() const;
 };
 
-// An open package. Copies are of one model, which is closed with the last of them. Any number of threads may use it.
+// An open package. Copies share one model, which is closed with the last copy. Any number of threads may use it.
 class EXPORTKIT_API Model {
  public:
-  // Opens a package. Nothing of it is executed before it is known to be signed as it must be and every digest holds,
-  // and no library before it is known to fit. Error: its name is that of the class in exportkit/errors.py.
+  // Opens a package. Checks its required signatures and every digest before any of its code runs, and each library
+  // before it is loaded. Throws Error, whose name is a class of exportkit/errors.py.
   static Model open(const std::string& path, const OpenOptions& options = {});
 
-  // Runs the model on inputs in the order of `inputs()`, on the current stream of its device. They must be on it.
-  // InputError: the package does not allow these inputs; nothing was run. ModelRunError: the compiled code failed.
+  // Runs the model on inputs in the order of `inputs()`, on the current stream of its device. The inputs must be on
+  // that device. InputError: the package does not allow these inputs; nothing was run. ModelRunError: the compiled code
+  // failed.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
 
-  // Puts another fine-tune's weights in the place of the model's, while calls go on: a safetensors file of all of the
-  // model's state_dict, of its dtypes and shapes, in which a tied weight may be under any of its names. They are
-  // copied, and are those of every copy of this Model. Each call runs with the old weights or with the new ones, never
-  // with some of both: those that have begun finish on the old ones. One swap goes on at a time. One that fails, for
-  // whatever reason, leaves the old ones in place. Needs memory for both while it lasts.
+  // Replaces the weights with another fine-tune's, while calls continue. `path` is a safetensors file with the model's
+  // whole state_dict and the same dtypes and shapes; a tied weight may have any of its names. The tensors are copied.
+  // All copies of this Model get the new weights. Each call runs with only the old weights or only the new ones;
+  // running calls finish with the old ones. One swap runs at a time. A swap that fails leaves the old weights in place.
+  // During the swap, both need memory.
   //
-  // WeightsError: they do not fit, or the model has none outside of its compiled code. ModelLoadError,
-  // DigestMismatchError: the loader refused what it took before, or the package was written to since.
+  // WeightsError: the weights do not fit, or the model's weights are inside the compiled code. ModelLoadError: the
+  // loader refused the code that it loaded before. DigestMismatchError: the package was written to meanwhile.
   void swap_weights(const std::string& path);
 
   const std::string& name() const;
   const std::string& version() const;
-  const std::string& target() const;  // which of the package's compiled models was chosen
+  const std::string& target() const;  // the name of the chosen target
   at::Device device() const;
   const std::vector<TensorInfo>& inputs() const;
   const std::vector<TensorInfo>& outputs() const;
 
   size_t case_count() const;
-  // CaseError, DigestMismatchError.
+  // Reads a recorded case: CaseError, DigestMismatchError.
   RecordedCase recorded_case(size_t index) const;
-  // Runs a case again and compares, each output within its own recorded tolerance.
+  // Runs a case again and compares each output within its recorded tolerance.
   CaseReport replay(size_t index) const;
 
   struct Impl;
@@ -121,11 +122,11 @@ class EXPORTKIT_API Model {
   std::shared_ptr<Impl> impl_;
 };
 
-// Tensors of a safetensors file, by name: InputError.
+// Reads the tensors of a safetensors file, by name: InputError.
 EXPORTKIT_API std::map<std::string, at::Tensor> read_safetensors(const std::string& path);
 EXPORTKIT_API void write_safetensors(const std::string& path, const std::map<std::string, at::Tensor>& tensors);
 
-// Of the torch that runs, such as "2.13.0".
+// The version of the running torch, such as "2.13.0".
 EXPORTKIT_API std::string torch_version();
 
 }  // namespace exportkit
