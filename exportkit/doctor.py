@@ -1,4 +1,4 @@
-"""What this machine can export, compile and load, and why not."""
+"""Finds out what this machine can export, compile and load, and what is missing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OLDEST_TORCH = (2, 11)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: Such as "compiler".
-        ok: Whether it is there and usable.
-        detail: What was found, or what is wrong.
-        hint: What to do about it, where something is wrong.
+        name: The checked part, such as "compiler".
+        ok: Whether it is present and usable.
+        detail: A description of the part or of the problem.
+        hint: Advice on the problem, or None.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Capability:
-    """One thing this machine can do, or cannot because of the findings named in `missing`."""
+    """A capability of this machine. It needs the findings in `missing`, which failed."""
 
     name: str
     ok: bool
@@ -47,13 +47,13 @@ class Capability:
 
 @dataclass(frozen=True)
 class HostReport:
-    """All of it."""
+    """All findings and capabilities."""
 
     findings: tuple[Finding, ...]
     capabilities: tuple[Capability, ...]
 
 
-# What each capability needs, by the names of findings. The first three are what any machine for exportkit should do.
+# The findings that each capability needs. Every machine for exportkit should have the first three capabilities.
 _NEEDS: dict[str, tuple[str, ...]] = {
     "load and run a CPU package": ("platform", "torch", "package reader", "cache"),
     "export an ExportedProgram": ("torch", "package reader"),
@@ -71,12 +71,12 @@ BASIC = ("load and run a CPU package", "export an ExportedProgram", "compile for
 
 
 def diagnose(progress: Callable[[str], None] = lambda step: None) -> HostReport:
-    """Looks at this machine. Imports torch, runs the compiler once and loads each operator library in its own process.
+    """Checks this machine. Imports torch, runs the compiler once and loads each operator library in a process.
 
     Args:
-        progress: Called with what is looked at.
+        progress: Called with each step before it starts.
     """
-    progress("looking at torch and the machine")
+    progress("checking torch and the machine")
     findings = [_python(), _platform(), _torch(), _if_torch("libstdc++", _libstdcxx), _package_reader()]
     findings += [_signatures(), _if_reader("CPU", _cpu)]
     findings += [_if_torch("C++ runtime", _runtime), _if_torch("CUDA device", _cuda_device)]
@@ -96,16 +96,16 @@ def diagnose(progress: Callable[[str], None] = lambda step: None) -> HostReport:
 
 
 def _if_torch(name: str, look: Callable[[], Finding]) -> Finding:
-    """What can be looked at only where torch is."""
+    """Makes a check that needs torch."""
     if importlib.util.find_spec("torch") is None:
-        return Finding(name, False, "not looked at without torch", "Install torch first.")
+        return Finding(name, False, "not checked without torch", "Install torch first.")
     return look()
 
 
 def _if_reader(name: str, look: Callable[[], Finding]) -> Finding:
-    """What can be looked at only where the library that reads packages is."""
+    """Makes a check that needs the library that reads packages."""
     if not _package_reader().ok:
-        return Finding(name, False, "not looked at without the package reader", "Build the package reader first.")
+        return Finding(name, False, "not checked without the package reader", "Build the package reader first.")
     return look()
 
 
@@ -119,7 +119,7 @@ def _platform() -> Finding:
     system, machine = platform.system(), platform.machine()
     name = f"{system} {machine}, {' '.join(platform.libc_ver()) or 'unknown C library'}"
     ok = system == "Linux" and machine == "x86_64"
-    return Finding("platform", ok, name, None if ok else "Packages are made for, and loaded on, Linux x86_64.")
+    return Finding("platform", ok, name, None if ok else "exportkit makes and loads packages on Linux x86_64 only.")
 
 
 def _torch() -> Finding:
@@ -129,23 +129,23 @@ def _torch() -> Finding:
 
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     built = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
-    abi = "" if torch.compiled_with_cxx11_abi() else ", libstdc++'s ABI of before C++11"
+    abi = "" if torch.compiled_with_cxx11_abi() else ", libstdc++'s ABI from before C++11"
     detail = f"{torch.__version__}, {built}, {torch.get_num_threads()} threads{abi}"
     ok = (major, minor) >= OLDEST_TORCH
     return Finding("torch", ok, detail, None if ok else "pip install 'torch>=2.11'")
 
 
 def _libstdcxx() -> Finding:
-    """The one this process has, which packages' libraries get as well."""
-    import torch  # noqa: F401  # brings it
+    """Checks the libstdc++ of this process, which the libraries of packages use as well."""
+    import torch  # noqa: F401  # loads libstdc++
 
     from exportkit.package.elf import defined_versions
 
     with open("/proc/self/maps") as maps:
         mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "/libstdc++.so" in line}
     if not mapped:
-        hint = "A package asks the host for it: install libstdc++ (Debian: apt-get install libstdc++6)."
-        return Finding("libstdc++", False, "torch brought none: it was linked with another C++ library", hint)
+        hint = "Packages need the host's libstdc++. Install it (Debian: apt-get install libstdc++6)."
+        return Finding("libstdc++", False, "torch did not load it: it was linked with another C++ library", hint)
     path = min(mapped)
     newest = defined_versions(Path(path), "GLIBCXX_")[-1:] or ["no version"]
     return Finding("libstdc++", True, f"GLIBCXX_{newest[0]}, {path}")
@@ -163,13 +163,13 @@ def _package_reader() -> Finding:
 
 
 def _signatures() -> Finding:
-    """What checks them is opened where a signature is asked for; nothing else needs it."""
+    """Checks libcrypto, which is opened only to check signatures."""
     library = "libcrypto.so.3"
     try:
         ctypes.CDLL(library)
     except OSError as error:
-        hint = "Checking signatures takes OpenSSL 3 (Debian: apt-get install libssl3); nothing else does."
-        return Finding("signatures", False, f"they cannot be checked: {error}", hint)
+        hint = "Checking signatures needs OpenSSL 3 (Debian: apt-get install libssl3). Nothing else needs it."
+        return Finding("signatures", False, f"cannot be checked: {error}", hint)
     signs = importlib.util.find_spec("cryptography") is not None
     can = "made and checked" if signs else "checked; to make them: pip install 'exportkit[sign]'"
     return Finding("signatures", True, f"{can}, {library}")
@@ -189,12 +189,12 @@ def _cuda_device() -> Finding:
     import torch
 
     driver = _driver_cuda()
-    knows = f"the driver knows CUDA {driver}" if driver else "there is no driver"
+    knows = f"the driver supports CUDA {driver}" if driver else "there is no driver"
     if torch.version.cuda is None:
-        hint = "A CUDA build of torch, from https://pytorch.org/get-started, if there is a GPU."
+        hint = "If there is a GPU, install a CUDA build of torch from https://pytorch.org/get-started."
         return Finding("CUDA device", False, f"torch is a CPU build; {knows}", hint)
     if not torch.cuda.is_available():
-        hint = "`nvidia-smi` says whether there is a GPU; the driver must know torch's CUDA version or a newer one."
+        hint = "`nvidia-smi` shows the GPUs. The driver must support torch's CUDA version or a newer one."
         return Finding("CUDA device", False, f"torch (CUDA {torch.version.cuda}) sees no device; {knows}", hint)
     devices = [f"CUDA {torch.version.cuda}, {knows}"]
     for index in range(torch.cuda.device_count()):
@@ -204,7 +204,7 @@ def _cuda_device() -> Finding:
 
 
 def _driver_cuda() -> str | None:
-    """The newest CUDA that the installed driver runs, such as "13.0"; None where there is no driver."""
+    """Returns the newest CUDA that the installed driver supports, such as "13.0", or None without a driver."""
     version = ctypes.c_int()
     try:
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
@@ -215,7 +215,7 @@ def _driver_cuda() -> str | None:
 
 
 def _worker_processes() -> Finding:
-    """What `exportkit.load(..., isolate=True)` takes, tried in this process."""
+    """Tries in this process what `exportkit.load(..., isolate=True)` needs."""
     import torch
 
     from exportkit.child.process import interpreter
@@ -234,16 +234,16 @@ def _worker_processes() -> Finding:
         sender.send(Ran(), [torch.ones(size, dtype=torch.uint8)])
         receiver.receive()
     except OSError as error:
-        hint = "They share tensors in anonymous memory (memfd): look at the memory limit, and at `ulimit -n` and `-f`."
+        hint = "Workers share tensors in anonymous memory (memfd). Check the memory limit, `ulimit -n` and `ulimit -f`."
         return Finding(name, False, f"{size >> 20} MB of memory cannot be shared: {error}", hint)
     finally:
         sender.close()
         receiver.close()
-    return Finding(name, True, "tensors are shared in anonymous memory; /dev/shm is not used, however small it is")
+    return Finding(name, True, "tensors are shared in anonymous memory, without /dev/shm")
 
 
 def _compiler() -> Finding:
-    """The one that `export` would use; a usable one links what it makes so that it loads beside torch."""
+    """Finds the C++ compiler that `export` would use and checks that its output loads with torch."""
     from exportkit.errors import CompilerError
     from exportkit.export.toolchain import objection, usable_compiler
 
@@ -254,7 +254,7 @@ def _compiler() -> Finding:
     detail = f"{_output([path, '--version']).partition(chr(10))[0]} at {path}"
     given = shutil.which(os.environ.get("CXX", ""))
     if given and (reason := objection(given)):
-        detail += f"; $CXX is passed over, {reason}"
+        detail += f"; $CXX is ignored, {reason}"
     return Finding("compiler", True, detail)
 
 
@@ -267,11 +267,11 @@ def _nvcc() -> Finding:
 
 
 def _temporary_files() -> Finding:
-    """The compiler's, and libraries that it probes, among them."""
+    """Checks the temporary directory, where the compiler works and probed libraries are loaded."""
     folder = tempfile.gettempdir()
     status = os.statvfs(folder)
     if status.f_flag & os.ST_NOEXEC:
-        hint = "What was compiled is opened there: set TMPDIR to a directory that may hold code."
+        hint = "Compiled code is loaded from there. Set TMPDIR to a directory that allows executable code."
         return Finding("temporary files", False, f"{folder} is mounted noexec", hint)
     free = status.f_bavail * status.f_frsize
     if free < 1 << 30:
@@ -290,15 +290,15 @@ def _cache() -> Finding:
     detail = f"{folder}, {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB"
     if reason := _unusable(folder, existing):
         existing = Path(tempfile.gettempdir())
-        detail = f"{reason}: every process unpacks packages into {existing}; EXPORTKIT_CACHE names another"
+        detail = f"{reason}: every process unpacks packages into {existing}; set EXPORTKIT_CACHE to change that"
     if os.statvfs(existing).f_flag & os.ST_NOEXEC:
-        hint = "Packages' code is unpacked and opened there: set EXPORTKIT_CACHE to a directory that may hold code."
+        hint = "Packages' code is loaded from there. Set EXPORTKIT_CACHE to a directory that allows executable code."
         return Finding("cache", False, f"{existing} is mounted noexec", hint)
     return Finding("cache", True, detail)
 
 
 def _unusable(folder: Path, existing: Path) -> str | None:
-    """Why nothing is unpacked into the cache, if so; `existing` is the lowest folder on the way that is there."""
+    """Says why the cache cannot be used, or returns None. `existing` is its lowest existing folder."""
     from exportkit.errors import CacheError
     from exportkit.runtime.cache.prune import cache_items
 
@@ -332,7 +332,7 @@ def _library(device: str) -> Finding:
     if path is None:
         hint = "`make build` builds it."
         if device == "cuda":
-            hint = "`make build` builds it where nvcc and a GPU are; EXPORTKIT_CUDA=1 builds it for other GPUs."
+            hint = "`make build` builds it if nvcc and a GPU are present; EXPORTKIT_CUDA=1 builds it for other GPUs."
         return Finding(name, False, "not built", hint)
     try:
         library = describe_library(path)

@@ -1,8 +1,7 @@
-"""The operator libraries loaded in this process: one namespace, one build, once.
+"""Loads operator libraries. A process can load only one build of an operator namespace, and only once.
 
-Loading a second library that defines an already registered namespace ends the process (a crash inside the library's
-static initialisers, not an exception), so every load looks before it leaps. csrc/runtime/operators.cpp does so for
-programs without Python.
+A second library that defines a registered namespace crashes the process in its static initialisers instead of raising
+an exception. So every load is checked first. csrc/runtime/operators.cpp does the same for programs without Python.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 from exportkit.child.probe import registrations
 from exportkit.errors import LibraryConflictError, LibraryLoadError
 
-LIBRARY_DIR = Path(__file__).parent / "lib"  # where the build puts our own
+LIBRARY_DIR = Path(__file__).parent / "lib"  # the build writes exportkit's own libraries here
 
 # What `import torch` registers. One that a newer torch adds costs a probe at worst.
 _TORCH_NAMESPACES = (
@@ -35,8 +34,8 @@ TORCH_NAMESPACES = frozenset(_TORCH_NAMESPACES.split())
 # A line of /proc/self/maps: addresses, permissions, offset, device, inode, path.
 _EXECUTABLE_MAPPING = re.compile(r"^\S+ ..x\S \S+ \S+ (\d+) +(/.+)$", re.MULTILINE)
 
-# Who defines operators imports one of these: the stable ABI's functions, TORCH_LIBRARY's, or those of before it. Who
-# only adds kernels to operators that another library defines does not.
+# A library that defines operators imports one of these functions: from the stable ABI, TORCH_LIBRARY, or its
+# predecessor. A library that only adds kernels to another library's operators imports none of them.
 _DEFINING_SYMBOLS = (
     b"\0aoti_torch_library_init_def\0",
     b"\0aoti_torch_library_init_fragment\0",
@@ -49,24 +48,24 @@ _CONFLICT_HINT = (
     "exportkit.load(..., isolate=True)."
 )
 _SHOWN_SCHEMAS = 40
-_BLOCK = 1 << 18  # bytes of a file that are hashed or searched at a time: reading the next ones lets go of the GIL
+_BLOCK = 1 << 18  # bytes to hash or search at a time; reading the next block releases the GIL
 
 _process = ctypes.CDLL(None)
 _process.dlopen.argtypes, _process.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
 _process.dlerror.argtypes, _process.dlerror.restype = (), ctypes.c_char_p
 
-# Held by who looks what is registered and then loads a library: nobody registers anything in between.
+# Held between checking what is registered and loading a library, so that nothing is registered in between.
 loading = threading.RLock()
 _loaded: dict[str, LoadedLibrary] = {}  # by sha256
 
 
 class LoadedLibrary(NamedTuple):
-    """An operator library of this process.
+    """An operator library that this process loaded.
 
     Attributes:
-        path: The file it was loaded from.
-        sha256: Digest of that file.
-        namespaces: Those it defined; none for a library that only adds kernels to operators defined elsewhere.
+        path: The library's file.
+        sha256: The digest of the file.
+        namespaces: The namespaces it defines; empty for a library that only adds kernels to another's operators.
     """
 
     path: Path
@@ -74,7 +73,7 @@ class LoadedLibrary(NamedTuple):
     namespaces: frozenset[str]
 
 
-# A fork waits for it: in the child, a load that another thread is in the middle of would never end.
+# A fork waits for the lock: in the child, a load by another thread would never finish.
 os.register_at_fork(before=loading.acquire, after_in_parent=loading.release, after_in_child=loading.release)
 
 
@@ -83,13 +82,13 @@ def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
 
     Args:
         path: The shared library.
-        defines: The operator namespaces it is known to define, to be compared with what is registered before the
-            dynamic linker runs any of its code. If it can define operators, and mentions another namespace that is
-            registered, another process finds out whether it defines that as well, which takes seconds.
+        defines: The namespaces that the library is known to define. They are compared with the registered ones before
+            the dynamic linker runs any code. If the library can define operators and mentions another registered
+            namespace, another process checks whether it defines that one too, which takes seconds.
 
     Raises:
-        LibraryConflictError: Another build of one of the namespaces is loaded; or, of a library that only adds kernels,
-            another build of the file of this name.
+        LibraryConflictError: Another build of a namespace is loaded, or another build of a file with this name that
+            only adds kernels.
         LibraryLoadError: The dynamic linker refused the file.
     """
     path = Path(path).resolve()
@@ -104,20 +103,20 @@ def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
 def load_verified(
     path: Path, sha256: str, *, defines: Collection[str] = (), schemas: Mapping[str, str] | None = None
 ) -> LoadedLibrary:
-    """`load_library` for a file that was just seen to have this digest, which `loaded_library` does not know.
+    """Loads a file whose digest was just checked and that `loaded_library` does not know.
 
     Args:
         path: The shared library.
-        sha256: Of the file.
-        defines: As for `load_library`.
-        schemas: By operator, as far as they are known: a conflict's message compares them with what is registered.
+        sha256: The digest of the file.
+        defines: The same as for `load_library`.
+        schemas: The known schemas by operator. A conflict's message compares them with the registered ones.
 
     Raises:
-        LibraryConflictError: As for `load_library`.
+        LibraryConflictError: The same as for `load_library`.
         LibraryLoadError: The dynamic linker refused the file.
     """
     with loading:
-        if sha256 in _loaded:  # by another thread, since it was looked for
+        if sha256 in _loaded:  # another thread loaded it meanwhile
             return _loaded[sha256]
         namespaces, before = set(defines), set[str]()
         if can_define := bool(defines) or bool(_found_in(path, _DEFINING_SYMBOLS)):
@@ -137,12 +136,12 @@ def load_verified(
 
 
 def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> LoadedLibrary | None:
-    """The library of this content, if this process has it, whoever loaded it.
+    """Returns the library with this content if this process has loaded it, by exportkit or otherwise.
 
     Args:
-        sha256: Of the file.
-        size: Of the file, in bytes; spares reading files of another size.
-        defines: The namespaces it is known to define, for one that exportkit did not load.
+        sha256: The digest of the file.
+        size: The file's size in bytes. Files of other sizes are not read.
+        defines: The namespaces that the library is known to define, in case exportkit did not load it.
     """
     with loading:
         if sha256 not in _loaded and (mapped := _mapped_copy(sha256, size)):
@@ -151,13 +150,13 @@ def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> 
 
 
 def registered_schemas(namespace: str | None = None) -> dict[str, str]:
-    """Schemas by operator name with overload: those of one namespace, or all that the dispatcher knows."""
+    """Returns the registered schemas by operator name with overload, of one namespace or of all."""
     names = _operator_names()
     return schemas_of(names if namespace is None else _in_namespaces(names, [namespace]))
 
 
 def schemas_of(names: Iterable[str]) -> dict[str, str]:
-    """The registered schemas of those of these operators (`ns::op` or `ns::op.overload`) that have one."""
+    """Returns the schemas of the given operators (`ns::op` or `ns::op.overload`) that are registered."""
     import torch
 
     names = set(names)
@@ -171,24 +170,24 @@ def schemas_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def host_platform() -> str:
-    """What a target or library must be compiled for to run here, such as "linux-x86_64"."""
+    """Returns the platform of targets and libraries that run here, such as "linux-x86_64"."""
     return f"{sys.platform}-{platform.machine()}"
 
 
 def built_in_libraries() -> dict[str, Path]:
-    """Our own operator libraries that were built, by device (`cpu`, `cuda`)."""
+    """Returns exportkit's own operator libraries that were built, by device (`cpu`, `cuda`)."""
     built = {device: LIBRARY_DIR / f"libarr_coc_{device}.so" for device in ("cpu", "cuda")}
     return {device: path for device, path in built.items() if path.exists()}
 
 
 def file_sha256(path: Path) -> str:
-    """Hex digest of a file's content."""
+    """Returns the hex digest of a file's content."""
     with open(path, "rb") as file:
         return stream_sha256(file)
 
 
 def stream_sha256(file: BinaryIO) -> str:
-    """Hex digest of what is left to read of a file."""
+    """Returns the hex digest of the unread rest of a file."""
     digest = hashlib.sha256()
     while block := file.read(_BLOCK):
         digest.update(block)
@@ -201,7 +200,7 @@ def _in_namespaces(operators: Iterable[str], namespaces: Iterable[str]) -> list[
 
 
 def _operator_names() -> set[str]:
-    """Every operator that the dispatcher has heard of, with overload; some may have kernels and no schema yet."""
+    """Returns every operator that the dispatcher knows, with overload. Some may have kernels but no schema yet."""
     import torch
 
     return set(torch._C._dispatch_get_all_op_names())
@@ -212,16 +211,16 @@ def _namespaces_of(names: Iterable[str]) -> set[str]:
 
 
 def _all_namespaces() -> set[str]:
-    """Every namespace that has an operator."""
+    """Returns every namespace with an operator."""
     return _namespaces_of(_operator_names())
 
 
-# The C++ runtime, where it is loaded, puts one here that does not hold the GIL for milliseconds.
+# The C++ runtime replaces this function when it is loaded, because this one holds the GIL for milliseconds.
 list_namespaces: Callable[[], set[str]] = _all_namespaces
 
 
 def _mapped_files() -> list[tuple[Path, os.stat_result]]:
-    """The files whose code is mapped into the process, those that are still there."""
+    """Returns the files whose code is mapped into the process and that still exist."""
     with open("/proc/self/maps", errors="surrogateescape") as maps:
         mapped = set(_EXECUTABLE_MAPPING.findall(maps.read()))
     files = []
@@ -230,14 +229,14 @@ def _mapped_files() -> list[tuple[Path, os.stat_result]]:
             status = os.stat(name)
         except OSError:
             continue  # deleted
-        # After an upgrade the path may lead to another file than the one that is mapped.
+        # After an upgrade the path may name another file than the mapped one.
         if status.st_ino == int(inode):
             files.append((Path(name), status))
     return files
 
 
 def _mapped_copy(sha256: str, size: int) -> Path | None:
-    """A file with this content that something else (a plain dlopen, an import) already mapped into the process."""
+    """Returns a file with this content that the process mapped without exportkit, by dlopen or an import."""
     for path, status in _mapped_files():
         with contextlib.suppress(OSError):
             if status.st_size == size and file_sha256(path) == sha256:
@@ -246,13 +245,13 @@ def _mapped_copy(sha256: str, size: int) -> Path | None:
 
 
 def _mentioned(path: Path, namespaces: Iterable[str]) -> set[str]:
-    """Those of these namespaces that a library could define: they are string literals in it, and so cannot hide."""
+    """Returns the given namespaces that a library could define. Its file contains them as string literals."""
     found = _found_in(path, [namespace.encode() + b"\0" for namespace in namespaces])
     return {name[:-1].decode() for name in found}
 
 
 def _found_in(path: Path, wanted: Collection[bytes]) -> set[bytes]:
-    """Which of these a file contains."""
+    """Returns the given byte strings that a file contains."""
     if not wanted:
         return set()
     overlap = max(map(len, wanted))
@@ -265,10 +264,10 @@ def _found_in(path: Path, wanted: Collection[bytes]) -> set[bytes]:
 
 
 def _open(path: Path) -> None:
-    """Has the dynamic linker load a library, without the GIL, which `ctypes.CDLL` may hold while its initialisers run.
+    """Loads a library without the GIL, which `ctypes.CDLL` may hold while the library's initialisers run.
 
     Raises:
-        LibraryLoadError: The linker refused it.
+        LibraryLoadError: The dynamic linker refused the library.
     """
     if not _process.dlopen(os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL):
         said = (_process.dlerror() or b"").decode(errors="backslashreplace")
@@ -278,7 +277,7 @@ def _open(path: Path) -> None:
 def _refuse_second_definition(
     path: Path, sha256: str, defines: Collection[str], schemas: Mapping[str, str] | None
 ) -> None:
-    """Refuses another build of these namespaces, which are registered: dlopen would end the process."""
+    """Refuses another build of registered namespaces, because dlopen would end the process."""
     for namespace in sorted(defines):
         if there := registered_schemas(namespace):
             known = registrations(path).defines if schemas is None else schemas
@@ -291,7 +290,7 @@ def _refuse_second_definition(
 
 
 def _refuse_other_kernels(path: Path, sha256: str) -> None:
-    """Refuses another build of a library that adds kernels: they would replace those of the first for all its users."""
+    """Refuses another build of a library that adds kernels, because it would replace the first one's kernels."""
     for other in _loaded.values():
         if other.path.name == path.name and not other.namespaces:
             raise LibraryConflictError(
@@ -302,7 +301,7 @@ def _refuse_other_kernels(path: Path, sha256: str) -> None:
 
 
 def _owner_of(namespace: str) -> str:
-    """Which library registered a namespace, as far as that can be known."""
+    """Says which library registered a namespace, if that can be found out."""
     import torch
 
     for library in _loaded.values():
@@ -320,11 +319,11 @@ def _owner_of(namespace: str) -> str:
 
 
 def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """What a second build would change, a line each."""
+    """Lists the changes of a second build, one per line."""
     import torch
 
     def same(name: str) -> bool:
-        # Parsed: the text of a schema may differ in no more than spelling.
+        # Parsed schemas are compared, because the text may differ in spelling only.
         return bool(torch._C.parse_schema(there[name]) == torch._C.parse_schema(here[name]))
 
     both = sorted(there.keys() & here.keys())
@@ -337,7 +336,7 @@ def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> str:
 
 
 def _hint(complaint: str) -> str:
-    """What to do about what the dynamic linker says."""
+    """Returns advice on an error of the dynamic linker."""
     if "failed to map segment" in complaint:
         return "Its directory is mounted noexec: set EXPORTKIT_CACHE to a directory that may hold code."
     if "undefined symbol" in complaint:

@@ -74,7 +74,7 @@ def test_signatures_take_a_libcrypto(monkeypatch):
     monkeypatch.setattr(doctor.ctypes, "CDLL", none)
     finding = doctor._signatures()
     assert not finding.ok
-    assert finding.detail == "they cannot be checked: libcrypto.so.3: cannot open shared object file"
+    assert finding.detail == "cannot be checked: libcrypto.so.3: cannot open shared object file"
 
 
 def test_a_machine_without_torch_is_told_so_and_nothing_breaks(monkeypatch):
@@ -151,10 +151,10 @@ def test_a_cxx_that_cannot_be_used_is_named_beside_the_compiler_that_can(monkeyp
     monkeypatch.setenv("CXX", str(broken))
     finding = doctor._compiler()
     assert finding.ok
-    assert "; $CXX is passed over, it cannot compile a C++20 library" in finding.detail
+    assert "; $CXX is ignored, it cannot compile a C++20 library" in finding.detail
 
 
-@pytest.mark.parametrize(("version", "said"), [(13000, "knows CUDA 13.0"), (12080, "knows CUDA 12.8")])
+@pytest.mark.parametrize(("version", "said"), [(13000, "supports CUDA 13.0"), (12080, "supports CUDA 12.8")])
 def test_the_drivers_cuda_is_said_beside_torchs(monkeypatch, version, said):
     class Driver:
         def cuDriverGetVersion(self, pointer):

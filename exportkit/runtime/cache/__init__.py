@@ -1,50 +1,50 @@
-"""What loading a package leaves behind for the next load: unpacked files, and what was verified.
+"""The cache of loaded packages: unpacked files and records of verified digests.
 
     <cache>/                                $EXPORTKIT_CACHE, or exportkit under $XDG_CACHE_HOME or ~/.cache
       libraries/<sha256>/lib*.so            an operator library, under the digest of its content
       targets/<digest>/*.so ...             a target's files, under the digest of their names and contents
-      {libraries,targets}/*/~verified.json  whose content was seen to be right, and what the files were then
-      {libraries,targets}/*/~lock           held by who writes
-      packages/<device>-<inode>.json        that every digest of a package was seen to hold, and what the file was then
+      {libraries,targets}/*/~verified.json  the verified digests of the files, and the files' state at that time
+      {libraries,targets}/*/~lock           held by the writer
+      packages/<device>-<inode>.json        a package with verified digests, and the file's state at that time
 
-The library that reads packages (csrc/package/cache.cpp, trust_records.cpp) keeps it for Python and C++ alike.
+The library that reads packages (csrc/package/cache.cpp, trust_records.cpp) keeps the cache for Python and C++.
 
-All of it may be deleted at any time; `exportkit cache prune` does so without taking a file from a running model.
+The cache may be deleted at any time. `exportkit cache prune` deletes no file that a running model uses.
 
 **Names.** A target's digest is the SHA-256 of one line `<sha256>  <name>` (ended by a newline) for each of its
-records, sorted by name, the name without `data/aotinductor/<target>/`: what `sha256sum` would print in the entry. No
-record's name has a `~`, so that none can be in the place of our own files.
+records, sorted by name. The name is without `data/aotinductor/<target>/`, so the lines are the output of `sha256sum`
+in the entry. A record's name never has a `~`, so it cannot collide with the cache's own files.
 
-**Whose it is.** Only we and root may be able to change the cache, each folder in it, and every folder above it: no
-other user may own one or write to it, but for root's with the sticky bit, such as /tmp. A group may write to a folder
-above if it is the user's own, of no other member. In a user namespace without root, as sandboxes make them, folders
-above that belong to nobody in it count as root's: who they are of cannot be told there. Where none of that holds, a
-load warns and takes a temporary directory instead, and `prune` refuses.
+**Ownership.** Only the user and root may be able to change the cache, each folder in it and every folder above it. No
+other user may own or write to one of these, except for root's folders with the sticky bit, such as /tmp. A group may
+write to a folder above the cache if the user is its only member. In a user namespace without root, such as a sandbox,
+folders above the cache without an owner in the namespace count as root's, because their owner is unknown there. If
+these rules are broken, a load warns and uses a temporary directory instead, and `prune` refuses.
 
-**Trust.** A file counts as verified as long as it has the device, inode, size, modification time and change time that
-it had when its content was hashed, since nothing but the system's clock can set a change time back. Not if another
-user could write to it, nor if it is a link. Not if it was changed so shortly before that a later change could leave
-it the same times: what is here must be older than the record of it, by the clock of the file system that keeps both;
-a package, which may be elsewhere, must have been two seconds old when its verification began. And not as long as the
-clock shows a time before that. What does not count is hashed, and unpacked again if it is wrong. Of a package it is
-the open file that is looked at, so that it does not matter who may rename things in its directory. None of this is a
-defence against other processes of the same user, or of root.
+**Trust.** A file counts as verified while it has the same device, inode, size, modification time and change time as
+when it was hashed, because only the system's clock can set a change time back. It does not count if it is a link, or
+if another user could write to it. It does not count if it was so new that a later change could leave the same times:
+a file in the cache must be older than its record, by the clock of their file system, and a package, which may be on
+another file system, must have been two seconds old when its verification began. It does not count while the clock
+shows an earlier time than that. Other files are hashed, and unpacked again if they are wrong. A package is checked
+through its open file, so renames in its directory do not matter. These rules do not protect against other processes of
+the same user or of root.
 
-A package's record trusts its medium, too: an image or a stick that is exchanged for another one can bring the same
-times with it, and a store through a mapping that is older than the file's present owner changes none. So where a
-signature is demanded, a package is hashed once in each process, whatever is on record.
+A package's record also trusts its medium. An exchanged image or stick can have the same times, and a write through a
+mapping from before the file changed its owner does not change them. So if a signature is required, each process hashes
+a package once, regardless of records.
 
-**Locks.** Who uses an entry holds a shared `flock` on its folder as long as the model lives, because torch opens CUDA
-kernels that lie beside a library when they are first called. `prune` tries for an exclusive one, and leaves alone
-what is in use. Writers take turns by an exclusive lock on `~lock`. A lock that others hold is waited for a second at
-most where it is not ours to write to, and a minute where it is. Files take their names when they are whole, so that
-without locks (some network file systems) nothing goes wrong: more is written.
+**Locks.** A model holds a shared `flock` on the folders of its entries, because torch opens CUDA kernels beside a
+library on their first call. `prune` tries an exclusive lock, and skips entries in use. Writers take turns with an
+exclusive lock on `~lock`. A process waits for another's lock at most a second if it cannot write there, and a minute if
+it can. Files get their names when they are complete, so without locks (on some network file systems) the only loss is
+duplicate work.
 
-**Records** are JSON, and count for nothing if they have other keys. A *state* is `{"device", "inode", "size",
-"mtime_ns", "ctime_ns"}`, integers, as stat has them; times are nanoseconds since 1970. `~verified.json` is
-`{"checked_ns": <time>, "files": {<name>: {"sha256": <hex>, "state": <state>}}}`, a package's record `{"checked_ns":
-<time>, "manifest_sha256": <hex>, "state": <state>}`. When something was last used is the modification time of its
-folder, or of a package's record.
+**Records** are JSON and are ignored if they have other keys. A *state* is `{"device", "inode", "size", "mtime_ns",
+"ctime_ns"}`, integers as in stat; times are nanoseconds since 1970. `~verified.json` is `{"checked_ns": <time>,
+"files": {<name>: {"sha256": <hex>, "state": <state>}}}`. A package's record is `{"checked_ns": <time>,
+"manifest_sha256": <hex>, "state": <state>}`. The time of last use is the modification time of the entry's folder or of
+the package's record.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ from exportkit.package.manifest import Library, Target
 
 
 class Entry:
-    """Unpacked files that are in use: `prune` leaves them alone until this is closed, or nobody has it any more.
+    """Unpacked files in use. `prune` keeps them until the entry is closed or collected.
 
     Attributes:
-        folder: Where they are.
-        library: The shared library among them that is to be loaded.
+        folder: The folder of the files.
+        library: The shared library to load.
     """
 
     def __init__(self, handle: int) -> None:
@@ -77,28 +77,32 @@ class Entry:
 
 
 def cache_directory() -> Path:
-    """$EXPORTKIT_CACHE, or exportkit under $XDG_CACHE_HOME or ~/.cache. It need not exist yet."""
+    """Returns $EXPORTKIT_CACHE, or exportkit under $XDG_CACHE_HOME or ~/.cache. It may not exist yet."""
     return Path(os.fsdecode(core.text("ek_cache_directory")))
 
 
 def unpack_library(reader: PackageReader, library: Library, *, always: bool) -> Entry:
-    """An operator library of a package, unpacked if it is not there yet.
+    """Unpacks an operator library of a package, unless the cache has it.
 
-    Where the cache cannot be used, a warning says why and a temporary directory takes its place. `always` hashes files
-    that count as verified, too. PackageError: a record does not hold. CacheError: there is no room there either.
+    If the cache cannot be used, a warning says why, and a temporary directory is used instead. `always` also hashes
+    files that count as verified.
+
+    Raises:
+        PackageError: A record is damaged.
+        CacheError: The temporary directory has no room either.
     """
     return _unpack("ek_package_unpack_library", reader, library.record, always)
 
 
 def unpack_target(reader: PackageReader, target: Target, *, always: bool) -> Entry:
-    """The files of a target, as `unpack_library` unpacks a library."""
+    """Unpacks the files of a target, as `unpack_library` unpacks a library."""
     entry = _unpack("ek_package_unpack_target", reader, target.name, always)
     try:
         str(entry.library).encode()
     except UnicodeEncodeError as error:
         raise CacheError(
-            f"{entry.folder} is no UTF-8, and torch loads no code from there",
-            hint="Set EXPORTKIT_CACHE to a directory whose name is UTF-8.",
+            f"the name of {entry.folder} is not UTF-8, so torch cannot load code from it",
+            hint="Set EXPORTKIT_CACHE to a directory with a UTF-8 name.",
         ) from error
     return entry
 

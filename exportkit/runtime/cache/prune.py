@@ -1,4 +1,4 @@
-"""What the cache holds, and how it is kept small, beside running models."""
+"""Lists and prunes the cache while models may be running."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from exportkit.package import core
 
 
 class Item(msgspec.Struct, frozen=True):
-    """Something that is kept, or left over.
+    """An entry of the cache, or a leftover of a killed process.
 
     Attributes:
-        kind: An unpacked library or target; the record of a package; what a killed process left.
-        path: Its folder or file.
-        size: In bytes.
-        used: When it was last used, in seconds since 1970.
-        in_use: Whether a process uses it now, or writes it.
+        kind: An unpacked library or target, the record of a package, or a leftover.
+        path: The folder or file.
+        size: The size in bytes.
+        used: The time of last use, in seconds since 1970.
+        in_use: Whether a process uses or writes it now.
     """
 
     kind: Literal["library", "target", "package", "leftover"]
@@ -40,7 +40,7 @@ class _Found(Item, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What was removed, and what stayed."""
+    """The removed and the kept items."""
 
     removed: tuple[Item, ...]
     kept: tuple[Item, ...]
@@ -51,25 +51,25 @@ class _Limits(ctypes.Structure):
 
 
 def cache_items() -> tuple[Item, ...]:
-    """What is in the cache, and what was left in the temporary directory; first what was used least recently.
+    """Returns the items of the cache and the leftovers in the temporary directory, least recently used first.
 
     Raises:
-        CacheError: Another user could change the cache: what is in it may lead anywhere.
+        CacheError: Another user could change the cache, so its content is not safe to follow.
     """
     return tuple(found.item for found in _found(None))
 
 
 def prune(*, max_bytes: int | None = None, unused_for: float | None = None, everything: bool = False) -> Pruned:
-    """Removes what killed processes left, and what the limits leave no room for; never what is in use.
+    """Removes leftovers of killed processes and items that exceed the limits, but no items in use.
 
     Args:
-        max_bytes: What was used least recently goes until no more is left. Records of packages stay: they take no room,
-            and without one a large package is hashed again.
-        unused_for: What was not used for so many seconds goes.
-        everything: All goes.
+        max_bytes: Removes the least recently used items until the rest fits. Records of packages stay: they are small,
+            and a large package without a record is hashed again.
+        unused_for: Removes items that were unused for this many seconds.
+        everything: Removes all items.
 
     Raises:
-        CacheError: As of `cache_items`; nothing was removed.
+        CacheError: The same as for `cache_items`. Nothing was removed.
     """
     limits = _Limits(everything=everything)
     if max_bytes is not None:
