@@ -23,11 +23,14 @@ from exportkit.errors import LibraryConflictError, LibraryLoadError
 
 LIBRARY_DIR = Path(__file__).parent / "lib"  # the build writes exportkit's own libraries here
 
-# What `import torch` registers. One that a newer torch adds costs a probe at worst.
+# The namespaces that torch registers: those of `import torch`, and below them those of its compiler, which export uses.
+# Packages do not carry operators of these namespaces. A namespace that a newer torch adds is taken for a library's:
+# loading a library that mentions it then starts a probe process, which takes seconds.
 _TORCH_NAMESPACES = (
     "_c10d_functional _c10d_functional_autograd _dtensor _native _quantized _test aten c10d debug_mode_ops debugprims "
-    "export higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prim prims profiler quantization "
-    "quantized rngprims sparse static_runtime symm_mem"
+    "export inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prepacked prims profiler quantization quantized "
+    "rngprims sparse static_runtime symm_mem "
+    "_inductor_test c10d_functional flex_lib fsdp onnx onnx_symbolic quantized_decomposed streams"
 )
 TORCH_NAMESPACES = frozenset(_TORCH_NAMESPACES.split())
 

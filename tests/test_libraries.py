@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from exportkit.errors import LibraryLoadError
-from exportkit.libraries import file_sha256, load_library, loaded_library, registered_schemas, schemas_of
+from exportkit.libraries import (
+    TORCH_NAMESPACES,
+    file_sha256,
+    load_library,
+    loaded_library,
+    registered_schemas,
+    schemas_of,
+)
 from tests.fixtures.softpool_library import build
 from tests.fresh import run_python
 from tests.package import c_library
@@ -182,3 +189,16 @@ def test_a_mapped_file_whose_name_is_no_text_does_no_harm(tmp_path):
             found = loaded_library(file_sha256(Path(os.fsdecode(name))), 4096)
     assert found is not None
     assert found.path == Path(os.fsdecode(name))
+
+
+def test_the_namespaces_of_torch_are_those_that_it_and_its_compiler_register(tmp_path: Path) -> None:
+    """A namespace too few costs a probe process; one too many lets an operator be taken for torch's own."""
+    code = """
+import torch, torch._inductor.compile_fx
+print(*sorted({name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}))
+"""
+    registered = set(run_python(code, cwd=tmp_path).split())
+    only_in_other_builds = {"prepacked"}  # of torch 2.11 for CUDA
+    only_in_newer_torch = {"_native", "inductor_prims"}  # than 2.11
+    assert registered <= TORCH_NAMESPACES
+    assert TORCH_NAMESPACES - registered <= only_in_other_builds | only_in_newer_torch

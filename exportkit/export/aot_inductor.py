@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,23 +21,22 @@ from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError, ExportError, UsageError
 from exportkit.export.cases import eager_mode
-from exportkit.export.preflight import TORCH_NAMESPACES
 from exportkit.export.program_weights import ProgramWeights
-from exportkit.export.toolchain import compiling_for, last_lines, torch_minor, usable_compiler
+from exportkit.export.toolchain import compiling_for, compiling_side_by_side, last_lines, torch_minor, usable_compiler
 from exportkit.export.trace import Progress, Traced
-from exportkit.libraries import host_platform
+from exportkit.libraries import TORCH_NAMESPACES, host_platform
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.elf import oldest_torch, read_elf
 from exportkit.package.manifest import Operator, Target
 
-# Options that decide what files there are and where weights go; the format depends on them.
+# These decide which files exist and where the weights are. The format depends on them.
 _RESERVED = (
     *("aot_inductor.package", "aot_inductor.package_cpp_only", "aot_inductor.output_path"),
     *("aot_inductor.model_name_for_generated_files", "aot_inductor.package_constants_in_so"),
     *("aot_inductor.package_constants_on_disk_format", "aot_inductor.link_libtorch", "cpp.march", "cpp.simdlen"),
     "aot_inductor.cross_target_platform",
 )
-# These compute with the weights when the code is compiled, or decide whether that is done.
+# These compute with the weights at compile time, or decide whether Inductor does.
 _FOR_EMBEDDED_WEIGHTS = (
     *("freezing", "always_keep_tensor_constants", "joint_graph_constant_folding"),
     "aot_inductor.use_runtime_constant_folding",
@@ -49,7 +49,7 @@ class Compiled:
 
     Attributes:
         target: For the manifest.
-        records: Name in the archive to file or content.
+        records: Files or contents, by name in the archive.
         operators: The custom operators that the code calls through the dispatcher.
     """
 
@@ -72,18 +72,18 @@ def compile_program(
     """Compiles a traced model for one device.
 
     Args:
-        traced: On that device.
-        folder: For the files; made if it is missing.
+        traced: The model, traced on that device.
+        folder: Folder for the files. It is created if it does not exist.
         device: cpu or cuda.
-        cpu_isa: What CPU code may use, the host code of a CUDA target included.
-        cuda_arch: Whether PTX goes along.
-        inductor_config: Checked options (see `read_inductor_config`) that override ours.
-        weights: The program's, which stay outside of the code; None leaves them inside.
-        progress: Told what is about to be done.
+        cpu_isa: The instruction set of the CPU code, including the host code of a CUDA target.
+        cuda_arch: Whether to add PTX.
+        inductor_config: Options from `read_inductor_config`. They override ours.
+        weights: The program's weights, to keep outside of the code. None leaves them inside.
+        progress: Is told what happens next.
 
     Raises:
-        CompilerError: No usable compiler, or it refused the generated code.
-        ExportError: AOTInductor refused the program, or a weight cannot stay outside.
+        CompilerError: No compiler can be used, or it refused the generated code.
+        ExportError: AOTInductor refused the program, or a weight cannot stay outside of the code.
     """
     folder.mkdir(exist_ok=True)
     compiler = inductor_config.get("cpp.cxx") or (usable_compiler(),)
@@ -93,7 +93,10 @@ def compile_program(
         options |= outside
         options |= {
             "cpp.cxx": compiler,
-            "cpp.dynamic_threads": True,  # else the number of threads is that of this machine
+            "cpp.dynamic_threads": True,  # otherwise the code uses this machine's number of threads everywhere
+            # Compiling a precompiled header takes more than twice the time that a model saves by it, leaves 280 MB in
+            # the temporary folder, and needs the openssl program (docs/adr/0018-export-time.md).
+            "aot_inductor.precompile_headers": False,
             "aot_inductor.package": True,
             "aot_inductor.output_path": str(folder),
             "aot_inductor.model_name_for_generated_files": "model",
@@ -101,7 +104,7 @@ def compile_program(
         if hasattr(config.aot_inductor, "enable_line_tables"):  # not in torch 2.11, which makes none
             options["aot_inductor.enable_line_tables"] = False
         if device.type == "cuda":
-            # ld and objcopy put the kernels into the library; without them they lie beside it, which loads as well.
+            # ld and objcopy put the kernels into the library. Without these tools the kernels are files beside it.
             options["aot_inductor.embed_kernel_binary"] = bool(shutil.which("ld") and shutil.which("objcopy"))
             options["aot_inductor.emit_multi_arch_kernel"] = ptx
         files, constants = _compile(traced.program, {**options, **inductor_config})
@@ -113,20 +116,20 @@ def compile_program(
 
 
 def read_inductor_config(given: Mapping[str, Any], *, embed_weights: bool = False) -> dict[str, Any]:
-    """Options of torch._inductor.config with their values as Python has them; text is read as JSON where it is some.
+    """Reads options of torch._inductor.config. A text value is read as JSON if it is valid JSON.
 
     Raises:
-        UsageError: There is no such option, or it is one the format depends on, or weights that stay outside.
+        UsageError: torch does not know an option, or exportkit sets it, or it needs the weights inside of the code.
     """
     known = config.get_config_copy()
     options = {}
     for name, value in given.items():
         if name in _RESERVED:
-            raise UsageError(f"--inductor-config {name}: exportkit sets this one; a package depends on it")
+            raise UsageError(f"--inductor-config {name}: exportkit sets it, because the package format depends on it")
         if name in _FOR_EMBEDDED_WEIGHTS and not embed_weights:
             raise UsageError(
-                f"--inductor-config {name}: weights that can be swapped depend on this one",
-                hint="--embed-weights leaves them inside the compiled code, and the choice to you.",
+                f"--inductor-config {name}: weights that can be swapped need exportkit's value",
+                hint="Add --embed-weights to keep the weights inside the compiled code and choose a value.",
             )
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3)
@@ -152,40 +155,51 @@ def _read_value(value: Any) -> Any:
 def _compile(
     program: torch.export.ExportedProgram, options: dict[str, Any]
 ) -> tuple[list[Path], Mapping[str, torch.Tensor]]:
-    """The files, and the constants that are not in them."""
+    """Returns the files, and the constants that are outside of them."""
     args, kwargs = program.example_inputs
     try:
-        with eager_mode(), warnings.catch_warnings():
+        with eager_mode(), _rare_collections(), compiling_side_by_side(), warnings.catch_warnings():
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
             module = returning_tensors(program.module(check_guards=False))
             files = torch._inductor.aot_compile(module, args, kwargs, options=options)
     except Exception as error:
-        # Inductor raises its own classes, wrapped or not, and whatever a custom operator's fake kernel raises.
+        # Inductor raises its own errors, wrapped or not, and a custom operator's fake kernel may raise anything.
         cause = getattr(error, "inner_exception", None) or error
         if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
             raise CompilerError(
                 f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",
-                hint="exportkit doctor says which compiler is used; another one can be named with CXX.",
+                hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one.",
             ) from error
         raise ExportError(
             f"AOTInductor could not compile the program: {type(cause).__name__}: {str(cause).strip()[:4000]}",
-            hint="It traces, so `--format program` works; --inductor-config may avoid the part that fails.",
+            hint="Tracing succeeded, so `--format program` works. --inductor-config may avoid the part that fails.",
         ) from error
     paths: list[Path] = []
     constants: dict[str, torch.Tensor] = {}
     for file in files:  # type: ignore[union-attr]  # with aot_inductor.package it is a list
-        if isinstance(file, dict):  # weights that stay outside: name to tensor and what is known of its storage
+        if isinstance(file, dict):  # the weights outside of the code: tensors with properties, by name
             constants |= {name: tensor for name, (tensor, _) in file.items()}
         else:
             paths.append(Path(str(file)))
     return paths, constants
 
 
-def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A program's module without the constants among its outputs, changed in place.
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Lets Python search for garbage rarely: compiling creates millions of objects and little garbage."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
-    AOTInductor returns a tensor for None and for every number; the manifest has the constants and where they belong.
+
+def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Removes the constants from the outputs of a program's module, in place.
+
+    AOTInductor would return a tensor for None and for each number. The manifest has the constants and their places.
     """
     output = module.graph.output_node()
     returned: Any = output.args[0]
@@ -203,16 +217,16 @@ def _library(files: list[Path]) -> Path:
 
 
 def _target(device: torch.device, cpu_isa: str | None, ptx: bool, library: Path) -> Target:
-    """What the compiled library is, from what it says of itself where it can.
+    """Describes the compiled library for the manifest.
 
     Raises:
-        CompilerError: It would not load.
+        CompilerError: The library would crash when it is loaded.
     """
     elf = read_elf(library)
     if elf.static_libstdcxx:
         raise CompilerError(
-            "the compiled model holds a copy of libstdc++, and would crash in std::regex when it is loaded",
-            hint="Name a compiler that links it dynamically: CXX=/usr/bin/g++.",
+            "the compiled model contains a copy of libstdc++, so it would crash in std::regex when it is loaded",
+            hint="Use a compiler that links it dynamically: CXX=/usr/bin/g++.",
         )
     architecture = None
     if device.type == "cuda":
@@ -231,13 +245,13 @@ def _target(device: torch.device, cpu_isa: str | None, ptx: bool, library: Path)
 
 
 def _records(files: list[Path], target: str, traced: Traced) -> tuple[dict[str, bytes | Path], tuple[Operator, ...]]:
-    """The files that travel, and the operators that the code calls."""
+    """Returns the files for the package, and the operators that the code calls."""
     folder = f"{AOTINDUCTOR_DIR}/{target}"
     records: dict[str, bytes | Path] = {}
     called: set[str] = set()
     for file in files:
         if file.name.endswith(".wrapper.cpp"):
-            # torch 2.11 finds the model by this name; nobody reads the source, which is large and may be confidential.
+            # torch 2.11 finds the model by this name. The source is left out: it is large and may be confidential.
             records[f"{folder}/{file.name}"] = b""
         elif file.suffix != ".cpp":
             records[f"{folder}/{file.name}"] = file
@@ -250,7 +264,7 @@ def _records(files: list[Path], target: str, traced: Traced) -> tuple[dict[str, 
 
 
 def called_operators(nodes: Mapping[str, Any]) -> set[str]:
-    """The custom operators in AOTInductor's list of what it calls through the dispatcher."""
+    """Finds the custom operators in AOTInductor's list of the operators that it calls through the dispatcher."""
     called = set()
     for node in nodes.get("nodes", ()):
         # "arr_coc::compute_entropy", or "torch.ops.aten.foo.default" in the notation of torch.export's schema.
@@ -269,15 +283,15 @@ def _dispatcher_name(target: str) -> str:
 
 
 def _can_add_ptx(device: torch.device, progress: Progress) -> bool:
-    """Whether PTX would serve newer GPUs, and can be made."""
+    """Tells whether PTX would run on newer GPUs, and can be compiled."""
     major, minor = torch.cuda.get_device_capability(device)
     if major >= 9:
-        # Triton and torch compile for sm_90a and the like, whose PTX no other architecture takes.
-        progress(f"no PTX: code for sm_{major}{minor} uses instructions of that architecture alone")
+        # Triton and torch compile for sm_90a and its successors. Only that architecture runs such PTX.
+        progress(f"no PTX: code for sm_{major}{minor} uses instructions that only this architecture has")
         return False
     home = os.environ.get("CUDA_HOME", "")
     if not any(shutil.which(tool) for tool in ("nvcc", os.environ.get("CUDACXX", ""), f"{home}/bin/nvcc") if tool):
-        progress("no PTX: it takes nvcc, which is neither on the path nor in $CUDA_HOME/bin")
+        progress("no PTX: it needs nvcc, which is neither on the path nor in $CUDA_HOME/bin")
         return False
     return True
 

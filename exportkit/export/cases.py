@@ -1,4 +1,4 @@
-"""Recorded calls: inputs of drawn sizes, and what eager answers."""
+"""Records calls: inputs of chosen sizes and the eager model's outputs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from exportkit.package.manifest import Call, TensorInput
 from exportkit.sizes import input_bytes, label_of, plan_sizes
 from exportkit.spec import ExportSpec
 
-# Of one recorded case's inputs: packages travel, and the ends that do not fit are for `verify --against eager`.
+# Limits the inputs of one recorded case, to keep packages small. `verify --against eager` tests the larger sizes.
 MAX_CASE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class RecordedCase:
-    """One call: its sizes by dimension, and the tensors as safetensors."""
+    """One call: its sizes by dimension, and its tensors as a safetensors file."""
 
     sizes: Mapping[str, int]
     tensors: bytes
 
 
 def case_sizes(call: Call, example: Mapping[str, int], count: int, seed: int) -> list[dict[str, int]]:
-    """The sizes of recorded cases: the example's, the smallest, each dimension's largest that fits, random ones."""
+    """Chooses the sizes of cases: the example's, the smallest, each dimension's largest that fits, then random ones."""
     sizes = [dict(example)]
     if input_bytes(call, {d.name: d.min for d in call.dimensions}) <= MAX_CASE_BYTES:
         sizes += plan_sizes(call, count, seed=seed, max_bytes=MAX_CASE_BYTES).sizes
@@ -47,16 +47,16 @@ def case_sizes(call: Call, example: Mapping[str, int], count: int, seed: int) ->
 def draw_inputs(
     spec: ExportSpec, call: Call, sizes: Mapping[str, int], seed: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs of the given sizes for a spec's model, on the CPU, in the dtypes of the call.
+    """Draws inputs of the given sizes for a spec's model, on the CPU, in the dtypes of the call.
 
     Args:
-        spec: Its `draw_inputs` is asked; without one, values are drawn from those of the example inputs.
+        spec: Its `draw_inputs` draws them. Without one, values are drawn from the example inputs.
         call: The traced call.
-        sizes: A number for every dimension.
-        seed: Of the values.
+        sizes: A size for each dimension.
+        seed: Seed of the values.
 
     Raises:
-        UsageError: `draw_inputs` returned other tensors than the call takes.
+        UsageError: `draw_inputs` returned tensors that the call does not take.
         ExportError: `draw_inputs` raised.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -79,7 +79,7 @@ def draw_inputs(
 
 
 def record_case(model: torch.nn.Module, bound: BoundCall, sizes: Mapping[str, int]) -> RecordedCase:
-    """Asks eager, and packs its inputs and its answer.
+    """Runs the eager model and packs its inputs and outputs.
 
     Raises:
         ExportError: The model raised.
@@ -89,18 +89,18 @@ def record_case(model: torch.nn.Module, bound: BoundCall, sizes: Mapping[str, in
 
 
 def run_eager(model: torch.nn.Module, bound: BoundCall, what: str) -> list[torch.Tensor]:
-    """The output tensors of one call, in order; TF32 off, so that the answer is that of the dtype.
+    """Returns the output tensors of one call, in order, computed without TF32: in the precision of the dtype.
 
     Raises:
-        ExportError: The model raised; `what` says on which inputs.
+        ExportError: The model raised. The message says `what` it was given.
     """
-    # The model may write into its inputs, and the recorded ones are those it was given.
+    # The model may write into its inputs. The case records them as they were before.
     args, kwargs = bound.with_tensors(tuple(tensor.clone() for tensor in bound.tensors))
     try:
         with eager_mode():
             result = model(*args, **kwargs)
     except Exception as error:
-        # Whatever the model raises is a finding about the model; its own traceback is chained.
+        # The model may raise anything. Its own traceback is chained.
         raise ExportError(
             f"the eager model refused {what}: {type(error).__name__}: {error}",
             hint="Narrow the range of that dimension, or give the spec a draw_inputs that makes legal inputs.",
@@ -110,7 +110,7 @@ def run_eager(model: torch.nn.Module, bound: BoundCall, what: str) -> list[torch
 
 @contextmanager
 def eager_mode(*, tf32: bool = False) -> Iterator[None]:
-    """How recorded outputs are computed: no gradients, full precision in matrix products and convolutions.
+    """Computes without gradients, and with full precision in matrix products and convolutions.
 
     Args:
         tf32: Let CUDA round the factors of products and convolutions to TF32.
@@ -125,13 +125,13 @@ def eager_mode(*, tf32: bool = False) -> Iterator[None]:
 
 
 def state_sha256(model: torch.nn.Module) -> str:
-    """Digest over a model's parameters and buffers: names, dtypes, shapes and bytes, wherever they are."""
+    """Hashes a model's parameters and buffers: names, dtypes, shapes and bytes, on any device."""
     state = model.state_dict(keep_vars=True)
     return digest_of_state({name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)})
 
 
 def digest_of_state(state: Mapping[str, torch.Tensor]) -> str:
-    """`state_sha256` of a model that has this state."""
+    """Returns the `state_sha256` of a model with this state."""
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -141,10 +141,10 @@ def digest_of_state(state: Mapping[str, torch.Tensor]) -> str:
 
 
 def check_packable(name: str, dtype: torch.dtype) -> None:
-    """Whether cases can hold such a tensor.
+    """Checks that a case can hold a tensor of this dtype.
 
     Raises:
-        ExportError: safetensors has no such dtype.
+        ExportError: safetensors does not have the dtype.
     """
     plain = str(dtype).removeprefix("torch.")
     try:
@@ -152,22 +152,22 @@ def check_packable(name: str, dtype: torch.dtype) -> None:
             save({name: torch.empty(0, dtype=dtype)})
             return
     except (KeyError, SafetensorError):
-        pass  # safetensors names no error class for it
+        pass  # safetensors does not document which error it raises
     raise ExportError(
-        f"`{name}` is {plain}, which safetensors, and so a package, has no word for",
+        f"`{name}` is {plain}, a dtype that safetensors, and so a package, does not have",
         hint="Convert it: complex numbers to complex64 or with torch.view_as_real, quantized ones with dequantize().",
     )
 
 
 def dtype_of(tensor: TensorInput) -> torch.dtype:
-    """An input's dtype."""
+    """Returns an input's dtype."""
     return getattr(torch, tensor.dtype)
 
 
 def _resample(
     tensor: torch.Tensor, wanted: TensorInput, sizes: Mapping[str, int], generator: torch.Generator
 ) -> torch.Tensor:
-    """A tensor of the wanted size whose values are all among the given one's: token ids stay legal, images images."""
+    """Returns a tensor of the wanted size with values of the given one: token ids stay valid, pixels stay pixels."""
     shape = [evaluate(size, sizes) for size in wanted.shape]
     tensor = tensor.detach().cpu()
     if list(tensor.shape) == shape or not tensor.numel():

@@ -1,14 +1,14 @@
-"""What torch.export's errors mean in the words of the command line: which input, which line, what to write instead."""
+"""Explains torch.export's errors in terms of the command line: which input, which line, what to write instead."""
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
 import sympy
 import torch
@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 
 from exportkit.errors import ExportError, ExportkitError
 from exportkit.export.shapes import DynamicSizes
+from exportkit.export.torch_internals import replaced
 from exportkit.package.manifest import Size
 
 _LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python3.")
@@ -25,12 +26,12 @@ _SOURCE = re.compile(r"L\[['\"](?P<name>\w+)['\"]\](?P<path>.*?)\.size\(\)\[(?P<
 
 @dataclass
 class GuardLog:
-    """The lines of the model's code that asked something of a size, in the order they did."""
+    """The lines of the model's code that depended on a size, in the order in which they ran."""
 
     entries: list[tuple[ShapeEnv, object, traceback.FrameSummary | None]] = field(default_factory=list)
 
     def lines(self, places: Iterable[str]) -> list[str]:
-        """Those that asked something of one of the places, such as "image:2", each once."""
+        """Returns the lines that depended on one of the places, such as "image:2", each once."""
         wanted = set(places)
         found: dict[str, str] = {}
         for env, guard, frame in self.entries:
@@ -41,7 +42,7 @@ class GuardLog:
             text = _relation(guard)
             for symbol in sorted(symbols, key=lambda symbol: -len(symbol.name)):
                 text = re.sub(rf"\b{symbol.name}\b", sources.get(symbol) or symbol.name, text)
-            # One line of code may ask many things of a size; the shortest says most.
+            # One line of code may need several conditions. The shortest is the clearest.
             found[_where(frame)] = min(found.get(_where(frame), text), text, key=len)
         return [f"{place} needs {text}" for place, text in found.items()]
 
@@ -50,21 +51,23 @@ class GuardLog:
 def guard_log() -> Iterator[GuardLog]:
     """Records which line of the model's code each guard on a size comes from.
 
-    torch's own record (SLoc) has the line inside torch that a called operator asked from, which helps nobody.
+    torch's own record (SLoc) has the line inside of torch, which does not help the user.
     """
     log = GuardLog()
-    original = ShapeEnv._log_guard
 
-    def record(self: ShapeEnv, prefix: str, guard: object, forcing_spec: bool) -> None:
-        log.entries.append((self, guard, user_frame(traceback.extract_stack())))
-        original(self, prefix, guard, forcing_spec)
+    def recording(log_guard: Callable[..., None]) -> Callable[..., None]:
+        def record(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
+            log.entries.append((env, guard, user_frame(traceback.extract_stack())))
+            log_guard(env, prefix, guard, *rest, **named)
 
-    with mock.patch.object(ShapeEnv, "_log_guard", record):
+        return record
+
+    with replaced(ShapeEnv, "_log_guard", recording):
         yield log
 
 
 def user_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """The innermost frame that is neither torch's, nor another library's, nor ours."""
+    """Returns the innermost frame outside of torch, other libraries and exportkit."""
     for frame in reversed(list(stack)):
         inside = frame.filename.startswith(_FOLDERS) or any(part in frame.filename for part in _LIBRARY_PARTS)
         if not inside and not frame.filename.startswith("<"):
@@ -73,20 +76,20 @@ def user_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummar
 
 
 def where_raised(error: BaseException) -> str:
-    """The line of the model's code that an error passed through, as "model.py:12 in forward: `x + 1`"; "" if none."""
+    """Returns the line of the model's code that raised an error, as "model.py:12 in forward: `x + 1`", or ""."""
     frame = user_frame(traceback.extract_tb(error.__traceback__))
     return _where(frame) if frame else ""
 
 
 @contextmanager
 def users_code(doing: str) -> Iterator[None]:
-    """Around code that the caller brought: whatever it raises is a finding about it, not a bug of ours.
+    """Runs the caller's code, and raises its errors as errors of that code.
 
     Args:
-        doing: For the message: "importing model.py".
+        doing: What the code does, for the message: "importing model.py".
 
     Raises:
-        ExportError: It raised, or ended the process.
+        ExportError: The code raised an error, or tried to end the process.
     """
     try:
         yield
@@ -101,11 +104,11 @@ def users_code(doing: str) -> Iterator[None]:
 
 
 def explain_export_error(error: Exception, sizes: DynamicSizes, log: GuardLog) -> ExportError:
-    """The error to raise from one of torch.export's.
+    """Returns the error to raise instead of an error from torch.export.
 
     Args:
-        error: What torch.export raised.
-        sizes: What was to vary.
+        error: torch.export's error.
+        sizes: The sizes that vary.
         log: The guards of that run.
     """
     text = str(error)
@@ -116,9 +119,9 @@ def explain_export_error(error: Exception, sizes: DynamicSizes, log: GuardLog) -
     if isinstance(error, GuardOnDataDependentSymNode):
         what = _first_line(text)
         return ExportError(
-            f"the model decides by the value of a tensor{at}: a compiled graph has no value to look at ({what})",
-            hint="Use torch.where(condition, a, b) or torch.cond for a choice, and torch.narrow or a mask for a size "
-            "that depends on data; a size that is always in some range can say so with torch._check(n >= 1).",
+            f"the model branches on the value of a tensor{at}, which is unknown when the model is compiled ({what})",
+            hint="Use torch.where(condition, a, b) or torch.cond instead of `if`, and torch.narrow or a mask for a "
+            "size that depends on data. If such a size has a known range, state it with torch._check(n >= 1).",
         )
     for pattern, meaning, advice in _KNOWN:
         if re.search(pattern, text):
@@ -129,31 +132,31 @@ def explain_export_error(error: Exception, sizes: DynamicSizes, log: GuardLog) -
 _KNOWN = (
     (
         r"\.numpy\(\) is not supported|numpy",
-        "the model leaves torch for NumPy",
+        "the model calls NumPy",
         "Write that part with torch's operators, or as a custom operator in C++ (TORCH_LIBRARY).",
     ),
     (
         r"Cannot access data pointer|doesn't have storage|data_ptr|incompatible function arguments",
-        "the model hands a tensor to code that is no PyTorch operator",
+        "the model passes a tensor to code that is not a PyTorch operator",
         "Register that code as an operator (TORCH_LIBRARY in C++, and a fake kernel): torch.export cannot see into it.",
     ),
     (
         r"torch\.jit|ScriptModule|ScriptObject",
-        "the model holds TorchScript",
-        "Export the original nn.Module; torch.export does not take TorchScript.",
+        "the model contains TorchScript",
+        "Export the original nn.Module. torch.export does not accept TorchScript.",
     ),
 )
 
 
 def _constraint_violation(text: str, sizes: DynamicSizes, log: GuardLog) -> ExportError:
-    """The model asks more of a size than the caller allowed for."""
+    """Explains that the model does not accept every size that the caller declared."""
     violated = re.search(r"Constraints violated \(([^)]*)\)", text)
     names = re.findall(r"[A-Za-z_]\w*", violated[1]) if violated else []
     places = _places(sizes, names)
     lines = log.lines(place for name in names for place in places.get(name, ()))
     reasons = lines or [_readable(line) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)]
     about = ", ".join(f"`{name}` ({', '.join(places[name])})" for name in names if places.get(name)) or "a size"
-    message = f"the model does not take every size that {about} was said to have:" + "".join(
+    message = f"the model does not take every size that {about} was declared to have:" + "".join(
         f"\n    {reason}" for reason in dict.fromkeys(reasons)
     )
     advice = [line for fix in _fixes(text) if (line := _advice(fix, sizes, places))]
@@ -176,7 +179,7 @@ def _fixes(text: str) -> list[_Fix]:
 
 
 def _advice(fix: _Fix, sizes: DynamicSizes, places: Mapping[str, list[str]]) -> str | None:
-    """A suggestion as options of the command line; None where it only helps another one."""
+    """Turns a suggestion into options of the command line. Returns None if it only supports another suggestion."""
     where = places.get(fix.name)
     if not where:
         return None
@@ -215,7 +218,7 @@ def _at(fix: _Fix, sizes: DynamicSizes) -> str:
 
 
 def _places(sizes: DynamicSizes, names: Iterable[str]) -> dict[str, list[str]]:
-    """Where each name is used: {"gh": ["image:2"]}."""
+    """Returns the places of each name: {"gh": ["image:2"]}."""
     found: dict[str, list[str]] = {name: [] for name in names}
     for tensor, dims in sizes.places.items():
         for dim, size in dims.items():
@@ -228,7 +231,7 @@ def _name_of(size: Size) -> str:
 
 
 def _source_place(sources: Iterable[object]) -> str | None:
-    """`L['image'].size()[2]` as "image:2"; nested inputs as "batch.mask:0"."""
+    """Turns `L['image'].size()[2]` into "image:2". Nested inputs become "batch.mask:0"."""
     for source in sources:
         if match := _SOURCE.fullmatch(str(getattr(source, "name", ""))):
             path = "".join(f".{part}" for part in re.findall(r"\w+", match["path"]))
@@ -237,7 +240,7 @@ def _source_place(sources: Iterable[object]) -> str | None:
 
 
 def _readable(line: str) -> str:
-    """A line of torch's message with the places named as on the command line."""
+    """Returns a line of torch's message with the places named as on the command line."""
 
     def place(match: re.Match[str]) -> str:
         path = "".join(f".{part}" for part in re.findall(r"\w+", match["path"]))
@@ -248,7 +251,7 @@ def _readable(line: str) -> str:
 
 
 def _relation(guard: object) -> str:
-    """A guard as Python has it, where SymPy would write Eq(a, b)."""
+    """Writes a guard in Python's notation, where SymPy has Eq(a, b)."""
     for kind, sign in ((sympy.Eq, "=="), (sympy.Ne, "!=")):
         if isinstance(guard, kind):
             return f"{guard.lhs} {sign} {guard.rhs}"
@@ -265,7 +268,7 @@ def _first_line(text: str) -> str:
 
 
 def _essence(text: str) -> str:
-    """The message without torch's advertisements for its other tools."""
+    """Returns the message without torch's advice about its other tools."""
     text = text.partition("The error above occurred when calling torch.export.export")[0]
     kept = [
         line for line in text.splitlines() if line.strip() and "TORCH_LOGS" not in line and "TORCHDYNAMO" not in line

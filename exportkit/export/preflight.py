@@ -1,4 +1,4 @@
-"""Looks at a model's custom operators before anything is compiled: whether each can travel."""
+"""Checks that a model's custom operators can be packed, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -17,48 +17,28 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.explain import user_frame, where_raised
+from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
-
-# Of torch itself: operators of these namespaces are wherever torch is.
-TORCH_NAMESPACES = frozenset(
-    {
-        *("aten", "prim", "prims", "rngprims", "debugprims", "inductor", "higher_order", "static", "profiler", "cuda"),
-        *("quantized", "quantized_decomposed", "_quantized", "sparse", "mkl", "mkldnn", "mkldnn_prepacked", "onednn"),
-        *(
-            "xnnpack",
-            "prepacked",
-            "cudnn",
-            "flex_lib",
-            "streams",
-            "torch_attn",
-            "bucketing",
-            "fsdp",
-            "symm_mem",
-            "dist",
-        ),
-        *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"),
-    }
-)
 
 
 def is_custom(operator: object) -> bool:
-    """Whether something a graph calls is an operator that torch does not bring."""
+    """Tells whether something that a graph calls is an operator, and torch does not define it."""
     return isinstance(operator, OpOverload) and operator.namespace not in TORCH_NAMESPACES
 
 
 def qualified_name(operator: OpOverload) -> str:
-    """`namespace::name`, with `.overload` where it has one: the manifest's name for it."""
+    """Returns the operator's name in the manifest: `namespace::name`, or `namespace::name.overload`."""
     name = operator._schema.name
     return f"{name}.{operator._schema.overload_name}" if operator._schema.overload_name else name
 
 
 def describe_operators(operators: Mapping[str, OpOverload]) -> tuple[Operator, ...]:
-    """The manifest's record of operators, sorted by name."""
+    """Describes operators for the manifest, sorted by name."""
     return tuple(Operator(name=name, schema=str(op._schema)) for name, op in sorted(operators.items()))
 
 
 def graph_operators(module: torch.fx.GraphModule) -> dict[str, OpOverload]:
-    """The custom operators that a graph, or a graph within it, calls."""
+    """Finds the custom operators that a graph, or a graph within it, calls."""
     found = {}
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
@@ -69,14 +49,14 @@ def graph_operators(module: torch.fx.GraphModule) -> dict[str, OpOverload]:
 
 
 def check_model(call: Callable[[], Any], device: torch.device) -> Any:
-    """Runs a model once, and checks every custom operator where it is first called.
+    """Runs a model once and checks each custom operator at its first call.
 
     Args:
         call: Calls the model with its example inputs.
-        device: They are on.
+        device: The device of the model and its inputs.
 
     Returns:
-        What the model returned.
+        The model's output.
 
     Raises:
         OperatorNotExportableError: An operator has no fake kernel or a wrong one, is implemented in Python only, or has
@@ -89,17 +69,17 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
     except OperatorNotExportableError:
         raise
     except Exception as error:
-        # Whatever the model raises is a finding about the model; its own traceback is chained.
+        # The model may raise anything. Its own traceback is chained.
         place = where_raised(error)
         raise ExportError(
             f"the model cannot run on its example inputs{' at ' + place if place else ''}: "
             f"{type(error).__name__}: {str(error).partition('Exception raised from')[0].strip()}",
-            hint="Give inputs that the model takes in eager mode.",
+            hint="Give inputs that the model accepts in eager mode.",
         ) from error
 
 
 def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -> None:
-    """The same of the operators of a graph, as far as it can be known without calling them.
+    """Checks the operators of a graph without calling them.
 
     Raises:
         OperatorNotExportableError: An operator has no fake kernel, or is implemented in Python only.
@@ -109,7 +89,7 @@ def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -
 
 
 class _Inspector(TorchDispatchMode):
-    """Sees every operator as it is called, below autograd and composites."""
+    """Checks each operator at its first call, below autograd and composite operators."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -138,13 +118,13 @@ class _Inspector(TorchDispatchMode):
 
 
 def _check_registered(operator: OpOverload, device: torch.device, at: str) -> None:
-    """Whether an operator is one of a shared library, and has a fake kernel."""
+    """Checks that an operator comes from a shared library and has a fake kernel."""
     name = qualified_name(operator)
     if operator._schema.name in triton_ops_to_kernels:
-        return  # a triton_op: what it calls, kernels or (where there is no Triton) ATen, is compiled into the model
+        return  # A triton_op: the model contains the kernels that it calls, or ATen operators where Triton is missing.
     if _is_python(operator, device):
         raise OperatorNotExportableError(
-            f"operator {name}{at} is implemented in Python, which a host without its source does not have",
+            f"operator {name}{at} is implemented in Python, and hosts do not have its source",
             hint="Define it in C++ (TORCH_LIBRARY for the schema, TORCH_LIBRARY_IMPL for the kernel) and name that "
             "library with --op-library; only its fake kernel and its gradient may stay in Python.",
         )
@@ -157,9 +137,9 @@ def _check_registered(operator: OpOverload, device: torch.device, at: str) -> No
 
 
 def _is_python(operator: OpOverload, device: torch.device) -> bool:
-    """Whether the schema or the device's kernel comes from torch.library in Python.
+    """Tells whether the schema or the device's kernel was registered from Python with torch.library.
 
-    torch has no public way to ask; these sets are the same in 2.11 and 2.13.
+    torch has no public function for this. These private sets are the same in 2.11 and 2.13.
     """
     namespace, _, name = qualified_name(operator).partition("::")
     if operator._schema.name in torch.library._defs or f"{namespace}::{name}" in torch.library._defs:
@@ -176,7 +156,7 @@ def _has_fake(operator: OpOverload) -> bool:
 
 
 def _check_fake(operator: OpOverload, at: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    """Compares what the fake kernel says of a call with what the kernel returned. Nobody else does (pytorch#181851)."""
+    """Compares a fake kernel's answer with the kernel's. torch does not do this (pytorch#181851)."""
     name = qualified_name(operator)
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     mode = FakeTensorMode(shape_env=env, static_shapes=True)
@@ -187,7 +167,7 @@ def _check_fake(operator: OpOverload, at: str, args: tuple[Any, ...], kwargs: di
     except (UnsupportedOperatorException, DynamicOutputShapeException) as error:
         raise OperatorNotExportableError(f"operator {name}{at} has no fake kernel that works: {error}") from error
     except Exception as error:
-        # The fake kernel is the user's code; whatever it raises is what is wrong with it.
+        # The fake kernel is the user's code and may raise anything.
         raise OperatorNotExportableError(
             f"the fake kernel of {name}{at} raised {type(error).__name__}: {error}",
             hint="It takes the operator's own arguments and returns empty tensors of the right shape and dtype.",
@@ -196,7 +176,7 @@ def _check_fake(operator: OpOverload, at: str, args: tuple[Any, ...], kwargs: di
         if (problem := _difference(real, said)) is not None:
             raise OperatorNotExportableError(
                 f"the fake kernel of {name}{at} is wrong about output {number}: {problem}",
-                hint="Correct it: code compiled for the wrong shape or dtype reads memory that is not its own.",
+                hint="Correct it: code compiled for a wrong shape or dtype reads outside of the tensor.",
             )
 
 
@@ -209,7 +189,7 @@ def _difference(real: torch.Tensor, fake: torch.Tensor) -> str | None:
         return f"it says {fake.dtype}, the kernel returned {real.dtype}"
     if real.device.type != fake.device.type:
         return f"it says {fake.device.type}, the kernel returned {real.device.type}"
-    sizes = [size if isinstance(size, int) else None for size in fake.shape]  # None: depends on data
+    sizes = [size if isinstance(size, int) else None for size in fake.shape]  # None: the size depends on data
     if len(sizes) != real.ndim or any(s is not None and s != r for s, r in zip(sizes, real.shape)):
         return f"it says {list(fake.shape)}, the kernel returned {list(real.shape)}"
     if None not in sizes and real.numel() and _strides(real) != _strides(fake):
@@ -218,5 +198,5 @@ def _difference(real: torch.Tensor, fake: torch.Tensor) -> str | None:
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:
-    """The strides that matter: where a size is 1 any will do."""
+    """Returns the strides that matter: the stride of a size of 1 does not."""
     return [int(stride) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1]

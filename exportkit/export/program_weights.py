@@ -1,12 +1,11 @@
-"""Weights that stay outside of the compiled code: what the code takes, and what a package keeps for it."""
+"""Keeps a program's weights outside of the compiled code, for the package to hold."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import msgspec
 import torch
@@ -15,81 +14,83 @@ from torch._inductor.graph import GraphLowering
 from torch.export.graph_signature import InputKind
 
 from exportkit.errors import ExportError
+from exportkit.export.torch_internals import replaced
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Weight
 from exportkit.package.weight_matching import WEIGHTS_DIR
 
-_EMBED = "--embed-weights leaves the weights inside the compiled code."
+_EMBED = "Use --embed-weights to keep the weights inside the compiled code."
 
 
 class ProgramWeights:
-    """The state of a program, and which of it, and of the compilers' own constants, the targets' code takes.
+    """The state of a program, and the constants that the compiled code reads from outside.
 
     Attributes:
-        records: Name in the archive to the elements of a weight, which are the program's own memory where that is on
+        records: The elements of each weight, by name in the archive. They are the program's own memory where that is on
             the CPU.
     """
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
-        """Takes the state of a program, in which a tensor with gaps between its elements is replaced by one without.
+        """Takes the state of a program. A tensor with gaps between its elements is replaced by one without gaps.
 
         Raises:
-            ExportError: A package cannot hold it.
+            ExportError: A package cannot hold a tensor of the state.
         """
         self.records: dict[str, memoryview] = {}
         self._weights: dict[str, Weight] = {}
-        self._names: dict[str, str] = {}  # every name in the state, aliases included, to the weight's
+        self._names: dict[str, str] = {}  # the weight's name, by each name in the state: aliases too
         _close_gaps(program.state_dict)
         _close_gaps(program.constants)
         for first, *aliases in _tied(program.state_dict):
             self._weights[first] = _describe(first, program.state_dict[first], aliases=tuple(aliases))
             self._names |= dict.fromkeys((first, *aliases), first)
-        # What the program reads and the code does not was computed with when it was compiled. It is kept, so that a
-        # loader can tell whether another one is the same.
+        # The compiler may have computed with a weight that the program reads and the code does not. The package keeps
+        # it, so that a loader can tell whether another state has the same value.
         for name in _read(program):
             self._keep(self._names[name], program.state_dict[name])
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """For the manifest."""
+        """The weights, for the manifest."""
         return tuple(self._weights.values())
 
     @contextmanager
     def outside(self) -> Iterator[dict[str, Any]]:
-        """Inductor options that keep the state outside of the code, and leave none of it in there as numbers.
+        """Yields Inductor options that keep the whole state outside of the code.
 
-        Inductor writes tensors of up to eight elements into the code, and computes with those of one at compile time:
-        another fine-tune would silently get the first one's.
+        By default Inductor writes tensors of up to eight elements into the code, and computes with tensors of one
+        element at compile time. A second fine-tune of the model would silently get these values of the first.
         """
-        lower = GraphLowering.get_attr
 
-        def get_attr(graph: GraphLowering, target: str, *rest: Any) -> Any:
-            with ExitStack() as stack:
-                if target in self._names:
-                    stack.enter_context(config.patch(always_keep_tensor_constants=True))
-                return lower(graph, target, *rest)
+        def keeping_weights(get_attr: Callable[..., Any]) -> Callable[..., Any]:
+            def lower(graph: GraphLowering, target: str, *rest: Any, **named: Any) -> Any:
+                keep = config.always_keep_tensor_constants or target in self._names
+                with config.patch(always_keep_tensor_constants=keep):
+                    return get_attr(graph, target, *rest, **named)
+
+            return lower
 
         options: dict[str, Any] = {
             "aot_inductor.package_constants_in_so": False,
-            "aot_inductor.package_constants_on_disk_format": "pickle_weights",  # hands the tensors back, not pickled
+            "aot_inductor.package_constants_on_disk_format": "pickle_weights",  # returns the tensors, and pickles none
         }
         if any(weight.shape.count(1) == len(weight.shape) for weight in self._weights.values()):
             options["joint_graph_constant_folding"] = False
-        with mock.patch.object(GraphLowering, "get_attr", get_attr):
+        with replaced(GraphLowering, "get_attr", keeping_weights):
             yield options
 
     def take(self, constants: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, str]:
-        """Keeps what a target's code takes from outside.
+        """Keeps the constants that a target's code reads from outside.
 
         Args:
-            constants: AOTInductor's, by the names it has for them.
-            device: What the code was compiled for.
+            constants: The constants, by AOTInductor's names.
+            device: The device that the code was compiled for.
 
         Returns:
-            The name of the weight for each.
+            The name of the weight for each constant.
 
         Raises:
-            ExportError: A package cannot hold one of them, or a loader cannot set it.
+            ExportError: A package cannot hold a constant, or a loader cannot set it.
         """
         found = {}
         for constant, tensor in sorted(constants.items()):
@@ -123,15 +124,17 @@ class ProgramWeights:
 def _describe(name: str, tensor: torch.Tensor, *, aliases: tuple[str, ...] = ()) -> Weight:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided or dtype not in DTYPES:
-        raise ExportError(f"{name} is {dtype} of the layout {tensor.layout}, which a package cannot hold", hint=_EMBED)
+        raise ExportError(
+            f"{name} is {dtype} with the layout {tensor.layout}, which a package cannot hold", hint=_EMBED
+        )
     if not is_dense(tensor.shape, tensor.stride()):
-        raise ExportError(f"the compiler made {name} a tensor with gaps between its elements", hint=_EMBED)
+        raise ExportError(f"the compiler gave the tensor {name} gaps between its elements", hint=_EMBED)
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     return Weight(name=name, aliases=aliases, state=True, dtype=dtype, shape=shape, strides=strides, record=None)
 
 
 def _close_gaps(tensors: dict[str, Any]) -> None:
-    """Replaces what a package cannot hold as it lies in memory; tied tensors stay tied."""
+    """Replaces tensors that a package cannot hold as they are in memory. Tied tensors stay tied."""
     replaced: dict[Any, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
@@ -145,7 +148,7 @@ def _close_gaps(tensors: dict[str, Any]) -> None:
 
 
 def _tied(state: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """The names of the state, those that mean one tensor together, as Inductor sees it."""
+    """Groups the names of the state by tensor, as Inductor does."""
     groups: dict[Any, list[str]] = {}
     for name, tensor in state.items():
         groups.setdefault(_identity(name, tensor), []).append(name)
@@ -159,7 +162,7 @@ def _identity(name: str, tensor: torch.Tensor) -> Any:
 
 
 def _read(program: torch.export.ExportedProgram) -> list[str]:
-    """The names of the state that the program does something with."""
+    """Returns the names of the state that the program reads."""
     used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
     return [
         spec.target
@@ -171,7 +174,7 @@ def _read(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether these strides address as many places as there are elements, from the first on, each once."""
+    """Tells whether these strides address each element once, without gaps."""
     if 0 in shape:
         return True
     step = 1
@@ -183,7 +186,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def elements(tensor: torch.Tensor) -> memoryview:
-    """A dense tensor's elements in the order in which they lie in memory, as bytes, not copied."""
+    """Returns a dense tensor's elements in the order of memory, as bytes. A tensor on the CPU is not copied."""
     if not tensor.numel():
         return memoryview(b"")
     flat = tensor.detach().cpu().as_strided((tensor.numel(),), (1,))

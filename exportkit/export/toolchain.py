@@ -1,4 +1,4 @@
-"""The C++ compiler AOTInductor is given, and the instruction set it compiles for."""
+"""Chooses the C++ compiler and the instruction set for AOTInductor, and compiles a model's sources side by side."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._inductor import config, cpp_builder, cpu_vec_isa
 
 from exportkit.errors import CompilerError, UsageError
 from exportkit.export.export_options import CpuIsa
+from exportkit.export.torch_internals import replaced
 from exportkit.package.elf import read_elf
 
 _SIMD_BITS = {"x86-64-v3": 256, "x86-64-v4": 512}
 
-# Uses the part of libstdc++ that a model compiled against a private copy of it crashes in.
-_PROBE = """#include <regex>
-#include <string>
-bool probe(const std::string& text) { return std::regex_match(text, std::regex(text)); }
+# Needs libstdc++, so that the library shows whether the compiler links it dynamically. It includes no more than that
+# takes: every export compiles it.
+_PROBE = """#include <exception>
+void probe() { throw std::exception(); }
 """
 
 
 def usable_compiler() -> str:
-    """The first C++ compiler whose output loads beside torch: $CXX, then g++, then the system's own.
+    """Finds a C++ compiler whose output loads beside torch: $CXX, then g++ on the path, then /usr/bin/g++.
 
-    A compiler that links libstdc++ statically is passed over: the model it makes crashes when it is loaded.
+    A compiler that links libstdc++ statically is skipped: the models it compiles crash when they are loaded.
 
     Raises:
-        CompilerError: There is none; the message has a reason for each that was tried.
+        CompilerError: No compiler can be used. The message gives the reason for each that was tried.
     """
     candidates = [os.environ.get("CXX", ""), "g++", "/usr/bin/g++"]
     found = {path: None for candidate in candidates if candidate and (path := shutil.which(candidate))}
@@ -46,7 +47,7 @@ def usable_compiler() -> str:
             return path
         reasons.append(f"{path}: {reason}")
     raise CompilerError(
-        "no C++ compiler that AOTInductor could use:"
+        "found no C++ compiler that AOTInductor can use:"
         + "".join(f"\n    {reason}" for reason in reasons or ["no g++ on the path"]),
         hint="Install g++ (Debian: apt-get install g++), or name one with CXX=/usr/bin/g++.",
     )
@@ -54,79 +55,110 @@ def usable_compiler() -> str:
 
 @functools.cache
 def objection(compiler: str) -> str | None:
-    """Why a compiler, by its path, cannot be used; None if it can. Compiles a probe, once a process."""
+    """Says why a compiler cannot be used, or returns None. A process compiles the probe once for each compiler.
+
+    Args:
+        compiler: Path of the compiler.
+    """
     with tempfile.TemporaryDirectory(prefix="exportkit-compiler-") as folder:
         source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text(_PROBE)
         command = [compiler, "-std=c++20", "-shared", "-fPIC", str(source), "-o", str(library)]
-        try:  # without a limit in seconds: a loaded machine compiles slowly, and the model would take longer still
+        try:  # No time limit: a busy machine compiles slowly, and a model takes longer than this.
             done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
         except OSError as error:
-            return f"it does not run: {error}"
+            return f"cannot run it: {error}"
         if done.returncode != 0:
             return f"it cannot compile a C++20 library: {last_lines(done.stderr, 3)}"
         if read_elf(library).static_libstdcxx:
-            return "it links libstdc++ statically, and a model compiled so crashes in std::regex when it is loaded"
+            return "it links libstdc++ statically, so its models crash in std::regex when they are loaded"
     return None
 
 
 def default_cpu_isa() -> CpuIsa | None:
-    """x86-64-v3 on x86-64; elsewhere code is for the architecture's baseline, which has no name here."""
+    """Returns x86-64-v3 on x86-64, and None elsewhere: the architecture's baseline."""
     return "x86-64-v3" if platform.machine() == "x86_64" else None
 
 
 def check_cpu_isa(isa: str | None) -> None:
-    """Whether this machine's compiler can make such code.
+    """Checks that this machine's compiler can generate code for an instruction set.
 
     Raises:
-        UsageError: It is no instruction set of this architecture.
+        UsageError: The instruction set is unknown, or belongs to another architecture.
     """
     if isa is None:
         return
     if isa not in _SIMD_BITS:
-        raise UsageError(f"there is no CPU instruction set {isa!r}", hint=f"Give {' or '.join(_SIMD_BITS)}.")
+        raise UsageError(f"unknown CPU instruction set {isa!r}", hint=f"Use {' or '.join(_SIMD_BITS)}.")
     if platform.machine() != "x86_64":
         raise UsageError(
-            f"{isa} is for x86-64; this machine is {platform.machine()}", hint="Leave the instruction set out."
+            f"{isa} is for x86-64; this machine is {platform.machine()}", hint="Leave out the instruction set."
         )
 
 
 @contextmanager
 def compiling_for(isa: str | None) -> Iterator[dict[str, Any]]:
-    """Inductor options that keep generated code, and the host code around CUDA kernels, to an instruction set.
+    """Yields Inductor options that limit generated code, and the host code around CUDA kernels, to an instruction set.
 
-    Without them the code is for the machine that compiled it (-march=native), and an older CPU dies of an illegal
-    instruction inside the loader.
+    By default the code is for the machine that compiles it (-march=native), and an older CPU dies of an illegal
+    instruction when it loads the package.
+
+    Args:
+        isa: The instruction set, or None for the architecture's baseline.
     """
-    march = isa or ""
     options: dict[str, Any] = {
-        "cpp.vec_isa_ok": True,  # else every instruction set is probed with compiled programs, which takes seconds
+        # Otherwise Inductor compiles and runs a program for each instruction set, which takes seconds.
+        "cpp.vec_isa_ok": True,
         "cpp.simdlen": _SIMD_BITS[isa] if isa else 128,
     }
-    with ExitStack() as patches:
-        if hasattr(config.cpp, "march"):
-            options["cpp.march"] = march
-        else:  # torch 2.11; pytorch#184297 added the option in 2.13
-            patches.enter_context(mock.patch.object(cpp_builder, "_get_optimization_cflags", _with_march(march)))
-        # By its width alone torch would take the richest instruction set of this CPU: AVX512 with VNNI or AMX, which
-        # x86-64-v4 does not have.
-        patches.enter_context(mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", _only(_vector_isa(isa))))
+    flags: Any = nullcontext()
+    if hasattr(config.cpp, "march"):
+        options["cpp.march"] = isa or ""
+    else:  # torch 2.11; pytorch#184297 added the option in 2.13
+        flags = replaced(cpp_builder, "_get_optimization_cflags", _with_march(isa or ""))
+    # Given the width alone, torch takes the richest instruction set of this CPU: AVX512 with VNNI or AMX, which
+    # x86-64-v4 does not have.
+    vector = _vector_isa(isa)
+    with flags, replaced(cpu_vec_isa, "valid_vec_isa_list", lambda _: lambda: [vector]):
         yield options
 
 
-def _with_march(march: str) -> Any:
-    original = cpp_builder._get_optimization_cflags
+def _with_march(march: str) -> Callable[[Any], Any]:
+    def wrap(original: Callable[..., tuple[list[str], list[str]]]) -> Callable[..., tuple[list[str], list[str]]]:
+        def flags(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
+            cflags, ldflags = original(*args, **kwargs)
+            kept = [flag for flag in cflags if flag != "march=native"]
+            return (kept + [f"march={march}"] if march else kept), ldflags
 
-    def flags(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
-        cflags, ldflags = original(*args, **kwargs)
-        kept = [flag for flag in cflags if flag != "march=native"]
-        return (kept + [f"march={march}"] if march else kept), ldflags
+        return flags
 
-    return flags
+    return wrap
 
 
-def _only(isa: cpu_vec_isa.VecISA) -> Callable[[], list[cpu_vec_isa.VecISA]]:
-    return lambda: [isa]
+@contextmanager
+def compiling_side_by_side() -> Iterator[None]:
+    """Lets AOTInductor compile a model's two sources at the same time; it runs one compiler after the other.
+
+    The first compilation of the two returns at once. The link waits for both, and raises what they raised.
+    """
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        sources: list[Future[None]] = []
+
+        def in_the_background(build: Callable[[Any], None]) -> Callable[[Any], None]:
+            def start(builder: Any) -> None:
+                target = builder.get_target_file_path()
+                if target.endswith((".wrapper.o", ".kernel.o")):
+                    sources.append(pool.submit(build, builder))
+                    return
+                if target.endswith(".so"):
+                    while sources:
+                        sources.pop(0).result()
+                build(builder)
+
+            return start
+
+        with replaced(cpp_builder.CppBuilder, "build", in_the_background):
+            yield
 
 
 @functools.cache
@@ -136,7 +168,7 @@ def _vector_isa(isa: str | None) -> cpu_vec_isa.VecISA:
     if isa is None:
         return cpu_vec_isa.VecNEON()
 
-    class PlainAVX512(cpu_vec_isa.VecAVX512):  # without the bfloat16 instructions that the truth test probes for
+    class PlainAVX512(cpu_vec_isa.VecAVX512):  # without the bfloat16 instructions that `bool` of VecAVX512 probes for
         __hash__ = cpu_vec_isa.VecISA.__hash__  # type: ignore[assignment]
 
         def __bool__(self) -> bool:  # type: ignore[override]
@@ -146,7 +178,7 @@ def _vector_isa(isa: str | None) -> cpu_vec_isa.VecISA:
 
 
 def last_lines(text: str, count: int) -> str:
-    """The end of a compiler's output, where the error is."""
+    """Returns the last lines of a compiler's output that report errors, or its last lines."""
     return "\n".join(_errors(text.strip().splitlines())[-count:])
 
 
@@ -155,5 +187,5 @@ def _errors(lines: Sequence[str]) -> Sequence[str]:
 
 
 def torch_minor() -> str:
-    """`2.13`."""
+    """Returns this torch's version without the patch number, such as "2.13"."""
     return ".".join(torch.__version__.split(".")[:2])

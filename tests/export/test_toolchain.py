@@ -76,8 +76,8 @@ def test_a_compiler_that_links_libstdcxx_statically_is_passed_over(
     ("given", "message"),
     [
         ({"max_autotun": "1"}, r"no option 'max_autotun'\n.*max_autotune"),
-        ({"aot_inductor.package": "0"}, "a package depends on it"),
-        ({"cpp.march": "native"}, "a package depends on it"),
+        ({"aot_inductor.package": "0"}, "the package format depends on it"),
+        ({"cpp.march": "native"}, "the package format depends on it"),
     ],
 )
 def test_inductor_options_that_are_none_or_not_the_callers_to_set_are_refused(given, message: str) -> None:

@@ -1,0 +1,47 @@
+"""Replaces private functions of torch while a block runs: the one place where export does so.
+
+torch 2.11 to 2.13 have no option for any of these, so export replaces:
+
+- `GraphLowering.get_attr`, so that no weight is written into the code as numbers (`program_weights`).
+- `cpu_vec_isa.valid_vec_isa_list` and, on torch 2.11, `cpp_builder._get_optimization_cflags`, so that the code is for
+  the chosen instruction set and not for this machine's (`toolchain`).
+- `CppBuilder.build`, so that the two sources of a model are compiled at the same time (`toolchain`).
+- `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`explain`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from exportkit.errors import ExportError
+
+
+@contextmanager
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replaces an attribute of a class or module of torch while the block runs.
+
+    The replacement is seen by every thread of the process.
+
+    Args:
+        owner: The class or module that defines the attribute.
+        name: The attribute's name.
+        make: Takes the original and returns its replacement.
+
+    Raises:
+        ExportError: This torch does not define it. Exporting without the replacement could write a wrong package.
+    """
+    if name not in vars(owner):
+        raise ExportError(
+            f"torch {torch.__version__} has no {owner.__name__}.{name}, which exportkit needs to replace",
+            hint="Export with torch 2.11, 2.12 or 2.13.",
+        )
+    original = vars(owner)[name]
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

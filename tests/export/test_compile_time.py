@@ -1,0 +1,89 @@
+"""What export does not spend time on: precompiled headers, and a compiler that waits for another one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch._inductor import config, cpp_builder
+
+from exportkit.errors import CompilerError
+from exportkit.export import export_aoti, resolve
+from exportkit.export.toolchain import compiling_side_by_side
+
+MODELS = str(Path(__file__).with_name("export_models.py"))
+
+# Notes its arguments, and that it waits for the other source: a compiler that is run alone gives up.
+MEETING = """#!/bin/sh
+echo "$@" >> "{log}"
+case "$*" in
+  *.wrapper.cpp*) mine=wrapper other=kernel ;;
+  *.kernel.cpp*) mine=kernel other=wrapper ;;
+  *) exec {gxx} "$@" ;;
+esac
+touch "{folder}/$mine"
+waited=0
+while [ ! -e "{folder}/$other" ]; do
+  waited=$((waited + 1))
+  [ $waited -gt 3000 ] && echo "error: $mine was compiled alone" >&2 && exit 1
+  sleep 0.1
+done
+exec {gxx} "$@"
+"""
+
+
+@pytest.fixture
+def meeting_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The log of a compiler that compiles one of a model's sources only while the other one is compiled too."""
+    if (gxx := shutil.which("g++")) is None:
+        pytest.skip("there is no g++")
+    folder, log = tmp_path / "compiler", tmp_path / "log"
+    folder.mkdir()
+    compiler = folder / "g++"
+    compiler.write_text(MEETING.format(log=log, folder=folder, gxx=gxx))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return log
+
+
+def test_both_sources_are_compiled_at_the_same_time_without_precompiled_headers(
+    tmp_path: Path, meeting_compiler: Path
+) -> None:
+    before = gc.get_threshold(), cpp_builder.CppBuilder.build
+    export_aoti(resolve(f"{MODELS}:structured"), tmp_path / "x.pt2")
+    commands = meeting_compiler.read_text()
+    assert commands.count(".wrapper.cpp") == commands.count(".kernel.cpp") == 1
+    assert "c++-header" not in commands
+    assert (gc.get_threshold(), cpp_builder.CppBuilder.build) == before
+
+
+@pytest.mark.parametrize("source", ["wrapper", "kernel"])
+def test_what_the_compiler_says_of_either_source_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    compiler = tmp_path / "g++"
+    refuses = f'case "$*" in *.{source}.cpp*) echo "error: not this {source}" >&2; exit 1 ;; esac'
+    compiler.write_text(f'#!/bin/sh\n{refuses}\nexec {shutil.which("g++")} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(CompilerError, match=f"error: not this {source}"):
+        export_aoti(resolve(f"{MODELS}:structured"), tmp_path / "x.pt2")
+    assert not (tmp_path / "x.pt2").exists()
+
+
+def test_other_builds_are_not_put_off(tmp_path: Path) -> None:
+    """Inductor patches the object file of large weights as soon as `build` returns."""
+    source = tmp_path / "model.weights.cpp"
+    source.write_text("int weights[] = {1, 2, 3};")
+    with compiling_side_by_side(), config.patch({"cpp.cxx": (os.environ.get("CXX", "g++"),), "cpp.vec_isa_ok": True}):
+        options = cpp_builder.CppTorchDeviceOptions(device_type="cpu", compile_only=True)
+        builder = cpp_builder.CppBuilder(
+            name="model.weights", sources=str(source), output_dir=str(tmp_path), BuildOption=options
+        )
+        builder.build()
+        assert Path(builder.get_target_file_path()).stat().st_size
+    assert torch.__version__
