@@ -1,4 +1,4 @@
-"""Signing a package: the file that says who vouches for it."""
+"""Signs packages. A signature is a file beside the package."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from exportkit.package.keys import PrivateKey
 def sign_package(
     path: Path, key: PrivateKey, output: Path | None = None, *, manifest_sha256: str | None = None
 ) -> Path:
-    """Signs a package whose every digest holds.
+    """Checks every digest of a package and signs it.
 
-    An Ed25519 key makes this format's own signature and keeps those of other signers of the same package; an elliptic
-    curve key makes a bundle of OpenSSF model signing, which holds one signature.
+    An Ed25519 key makes exportkit's own signature and keeps the signatures of other keys in the file. An elliptic curve
+    key makes a bundle of OpenSSF model signing, which holds one signature.
 
     Args:
-        path: Of the package.
-        key: The signer's.
-        output: The signature file; by default the package's name with `.sig`, or with `.sigstore.json` for a bundle.
-        manifest_sha256: Of the package that is meant, where another may have come in its place.
+        path: The package.
+        key: The private key.
+        output: The signature file. Default: the package's name with `.sig`, or `.sigstore.json` for a bundle.
+        manifest_sha256: The manifest's expected digest, in case the package may have been replaced; None skips this
+            check.
 
     Returns:
-        The signature file, written whole or not at all.
+        The signature file, which is written atomically.
 
     Raises:
         UsageError: The package cannot be opened.
-        DigestMismatchError: It is not the one that was meant.
-        PackageError: The package is bad, or `output` is there and is no signature file.
+        DigestMismatchError: The manifest has another digest than expected.
+        PackageError: The package is bad, or `output` exists but is not a signature file.
         OSError: The signature cannot be written.
     """
     output = output or signature_path(path, key)
@@ -50,5 +51,5 @@ def sign_package(
 
 
 def signature_path(path: Path, key: PrivateKey) -> Path:
-    """Where the signature of a package by this key goes, and is looked for."""
+    """Returns the default path of a package's signature by this key."""
     return path.with_name(path.name + (own.SUFFIX if key.public.is_ed25519 else openssf.SUFFIX))

@@ -236,7 +236,7 @@ def _plain_tensor(value: Any, expected: _Input) -> torch.Tensor:
         hint = "`torch.from_numpy` makes one." if type(value).__module__ == "numpy" else None
         raise InputError(f"{expected} must be a tensor, got {_kind(value)}", hint=hint)
     if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise InputError(f"{expected} must be a plain tensor, got {_kind(value)}, which has no data of its own")
+        raise InputError(f"{expected} must be a plain tensor, got {_kind(value)}, which has no data")
     return value.as_subclass(torch.Tensor)
 
 

@@ -90,7 +90,7 @@ def why_unusable() -> str | None:
 @functools.cache
 def _load(library: Path) -> str | None:
     if not library.exists():
-        return f"there is no {library}"
+        return f"{library} does not exist"
     try:
         torch.ops.load_library(str(library))
     except OSError as error:
