@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 TORCH := $(VENV)/.torch
 READY := $(VENV)/.ready
 WHEELS := dist
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 BUILT := build/.built-$(EXPORTKIT_CUDA)
 SOURCES := $(shell find csrc -type f) setup.py
 CXX_FILES := $(filter %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
@@ -17,11 +18,12 @@ CXX_FILES := $(filter %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
 APT_PACKAGES := cmake nlohmann-json3-dev
 
 .NOTPARALLEL:
-.PHONY: help setup build demo test lint format docs bench wheel clean
+.PHONY: help setup build demo test check lint format docs bench wheel clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
 	@echo "make test    linters and tests"
+	@echo "make check   linters and the tests that start no process, but for operators' own: for every change"
 	@echo "make lint    ruff, mypy, import-linter, clang-format (make format mends what can be mended)"
 	@echo "make docs    the parts of the documents that come from the code and from measurements"
 	@echo "make wheel   dist/*.whl, for every Python and every Linux that has the C library it names"
@@ -53,7 +55,11 @@ demo: build
 	$(BIN)/exportkit demo
 
 test: build lint
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+	$(PYTEST)
+
+# tests/ops is left out: it tries each operator in many ways, and who changes one runs tests/ops/test_<operator>.py.
+check: build lint
+	$(PYTEST) --quick --ignore tests/ops
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import random
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+
+pytest_plugins = ["tests.quick"]
 
 REQUIRE_CUDA = os.environ.get("EXPORTKIT_REQUIRE_CUDA") == "1"
 
@@ -26,8 +29,11 @@ def _seeded():
 
 
 def pytest_configure() -> None:
-    """Threads of torch that wait give up their core: the other workers of pytest-xdist, and compilers, need it."""
+    """Sets up what depends on how fast the machine is, and how many tests it runs at a time."""
+    # Threads of torch that wait give up their core: pytest-xdist's other workers, and compilers, need it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it when it is loaded, here in the workers
+    hypothesis.settings.register_profile("exportkit", deadline=None)  # a slow machine is not a failure
+    hypothesis.settings.load_profile("exportkit")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
