@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from exportkit.errors import UsageError
-from exportkit.fine_tune import with_weights
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
@@ -89,6 +88,8 @@ def build_package(
         manifest = assemble(artifacts, described, unverified, name=name, version=version, demand=asked)
         if weights is not None:
             progress(f"replacing the weights with {weights.name}")
+            from exportkit.fine_tune import with_weights  # imports torch's compiler, which takes seconds
+
             manifest = with_weights(unverified, weights, unverified)
         digest = hashlib.sha256(encode_manifest(manifest)).hexdigest()
         report = None
