@@ -1,4 +1,4 @@
-"""What export does not spend time on: precompiled headers, and a compiler that waits for another one."""
+"""Work that commands do without: precompiled headers, compilers one after the other, imports of torch's compiler."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from torch._inductor import config, cpp_builder
 
 from exportkit.errors import CompilerError
 from exportkit.export import export_aoti, resolve
 from exportkit.export.toolchain import compiling_side_by_side
+from tests.fresh import run_python
 
 MODELS = str(Path(__file__).with_name("export_models.py"))
 
@@ -86,4 +86,8 @@ def test_other_builds_are_not_put_off(tmp_path: Path) -> None:
         )
         builder.build()
         assert Path(builder.get_target_file_path()).stat().st_size
-    assert torch.__version__
+
+
+def test_packaging_does_not_import_torchs_compiler(tmp_path: Path) -> None:
+    code = "import sys, exportkit.packaging; print(*(name for name in sys.modules if name.startswith('torch')))"
+    assert run_python(code, cwd=tmp_path).split() == []
