@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.made_once import one_maker
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "csrc" / "package"
@@ -61,25 +64,29 @@ def program(name: str = "check_package") -> Path:
 
 
 def build(name: str, compiler: str, flags: Sequence[str]) -> Path:
-    """A program of csrc/package/tests with the library's sources, compiled once for their content."""
-    sources = [*sorted(SOURCES.glob("*.cpp")), SOURCES / "tests" / f"{name}.cpp"]
+    """A program of csrc/package/tests with the library's sources. Both are compiled once for their content."""
     digest = hashlib.sha256(repr((compiler, flags)).encode())
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     folder = CACHE / digest.hexdigest()[:16]
-    if (folder / name).exists():
-        return folder / name
-    partial = CACHE / f"{folder.name}.{os.getpid()}"  # another session may be building the same
-    partial.mkdir(parents=True, exist_ok=True)
-    objects = [partial / f"{source.stem}.o" for source in sources]
-    commands = [[compiler, *flags, "-c", str(one), "-o", str(made)] for one, made in zip(sources, objects)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(_run, commands))
-    _run([compiler, *flags, *map(str, objects), "-ldl", "-o", str(partial / name)])
-    folder.mkdir(exist_ok=True)
-    (partial / name).replace(folder / name)
-    shutil.rmtree(partial)
-    return folder / name
+    library, built = folder / "library", folder / name
+    with one_maker(library) as ours:
+        if ours:
+            partial = Path(tempfile.mkdtemp(dir=folder))
+            commands = [
+                [compiler, *flags, "-c", str(source), "-o", str(partial / f"{source.stem}.o")]
+                for source in SOURCES.glob("*.cpp")
+            ]
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(_run, commands))
+            partial.rename(library)
+    with one_maker(built) as ours:
+        if ours:
+            partial = folder / f"{name}.partial"
+            objects = map(str, library.glob("*.o"))
+            _run([compiler, *flags, str(SOURCES / "tests" / f"{name}.cpp"), *objects, "-ldl", "-o", str(partial)])
+            partial.rename(built)
+    return built
 
 
 def _run(command: list[str]) -> None:
