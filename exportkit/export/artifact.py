@@ -1,4 +1,4 @@
-"""From a model to an artifact: compiled code or a program, with recorded cases and a manifest."""
+"""Exports a model to an artifact: compiled code or a program, with recorded cases and a manifest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROGRAM_RECORD = "exportkit/program.pt2"
 
 
 def _silent(_: str) -> None:
-    """Tells nobody."""
+    """Ignores progress."""
 
 
 def export_aoti(
@@ -40,20 +40,20 @@ def export_aoti(
 ) -> Manifest:
     """Traces a model, compiles it with AOTInductor for one device, records cases, and writes the artifact.
 
-    The weights lie beside the compiled code, where targets share them and a loader may replace them.
+    The weights are stored beside the compiled code, where targets share them and a loader can replace them.
 
     Args:
-        model: What `resolve` returned, or a spec.
-        out: The file to write; replaced only when everything worked.
-        options: How the model is traced.
-        compile_options: How the program is compiled.
-        progress: Is told what happens next.
+        model: The result of `resolve`, or a spec.
+        out: The file to write. It is replaced only if everything succeeds.
+        options: How to trace the model.
+        compile_options: How to compile the program.
+        progress: Called with a description of each step.
 
     Raises:
-        UsageError: An option names no parameter, dimension, dtype or setting.
+        UsageError: An option names an unknown parameter, dimension, dtype or setting.
         OperatorNotExportableError: A custom operator cannot be packed.
-        ExportError: torch.export or AOTInductor refused the model; the message explains why.
-        HostError: This machine has no such device.
+        ExportError: torch.export or AOTInductor refused the model. The message explains why.
+        HostError: This machine does not have the device.
         CompilerError: This machine has no usable C++ compiler.
     """
     embed_weights = compile_options.embed_weights
@@ -64,10 +64,11 @@ def export_aoti(
     device = usable_device(options.device)
     if device.type != "cpu" and len(isas) > 1:
         raise UsageError(
-            f"{' and '.join(map(str, isas))} for {device.type}", hint="Give one CPU instruction set there."
+            f"{' and '.join(map(str, isas))} were given for device {device.type}",
+            hint="Give one CPU instruction set for a CUDA target.",
         )
     if "cpp.cxx" not in inductor_config:
-        usable_compiler()  # tracing takes minutes, which would be lost without a compiler
+        usable_compiler()  # checked first, because tracing takes minutes
     traced = _trace(model, out, options, device, progress)
     weights = None if embed_weights else ProgramWeights(traced.program)
     with temporary_folder(None, "exportkit-compile") as folder:
@@ -108,9 +109,9 @@ def export_program(
     *,
     progress: Progress = _silent,
 ) -> Manifest:
-    """Traces a model, records cases, and writes the ExportedProgram. It is compiled where its target is.
+    """Traces a model, records cases, and writes the ExportedProgram, to be compiled on the target machine.
 
-    Arguments and errors are those of `export_aoti`.
+    Arguments and errors are the same as for `export_aoti`.
     """
     device = usable_device(options.device)
     traced = _trace(model, out, options, device, progress)
@@ -135,7 +136,7 @@ def export_program(
 def _trace(
     model: ResolvedModel | ExportSpec, out: Path, options: TraceOptions, device: torch.device, progress: Progress
 ) -> Traced:
-    """The model as a program with its cases, traced now or saved before."""
+    """Returns the model as a program with its cases, newly traced or read from a file."""
     resolved = EagerModel(spec=model) if isinstance(model, ExportSpec) else model
     if options.name is None and resolved.spec.name is not None:
         check_name("name", resolved.spec.name)

@@ -1,4 +1,4 @@
-"""A module's own call: binding its arguments, and describing them for the manifest."""
+"""Binds the arguments of a module's forward and describes them for the manifest."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def is_tensor(value: Any) -> bool:
-    """What a leaf is."""
+    """Returns whether a value is a tensor, the leaf of a structure."""
     return isinstance(value, torch.Tensor)
 
 
 def parameter_names(model: torch.nn.Module) -> list[str]:
-    """The parameters of forward that can be given by name."""
+    """Returns the parameters of forward that can be given by name."""
     return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind not in _VARIADIC]
 
 
 def bind_call(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, partial: bool = False
 ) -> dict[str, Any]:
-    """Arguments by parameter, in the order of forward's signature; defaults that were not given stay out.
+    """Returns the given arguments by parameter, in the order of forward's signature.
 
     Raises:
-        UsageError: They do not fit forward, or go into *args or **kwargs, which have no names to record.
+        UsageError: The arguments do not fit forward, or go into *args or **kwargs, which have no names to record.
     """
     signature = inspect.signature(model.forward)
     try:
@@ -46,13 +46,13 @@ def bind_call(
         if signature.parameters[name].kind in _VARIADIC:
             raise UsageError(
                 f"{type(model).__name__}.forward takes the example inputs in `{signature.parameters[name]}`",
-                hint="Name its parameters: a package describes a call by the names of what it takes.",
+                hint="Give these parameters names: a package describes a call by its parameters' names.",
             )
     return dict(bound.arguments)
 
 
 def rebind(model: torch.nn.Module, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) for arguments by parameter: positional up to the first that is missing or keyword-only."""
+    """Returns (args, kwargs). Arguments are positional up to the first that is missing or keyword-only."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     by_name = False
@@ -68,14 +68,14 @@ def rebind(model: torch.nn.Module, arguments: Mapping[str, Any]) -> tuple[tuple[
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A call taken apart.
+    """The parts of a call.
 
     Attributes:
-        args: Positional arguments.
-        kwargs: Keyword arguments, in the order of forward's signature.
-        parameters: For the manifest.
-        names: Of the tensors.
-        tensors: In the order of torch's pytrees, which is that of the compiled code.
+        args: The positional arguments.
+        kwargs: The keyword arguments, in the order of forward's signature.
+        parameters: The parameters' description for the manifest.
+        names: The tensors' names.
+        tensors: The tensors in the order of torch's pytrees, which the compiled code uses too.
     """
 
     args: tuple[Any, ...]
@@ -85,17 +85,17 @@ class BoundCall:
     tensors: tuple[torch.Tensor, ...]
 
     def with_tensors(self, tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) of the same call with other tensors."""
+        """Returns (args, kwargs) of the same call with other tensors."""
         replacement = iter(tensors)
         args, kwargs = tree_map(lambda leaf: next(replacement) if is_tensor(leaf) else leaf, (self.args, self.kwargs))
         return args, kwargs
 
 
 def describe_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BoundCall:
-    """Takes a call apart.
+    """Splits a call into its parts.
 
     Raises:
-        UsageError: It does not fit forward, holds something that a manifest cannot describe, or no tensor at all; or a
+        UsageError: The call does not fit forward, contains no tensor or a value that a manifest cannot describe, or a
             parameter has a name that a package cannot have.
     """
     arguments = bind_call(model, args, kwargs)
@@ -111,7 +111,7 @@ def describe_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping
         found.extend(names(node, name))
         parameters.append(Parameter(name=name, kind="positional" if name in positional else "keyword", value=node))
     if not tensors:
-        raise UsageError("the example inputs hold no tensor", hint="A compiled model takes at least one.")
+        raise UsageError("the example inputs contain no tensor", hint="A compiled model takes at least one.")
     return BoundCall(tuple(args), ordered, tuple(parameters), tuple(found), tuple(tensors))
 
 
@@ -119,11 +119,11 @@ def describe_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping
 def plain_tuples(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The model with plain tuples where its call has named ones, and the arguments to call it with.
+    """Replaces named tuples in the model's call by plain tuples, and yields the arguments for it.
 
-    A saved program names the classes of its structures, and torch reads it only where they are registered; the manifest
-    has the names and fields, so that the program can do without. Forward is replaced on the object for the time being:
-    a module around it would change the names of its parameters.
+    A saved program names the classes of its structures, and torch can read it only if they are registered. The manifest
+    has the names and fields, so the program does not need them. `forward` is replaced temporarily on the object: a
+    module around it would change the names of its parameters.
     """
     _, structure = tree_flatten((args, dict(kwargs)))
     forward = model.forward

@@ -1,4 +1,4 @@
-"""What the manifest says of a traced program's call."""
+"""Describes a traced program's call for the manifest."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from exportkit.spec import ExportSpec
 
 
 def describe_output(result: Any) -> Node:
-    """The structure of what a model returned.
+    """Returns the structure of a model's result.
 
     Raises:
-        UsageError: It holds something a manifest cannot describe.
-        ExportError: It holds no tensor.
+        UsageError: The result contains a value that a manifest cannot describe.
+        ExportError: The result contains no tensor.
     """
     node, leaves = flatten(result, is_tensor, where="the model's output")
     if not leaves:
@@ -40,29 +40,29 @@ def describe_program(
     *,
     cast: torch.dtype | None = None,
 ) -> Call:
-    """The manifest's account of a traced call.
+    """Returns the manifest's description of a traced call.
 
     Args:
         program: The traced program.
         bound: The call it was traced with.
-        sizes: What varies.
-        output: The structure of what the model returned to that call.
-        spec: For its tolerances.
-        cast: The dtype that the model was cast to, if it was.
+        sizes: The dynamic sizes.
+        output: The structure of the model's result for that call.
+        spec: The spec, which has the tolerances.
+        cast: The dtype that the model was cast to, or None.
 
     Raises:
-        UsageError: A tolerance is of no output.
-        ExportError: A size is no multiple of one dimension, an output is a number that varies, or a dtype cannot be
+        UsageError: A tolerance names an unknown output.
+        ExportError: A size does not depend on one dimension alone, an output is a varying number, or a dtype cannot be
             packed.
     """
     signature = program.graph_signature
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
     taken = _tensors(values, [s.arg for s in signature.input_specs if s.kind is InputKind.USER_INPUT])
     returned = [s.arg for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
-    # Constants stay what they were; a size or .item() is another number at the next call.
+    # Constants are the same in every call. A size or .item() is not, and cannot be returned.
     if varying := [i for i, arg in enumerate(returned) if not isinstance(arg, (TensorArgument, ConstantArgument))]:
         raise ExportError(
-            f"output {varying[0]} of {len(returned)} is a number that is not the same for every call, such as a size",
+            f"output {varying[0]} of {len(returned)} is a number that varies from call to call, such as a size",
             hint="Return it as a tensor, such as torch.scalar_tensor(x.shape[0]), or leave it out.",
         )
     given, output_names = _tensors(values, returned), names(output)
@@ -70,7 +70,7 @@ def describe_program(
         raise ExportError(
             f"the traced program takes {len(taken)} tensors and returns {len(given)}; the model takes "
             f"{len(bound.tensors)} and returns {len(output_names)}",
-            hint="What the model returns must have one structure, whatever its inputs.",
+            hint="The model's result must have the same structure for all inputs.",
         )
     for name, value in zip((*bound.names, *output_names), (*taken, *given)):
         check_packable(name, value.dtype)
@@ -101,17 +101,17 @@ def describe_program(
 
 
 def _tensors(values: dict[str, Any], arguments: Sequence[Any]) -> list[torch.Tensor]:
-    """Those of a signature's arguments that are tensors. Not by name alone: the text "relu" may be a constant."""
+    """Returns the values of a signature's tensor arguments. The text "relu" may be a constant, so names do not do."""
     return [values[argument.name] for argument in arguments if isinstance(argument, TensorArgument)]
 
 
 def _input_shape(name: str, value: torch.Tensor, symbols: Symbols) -> tuple[Any, ...]:
     shape = tuple(symbols.size(size) for size in value.shape)
     if None in shape:
-        raise ExportError(f"{name} was traced as {list(value.shape)}, which has a size of several dimensions")
+        raise ExportError(f"{name} was traced as {list(value.shape)}, where a size depends on several dimensions")
     return shape
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
-    """`float32`."""
+    """Returns such as `float32`."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Makes the eager model of an artifact again."""
+"""Rebuilds the eager model of an artifact."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def rebuild_eager(
     weights: Path | None = None,
     op_libraries: Sequence[Path] = (),
 ) -> Iterator[ExportSpec]:
-    """MODEL with the arguments and the seed that it had for an export, cast as it was then, on a device.
+    """Makes MODEL with the arguments, seed and dtype of an export, on a device.
 
-    Whether it is the same model still, its `state_sha256` tells.
+    Compare its `state_sha256` with the artifact's to know whether it is still the same model.
 
     Args:
         model: MODEL.
-        source: Of the artifact.
-        call: Likewise.
-        device: Usable here.
-        weights: A safetensors file, where it was exported with one.
-        op_libraries: Operator libraries that it calls.
+        source: The artifact's source.
+        call: The artifact's call.
+        device: A device that this machine has.
+        weights: The safetensors file of the export, if it had one.
+        op_libraries: The operator libraries that the model calls.
 
     Raises:
-        ModelNotFoundError: MODEL names nothing that can be imported here.
-        UsageError: The arguments do not fit it any more.
-        ExportError: Importing or making it raised.
+        ModelNotFoundError: MODEL cannot be imported here.
+        UsageError: The arguments do not fit the model any more.
+        ExportError: Importing or making the model raised an error.
     """
     arguments: dict[str, Any] = {
         "model_kwargs": source.model_kwargs,
@@ -53,15 +53,15 @@ def rebuild_eager(
     try:
         resolved = resolve(model, **arguments)
     except UsageError:
-        # A bare module has no inputs of its own: it was exported with --input, and gets the same again.
+        # A bare module was exported with --input, so it needs inputs of the same form.
         resolved = resolve(model, inputs=input_texts(call), **arguments)
     with prepared(resolved.spec, device, parse_floating(source.dtype)) as spec:
         yield spec
 
 
 def input_texts(call: Call) -> list[str]:
-    """The tensors of a call as --input has them, for parameters that are one tensor each."""
-    # Their values are what inputs of other sizes are drawn from, so there should be some.
+    """Returns --input texts for the parameters of a call that are one tensor each."""
+    # Inputs of other sizes are drawn from these values, so dimensions should not be too small.
     sizes = {dimension.name: min(max(dimension.min, 8), dimension.max) for dimension in call.dimensions}
     return [
         f"{tensor.name}={tensor.dtype}{shape_at(tensor, sizes)}" for tensor in call.inputs if "." not in tensor.name

@@ -1,4 +1,4 @@
-"""How a model is traced and compiled. These objects travel from the command line to the code that acts on them."""
+"""Options for tracing and compiling a model. The command line passes these objects to the code that uses them."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ def check_name(what: str, value: str) -> None:
     """Checks the name or the version of a package.
 
     Raises:
-        UsageError: It has other characters than letters, digits, dots, dashes and underscores, or more than 128.
+        UsageError: The value is empty, longer than 128 characters, starts with a dot or a dash, or has characters other
+            than letters, digits, dots, dashes and underscores.
     """
     if not _NAME.fullmatch(value):
         raise UsageError(
-            f"{value!r} cannot be a {what}", hint="Use up to 128 letters, digits, dots, dashes and underscores."
+            f"{value!r} is not allowed as a {what}",
+            hint="Use 1 to 128 letters, digits, dots, dashes and underscores. Do not start with a dot or a dash.",
         )
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """How a model becomes a program with recorded cases.
+    """How to trace a model and record cases.
 
     Attributes:
         device: `cpu`, `cuda` or `cuda:<index>`.
-        dtype: Floating parameters, buffers and inputs are cast to it (`float16`); None leaves them alone.
-        dynamic: Sizes that vary, as "image:0=batch[1:64]" or "image:2=16*gh[8:96]". They replace the spec's for that
-            dimension.
-        static: Every size is fixed at the example inputs', whatever the spec says.
-        cases: How many cases to record.
+        dtype: The dtype to cast floating parameters, buffers and inputs to, such as `float16`. None does not cast.
+        dynamic: Dynamic sizes, as "image:0=batch[1:64]" or "image:2=16*gh[8:96]". They replace the spec's entry for
+            that dimension.
+        static: Fixes every size to the example inputs' and ignores the spec's dynamic sizes.
+        cases: The number of cases to record.
         seed: The seed of the drawn cases.
-        name: The package's name; None takes the model's.
+        name: The package's name. None takes the model's name.
         version: The model's version.
 
     Raises:
@@ -56,11 +58,11 @@ class TraceOptions:
     version: str = "0"
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without a model."""
+        """Checks the options that do not depend on a model."""
         if self.static and self.dynamic:
-            raise UsageError("static and dynamic exclude each other", hint="Give --static or --dynamic, not both.")
+            raise UsageError("static and dynamic exclude each other", hint="Give either --static or --dynamic.")
         if self.cases < 0:
-            raise UsageError(f"the number of cases is {self.cases}; it must be 0 or more")
+            raise UsageError(f"the number of cases must be at least 0, got {self.cases}")
         if self.name is not None:
             check_name("name", self.name)
         check_name("version", self.version)
@@ -68,15 +70,14 @@ class TraceOptions:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How AOTInductor compiles a program.
+    """How to compile a program with AOTInductor.
 
     Attributes:
-        cpu_isas: Instruction sets the CPU code may use; each becomes a target. None given means x86-64-v3 on x86-64,
+        cpu_isas: The instruction sets to compile CPU code for; each becomes a target. Empty means x86-64-v3 on x86-64,
             and the architecture's baseline elsewhere.
-        cuda_arch: `native` has machine code for this GPU only, `native+ptx` runs on newer ones too.
-        inductor_config: Options of torch._inductor.config that override ours.
-        embed_weights: Leaves the weights inside the compiled code, for torch's own loaders. They cannot be swapped
-            there.
+        cuda_arch: `native` compiles machine code for this GPU only; `native+ptx` also runs on newer GPUs.
+        inductor_config: Options of torch._inductor.config that override exportkit's.
+        embed_weights: Keeps the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.
     """
 
     cpu_isas: Sequence[CpuIsa] = ()

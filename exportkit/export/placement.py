@@ -1,4 +1,4 @@
-"""On which device and in which dtype a model runs."""
+"""The device and the dtype of a model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from exportkit.spec import ExportSpec
 
 @contextmanager
 def prepared(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) -> Iterator[ExportSpec]:
-    """The spec with its model in eval mode, and model and example inputs on a device and in a dtype.
+    """Yields the spec with its model in eval mode, and model and example inputs on a device and in a dtype.
 
-    The caller's model is left as it was: it is copied where it has to move.
+    The caller's model does not change: it is copied if it must move.
     """
     bound = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
     tensors = tuple(_place(tensor, device, dtype) for tensor in bound.tensors)
@@ -37,7 +37,7 @@ def prepared(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) 
 
 
 def on_device(bound: BoundCall, device: torch.device) -> BoundCall:
-    """The same call with its tensors on a device."""
+    """Returns the same call with its tensors on a device."""
     tensors = tuple(tensor.to(device) for tensor in bound.tensors)
     args, kwargs = bound.with_tensors(tensors)
     return replace(bound, args=args, kwargs=kwargs, tensors=tensors)
@@ -45,7 +45,7 @@ def on_device(bound: BoundCall, device: torch.device) -> BoundCall:
 
 def _place(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
     cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    # Compiled code is made for the strides it is traced with, and callers are held to contiguous inputs.
+    # Compiled code expects the strides it was traced with, and callers must give contiguous inputs.
     return tensor.detach().to(device=device, dtype=cast).contiguous()
 
 
@@ -61,19 +61,19 @@ class _ParsedDevice(msgspec.Struct):
 
 
 def usable_device(name: str, without_cuda: str = _EXPORT_ELSEWHERE) -> torch.device:
-    """The device of this name, which means what it means to `exportkit.load`.
+    """Returns the device with this name, which has the same meaning as for `exportkit.load`.
 
     Args:
         name: `cpu`, `cuda` or `cuda:<index>`.
-        without_cuda: What to do where there is no CUDA.
+        without_cuda: The hint if there is no CUDA.
 
     Raises:
-        UsageError: It is none of these.
-        HostError: This machine has no such device.
+        UsageError: The name is not one of these.
+        HostError: This machine does not have the device.
     """
     device = msgspec.json.decode(core.text("ek_parse_device", core.encoded(name)), type=_ParsedDevice)
     if device.kind == "auto":
-        raise UsageError("device 'auto' is not known here", hint="Give cpu, cuda or cuda:<index>.")
+        raise UsageError("device 'auto' is not allowed here", hint="Give cpu, cuda or cuda:<index>.")
     if device.kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -83,15 +83,15 @@ def usable_device(name: str, without_cuda: str = _EXPORT_ELSEWHERE) -> torch.dev
         raise HostError(f"cannot use {name}: {why}", hint=without_cuda)
     index = device.index if device.index is not None else torch.cuda.current_device()
     if index >= torch.cuda.device_count():
-        raise HostError(f"there is no {name}: this machine has {torch.cuda.device_count()} CUDA devices")
+        raise HostError(f"there is no {name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
     return torch.device("cuda", index)
 
 
 def parse_floating(name: str | None) -> torch.dtype | None:
-    """The dtype to cast to.
+    """Returns the dtype to cast to; None for None.
 
     Raises:
-        UsageError: It is no floating dtype.
+        UsageError: The name is not a floating dtype's.
     """
     if name is None:
         return None

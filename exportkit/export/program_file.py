@@ -1,4 +1,4 @@
-"""Reads a saved ExportedProgram: the program travels, and is compiled where its target is."""
+"""Reads a saved ExportedProgram, so that it can be compiled on another machine."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from exportkit.spec import ExportSpec
 
 
 def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path | None = None) -> SavedProgram:
-    """Reads an ExportedProgram, ours or torch's. The operators it calls must be registered, ours excepted.
+    """Reads an ExportedProgram that exportkit or torch wrote.
 
-    torch may unpickle parts of it, and so execute what it says: it is held against the caller's keys and this machine's
-    policies before.
+    The operators that it calls must be registered, except exportkit's own. torch may unpickle parts of the file and so
+    execute code from it. Therefore the caller's keys and this machine's policies are checked first.
 
     Args:
         path: The `.pt2`.
-        public_keys: PEM files, of which any must have signed it.
-        signature: The signature file, where it is not beside the program under its name.
+        public_keys: PEM files. One of the keys must have signed the file.
+        signature: The signature file, if it is not beside the program under its name.
 
     Raises:
-        ModelNotFoundError: There is no such file, or it has no program.
-        PackageError: It is ours, and breaks a rule of the format; or it is not signed as the caller or a policy asks.
+        ModelNotFoundError: The file does not exist, or has no program.
+        PackageError: A file of exportkit breaks a rule of the format, or a signature that the caller or a policy
+            requires is missing.
         PolicyError: A policy of this machine cannot be read.
-        UsageError: It calls an operator that no library given defines, or a key cannot be used.
-        ExportError: torch.export cannot read it.
+        UsageError: The program calls an operator that no given library defines, or a key cannot be used.
+        ExportError: torch.export cannot read the file.
     """
     if not path.is_file():
         raise ModelNotFoundError(f"there is no file {path}")
@@ -44,8 +45,8 @@ def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path |
             manifest = reader.manifest
             if manifest.program is None:
                 raise ModelNotFoundError(
-                    f"{path} is compiled ({', '.join(t.name for t in manifest.targets)}) and holds no program",
-                    hint="Export the model with --format program to compile it elsewhere.",
+                    f"{path} has compiled code ({', '.join(t.name for t in manifest.targets)}) but no program",
+                    hint="To compile the model elsewhere, export it with --format program.",
                 )
             reader.verify()
             extracted = folder / "program.pt2"
@@ -66,13 +67,13 @@ def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path |
 
 
 def load_our_operators() -> None:
-    """Registers `arr_coc::*`, with fakes and gradients, where it was built and is not registered yet."""
+    """Registers `arr_coc::*` with fakes and gradients, if it was built and is not registered yet."""
     if "cpu" in built_in_libraries():
         importlib.import_module("exportkit.ops")
 
 
 def _register(path: Path, manifest: Manifest) -> None:
-    """Makes sure that every operator of the program is registered, with the schema it was traced with."""
+    """Checks that every operator of the program is registered with the schema in the manifest."""
     wanted = {operator.name: operator.schema for operator in manifest.operators}
     if any(name.startswith("arr_coc::") for name in wanted):
         load_our_operators()
@@ -81,7 +82,7 @@ def _register(path: Path, manifest: Manifest) -> None:
     registered = registered_schemas()
     if missing := [name for name in wanted if name not in registered]:
         raise UsageError(
-            f"{path} calls {', '.join(missing)}, which no library loaded here defines",
+            f"{path} calls {', '.join(missing)}, which no loaded library defines",
             hint="Name the library with --op-library.",
         )
     for name, schema in wanted.items():
@@ -90,15 +91,15 @@ def _register(path: Path, manifest: Manifest) -> None:
 
 
 def _read(path: Path, file: Path) -> torch.export.ExportedProgram:
-    """torch.export.load, its errors named."""
+    """Calls torch.export.load and explains its errors."""
     try:
         program = torch.export.load(file)
     except Exception as error:
-        # torch raises whatever its reader stumbles over: zip, JSON, schema and operator errors alike.
+        # torch raises many classes: zip, JSON, schema and operator errors.
         raise ExportError(
-            f"{path} is no ExportedProgram that torch {torch.__version__} reads: {type(error).__name__}: {error}",
-            hint="An operator it does not know comes from a library: name it with --op-library.",
+            f"torch {torch.__version__} cannot read {path} as an ExportedProgram: {type(error).__name__}: {error}",
+            hint="If an operator is unknown, name its library with --op-library.",
         ) from error
     if program.example_inputs is None:
-        raise ExportError(f"{path} was saved without its example inputs, which compiling it takes")
+        raise ExportError(f"{path} was saved without its example inputs, which are needed to compile it")
     return program

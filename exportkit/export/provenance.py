@@ -1,4 +1,4 @@
-"""Where an artifact comes from."""
+"""The provenance of an artifact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exportkit.package.manifest import Provenance
 
 
 def provenance() -> Provenance:
-    """The versions of exportkit and torch, and the commit of the working directory."""
+    """Returns the versions of exportkit and torch, and the commit of the working directory."""
     commit = _git("rev-parse", "HEAD")
     dirty = bool(_git("status", "--porcelain", "--untracked-files=no")) if commit else None
     return Provenance(exportkit=__version__, torch=str(torch.__version__), commit=commit, dirty=dirty, tf32=False)

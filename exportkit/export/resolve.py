@@ -1,4 +1,4 @@
-"""MODEL: from what the command line names to something that can be traced."""
+"""Finds the model that MODEL names, with its example inputs."""
 
 from __future__ import annotations
 
@@ -41,33 +41,35 @@ def resolve(
     public_keys: Sequence[Path] = (),
     signature: Path | None = None,
 ) -> ResolvedModel:
-    """Finds MODEL.
+    """Imports or reads MODEL.
 
     Args:
         model: A built-in name (`arr-coc`), `package.module:attr`, `path/file.py:attr`, or an ExportedProgram `.pt2`.
             The attribute is an ExportSpec, a callable that returns one, an nn.Module or a callable that returns one.
-            A `.pt2` that is not ours is read by torch.export.load, which may unpickle: only from someone you trust.
-        model_kwargs: For the callable.
-        inputs: Example inputs, as "NAME=float32[2,3,256,256]". An nn.Module needs all of them; they replace a spec's.
+            torch.export.load reads a `.pt2` that exportkit did not write. It may unpickle data, so trust its source.
+        model_kwargs: Arguments for the callable.
+        inputs: Example inputs, as "NAME=float32[2,3,256,256]". An nn.Module needs all of them. They replace a spec's
+            inputs.
         weights: A safetensors file with every parameter and buffer of the model.
-        op_libraries: Operator libraries, loaded before the model is imported, after those of the spec.
-        seed: Of torch's generators while the model and its example inputs are made.
-        public_keys: PEM files, of which any must have signed the `.pt2`. What a policy asks for is asked for as well.
-        signature: The signature file, where it is not beside the `.pt2` under its name.
+        op_libraries: Operator libraries, which are loaded before the model is imported. The spec's libraries are loaded
+            after it.
+        seed: The seed of torch's generators while the model and its example inputs are made.
+        public_keys: PEM files. One of the keys must have signed the `.pt2`. Policies add their own requirements.
+        signature: The signature file, if it is not beside the `.pt2` under its name.
 
     Raises:
-        ModelNotFoundError: MODEL names nothing that can be imported, or something that is no model.
-        ExportError: Importing or making it raised.
+        ModelNotFoundError: MODEL cannot be imported, or is not a model.
+        ExportError: Importing or making the model raised an error.
         UsageError: Keyword arguments or inputs do not fit the model.
-        WeightsError: The weights do not.
+        WeightsError: The weights do not fit the model.
         LibraryLoadError: An operator library cannot be loaded.
-        PackageError: The `.pt2` is ours and breaks a rule of the format, or is not signed as it must be.
+        PackageError: A `.pt2` of exportkit breaks a rule of the format, or lacks a required signature.
         PolicyError: A policy of this machine cannot be read.
     """
     if (public_keys or signature) and not model.endswith(".pt2"):
         raise UsageError(
-            f"--public-key and --signature are for an exported program, and {model} is Python source",
-            hint="Leave them out, or give the .pt2 that was signed.",
+            f"--public-key and --signature need an exported program, but {model} is Python source",
+            hint="Leave them out, or give the signed .pt2.",
         )
     load_operator_libraries(op_libraries)
     kwargs = dict(model_kwargs or {})
@@ -78,7 +80,7 @@ def resolve(
             return load_program(Path(model), public_keys, signature)
         with users_code(f"importing {model}"):
             value = _attribute(model)
-        # Again: an import may draw numbers, and does so only the first time.
+        # Seeds again, because an import may draw random numbers, but only the first time.
         torch.manual_seed(seed)
         made = _call(value, model, kwargs)
         spec = made if isinstance(made, ExportSpec) else _spec_of(model, made)
@@ -90,13 +92,13 @@ def resolve(
 
 
 def load_operator_libraries(libraries: Iterable[Path]) -> None:
-    """Loads operator libraries, each described in a process of its own first: a bad one cannot end this process.
+    """Loads operator libraries. A separate process tries each one first, so a bad library cannot end this process.
 
-    A library that needs CUDA is left alone where there is none.
+    Skips a library that needs CUDA if torch has no CUDA.
 
     Raises:
-        LibraryLoadError: It is no operator library, or cannot be loaded.
-        LibraryConflictError: Another build of its operators is loaded.
+        LibraryLoadError: A file is not an operator library, or cannot be loaded.
+        LibraryConflictError: Another build of a library's operators is loaded.
     """
     for path in map(Path, libraries):
         described = describe_library(path)
@@ -109,8 +111,8 @@ def _refuse_for_program(model: str, kwargs: Mapping[str, Any], inputs: Sequence[
     given = {"--model-kwargs": kwargs, "--input": inputs, "--weights": weights}
     if used := [option for option, value in given.items() if value]:
         raise UsageError(
-            f"{model} is an exported program, which has its inputs and weights: {', '.join(used)} cannot change them",
-            hint="Export the model itself to change them.",
+            f"{model} is an exported program with fixed inputs and weights: {', '.join(used)} cannot change them",
+            hint="To change them, export the model itself.",
         )
 
 
@@ -118,11 +120,11 @@ def _refuse_for_program(model: str, kwargs: Mapping[str, Any], inputs: Sequence[
 
 
 def _attribute(model: str) -> Any:
-    """What `package.module:attr` or `path/file.py:attr` names."""
+    """Returns the attribute that `package.module:attr` or `path/file.py:attr` names."""
     module_name, colon, attribute = BUILT_IN.get(model, model).rpartition(":")
     if not colon or not attribute:
         raise ModelNotFoundError(
-            f"{model!r} is no model",
+            f"{model!r} is not a model",
             hint=f"Give a built-in name ({', '.join(BUILT_IN)}), package.module:attr, path/file.py:attr, or an "
             "ExportedProgram .pt2.",
         )
@@ -147,7 +149,7 @@ def _is_candidate(name: str, item: Any, module: ModuleType) -> bool:
 
 
 def _import_module(name: str) -> ModuleType:
-    # A console script does not have the working directory on its path, `python -m` does. Last, so it shadows nothing.
+    # `python -m` has the working directory on its path, a console script has not. It goes last and shadows nothing.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -155,7 +157,7 @@ def _import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise ModelNotFoundError(
-                f"there is no module {error.name!r} (looked in the installed packages and in {Path.cwd()})",
+                f"there is no module {error.name!r} in the installed packages or in {Path.cwd()}",
                 hint="For a file, write its path: path/file.py:attr.",
             ) from error
         raise ModelNotFoundError(f"{name} imports {error.name!r}, which is not installed") from error
@@ -167,7 +169,7 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelNotFoundError(f"there is no file {path}")
     path = path.resolve()
-    # As `python file.py` has it: the file's folder can be imported from. Last, so that it shadows nothing.
+    # Like `python file.py`, makes the file's folder importable. It goes last and shadows nothing.
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     name = path.stem if path.stem.isidentifier() else "exported_model"
@@ -175,7 +177,7 @@ def _import_file(path: Path) -> ModuleType:
     if loaded is not None:
         if (file := getattr(loaded, "__file__", None)) is not None and Path(file).resolve() == path:
             return loaded
-        name = f"_exportkit_{name}"  # a file called like a module that is imported must not replace it
+        name = f"_exportkit_{name}"  # a file must not replace an imported module of the same name
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -195,10 +197,10 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _call(value: Any, model: str, kwargs: Mapping[str, Any]) -> Any:
-    """Calls what makes a model; an instance is taken as it is."""
+    """Calls a callable that makes a model; returns an instance unchanged."""
     if isinstance(value, (ExportSpec, torch.nn.Module)):
         if kwargs:
-            raise UsageError(f"{model} is no callable, so --model-kwargs {', '.join(kwargs)} have nowhere to go")
+            raise UsageError(f"--model-kwargs needs a callable; {model} is of type {type(value).__name__}")
         return value
     if not callable(value):
         raise ModelNotFoundError(
@@ -219,7 +221,7 @@ def _check_kwargs(maker: Callable[..., Any], model: str, kwargs: Mapping[str, An
     for name, value in kwargs.items():
         if not isinstance(value, (bool, int, float, str, type(None))):
             raise UsageError(
-                f"--model-kwargs: {name} is a {type(value).__name__}; numbers, strings, booleans and null travel"
+                f"--model-kwargs: {name} is a {type(value).__name__}; allowed are numbers, strings, booleans and null"
             )
     signature = inspect.signature(maker)
     try:
@@ -231,17 +233,17 @@ def _check_kwargs(maker: Callable[..., Any], model: str, kwargs: Mapping[str, An
 
 
 def _parameter_text(parameter: inspect.Parameter) -> str:
-    """`width=6`; annotations, which may be text, are left out."""
+    """Returns such as `width=6`. Omits annotations, which may be long."""
     return str(parameter.replace(annotation=inspect.Parameter.empty))
 
 
 def _spec_of(model: str, module: torch.nn.Module) -> ExportSpec:
-    """A bare module's spec: its inputs come from --input."""
+    """Returns the spec of a bare module, whose inputs come from --input."""
     return ExportSpec(model=module, example_inputs=())
 
 
 def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSpec:
-    """The spec with inputs given as text in place of its own."""
+    """Returns the spec with its inputs replaced by inputs given as text."""
     given: dict[str, torch.Tensor] = {}
     for name, tensor in map(parse_input, texts):
         if name in given:
@@ -251,7 +253,7 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
     if unknown := [name for name in given if name not in names]:
         raise UsageError(
             f"--input {unknown[0]}: {model} has no parameter of that name",
-            hint=f"forward takes {', '.join(names)}." if names else "forward names none.",
+            hint=f"forward takes {', '.join(names)}." if names else "forward takes no named parameters.",
         )
     if given:
         arguments = {**bind_call(spec.model, spec.example_inputs, spec.example_kwargs, partial=True), **given}
@@ -268,10 +270,10 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
 
 
 def parse_input(text: str) -> tuple[str, torch.Tensor]:
-    """An example input from "image=float32[2,3,256,256]": floats in [0, 1), integers 0 and 1.
+    """Makes a random example input from "image=float32[2,3,256,256]": floats in [0, 1), integers 0 and 1.
 
     Raises:
-        UsageError: The text is not of this form, names no dtype, or asks for more than memory holds.
+        UsageError: The text has another form or an unknown dtype, or the tensor does not fit in memory.
     """
     match = _INPUT.fullmatch(text.strip())
     if match is None:
@@ -289,21 +291,21 @@ def parse_input(text: str) -> tuple[str, torch.Tensor]:
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """A dtype by torch's name for it.
+    """Returns the dtype with this name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: A package cannot have such a dtype.
     """
     dtype = getattr(torch, name, None) if name in DTYPES else None
     if not isinstance(dtype, torch.dtype):
-        raise UsageError(f"there is no dtype {name!r} in a package", hint=f"Give one of {', '.join(sorted(DTYPES))}.")
+        raise UsageError(f"a package cannot have dtype {name!r}", hint=f"Give one of {', '.join(sorted(DTYPES))}.")
     return dtype
 
 
 def _load_weights(model: torch.nn.Module, path: Path) -> None:
     """Fills every parameter and buffer from a safetensors file.
 
-    Not through safetensors' own load_model, which takes no tensor with strides of its own.
+    safetensors' load_model cannot do this, because it refuses tensors that are not contiguous.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -313,18 +315,18 @@ def _load_weights(model: torch.nn.Module, path: Path) -> None:
     try:
         given = load_file(path)
     except SafetensorError as error:
-        raise WeightsError(f"{path} is no safetensors file: {error}") from error
+        raise WeightsError(f"{path} is not a safetensors file: {error}") from error
     state = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
-    filled = {id(state[name]) for name in given if name in state}  # a tied tensor under one of its names will do
+    filled = {id(state[name]) for name in given if name in state}  # one name of a tied tensor is enough
     faults = {
         "missing": [name for name, tensor in state.items() if id(tensor) not in filled],
-        "not of the model": [name for name in given if name not in state],
-        "of another shape": [n for n, t in given.items() if n in state and state[n].shape != t.shape],
+        "not in the model": [name for name in given if name not in state],
+        "wrong shape": [n for n, t in given.items() if n in state and state[n].shape != t.shape],
     }
     if any(faults.values()):
         raise WeightsError(
             f"{path} does not fit {type(model).__name__}"
             + "".join(f"\n  {what}: {', '.join(names)}" for what, names in faults.items() if names),
-            hint="It must have every parameter and buffer of the model, by its name and shape, and no other.",
+            hint="It must have exactly the model's parameters and buffers, with the same names and shapes.",
         )
     model.load_state_dict(given, strict=False)

@@ -1,4 +1,4 @@
-"""What MODEL turned out to be: a module to trace, or a program that was traced before."""
+"""The result of resolving MODEL: a module to trace, or a saved program."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from exportkit.spec import ExportSpec
 
 @dataclass(frozen=True)
 class EagerModel:
-    """A module, and how it was made.
+    """A module and how it was made.
 
     Attributes:
         spec: The module with its example inputs.
-        name: MODEL as it was given, which a package records as its source. None for a spec passed from Python.
+        name: MODEL as given, which a package records as its source. None for a spec passed from Python.
         model_kwargs: The arguments of the callable that made it.
         seed: The seed of torch's generators while it was made.
     """

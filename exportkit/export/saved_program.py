@@ -1,4 +1,4 @@
-"""A saved ExportedProgram as if it had just been traced."""
+"""Prepares a saved ExportedProgram like a newly traced one."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from exportkit.package.manifest import Manifest, Source
 
 
 def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
-    """Takes a saved program in place of tracing, and moves it to another device if need be.
+    """Uses a saved program instead of tracing, and moves it to another device if necessary.
 
-    A program that exportkit wrote keeps its recorded cases. For any other, cases are drawn and its own graph answers.
+    A program that exportkit wrote keeps its recorded cases. For another program, cases are drawn and its graph computes
+    the outputs.
 
     Args:
         saved: The program.
-        options: How many cases to draw, and the package's name.
+        options: The number of cases to draw, and the package's name.
         device: The options' device.
-        progress: Is told what happens next.
+        progress: Called with a description of each step.
 
     Raises:
-        UsageError: An option would change what is traced.
+        UsageError: An option would require new tracing.
         OperatorNotExportableError: A custom operator cannot be packed.
         DigestMismatchError: The file was replaced since the program was read.
     """
     if options.dtype or options.dynamic or options.static:
         raise UsageError(
-            f"{saved.path} is traced already: its dtype and its sizes cannot be changed any more",
+            f"{saved.path} is already traced: its dtype and sizes cannot change",
             hint="Leave out --dtype, --dynamic and --static, or export the model itself.",
         )
     progress(f"moving the program to {device}")
@@ -63,7 +64,7 @@ def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device
 
 
 def _recorded(saved: SavedProgram, manifest: Manifest) -> tuple[RecordedCase, ...]:
-    """The cases in the file, which must still be the one that the program was read from."""
+    """Reads the cases from the file, which must still be the file that the program was read from."""
     with PackageReader(saved.path) as reader:
         if reader.manifest != manifest:
             raise DigestMismatchError(
@@ -79,7 +80,7 @@ def _trace_foreign(
     device: torch.device,
     progress: Progress,
 ) -> Traced:
-    """A program that exportkit did not write: what a manifest says is found out from the program itself."""
+    """Describes a program that exportkit did not write, which has no manifest."""
     args, kwargs = program.example_inputs
     spec = replace(saved.spec, model=program.module(), example_inputs=args, example_kwargs=kwargs)
     bound = describe_call(spec.model, args, kwargs)

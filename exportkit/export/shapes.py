@@ -1,4 +1,4 @@
-"""Which sizes vary: from "image:2=16*gh[8:96]" to torch.export's dimensions, and back from a traced program."""
+"""Translates dynamic sizes such as "image:2=16*gh[8:96]" to torch.export's dimensions, and back after tracing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from exportkit.errors import ExportError, UsageError
 from exportkit.package.manifest import Dimension, Size, TensorInput
 
-MAX_SIZE = 2**31 - 1  # recorded for a dimension that a foreign program leaves without an upper end
+MAX_SIZE = 2**31 - 1  # recorded if a program that exportkit did not write gives a dimension no upper end
 
 _EXPRESSION = re.compile(
     r"(?:(?P<scale>[0-9]+)\*)?(?P<name>[A-Za-z_][A-Za-z0-9_]{0,63})(?:(?P<sign>[+-])(?P<offset>[0-9]+))?"
@@ -27,12 +27,12 @@ Shapes = Mapping[str, Mapping[int, str]]
 
 @dataclass(frozen=True)
 class DynamicSizes:
-    """The sizes that vary, checked against the example inputs.
+    """The dynamic sizes, checked against the example inputs.
 
     Attributes:
-        dimensions: The named numbers, in the order they were first mentioned.
-        places: Tensor name -> dimension -> the size there.
-        example: The number each name stands for in the example inputs.
+        dimensions: The named numbers, in the order of their first use.
+        places: Tensor name -> dimension -> size.
+        example: The value of each name in the example inputs.
     """
 
     dimensions: tuple[Dimension, ...] = ()
@@ -40,15 +40,15 @@ class DynamicSizes:
     example: Mapping[str, int] = field(default_factory=dict)
 
     def at(self, tensor: str, dim: int) -> Size | None:
-        """The size at a place, or None where it is fixed."""
+        """Returns the size at a place; None if it is fixed."""
         return self.places.get(tensor, {}).get(dim)
 
 
 def parse_places(texts: Iterable[str]) -> dict[str, dict[int, str]]:
-    """Takes "image:0=batch[1:64]" apart, as often as it is given.
+    """Parses texts such as "image:0=batch[1:64]".
 
     Raises:
-        UsageError: A text is not of this form, or two are about one dimension.
+        UsageError: A text has another form, or two texts give the same dimension.
     """
     shapes: dict[str, dict[int, str]] = {}
     for text in texts:
@@ -63,7 +63,7 @@ def parse_places(texts: Iterable[str]) -> dict[str, dict[int, str]]:
 
 
 def merge_shapes(shapes: Shapes, replacements: Shapes) -> dict[str, dict[int, str]]:
-    """`shapes` with the places that `replacements` has replaced or added."""
+    """Returns `shapes` with the places in `replacements` replaced or added."""
     return {tensor: {**shapes.get(tensor, {}), **replacements.get(tensor, {})} for tensor in {**shapes, **replacements}}
 
 
@@ -71,12 +71,12 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
     """Reads the expressions and checks them against the example inputs.
 
     Args:
-        shapes: What varies.
+        shapes: The expressions.
         tensors: The example inputs' names and sizes.
 
     Raises:
-        UsageError: A place does not exist, an expression cannot be read, ranges contradict one another, or an example
-            size is none that its expression allows.
+        UsageError: A place does not exist, an expression cannot be read, ranges contradict each other, or an expression
+            does not allow the example's size.
     """
     ranges: dict[str, tuple[int, int]] = {}
     places: dict[str, dict[int, Size]] = {}
@@ -89,7 +89,7 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
                 raise UsageError(
                     f"`{size.dimension}` is {known[0]} to {known[1]} in one place and {given[0]} to {given[1]} in "
                     f"another ({tensor}:{dim}={text})",
-                    hint="One name is one number everywhere; give its range once.",
+                    hint="A name has the same value everywhere; give its range once.",
                 )
             places.setdefault(tensor, {})[dim] = size
     example: dict[str, int] = {}
@@ -98,7 +98,7 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
             if size.dimension not in ranges:
                 raise UsageError(
                     f"`{size.dimension}` ({tensor}:{dim}) has no range",
-                    hint=f"Write it once with its ends: {tensor}:{dim}={_text(size)}[1:64].",
+                    hint=f"Write its range once: {tensor}:{dim}={_text(size)}[1:64].",
                 )
             _solve(f"{tensor}:{dim}", size, tensors[tensor][dim], ranges[size.dimension], example)
     _check_lower_ends(places, ranges)
@@ -107,16 +107,16 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
 
 
 def parse_expression(text: str) -> tuple[Size, tuple[int, int] | None]:
-    """A size expression and the range it may bring: "16*gh[8:96]", "batch", "n+1[2:9]".
+    """Parses a size expression with an optional range: "16*gh[8:96]", "batch", "n+1[2:9]".
 
     Raises:
-        UsageError: It is no such expression.
+        UsageError: The text has another form.
     """
     match = _EXPRESSION.fullmatch(re.sub(r"\s+", "", text))
     if match is None:
         raise UsageError(
             f"cannot read the size {text!r}",
-            hint="A size is NAME[MIN:MAX], or a multiple with an offset of one: 16*NAME[MIN:MAX], 2*NAME+1[MIN:MAX].",
+            hint="Write NAME[MIN:MAX], or with a factor and an offset: 16*NAME[MIN:MAX], 2*NAME+1[MIN:MAX].",
         )
     scale = int(match["scale"] or 1)
     if scale < 1:
@@ -129,35 +129,35 @@ def parse_expression(text: str) -> tuple[Size, tuple[int, int] | None]:
     low, high = int(match["min"]), int(match["max"])
     if low >= high:
         raise UsageError(
-            f"the range [{low}:{high}] of `{size.dimension}` has no room",
-            hint="The first end must be below the second. A size that never varies is left out.",
+            f"the range [{low}:{high}] of `{size.dimension}` is empty or has only one value",
+            hint="MIN must be below MAX. Leave out a size that never varies.",
         )
     return size, (low, high)
 
 
 def torch_dimensions(sizes: DynamicSizes) -> dict[str, torch.export.Dim]:
-    """torch.export's object for every name."""
+    """Returns torch.export's object for every name."""
     return {d.name: torch.export.Dim(d.name, min=d.min, max=d.max) for d in sizes.dimensions}
 
 
 def torch_shape(sizes: DynamicSizes, dims: Mapping[str, torch.export.Dim], tensor: str) -> dict[int, object] | None:
-    """What torch.export takes as one tensor's dynamic shape."""
+    """Returns one tensor's dynamic shape for torch.export."""
     shape: dict[int, object] = {}
     for dim, size in sizes.places.get(tensor, {}).items():
         derived = dims[size.dimension]
-        # 1*n and n+0 would be other names for n to torch.export.
+        # torch.export would treat 1*n and n+0 as different from n.
         derived = size.scale * derived if size.scale != 1 else derived
         shape[dim] = derived + size.offset if size.offset else derived
     return shape or None
 
 
 class Symbols:
-    """What a traced program's symbols mean in the names the caller gave.
+    """Translates a traced program's symbols to the caller's names.
 
     Args:
-        inputs: For every tensor input its name and its symbolic sizes.
-        sizes: The names; symbols of places that have none are named after themselves.
-        ranges: The program's range constraints, for those.
+        inputs: The name and the symbolic sizes of every tensor input.
+        sizes: The caller's names. Other symbols keep their own names.
+        ranges: The program's range constraints, for the other symbols.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Symbols:
                     self._name(f"{name}:{dim}", size.node.expr, sizes.at(name, dim), ranges)
 
     def size(self, size: int | torch.SymInt) -> int | Size | None:
-        """A size as the manifest has it: a number, a multiple of one dimension, or None for anything else."""
+        """Returns a size for the manifest: a number, a Size of one dimension, or None for anything else."""
         if not isinstance(size, torch.SymInt):
             return int(size)
         expression = sympy.expand(size.node.expr.xreplace(self._names))
@@ -194,7 +194,7 @@ class Symbols:
         linear = _linear(expression)
         if linear is None:
             raise ExportError(
-                f"the size of {place} is {expression}, which is no multiple of one dimension",
+                f"the size of {place} is {expression}, which does not depend on one dimension alone",
                 hint="Export the model with sizes such as n, 16*n or 2*n+1.",
             )
         symbol, scale, offset = linear
@@ -207,17 +207,17 @@ class Symbols:
             self.dimensions.append(Dimension(name=symbol.name, min=int(low), max=high))
             self._names[symbol] = _integer(symbol.name)
         else:
-            # The program's symbol may be the size itself where the caller named a part of it, or the other way round.
+            # The program's symbol may be the whole size while the caller named a part of it, or vice versa.
             self._names[symbol] = (size.scale * _integer(size.dimension) + size.offset - offset) / sympy.Integer(scale)
 
 
 def evaluate(size: int | Size, values: Mapping[str, int]) -> int:
-    """A size for given numbers."""
+    """Returns a size for given values of the dimensions."""
     return size if isinstance(size, int) else size.scale * values[size.dimension] + size.offset
 
 
 def example_numbers(inputs: Sequence[TensorInput], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-    """The number each dimension stands for in tensors of these sizes."""
+    """Returns the value of each dimension in tensors of these sizes."""
     return {
         size.dimension: (actual - size.offset) // size.scale
         for tensor, shape in zip(inputs, shapes)
@@ -231,7 +231,7 @@ def _integer(name: str) -> sympy.Symbol:
 
 
 def _linear(expression: sympy.Expr) -> tuple[sympy.Symbol, int, int] | None:
-    """(symbol, scale, offset) of scale * symbol + offset; None for anything else."""
+    """Returns (symbol, scale, offset) of scale * symbol + offset; None for anything else."""
     if len(expression.free_symbols) != 1:
         return None
     (symbol,) = expression.free_symbols
@@ -264,7 +264,7 @@ def _check_place(tensor: str, dim: int, text: str, tensors: Mapping[str, Sequenc
 
 
 def _solve(place: str, size: Size, actual: int, ends: tuple[int, int], example: dict[str, int]) -> None:
-    """Finds what a name stands for in the example inputs."""
+    """Computes a name's value from the example inputs and checks it."""
     number, rest = divmod(actual - size.offset, size.scale)
     if rest:
         raise UsageError(f"{place} is {actual} in the example inputs, which is not {_text(size)} for any integer")
@@ -276,14 +276,14 @@ def _solve(place: str, size: Size, actual: int, ends: tuple[int, int], example: 
         )
     if actual < 2:
         raise UsageError(
-            f"{place} is {actual} in the example inputs, and torch.export takes sizes 0 and 1 for constants",
-            hint="Give example inputs of at least 2 there; 1 may still be in the range.",
+            f"{place} is {actual} in the example inputs, but torch.export treats sizes 0 and 1 as constants",
+            hint="Give an example input with a size of at least 2 there. The range may still start at 1.",
         )
     if example.setdefault(size.dimension, number) != number:
         raise UsageError(
             f"`{size.dimension}` is {example[size.dimension]} elsewhere in the example inputs, but {place} = {actual} "
             f"makes it {number}",
-            hint="One name is one number everywhere; use two names, or example inputs that agree.",
+            hint="A name has the same value everywhere; use two names, or example inputs that agree.",
         )
 
 
@@ -293,6 +293,6 @@ def _check_lower_ends(places: Mapping[str, Mapping[int, Size]], ranges: Mapping[
             low = evaluate(size, {size.dimension: ranges[size.dimension][0]})
             if low < 1:
                 raise UsageError(
-                    f"{tensor}:{dim} would be {low} where `{size.dimension}` is {ranges[size.dimension][0]}",
-                    hint="Sizes that vary start at 1: compiled code is not made for empty tensors.",
+                    f"{tensor}:{dim} would be {low} if `{size.dimension}` is {ranges[size.dimension][0]}",
+                    hint="Dynamic sizes must be at least 1: compiled code does not support empty tensors.",
                 )

@@ -1,4 +1,4 @@
-"""From a model to an ExportedProgram with everything a package says of it."""
+"""Traces a model to an ExportedProgram and describes it for the manifest."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Traced:
-    """A program, and what the manifest says of it.
+    """A program and its description for the manifest.
 
     Attributes:
-        program: On the device it was traced for.
-        call: Its signature and output structure.
-        operators: The custom operators of its graph.
-        cases: Recorded calls.
-        source: What the eager model was.
-        provenance: Where all this was done.
-        name: Of the package.
+        program: The program, on the device it was traced for.
+        call: The signature and the structure of the output.
+        operators: The custom operators of the graph.
+        cases: The recorded calls.
+        source: The description of the eager model.
+        provenance: The versions of the software and the commit.
+        name: The package's name.
     """
 
     program: torch.export.ExportedProgram
@@ -61,14 +61,14 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
 
     Args:
         model: The model.
-        options: How.
+        options: How to trace it.
         device: The options' device.
-        progress: Is told what happens next.
+        progress: Called with a description of each step.
 
     Raises:
-        UsageError: An option names no parameter, dimension or dtype.
+        UsageError: An option names an unknown parameter, dimension or dtype.
         OperatorNotExportableError: A custom operator cannot be packed.
-        ExportError: torch.export refused the model; the message explains why.
+        ExportError: torch.export refused the model. The message explains why.
     """
     floating = parse_floating(options.dtype)
     shapes = {} if options.static else merge_shapes(model.spec.dynamic_shapes, parse_places(options.dynamic))
@@ -111,15 +111,15 @@ def record_cases(
     device: torch.device,
     progress: Progress,
 ) -> tuple[RecordedCase, ...]:
-    """Draws inputs and records what the model answers.
+    """Draws inputs and records the model's outputs.
 
     Args:
         spec: The model, which is on `device`.
         call: The traced call.
         example: The sizes of the example inputs, by dimension.
-        options: How many cases, and their seed.
-        device: Where the model runs.
-        progress: Is told which case is recorded next.
+        options: The number of cases and their seed.
+        device: The model's device.
+        progress: Called with a description of each case.
     """
     cases = []
     for number, sizes in enumerate(case_sizes(call, example, options.cases, options.seed)):
@@ -130,22 +130,22 @@ def record_cases(
 
 
 def trace_with_torch_export(spec: ExportSpec, bound: BoundCall, sizes: DynamicSizes) -> torch.export.ExportedProgram:
-    """torch.export, with its errors explained.
+    """Calls torch.export and explains its errors.
 
     Raises:
-        ExportError: It refused the model.
+        ExportError: torch.export refused the model.
     """
     dims = torch_dimensions(sizes)
     shape_of = iter([torch_shape(sizes, dims, name) for name in bound.names])
     with guard_log() as log, plain_tuples(spec.model, bound.args, bound.kwargs) as (args, kwargs):
-        # The same tree as the arguments, by parameter, with None for what is no tensor.
+        # A tree like the arguments, by parameter, with None for leaves that are not tensors.
         arguments = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
         dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
             with torch.no_grad():
                 program = torch.export.export(spec.model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         except Exception as error:
-            # torch.export raises some thirty unrelated classes; the original is chained.
+            # torch.export raises about thirty unrelated classes.
             raise explain_export_error(error, sizes, log) from error
     _refuse_mutation(program)
     return program
@@ -160,8 +160,8 @@ def _refuse_mutation(program: torch.export.ExportedProgram) -> None:
             signature = program.run_decompositions({}).graph_signature
     if buffers := sorted(set(signature.buffers_to_mutate.values())):
         raise ExportError(
-            f"the model changes its buffers {', '.join(buffers)} while it runs: every call would depend on the ones "
-            "before it, and on which runner served them",
+            f"the model changes its buffers {', '.join(buffers)} while it runs: results would depend on earlier calls "
+            "and on which runner served them",
             hint="Pass the state in as an input and return it as an output.",
         )
     if inputs := sorted(set(signature.user_inputs_to_mutate.values())):
@@ -171,11 +171,11 @@ def _refuse_mutation(program: torch.export.ExportedProgram) -> None:
 
 
 def _may_mutate(program: torch.export.ExportedProgram) -> bool:
-    """Whether an operator of the graph writes into an argument; only decomposition shows which one."""
+    """Returns whether an operator of the graph writes into an argument. Only decomposition shows which argument."""
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     return any(target._schema.is_mutable for target in targets if isinstance(target, torch._ops.OpOverload))
 
 
 def _class_name(model: torch.nn.Module) -> str:
-    """The name of a package when nobody gives one."""
+    """Returns the default name of a package."""
     return type(model).__name__.strip("_") or "model"

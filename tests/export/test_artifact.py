@@ -13,8 +13,11 @@ from safetensors.torch import load as load_tensors
 
 from exportkit import ExportSpec
 from exportkit.errors import ExportError, HostError, ModelNotFoundError, UsageError
-from exportkit.export import EagerModel, TraceOptions, export_aoti, export_program, resolve
 from exportkit.export.aot_inductor import called_operators
+from exportkit.export.artifact import export_aoti, export_program
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.resolve import resolve
+from exportkit.export.resolved import EagerModel
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Dimension, Size
 from exportkit.package.structure import flatten
@@ -180,7 +183,7 @@ def test_a_compiled_artifact_is_no_program(patches: Path) -> None:
 
 def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
     torch.save({"a": torch.rand(2)}, tmp_path / "weights.pt2")
-    with pytest.raises(ExportError, match="no ExportedProgram"):
+    with pytest.raises(ExportError, match="as an ExportedProgram"):
         resolve(str(tmp_path / "weights.pt2"))
 
 
