@@ -1,1 +1,1 @@
-"""Models that ship with exportkit."""
+"""Models included in exportkit."""

@@ -63,7 +63,7 @@ def test_fixed_filters_are_no_weights(tmp_path: Path):
         ({"head__weight": torch.zeros(3)}, "1 unexpected: head.weight"),
         (
             {"encoder__cls_token": torch.zeros(1, 192)},
-            r"1 of another shape: encoder.cls_token is \[1, 192\], must be \[1, 1, 192\]",
+            r"1 with another shape: encoder.cls_token is \[1, 192\], must be \[1, 1, 192\]",
         ),
         (
             {"encoder__cls_token": torch.zeros(1, 1, 192).long()},
@@ -71,7 +71,7 @@ def test_fixed_filters_are_no_weights(tmp_path: Path):
         ),
         (
             {"encoder__cls_token": None, "extra": torch.zeros(1), "encoder__norm__bias": torch.zeros(3)},
-            "1 missing: .*; 1 unexpected: extra; 1 of another shape: encoder.norm.bias",
+            "1 missing: .*; 1 unexpected: extra; 1 with another shape: encoder.norm.bias",
         ),
     ],
 )
@@ -94,13 +94,13 @@ def test_many_wrong_names_are_counted_not_listed(written: Path):
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "weights.safetensors"
     path.write_bytes(content)
-    with pytest.raises(WeightsError, match=r"weights.safetensors is no readable safetensors file"):
+    with pytest.raises(WeightsError, match=r"weights.safetensors is not a readable safetensors file"):
         load_weights(build(**FILTERS_14), path)
 
 
 def test_a_truncated_file_is_refused(written: Path):
     written.write_bytes(written.read_bytes()[:-1000])
-    with pytest.raises(WeightsError, match="no readable safetensors file"):
+    with pytest.raises(WeightsError, match="not a readable safetensors file"):
         load_weights(build(**VIT), written)
 
 

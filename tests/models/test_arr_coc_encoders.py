@@ -140,7 +140,7 @@ def test_a_transformer_sees_the_whole_image():
 
 
 def test_a_position_grid_without_interpolated_positions_is_refused():
-    with pytest.raises(UsageError, match="position_grid belongs to"):
+    with pytest.raises(UsageError, match="position_grid needs"):
         VisionTransformer("tiny", position_grid=14)
     with pytest.raises(UsageError, match="size must be one of tiny, small, base, got 'giant'"):
         VisionTransformer("giant")

@@ -144,7 +144,7 @@ def test_features_that_do_not_fit_the_image_are_refused(shape: tuple[int, ...], 
 
 
 def test_a_model_of_given_features_cannot_encode():
-    with pytest.raises(UsageError, match="its features are given"):
+    with pytest.raises(UsageError, match="features are an input"):
         build(encoder="given", dim=24)(torch.rand(2, 3, 32, 48), torch.randn(2, 24))
 
 
@@ -242,10 +242,10 @@ def test_with_relu_and_explicit_attention_a_sample_gets_the_same_bits_in_any_bat
     [
         ({**VIT, "activation": "silu"}, "activation must be one of gelu, relu, got 'silu'"),
         ({**VIT, "attention": "flash"}, "attention must be one of sdpa, explicit, got 'flash'"),
-        ({"activation": "relu"}, "belong to a transformer"),
+        ({"activation": "relu"}, "need a transformer"),
         ({"feature_dtype": "int4"}, "feature_dtype must be one of float, int8, got 'int4'"),
-        ({"encoder": "given"}, 'dim goes with encoder "given" and no other'),
-        ({"dim": 64}, 'dim goes with encoder "given" and no other'),
+        ({"encoder": "given"}, 'dim must be given if and only if encoder is "given"'),
+        ({"dim": 64}, 'dim must be given if and only if encoder is "given"'),
         ({"encoder": "given", "dim": 0}, "dim and patch_size must be at least 1, got 0 and 16"),
     ],
     ids=str,

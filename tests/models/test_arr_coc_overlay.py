@@ -139,7 +139,7 @@ def test_equal_relevances_and_budgets_can_be_drawn():
 
 def test_outputs_of_another_image_are_refused():
     image, outputs = _small_picture()
-    with pytest.raises(UsageError, match="outputs are of 20 patches, the image has 4 x 4 of 16 pixels"):
+    with pytest.raises(UsageError, match="outputs have 20 patches, the image has 4 x 4 of 16 pixels"):
         draw_overlay(image[..., :64], outputs, patch_size=16)
     with pytest.raises(UsageError, match=r"image must be \[1, 3, H, W\] or \[3, H, W\], got shape \[64, 80\]"):
         draw_overlay(image[0, 0], outputs, patch_size=16)

@@ -1,4 +1,4 @@
-"""The ARR-COC vision pipeline: which patches of an image matter for a query, and how many tokens each may spend."""
+"""The ARR-COC vision pipeline. It finds the patches of an image that matter for a query and their token budgets."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ Draw = Callable[[Mapping[str, int], torch.Generator], tuple[tuple[Any, ...], dic
 
 
 def export_spec(*, query_tokens: bool = False, **model_kwargs: Any) -> ExportSpec:
-    """What the built-in name `arr-coc` stands for.
+    """Returns the spec of the built-in model `arr-coc`.
 
-    Batch 1 to 64; height and width from 2 patches (4 for a transformer) to 64, each for itself.
+    The batch size is 1 to 64. Height and width are 2 patches (4 for a transformer) to 64, independently of each other.
 
     Args:
         query_tokens: Trace queries [B, T, Dq] with mask [B, T], T 1 to 64, instead of [B, Dq].
-        **model_kwargs: As `build` takes them.
+        **model_kwargs: The arguments of `build`.
 
     Raises:
-        UsageError: An argument that means nothing.
-        WeightsError: A weights file that does not fit.
+        UsageError: An argument is invalid.
+        WeightsError: A weights file does not fit.
     """
     check_arguments(model_kwargs, beside=["query_tokens"])
     if model_kwargs.get("encoder") == "given":
         raise UsageError(
-            "arr-coc has an encoder; where features are given it is another MODEL",
-            hint="Take exportkit.models.arr_coc:features_spec.",
+            "arr-coc needs an encoder other than given",
+            hint="To give features as an input, use MODEL exportkit.models.arr_coc:features_spec.",
         )
     model = build(**model_kwargs)
     patch = model.encoder.patch_size
@@ -62,7 +62,7 @@ def export_spec(*, query_tokens: bool = False, **model_kwargs: Any) -> ExportSpe
     else:
         dynamic = {"image": image, "query": {0: f"batch[1:{MAX_BATCH}]"}}
     draw = _drawer(patch, model.query_dim, query_tokens)
-    # More patches than the default K, sizes that differ from one another and from K.
+    # More patches than the default K; all sizes differ from each other and from K.
     args, kwargs = draw({"batch": 2, "gh": 15, "gw": 17, "tokens": 5}, torch.Generator().manual_seed(0))
     return ExportSpec(
         model=model,
@@ -76,19 +76,19 @@ def export_spec(*, query_tokens: bool = False, **model_kwargs: Any) -> ExportSpe
 
 
 def features_spec(*, dim: int = 1024, **model_kwargs: Any) -> ExportSpec:
-    """The pipeline without its encoder, `exportkit.models.arr_coc:features_spec`: images, features and queries.
+    """Returns the spec of the pipeline without its encoder, MODEL `exportkit.models.arr_coc:features_spec`.
 
-    For features of an encoder of one's own; batch, height and width vary as in `export_spec`.
+    It takes images, features of the caller's encoder, and queries. Batch, height and width vary as in `export_spec`.
 
     Args:
-        dim: Width of the features.
-        **model_kwargs: As `build` takes them, but for `encoder`.
+        dim: The width of the features.
+        **model_kwargs: The arguments of `build`, except `encoder`.
 
     Raises:
-        UsageError: An argument that means nothing.
+        UsageError: An argument is invalid.
     """
     if "encoder" in model_kwargs:
-        raise UsageError("features_spec takes no encoder: its features are given", hint="Take arr-coc for one.")
+        raise UsageError("features_spec takes no encoder: features are an input", hint="Use arr-coc for an encoder.")
     arguments = {"encoder": "given", "dim": dim, **model_kwargs}
     check_arguments(arguments)
     model = build(**arguments)
@@ -118,10 +118,10 @@ def features_spec(*, dim: int = 1024, **model_kwargs: Any) -> ExportSpec:
 
 
 def output_tolerances(model: ARRCOC) -> dict[str, Tolerance]:
-    """How far the outputs may be from eager's where the dtype's default does not say it: all but scores and relevance.
+    """Returns the tolerances of all outputs but scores and relevance, for which the dtype's default is right.
 
-    A compiled program sums in another order; what it selects may then differ where two relevances are as good as equal,
-    and a budget by the one token that rounding gives.
+    A compiled program sums in another order. Then it may select another patch if two relevances are nearly equal, and a
+    budget may differ by one token due to rounding.
     """
     features = {"features": Tolerance(1e-3, 1e-4, rows_of="indices")}
     if model.attending.feature_dtype == "int8":
@@ -152,9 +152,9 @@ def _drawer(patch_size: int, query_dim: int, query_tokens: bool) -> Draw:
 
 
 def draw_image(batch: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Random images that look like something: blobs of colour at three scales under a little noise.
+    """Draws random images with structure: blobs of colour at three scales with a little noise.
 
-    In plain noise every patch is as relevant as the next, and a ranking of them says nothing.
+    In plain noise all patches are about equally relevant, so their ranking would be meaningless.
 
     Returns:
         float32 [batch, 3, height, width] in [0, 1].

@@ -1,4 +1,4 @@
-"""Attending: the patches that are kept, where they lie, and how many tokens each may spend."""
+"""Attending: selects patches and computes their positions and token budgets."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ RMS_FLOOR = 1e-6  # added to mean squares, so that a row of zeros has a root
 
 
 class Selection(NamedTuple):
-    """The patches that were kept, most relevant first.
+    """The selected patches, most relevant first.
 
     Attributes:
-        features: [B, K, D], gated by their scores; int8 where there are scales.
-        indices: int64 [B, K], into the patches in row-major order.
+        features: [B, K, D], gated by their scores; int8 if `feature_scales` is given.
+        indices: int64 [B, K], indices of the patches in row-major order.
         budgets: int64 [B, K], in tokens.
-        scores: [B, K], the relevance of each.
-        positions: float32 [B, K, 2], the centre of each as (y, x), fractions of height and width.
-        feature_scales: float32 [B, K], what to multiply int8 features by, gates included.
+        scores: [B, K], the relevance of each patch.
+        positions: float32 [B, K, 2], the centre of each patch as (y, x), fractions of height and width.
+        feature_scales: float32 [B, K], the factors for int8 features, which include the gates.
     """
 
     features: Tensor
@@ -41,20 +41,21 @@ class Selection(NamedTuple):
 
 
 class Attending(nn.Module):
-    """Keeps the K most relevant patches, or all of them where there are fewer.
+    """Selects the K most relevant patches, or all patches if there are fewer.
 
-    A ranking has no gradient, so the kept features are gated by their scores; that is how relevance learns.
+    A ranking has no gradient. Relevance learns because the selected features are gated by their scores.
 
     Args:
-        k: How many patches to keep, at least 1.
-        gating: "scale" multiplies features by their score. "straight-through" leaves their values as they are and
-            lets the gradient through as if they had been multiplied.
-        feature_dtype: "float" gives features in the model's dtype. "int8" rounds them, when evaluating, to 127 steps a
-            side of the largest of a patch, for a quarter of the bytes or less; rounding has no gradient to train by.
-        min_tokens: Budget of a patch of relevance 0.
-        max_tokens: Budget of a patch of relevance 1.
-        gamma: Exponent on relevance; above 1 favours the few best.
-        mean_tokens: Spread exactly K * mean_tokens over the K patches; by default the sum is whatever relevance gives.
+        k: The number of patches to select, at least 1.
+        gating: "scale" multiplies features by their score. "straight-through" keeps their values, but computes
+            gradients as if they had been multiplied.
+        feature_dtype: "float" returns features in the model's dtype. "int8" quantises them in eval mode, relative to
+            the largest value of a patch (-127 to 127), which takes at most a quarter of float32's bytes. Training
+            does not quantise, because rounding has no gradient.
+        min_tokens: The budget of a patch of relevance 0.
+        max_tokens: The budget of a patch of relevance 1.
+        gamma: The exponent of relevance; above 1 it favours the best patches.
+        mean_tokens: Distribute exactly K * mean_tokens over the K patches. None: the sum depends on relevance.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Attending(nn.Module):
     def forward(self, relevance: Tensor, features: Tensor, grid: tuple[int, int]) -> Selection:
         """Selects by relevance [B, N] among features [B, N, D] of a grid of rows x columns = N patches."""
         count = relevance.shape[1]
-        # torch 2.11 compiles no sym_min of plain numbers.
+        # torch 2.11 cannot compile sym_min of plain numbers.
         k = min(self.k, count) if isinstance(count, int) else torch.sym_min(self.k, count)
         kept, indices = top_k_patches(relevance, features, k)
         scores = relevance.gather(1, indices)
@@ -106,7 +107,7 @@ class Attending(nn.Module):
         return Selection(self._gate(kept, scores), indices, budgets, scores, positions)
 
     def extra_repr(self) -> str:
-        """Shown in the module's repr."""
+        """Returns the text for the module's repr."""
         tokens = f"tokens={self.min_tokens}..{self.max_tokens}, gamma={self.gamma:g}, mean_tokens={self.mean_tokens}"
         return f"k={self.k}, gating={self.gating}, feature_dtype={self.feature_dtype}, {tokens}"
 
@@ -114,19 +115,19 @@ class Attending(nn.Module):
         gate = scores.unsqueeze(-1)
         if self.gating == "scale":
             return kept * gate
-        # The bracket is exactly 0, so the values stay; its gradient by the score is the feature's value.
+        # The bracket is exactly 0, so values do not change. Its gradient by the score is the feature's value.
         return kept + kept.detach() * (gate - gate.detach())
 
     def _quantise(self, kept: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """int8 [B, K, D] and float32 scales [B, K], whose product is nearly the gated features."""
-        # Integers do not depend on a row's length, so it goes back into the scale, and the gate with it.
+        """Returns int8 [B, K, D] and float32 scales [B, K]; their product approximates the gated features."""
+        # The integers do not depend on a row's length, so the scale includes it, and the gate.
         steps, scales = rms_norm_quantize(kept, kept.new_ones(kept.shape[-1]), RMS_FLOOR)
         scales = scales * (kept.float().square().mean(-1) + RMS_FLOOR).sqrt()
         return steps, scales * scores.float() if self.gating == "scale" else scales
 
 
 def centres(indices: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Centres of patches, float32 [..., 2] as (y, x) in (0, 1), of row-major indices into a grid (rows, columns)."""
+    """Returns centres of patches, float32 [..., 2] as (y, x) in (0, 1), for row-major indices in a grid."""
     rows, columns = grid
     row = torch.div(indices, columns, rounding_mode="floor")
     y = (row.to(torch.float32) + 0.5) / rows

@@ -1,4 +1,4 @@
-"""Balancing: what each way of knowing weighs, for all samples alike or for each by its query and image."""
+"""Balancing: weighs the three ways of knowing, equally for all samples or by each sample's query and image."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class FixedBalancer(nn.Module):
     """The same weights for every sample.
 
     Args:
-        weights: Of propositional, perspectival and participatory knowing; not negative, not all 0. Normalised by
-            their sum.
+        weights: The weights of propositional, perspectival and participatory knowing, each at least 0 with a sum
+            above 0. They are divided by their sum.
     """
 
     weights: Tensor
@@ -31,27 +31,27 @@ class FixedBalancer(nn.Module):
         self.register_buffer("weights", torch.tensor(checked_weights(weights)), persistent=False)
 
     def forward(self, features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Weights [3], whatever the features and the query are."""
+        """Returns weights [3], which do not depend on the arguments."""
         return self.weights.to(features.dtype)
 
 
 class LearnedBalancer(nn.Module):
-    """Weights for each sample, by a small network from its query and the mean of its features.
+    """Computes weights for each sample with a small network, from its query and the mean of its features.
 
     Args:
-        dim: Width of features and query.
-        hidden: Width of the hidden layer.
-        weights: What an untrained balancer starts near; all above 0.
+        dim: The width of features and query.
+        hidden: The width of the hidden layer.
+        weights: The approximate weights of an untrained balancer, all above 0.
     """
 
     def __init__(self, dim: int, hidden: int = 64, weights: Sequence[float] = DEFAULT_WEIGHTS) -> None:
         super().__init__()
         start = torch.tensor(checked_weights(weights))
         if not (start > 0).all():
-            raise UsageError(f"a learned balancer starts from weights above 0, got {list(weights)}")
+            raise UsageError(f"a learned balancer needs initial weights above 0, got {list(weights)}")
         self.hidden = SampleLinear(2 * dim, hidden)
         self.output = SampleLinear(hidden, 3)
-        # Small, not zero: with zeros no gradient reaches the hidden layer, the features or the query in the first step.
+        # Not zero, because then no gradient would reach the hidden layer, the features or the query in the first step.
         nn.init.normal_(self.output.weight, std=0.02)
         with torch.no_grad():
             self.output.bias.copy_(start.log())
@@ -64,11 +64,11 @@ class LearnedBalancer(nn.Module):
 
 
 class Balancing(nn.Module):
-    """Three scores and their weights to one relevance.
+    """Combines three scores to one relevance.
 
     Args:
-        balancer: Gives the weights, [3] or [B, 3].
-        invert_entropy: Take 1 - entropy, for features in which a peak is information and evenness is none.
+        balancer: Computes the weights, [3] or [B, 3].
+        invert_entropy: Use 1 - entropy, for features where a peak means more information than an even distribution.
     """
 
     def __init__(self, balancer: FixedBalancer | LearnedBalancer, *, invert_entropy: bool = False) -> None:
@@ -77,15 +77,15 @@ class Balancing(nn.Module):
         self.invert_entropy = invert_entropy
 
     def forward(self, scores: Scores, weights: Tensor) -> Tensor:
-        """Relevance [B, N] in [0, 1] by the balancer's weights."""
+        """Returns the relevance [B, N] in [0, 1]."""
         return opponent_balance(scores.entropy, scores.salience, scores.alignment, weights, self.invert_entropy)
 
 
 def checked_weights(weights: Sequence[float]) -> list[float]:
-    """The weights as floats.
+    """Returns the weights as floats.
 
     Raises:
-        UsageError: Not three numbers >= 0 with a sum above 0.
+        UsageError: The weights are not three numbers >= 0 with a sum above 0.
     """
     if len(weights) != 3 or not all(weight >= 0 for weight in weights) or not sum(weights) > 0:
         raise UsageError(f"balance weights must be three numbers >= 0 with a sum above 0, got {list(weights)}")
@@ -93,16 +93,16 @@ def checked_weights(weights: Sequence[float]) -> list[float]:
 
 
 def pool_query(query: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean of the query's tokens that count: [B, D] as it is, [B, T, D] -> [B, D]; 0 where no token counts."""
+    """Returns the mean of the query's unmasked tokens, [B, D]; 0 if all are masked. Returns [B, D] unchanged."""
     if query.dim() == 2:
         return query
     if mask is None:
         return query.mean(1)
-    # `where`, not a product with the mask: what a masked token holds, NaN included, must not show.
+    # `where` and not a product with the mask, because a masked token may be NaN.
     kept = torch.where(mask.unsqueeze(-1), query, query.new_zeros(()))
     return kept.sum(1) / mask.sum(1, keepdim=True).clamp_min(1).to(query.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Rows of length 1, so that the network sees directions whatever the encoder's scale."""
+    """Normalises rows to length 1, so that the network does not depend on the encoder's scale."""
     return functional.normalize(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, dim=-1).to(x.dtype)

@@ -1,4 +1,4 @@
-"""The pipeline from plain values, as a command line or a manifest can hold them."""
+"""Builds the pipeline from plain values, such as a command line or a manifest has."""
 
 from __future__ import annotations
 
@@ -59,38 +59,38 @@ def build(
 ) -> ARRCOC:
     """Builds the model, in eval mode on the CPU.
 
-    The same arguments give the same weights, and the caller's random state stays as it is.
+    The same arguments give the same weights. The caller's random state does not change.
 
     Args:
-        encoder: "filters" (fixed, needs no training) or "vit-tiny", "vit-small", "vit-base"; "given" where features are
-            an input, see FromFeatures.
-        patch_size: 14 or 16; any where features are given.
-        dim: Width of features that are given.
-        k: How many patches are kept; all of them where an image has fewer.
-        query_dim: Width of queries; by default that of the features, without a projection.
+        encoder: "filters" (fixed, without training), "vit-tiny", "vit-small" or "vit-base"; "given" if features are an
+            input, see FromFeatures.
+        patch_size: 14 or 16; any size with the encoder "given".
+        dim: The width of the features, with the encoder "given".
+        k: The number of patches to select; all patches if an image has fewer.
+        query_dim: The width of queries. None: the features' width, without a projection.
         balancer: "fixed" weights or "learned", a network that starts near them.
-        entropy_weight: Of propositional knowing.
-        salience_weight: Of perspectival knowing.
-        alignment_weight: Of participatory knowing.
-        temperature: Of the entropy's softmax. By default 1, and 0.15 for "filters", whose features are small.
-        invert_entropy: Count a peaked feature vector as saying more than an even one, not less.
+        entropy_weight: The weight of propositional knowing.
+        salience_weight: The weight of perspectival knowing.
+        alignment_weight: The weight of participatory knowing.
+        temperature: The temperature of the entropy's softmax. None: 1, or 0.15 for "filters", whose features are small.
+        invert_entropy: Count a peaked feature vector as more informative than an even one.
         gating: "scale" or "straight-through", see Attending.
         feature_dtype: "float" or "int8", see Attending.
-        min_tokens: Budget of a patch of relevance 0.
-        max_tokens: Budget of a patch of relevance 1.
-        gamma: Exponent on relevance when budgets are made.
-        mean_tokens: Spread exactly this many tokens a patch, by relevance.
+        min_tokens: The budget of a patch of relevance 0.
+        max_tokens: The budget of a patch of relevance 1.
+        gamma: The exponent of relevance in budgets.
+        mean_tokens: The exact mean number of tokens per patch, distributed by relevance.
         positions: "sincos" or "interpolated", for a transformer.
-        layer_scale: Of a transformer; DINOv2's have it.
-        activation: Of a transformer, "gelu" or "relu".
-        attention: Of a transformer: "sdpa", the faster, or "explicit", see Attention.
-        weights: safetensors file of the whole model.
-        encoder_weights: safetensors file of the encoder alone.
-        seed: Of what is not loaded.
+        layer_scale: Whether a transformer has layer scales, as DINOv2 has.
+        activation: "gelu" or "relu", for a transformer.
+        attention: "sdpa", which is faster, or "explicit", for a transformer. See Attention.
+        weights: A safetensors file of the whole model.
+        encoder_weights: A safetensors file of the encoder alone.
+        seed: The seed of weights that are not loaded.
 
     Raises:
-        UsageError: An argument that means nothing, said with what is allowed.
-        WeightsError: A weights file that does not fit.
+        UsageError: An argument is invalid. The message says what is allowed.
+        WeightsError: A weights file does not fit.
     """
     if encoder not in ENCODERS:
         raise UsageError(f"encoder must be one of {', '.join(ENCODERS)}, got {encoder!r}")
@@ -98,11 +98,9 @@ def build(
         raise UsageError(f"balancer must be one of {', '.join(BALANCERS)}, got {balancer!r}")
     plain = (positions, layer_scale, activation, attention) == ("sincos", False, "gelu", "sdpa")
     if not plain and not encoder.startswith("vit-"):
-        raise UsageError(
-            f'positions, layer_scale, activation and attention belong to a transformer; encoder is "{encoder}"'
-        )
+        raise UsageError(f'positions, layer_scale, activation and attention need a transformer; encoder is "{encoder}"')
     if (dim is None) == (encoder == "given"):
-        raise UsageError(f'dim goes with encoder "given" and no other; encoder is "{encoder}", dim is {dim}')
+        raise UsageError(f'dim must be given if and only if encoder is "given"; encoder is "{encoder}", dim is {dim}')
     if temperature is None:
         temperature = 0.15 if encoder == "filters" else 1.0
     shares = (entropy_weight, salience_weight, alignment_weight)
@@ -142,14 +140,14 @@ def build(
 
 
 def check_arguments(arguments: Mapping[str, Any], *, beside: Sequence[str] = ()) -> None:
-    """Refuses names and types `build` does not take: they come from a command line, as JSON.
+    """Refuses names and types that `build` does not take. The arguments come from a command line, as JSON.
 
     Args:
-        arguments: For `build`.
-        beside: Names that the caller takes itself, to be listed with what is allowed.
+        arguments: Arguments for `build`.
+        beside: Names that the caller takes itself. The message lists them as allowed.
 
     Raises:
-        UsageError: With what is allowed.
+        UsageError: A name or a type is not allowed. The message says what is allowed.
     """
     parameters = inspect.signature(build, eval_str=True).parameters
     if unknown := sorted(arguments.keys() - parameters.keys()):
@@ -164,7 +162,7 @@ def check_arguments(arguments: Mapping[str, Any], *, beside: Sequence[str] = ())
 
 
 def _plain_types(annotation: Any) -> tuple[type, ...]:
-    """The classes a value may have: those of a union, str for a Literal of strings."""
+    """Returns the classes a value may have: the members of a union, and str for a Literal of strings."""
     if typing.get_origin(annotation) is Literal:
         return (str,)
     return typing.get_args(annotation) or (annotation,)

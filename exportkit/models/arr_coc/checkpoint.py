@@ -1,4 +1,4 @@
-"""Weights to and from safetensors files, all or nothing."""
+"""Loads and saves weights as safetensors files, atomically."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _SHOWN = 5  # names of each kind in an error message
 def load_weights(module: nn.Module, path: str | Path) -> None:
     """Fills a module's parameters and buffers from a safetensors file.
 
-    Floating tensors are converted to the dtype the module has. Either every tensor fits or nothing is changed.
+    Floating tensors are converted to the module's dtype. If a tensor does not fit, nothing changes.
 
     Args:
-        module: What to fill.
-        path: The file; its names are those of `module.state_dict()`.
+        module: The module to fill.
+        path: The file, with the names of `module.state_dict()`.
 
     Raises:
-        WeightsError: No such file, no safetensors file, or a tensor that is missing, unexpected, or of another shape or
-            kind of dtype.
+        WeightsError: The file does not exist or is not a safetensors file, or a tensor is missing, unexpected, or has
+            another shape or kind of dtype.
     """
     path = Path(path)
     if not path.is_file():
-        raise WeightsError(f"no weights file {path}")
+        raise WeightsError(f"there is no weights file {path}")
     state = module.state_dict()
     try:
         with safe_open(path, framework="pt") as file:
@@ -41,7 +41,7 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
             _check_names(path, module, state, shapes)
             tensors = {name: file.get_tensor(name) for name in state}
     except SafetensorError as error:
-        raise WeightsError(f"{path} is no readable safetensors file: {error}") from error
+        raise WeightsError(f"{path} is not a readable safetensors file: {error}") from error
     _check_dtypes(path, state, tensors)
     with torch.no_grad():
         for name, target in state.items():
@@ -49,10 +49,10 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
 
 
 def save_weights(module: nn.Module, path: str | Path) -> None:
-    """Writes a module's parameters and buffers to a safetensors file, which appears complete or not at all."""
+    """Writes a module's parameters and buffers to a safetensors file, atomically."""
     path = Path(path)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
-    # A file of its own in a private folder, rather than mkstemp: that makes files that nobody else may read.
+    # A private folder, because mkstemp makes files that only this user can read.
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         temporary = Path(folder, path.name)
         temporary.write_bytes(save(state))
@@ -68,13 +68,13 @@ def _check_names(path: Path, module: nn.Module, state: dict[str, Tensor], shapes
     problems = [
         _listed("missing", (name for name in state if name not in shapes)),
         _listed("unexpected", (name for name in shapes if name not in state)),
-        _listed("of another shape", reshaped),
+        _listed("with another shape", reshaped),
     ]
     if any(problems):
         raise WeightsError(
             f"{path} does not fit {type(module).__name__}: {'; '.join(filter(None, problems))}",
-            hint="Build the model with the sizes the weights were made for, and leave out of the file what it does not "
-            "have, such as a classification head.",
+            hint="Build the model with the sizes of the weights, and remove tensors that it does not have from the "
+            "file, such as a classification head.",
         )
 
 
@@ -86,7 +86,7 @@ def _check_dtypes(path: Path, state: dict[str, Tensor], tensors: dict[str, Tenso
         and not (tensor.is_floating_point() and tensors[name].is_floating_point())
     ]
     if changed:
-        raise WeightsError(f"{path}: {_listed('of another kind of dtype', changed)}")
+        raise WeightsError(f"{path}: {_listed('with another kind of dtype', changed)}")
 
 
 def _listed(what: str, names: Iterable[str]) -> str:

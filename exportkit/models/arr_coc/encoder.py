@@ -1,7 +1,7 @@
-"""Encoders turn an image into one feature vector a patch: a vision transformer here, fixed filters in filters.py.
+"""Encoders compute a feature vector for each patch: a vision transformer here, fixed filters in filters.py.
 
-An encoder is an `nn.Module` with `patch_size`, `dim`, `min_rows` (fewest patches along a side), `needs_maps` and
-`forward(image, maps) -> features [B, N, D]`; the maps may be None where it does not need them.
+An encoder is an `nn.Module` with `patch_size`, `dim`, `min_rows` (the fewest patches along a side), `needs_maps` and
+`forward(image, maps) -> features [B, N, D]`. The maps may be None if it does not need them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ AttentionForm = Literal["sdpa", "explicit"]
 ATTENTIONS: tuple[AttentionForm, ...] = ("sdpa", "explicit")
 PATCH_SIZES = (14, 16)
 
-# Of the photographs that published weights were trained on (ImageNet), in [0, 1].
+# Statistics of ImageNet, on which published weights were trained, for pixels in [0, 1].
 PIXEL_MEAN = (0.485, 0.456, 0.406)
 PIXEL_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
 class VitSize:
-    """A transformer's measures: feature width, number of blocks, attention heads."""
+    """A transformer's size: feature width, number of blocks, attention heads."""
 
     dim: int
     depth: int
@@ -49,26 +49,25 @@ SIZES = {"tiny": VitSize(192, 12, 3), "small": VitSize(384, 12, 6), "base": VitS
 class VisionTransformer(nn.Module):
     """A pre-norm vision transformer over images of any height and width that are multiples of the patch size.
 
-    Parameters are named and laid out as timm's plain ViT and DINOv2 name theirs (`patch_embed.proj.weight`,
-    `cls_token`, `blocks.0.attn.qkv.weight`, ..., with `layer_scale` also `blocks.0.ls1.gamma`), so such weights load
-    once the classification head and the mask token are dropped. See Dosovitskiy et al., "An Image is Worth 16x16
-    Words" (2020).
+    Parameters have the names and layouts of timm's plain ViT and DINOv2 (`patch_embed.proj.weight`, `cls_token`,
+    `blocks.0.attn.qkv.weight`, ..., with `layer_scale` also `blocks.0.ls1.gamma`). Such weights load after the
+    classification head and the mask token are removed. See Dosovitskiy et al., "An Image is Worth 16x16 Words" (2020).
 
     Args:
         size: "tiny", "small" or "base".
         patch_size: 14 or 16.
-        positions: "sincos" computes positions from the grid and learns none. "interpolated" learns a grid of
-            `position_grid` x `position_grid` and resizes it to the image's.
-        position_grid: Side of the learned grid; 224 / patch_size where weights were trained at 224 pixels.
+        positions: "sincos" computes positions from the grid. "interpolated" learns a grid of `position_grid` x
+            `position_grid` and resizes it to the image's grid.
+        position_grid: The side of the learned grid: 224 / patch_size for weights trained at 224 pixels.
         layer_scale: Learn a factor per channel after attention and after the MLP, as DINOv2 does.
-        activation: Of the MLPs: "gelu", as published weights need, or "relu", which is one pass with the bias.
+        activation: The MLPs' activation: "gelu", as published weights need, or "relu", which is fused with the bias.
         attention: "sdpa", torch's fused form, or "explicit", see Attention.
     """
 
     pixel_mean: Tensor
     pixel_std: Tensor
     needs_maps = False
-    min_rows = 4  # 16 rows and more: below that a matrix library's kernel depends on the number of products too
+    min_rows = 4  # 16 patches; with fewer rows, a matrix library's kernel also depends on the number of products
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class VisionTransformer(nn.Module):
             self.position_grid = position_grid or 224 // patch_size
             self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.position_grid**2, measures.dim))
         elif position_grid is not None:
-            raise UsageError('position_grid belongs to positions="interpolated"; sincos positions have no grid')
+            raise UsageError('position_grid needs positions="interpolated"; sincos positions have no grid')
         self.blocks = nn.ModuleList(Block(measures, layer_scale, activation, attention) for _ in range(measures.depth))
         self.norm = LayerNorm(measures.dim, eps=1e-6)
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
@@ -108,7 +107,7 @@ class VisionTransformer(nn.Module):
         self._initialise()
 
     def forward(self, image: Tensor, maps: TextureMaps | None) -> Tensor:
-        """Features [B, N, D] of `image` [B, 3, H, W] in [0, 1]; the class token takes part and is left out of them."""
+        """Returns features [B, N, D] of `image` [B, 3, H, W] in [0, 1], without the class token."""
         rows, columns = image.shape[2] // self.patch_size, image.shape[3] // self.patch_size
         x = self.patch_embed((image - self.pixel_mean) / self.pixel_std)
         if self.positions == "interpolated":
@@ -138,7 +137,7 @@ class VisionTransformer(nn.Module):
 
 
 class GivenFeatures(nn.Module):
-    """Stands for an encoder that is no part of the model: its features are an input, see `FromFeatures`."""
+    """A placeholder for an encoder outside the model, whose features are an input. See `FromFeatures`."""
 
     needs_maps = False
     min_rows = 1
@@ -151,11 +150,11 @@ class GivenFeatures(nn.Module):
 
     def forward(self, image: Tensor, maps: TextureMaps | None) -> Tensor:
         """Raises UsageError."""
-        raise UsageError("the model has no encoder: its features are given", hint="Call it through FromFeatures.")
+        raise UsageError("the model has no encoder: features are an input", hint="Call it through FromFeatures.")
 
 
 class PatchEmbed(nn.Module):
-    """One linear map a patch. The weight has a convolution's shape [D, 3, P, P], as published weights do."""
+    """A linear map of each patch. The weight has a convolution's shape [D, 3, P, P], as in published weights."""
 
     def __init__(self, dim: int, patch_size: int) -> None:
         super().__init__()
@@ -167,12 +166,12 @@ class PatchEmbed(nn.Module):
         weight, bias = self.proj.weight, self.proj.bias
         assert bias is not None
         patches = cut_patches(image, self.patch_size).flatten(2).to(weight.dtype)
-        # One product a sample, see SampleLinear.
+        # One product per sample, see SampleLinear.
         return torch.baddbmm(bias, patches, weight.flatten(1).t().expand(image.shape[0], -1, -1))
 
 
 class Block(nn.Module):
-    """Attention and MLP, each after a layer norm and added to its input."""
+    """Attention and MLP, each applied after a layer norm and added to its input."""
 
     def __init__(self, size: VitSize, layer_scale: bool, activation: Activation, attention: AttentionForm) -> None:
         super().__init__()
@@ -190,7 +189,7 @@ class Block(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` over the last dimension by `fused_layer_norm`."""
+    """`nn.LayerNorm` over the last dimension, computed by `fused_layer_norm`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
@@ -201,10 +200,10 @@ class Attention(nn.Module):
     """Multi-head self-attention with one projection for queries, keys and values.
 
     Args:
-        dim: Width of what comes in and goes out.
-        heads: Their number; it divides `dim`.
-        form: "sdpa" is `torch.nn.functional.scaled_dot_product_attention`, which never holds the M x M matrix.
-            "explicit" does, and takes `softmax` of it row by row.
+        dim: The width of inputs and outputs.
+        heads: The number of heads, a divisor of `dim`.
+        form: "sdpa" uses `torch.nn.functional.scaled_dot_product_attention`, which never stores the M x M matrix.
+            "explicit" stores it and computes `softmax` of its rows.
     """
 
     def __init__(self, dim: int, heads: int, form: AttentionForm) -> None:
@@ -255,9 +254,9 @@ class LayerScale(nn.Module):
 
 
 def sincos_positions(rows: int, columns: int, dim: int, device: torch.device) -> Tensor:
-    """Sine and cosine positions of a grid, float32 [rows * columns, dim]: half of the channels for y, half for x.
+    """Returns sine and cosine positions of a grid, float32 [rows * columns, dim], half the channels for y, half for x.
 
-    The wavelengths are those of "Attention is all you need", so any grid has positions and none is learned.
+    The wavelengths are from "Attention is all you need", so any grid has positions without training.
     """
     frequencies = torch.exp(torch.arange(dim // 4, device=device) * (-math.log(10_000.0) / (dim // 4)))
     y = torch.arange(rows, device=device).unsqueeze(1) * frequencies

@@ -1,7 +1,7 @@
-"""An encoder that means something without training: fixed filters for colour, brightness and texture.
+"""An encoder that needs no training: fixed filters for colour, brightness and texture.
 
-What it knows is what patches look like, not what they show: similar skin, fur, foliage or sky have similar features.
-That is enough for a query made from a region of the picture itself (region.py), and it needs no weights to ship.
+Its features describe the look of patches, not their content: similar skin, fur, foliage or sky have similar features.
+That is enough for a query made from a region of the same picture (region.py), and there are no weights to distribute.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from exportkit.models.arr_coc.texture import TextureMaps, cut_patches
 HUES = 12
 BRIGHTNESSES = (4.0, 17.0, 30.0, 43.0, 56.0, 69.0, 82.0, 95.0)  # L*
 BRIGHTNESS_WIDTH = 9.0
-FREQUENCIES = 8  # DCT coefficients along a side: from none to three and a half cycles a patch
+FREQUENCIES = 8  # DCT coefficients along a side: 0 to 3.5 cycles per patch
 RINGS = ((0.0, 1.5), (1.5, 3.0), (3.0, 5.5), (5.5, 10.0))  # radial bands of DCT coefficients
-RING_SCALES = (0.012, 0.0062, 0.0032, 0.0017)  # their median amplitude on photographs, which falls as 1/f does
+RING_SCALES = (0.012, 0.0062, 0.0032, 0.0017)  # median amplitudes on photographs, which fall like 1/f
 SECTORS = 3  # vertical, oblique, horizontal structure
-LARGEST_COEFFICIENT = 128.0  # in those scales; its square is a float16
+LARGEST_COEFFICIENT = 128.0  # in units of RING_SCALES; its square fits in a float16
 CHROMA_SCALE = 25.0  # of a*, b*
-TEXTURE_SCALE = 1.5  # of band amplitudes over their medians
+TEXTURE_SCALE = 1.5  # of band amplitudes divided by their medians
 
-# The typical response on photographs is subtracted, so that unlike patches have opposite features instead of all
-# features lying within one narrow cone; the gains give colour, brightness and texture comparable say in a cosine.
+# The typical response on photographs is subtracted, so that different patches have opposite features. Otherwise all
+# features would lie in a narrow cone. The gains give colour, brightness and texture similar weight in a cosine.
 HUE_OFFSET, HUE_GAIN = 0.14, 1.5
 BRIGHTNESS_OFFSET, BRIGHTNESS_GAIN = 0.25, 0.9
 TEXTURE_OFFSET, TEXTURE_GAIN = 0.4, 1.3
@@ -37,13 +37,13 @@ TEXTURE_OFFSET, TEXTURE_GAIN = 0.4, 1.3
 class FilterBank(nn.Module):
     """Fixed filters over CIELAB patches.
 
-    Of each patch: 12 hue responses (rectified, so that a patch half red and half green is not grey) and 8 brightness
-    responses over its quadrants, 12 texture responses (root mean square of DCT coefficients, by spatial frequency and
-    orientation). Then the same 32 as a mean over the 3 x 3 patches around it.
+    Each patch has 12 hue responses (rectified, so that a half red and half green patch is not grey), 8 brightness
+    responses over its quadrants, and 12 texture responses (root mean squares of DCT coefficients, by spatial frequency
+    and orientation). The other 32 features are the means of these over the surrounding 3 x 3 patches.
 
-    Responses are compressed by x / (x + scale) rather than a logarithm or an exponential: division and square root are
-    exactly rounded, while a vectorised exponential has other last bits than the scalar one at the end of a row, so that
-    a patch's features would depend on where it lies in the batch.
+    Responses are compressed by x / (x + scale) and not by a logarithm or an exponential. Division and square root are
+    exactly rounded. A vectorised exponential differs in its last bits from the scalar one at the end of a row, so a
+    patch's features would depend on its place in the batch.
 
     Args:
         patch_size: 14 or 16.
@@ -73,7 +73,7 @@ class FilterBank(nn.Module):
         self._band_sizes = [len(band) for band in bands]
 
     def forward(self, image: Tensor, maps: TextureMaps | None) -> Tensor:
-        """Features [B, N, 64] of the pixel maps; the image itself is not looked at again."""
+        """Returns features [B, N, 64] of the pixel maps. The image itself is not used."""
         assert maps is not None
         rows, columns = image.shape[2] // self.patch_size, image.shape[3] // self.patch_size
         own = torch.cat([self._colour(maps.lab), self._texture(maps.lab[:, :1])], dim=2)
@@ -82,7 +82,7 @@ class FilterBank(nn.Module):
         return torch.cat([own, around], dim=2)
 
     def _colour(self, lab: Tensor) -> Tensor:
-        """Hue and brightness responses [B, N, 20], each the mean over a patch's four quadrants."""
+        """Returns hue and brightness responses [B, N, 20], each the mean over a patch's four quadrants."""
         quadrants = functional.avg_pool2d(lab, self.patch_size // 2)
         a, b = quadrants[:, 1:2], quadrants[:, 2:3]
         along = a * self.hues[0].view(-1, 1, 1) + b * self.hues[1].view(-1, 1, 1)
@@ -92,32 +92,32 @@ class FilterBank(nn.Module):
         return functional.avg_pool2d(torch.cat([hue, brightness], dim=1), 2).flatten(2).transpose(1, 2)
 
     def _texture(self, luminance: Tensor) -> Tensor:
-        """Band responses [B, N, 12] of L* [B, 1, H, W]."""
+        """Returns band responses [B, N, 12] of L* [B, 1, H, W]."""
         patches = cut_patches(luminance / 100, self.patch_size).flatten(1, 2)
         batch, count, side, _ = patches.shape
         basis = self.basis.expand(batch, -1, -1)
-        # Columns, then rows: two small products a sample instead of one with all 64 basis images.
+        # Columns, then rows: two small products per sample instead of one with all 64 basis images.
         half = torch.bmm(patches.reshape(batch, count * side, side), basis)
         half = half.reshape(batch, count, side, FREQUENCIES).transpose(2, 3).reshape(batch, -1, side)
         coefficients = torch.bmm(half, basis).reshape(batch, count, FREQUENCIES * FREQUENCIES)
         scaled = (coefficients * self.coefficient_scales).clamp(-LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
-        # Sums, not a product with a matrix of ones and zeros: of less than 16 rows, which a small image has, a matrix
-        # library computes one alone with other last bits than several.
+        # Sums instead of a product with a matrix of ones and zeros: for fewer than 16 rows, as in a small image, a
+        # matrix library computes one product with other last bits than several.
         powers = (scaled * scaled).index_select(2, self.band_order).split(self._band_sizes, dim=2)
         power = torch.stack([band.mean(2) for band in powers], dim=2)
-        # The root's slope at 0 is infinite: a flat patch would have no gradient but NaN.
+        # The root's slope at 0 is infinite: a flat patch's gradient would be NaN.
         return TEXTURE_GAIN * (_compressed(torch.sqrt(power + 1e-4), TEXTURE_SCALE) - TEXTURE_OFFSET)
 
 
 def _compressed(amplitude: Tensor, scale: float) -> Tensor:
-    """[0, inf) to [0, 1), one half at `scale`."""
+    """Maps [0, inf) to [0, 1), with one half at `scale`."""
     return amplitude / (amplitude + scale)
 
 
 def dct_basis(side: int) -> Tensor:
-    """The first columns of the orthonormal DCT-II of `side` samples over sqrt(side), float32 [side, 8].
+    """Returns the first columns of the orthonormal DCT-II of `side` samples over sqrt(side), float32 [side, 8].
 
-    The square root makes a coefficient of an image the same whatever the patch size: an amplitude, not a sum.
+    The square root makes coefficients amplitudes instead of sums, so that they do not depend on the patch size.
     """
     sample = torch.arange(side, dtype=torch.float64).unsqueeze(1)
     frequency = torch.arange(FREQUENCIES, dtype=torch.float64).unsqueeze(0)
@@ -127,7 +127,7 @@ def dct_basis(side: int) -> Tensor:
 
 
 def ring_scales() -> Tensor:
-    """One over the typical amplitude of each DCT coefficient, float32 [64]; 0 for the mean, which is no texture."""
+    """Returns 1 / typical amplitude of each DCT coefficient, float32 [64]; 0 for the mean, which is not texture."""
     radius, scales = _radius(), torch.zeros(FREQUENCIES * FREQUENCIES)
     for (low, high), scale in zip(RINGS, RING_SCALES):
         scales[(radius > low) & (radius <= high)] = 1 / scale
@@ -135,7 +135,7 @@ def ring_scales() -> Tensor:
 
 
 def texture_bands() -> list[Tensor]:
-    """Which of the 64 DCT coefficients make each band, ring by ring, and in each by sector."""
+    """Returns the indices of each band's DCT coefficients, ordered by ring, then by sector."""
     frequency = torch.arange(FREQUENCIES, dtype=torch.float64)
     angle = torch.atan2(frequency.unsqueeze(0), frequency.unsqueeze(1)).flatten()
     sector = (angle / (math.pi / 2) * SECTORS).clamp_max(SECTORS - 1).long()

@@ -1,7 +1,7 @@
-"""Three ways of knowing which patch matters, one score each.
+"""Three ways of knowing which patch matters, with one score each.
 
-Propositional: how much a patch says. Perspectival: how much it stands out. Participatory: how well it fits the query.
-Each score is per sample and in [0, 1].
+Propositional: how informative a patch is. Perspectival: how much it stands out. Participatory: how well it fits the
+query. Each score is in [0, 1] and depends on one sample only.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Scores(NamedTuple):
 
 
 class Propositional(nn.Module):
-    """How much information a patch's features hold: the normalised entropy of their softmax.
+    """Scores the information in a patch's features: the normalised entropy of their softmax.
 
     Args:
-        temperature: Of the softmax, above 0. Low ones set apart features that differ little.
+        temperature: The softmax's temperature, above 0. A low one separates features that differ little.
     """
 
     def __init__(self, temperature: float = 1.0) -> None:
@@ -44,16 +44,17 @@ class Propositional(nn.Module):
         return compute_entropy(features, self.temperature)
 
     def extra_repr(self) -> str:
-        """Shown in the module's repr."""
+        """Returns the text for the module's repr."""
         return f"temperature={self.temperature:g}"
 
 
 class Perspectival(nn.Module):
-    """What stands out: edges, contrast with the neighbouring patches, features unlike the image's mean.
+    """Scores how much a patch stands out: edges, contrast with its neighbours, features unlike the image's mean.
 
     Args:
-        patch_size: Side of a patch in pixels.
-        weights: Of edges, colour contrast and features; not negative, not all 0. They are normalised by their sum.
+        patch_size: The side of a patch in pixels.
+        weights: The weights of edges, colour contrast and features, each at least 0 with a sum above 0. They are
+            divided by their sum.
     """
 
     def __init__(self, patch_size: int, weights: Sequence[float] = (0.5, 0.25, 0.25)) -> None:
@@ -68,12 +69,12 @@ class Perspectival(nn.Module):
         return compute_salience(features, maps.lab, maps.sobel_x, maps.sobel_y, self.patch_size, self.weights)
 
     def extra_repr(self) -> str:
-        """Shown in the module's repr."""
+        """Returns the text for the module's repr."""
         return f"patch_size={self.patch_size}, weights={self.weights}"
 
 
 class Participatory(nn.Module):
-    """How well a patch fits the query: cosine similarity, the best of the query's tokens."""
+    """Scores how well a patch fits the query: the cosine similarity with the best of the query's tokens."""
 
     def forward(self, features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
         """Features [B, N, D], query [B, D] or [B, T, D] with bool mask [B, T], True where a token counts -> [B, N]."""

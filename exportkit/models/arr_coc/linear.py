@@ -1,4 +1,4 @@
-"""A linear layer whose answer for one sample does not depend on how many others are in the batch."""
+"""A linear layer whose result for one sample does not depend on the batch size."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from torch.nn import functional
 
 
 class SampleLinear(nn.Linear):
-    """`nn.Linear` over [B, M, in], one matrix product a sample when evaluating.
+    """`nn.Linear` over [B, M, in] with one matrix product per sample in eval mode.
 
-    nn.Linear folds batch and rows into one product of B*M rows, and a matrix library picks its kernel, and with it the
-    order of summation, by that number: the same image then gets other last bits in a batch of 8 than alone, and a
-    near tie in a ranking flips. One product a sample has the same shape in every batch. It costs nothing measurable
-    on the CPU from 16 rows on.
+    nn.Linear computes one product of B*M rows. A matrix library picks its kernel, and so the order of summation, by
+    that number. Then an image gets other last bits in a batch of 8 than alone, and a near tie in a ranking may flip.
+    One product per sample has the same shape in every batch. From 16 rows on, it costs nothing measurable on the CPU.
 
-    In training the folded product is used: the gradient of a weight shared by B products would need B copies of it.
+    Training uses the single product, because the gradient of a weight shared by B products would need B copies of it.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,7 +24,7 @@ class SampleLinear(nn.Linear):
         return self.product(x) if self.bias is None else torch.baddbmm(self.bias, x, self._shared_weight(x))
 
     def product(self, x: Tensor) -> Tensor:
-        """[B, M, in] -> [B, M, out], without the bias."""
+        """Computes [B, M, in] -> [B, M, out] without the bias."""
         return functional.linear(x, self.weight) if self.training else torch.bmm(x, self._shared_weight(x))
 
     def _shared_weight(self, x: Tensor) -> Tensor:

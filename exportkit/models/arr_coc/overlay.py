@@ -1,4 +1,4 @@
-"""A picture of what was chosen: the question, how relevant every patch is, what is kept, and the budgets."""
+"""Draws the query's region, the relevance of every patch, the selected patches and their budgets."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def draw_overlay(
 
     Args:
         image: [1, 3, H, W] or [3, H, W] in [0, 1].
-        outputs: Of ARRCOC for it; only sample 0 is drawn.
-        patch_size: The model's.
-        region: Where the query comes from, outlined.
+        outputs: ARRCOC's outputs for the image; only sample 0 is drawn.
+        patch_size: The model's patch size.
+        region: The region of the query, which is outlined.
         subject: The query in words.
 
     Returns:
@@ -52,14 +52,14 @@ def draw_overlay(
 
     Raises:
         HostError: Pillow is not installed.
-        UsageError: Outputs that are not those of this image.
+        UsageError: The outputs belong to another image.
     """
     pixels = _pixels(image)
     rows, columns = pixels.shape[0] // patch_size, pixels.shape[1] // patch_size
     relevance, indices, budgets = (_first(outputs[name]) for name in ("relevance", "indices", "budgets"))
     if len(relevance) != rows * columns:
         raise UsageError(
-            f"the outputs are of {len(relevance)} patches, the image has {rows} x {columns} of {patch_size} pixels: "
+            f"the outputs have {len(relevance)} patches, the image has {rows} x {columns} of {patch_size} pixels: "
             "they belong to another image or patch size"
         )
     dimmed = _dimmed(pixels, np.array([], dtype=np.int64), patch_size)
@@ -90,9 +90,9 @@ def draw_overlay(
 
 
 def save_overlay(picture: Image, path: str | Path) -> None:
-    """Writes a PNG, which appears complete or not at all."""
+    """Writes a PNG atomically."""
     path = Path(path)
-    # A file of its own in a private folder, rather than mkstemp: that makes files that nobody else may read.
+    # A private folder, because mkstemp makes files that only this user can read.
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         temporary = Path(folder, path.name)
         picture.save(temporary, format="PNG", optimize=True)
@@ -100,7 +100,7 @@ def save_overlay(picture: Image, path: str | Path) -> None:
 
 
 class _Canvas:
-    """Two by two panels, titles above and legends below; positions are given in the photograph's pixels."""
+    """Two by two panels with titles above and legends below. Positions are in the photograph's pixels."""
 
     def __init__(self, height: int, width: int) -> None:
         self._pil = _pillow()
@@ -117,7 +117,7 @@ class _Canvas:
         self._draw.text((left, top - 58), title, fill=TEXT, font=self._title)
         self._draw.text((left, top - 27), caption, fill=FAINT, font=self._small)
         picture = self._pil["Image"].fromarray(pixels)
-        small = pixels.shape[1] < PANEL_WIDTH / 4  # one value a patch: keep the squares square
+        small = pixels.shape[1] < PANEL_WIDTH / 4  # one value per patch: keep the squares square
         method = self._pil["Image"].Resampling.NEAREST if small else self._pil["Image"].Resampling.LANCZOS
         self.image.paste(picture.resize((PANEL_WIDTH, self.panel_height), method), (left, top))
 
@@ -199,7 +199,7 @@ def _heat(relevance: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def _dimmed(pixels: np.ndarray, indices: np.ndarray, patch_size: int) -> np.ndarray:
-    """The photograph, grey and dark where nothing was kept."""
+    """Returns the photograph with unselected patches grey and dark."""
     rows, columns = pixels.shape[0] // patch_size, pixels.shape[1] // patch_size
     kept = np.zeros(rows * columns, dtype=bool)
     kept[indices] = True
@@ -209,13 +209,13 @@ def _dimmed(pixels: np.ndarray, indices: np.ndarray, patch_size: int) -> np.ndar
 
 
 def _spread(values: np.ndarray) -> np.ndarray:
-    """Values from lowest to highest as 0 to 1."""
+    """Scales values linearly to 0 (lowest) to 1 (highest)."""
     low, high = float(values.min()), float(values.max())
     return (values - low) / (high - low) if high > low else np.ones(len(values))
 
 
 def _colours(shares: np.ndarray, stops: tuple[tuple[int, int, int], ...]) -> np.ndarray:
-    """uint8 [n, 3] for shares in [0, 1], between the stops."""
+    """Returns colours uint8 [n, 3] for shares in [0, 1], interpolated between the stops."""
     places = np.linspace(0, 1, len(stops))
     channels = [np.interp(shares, places, [stop[channel] for stop in stops]) for channel in range(3)]
     return np.stack(channels, axis=1).round().astype(np.uint8)

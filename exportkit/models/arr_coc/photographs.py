@@ -1,4 +1,4 @@
-"""Photographs that ship inside scikit-image's wheel, each with a region to ask about: what the demo needs, offline."""
+"""Photographs from scikit-image's wheel, each with a region for a query, so that the demo works offline."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from exportkit.models.arr_coc.region import Region
 
 @dataclass(frozen=True)
 class Photograph:
-    """A picture and a question about it.
+    """A picture and a query about it.
 
     Attributes:
         pixels: float32 [1, 3, H, W] in [0, 1], H and W multiples of the patch size.
-        region: What to look for more of.
+        region: The region to find similar patches for.
         subject: The region in words.
     """
 
@@ -43,7 +43,7 @@ _ENTRIES = {
 }
 PHOTOGRAPHS = tuple(_ENTRIES)
 
-# For queries made from a region: the fit to the query counts most, and budgets tell the best from the good.
+# For queries made from a region: the fit to the query has the largest weight, and budgets favour the best patches.
 REGION_MODEL: dict[str, Any] = {
     "encoder": "filters",
     "entropy_weight": 0.2,
@@ -51,14 +51,14 @@ REGION_MODEL: dict[str, Any] = {
     "alignment_weight": 0.5,
     "gamma": 3.0,
 }
-"""Arguments of `build` and `export_spec` for asking about a photograph by one of its regions."""
+"""Arguments of `build` and `export_spec` for a query made from a region of a photograph."""
 
 
 def load_photograph(name: str = "astronaut", *, patch_size: int = 16) -> Photograph:
-    """One of PHOTOGRAPHS, cropped to whole patches.
+    """Returns one of PHOTOGRAPHS, cropped to whole patches.
 
     Raises:
-        UsageError: No photograph of this name.
+        UsageError: There is no photograph of this name.
         HostError: scikit-image is not installed.
     """
     if name not in _ENTRIES:
@@ -75,7 +75,7 @@ def load_photograph(name: str = "astronaut", *, patch_size: int = 16) -> Photogr
 
 
 def crop_to_patches(picture: np.ndarray, patch_size: int, enlarge: int = 1) -> Tensor:
-    """uint8 [H, W, 3] to float32 [1, 3, H', W'] in [0, 1], enlarged, then cut at the right and the bottom."""
+    """Converts uint8 [H, W, 3] to float32 [1, 3, H', W'] in [0, 1], enlarged, then cut at the right and the bottom."""
     pixels = torch.tensor(picture[..., :3]).permute(2, 0, 1).unsqueeze(0).float() / 255
     if enlarge > 1:
         pixels = functional.interpolate(pixels, scale_factor=enlarge, mode="bicubic", align_corners=False).clamp(0, 1)

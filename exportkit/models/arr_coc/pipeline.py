@@ -1,8 +1,8 @@
-"""ARR-COC: an image and a query to the patches that matter, each with a token budget.
+"""ARR-COC: selects the patches of an image that matter for a query and gives each a token budget.
 
 ARR-COC is Adaptive Relevance Realization, Contexts Optical Compression: texture -> features -> three ways of knowing ->
-one relevance by balancing -> attending to the K most relevant patches. Nothing here depends on the other samples of a
-batch.
+one relevance by balancing -> attending to the K most relevant patches. A result does not depend on the other samples of
+a batch.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from exportkit.ops.texture_statistics import texture_statistics
 class ARRCOC(nn.Module):
     """The pipeline.
 
-    Evaluated without gradients it takes the fused forms `texture_statistics` and `relevance_scores`, which read pixels
-    and features once; otherwise the operators they are made of, which have gradients.
+    In eval mode without gradients, it uses the fused operators `texture_statistics` and `relevance_scores`, which read
+    pixels and features once. Otherwise it uses separate operators, which have gradients.
 
     Args:
-        encoder: Image to features; its patch size is the model's.
-        knowing: Features, texture and query to three scores.
-        balancing: Three scores to one relevance.
-        attending: Relevance to the patches that are kept.
-        query_dim: Width of the queries, if it is not the features': they are projected by a learned linear map.
+        encoder: Computes features from an image; its patch size is the model's.
+        knowing: Computes three scores from features, texture and query.
+        balancing: Combines the scores to one relevance.
+        attending: Selects patches by relevance.
+        query_dim: The queries' width, if it differs from the features'. A learned linear map projects the queries then.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class ARRCOC(nn.Module):
         """Finds the patches of each image that matter for its query.
 
         Args:
-            image: [B, 3, H, W], sRGB in [0, 1]; H and W multiples of the patch size, in the model's dtype.
-            query: [B, Dq], or [B, T, Dq] for T tokens of which a patch has to fit one.
-            mask: bool [B, T], True where a token counts; every one by default.
+            image: [B, 3, H, W], sRGB in [0, 1], in the model's dtype; H and W are multiples of the patch size.
+            query: [B, Dq], or [B, T, Dq] for T tokens. A patch is compared with the token that fits it best.
+            mask: bool [B, T], True for tokens that count. None: all tokens count.
 
         Returns:
             With N patches and K = min(k, N), most relevant first:
             features [B, K, D], gated by their scores; indices int64 [B, K], row-major; budgets int64 [B, K], in tokens;
             scores [B, K]; positions float32 [B, K, 2], centres (y, x) as fractions of the image; feature_scales
-            float32 [B, K], only beside int8 features; relevance [B, N], of every patch.
+            float32 [B, K], only with int8 features; relevance [B, N] of all patches.
 
         Raises:
-            InputError: A shape or dtype that does not fit, said with what is allowed.
+            InputError: A shape or dtype does not fit. The message says what is allowed.
         """
         self._check_grid(patch_grid(image, self.encoder.patch_size))
         self._check_query(image, query, mask)
@@ -79,12 +79,12 @@ class ARRCOC(nn.Module):
         return self._choose(image, maps, self.encoder(image, maps), query, mask)
 
     def encode(self, image: Tensor) -> Tensor:
-        """Features [B, N, D] of every patch, as `forward` computes them."""
+        """Returns features [B, N, D] of all patches, as `forward` computes them."""
         self._check_grid(patch_grid(image, self.encoder.patch_size))
         return self.encoder(image, self.texture(image) if self.encoder.needs_maps else None)
 
     def choose(self, image: Tensor, features: Tensor, query: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """What `forward` does once there are features: [B, N, D] of the image's patches, row by row."""
+        """Does the part of `forward` after the encoder. Features are [B, N, D], row-major."""
         grid = patch_grid(image, self.encoder.patch_size)
         self._check_query(image, query, mask)
         if features.shape != (image.shape[0], grid[0] * grid[1], self.encoder.dim) or features.dtype != image.dtype:
@@ -143,24 +143,22 @@ class ARRCOC(nn.Module):
         if query.shape[0] != image.shape[0]:
             raise InputError(f"query is for {query.shape[0]} samples, image has {image.shape[0]}")
         if query.dtype != image.dtype:
-            raise InputError(f"query is {query.dtype}, image is {image.dtype}; both must be of the model's dtype")
+            raise InputError(f"query is {query.dtype}, image is {image.dtype}; both must have the model's dtype")
         if mask is None:
             return
         if query.dim() != 3:
-            raise InputError(
-                f"mask chooses among query tokens: query must be [B, T, Dq], got shape {list(query.shape)}"
-            )
+            raise InputError(f"a mask needs query tokens: query must be [B, T, Dq], got shape {list(query.shape)}")
         if mask.dtype != torch.bool:
-            raise InputError(f"mask must be bool, True where a token counts, got {mask.dtype}")
+            raise InputError(f"mask must be bool, True for tokens that count, got {mask.dtype}")
         if mask.shape != query.shape[:2]:
             raise InputError(f"mask must be [B, T] = {list(query.shape[:2])}, got shape {list(mask.shape)}")
 
 
 class FromFeatures(nn.Module):
-    """The pipeline of features that are given, by an encoder of the caller's own.
+    """The pipeline with features of the caller's encoder as an input.
 
     Args:
-        model: Its encoder, such as `GivenFeatures`, says how wide features and patches are.
+        model: A pipeline. Its encoder, such as `GivenFeatures`, has the width of the features and the patch size.
     """
 
     def __init__(self, model: ARRCOC) -> None:
@@ -168,7 +166,7 @@ class FromFeatures(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor, features: Tensor, query: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """As `ARRCOC.forward`, of features [B, H / P, W / P, D] of the image's patches."""
+        """Computes the same as `ARRCOC.forward`, from features [B, H / P, W / P, D] of the image's patches."""
         if features.dim() != 4:
             raise InputError(f"features must be [B, H / P, W / P, D], got shape {list(features.shape)}")
         return self.model.choose(image, features.flatten(1, 2), query, mask)

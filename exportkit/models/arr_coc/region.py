@@ -24,19 +24,19 @@ class Region(NamedTuple):
 
 
 def region_weights(region: Region, rows: int, columns: int, patch_size: int) -> Tensor:
-    """How much of a region lies in each patch.
+    """Computes the share of a region in each patch.
 
     Args:
-        region: May reach over the image's border; only what lies inside counts.
-        rows: Of patches.
-        columns: Of patches.
-        patch_size: In pixels.
+        region: The region. Parts outside the image are ignored.
+        rows: The number of rows of patches.
+        columns: The number of columns of patches.
+        patch_size: The side of a patch in pixels.
 
     Returns:
-        float32 [rows * columns], of sum 1.
+        float32 [rows * columns], with sum 1.
 
     Raises:
-        UsageError: Nothing of the region lies inside the image.
+        UsageError: The region lies outside the image.
     """
     overlap_y = _overlap(region.top, region.height, rows, patch_size)
     overlap_x = _overlap(region.left, region.width, columns, patch_size)
@@ -48,19 +48,19 @@ def region_weights(region: Region, rows: int, columns: int, patch_size: int) -> 
 
 
 def region_query(model: ARRCOC, image: Tensor, region: Region) -> Tensor:
-    """The mean of the model's features over a region, by area.
+    """Returns the mean of the model's features over a region, weighted by area.
 
     Args:
-        model: Without a query projection, since the query is made in the space of its features.
+        model: A pipeline without a query projection, because the query has the features' space.
         image: [B, 3, H, W] in [0, 1].
-        region: The same rectangle of each image.
+        region: A rectangle, the same for each image.
 
     Returns:
         [B, D].
 
     Raises:
         UsageError: The region lies outside the image, or the model projects its query.
-        InputError: The image's shape.
+        InputError: The image has a wrong shape.
     """
     if model.query_projection is not None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The model's parameters shared out among the processes that train it, by FSDP2."""
+"""Shards the model's parameters among training processes with FSDP2."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from exportkit.models.arr_coc.pipeline import ARRCOC
 
 
 def shard(model: ARRCOC, mesh: DeviceMesh | None = None, *, dtype: torch.dtype | None = None) -> ARRCOC:
-    """Shards a model in place: each block of a transformer for itself, then the rest.
+    """Shards a model in place: each block of a transformer separately, then the rest.
 
-    A process holds its part of every parameter, gradient and optimiser state, and gathers a block's only while it
-    computes it. For a state dict of whole tensors see `torch.distributed.checkpoint.state_dict.get_model_state_dict`.
+    A process holds its part of every parameter, gradient and optimiser state, and gathers a block's parameters only
+    while it computes the block. `torch.distributed.checkpoint.state_dict.get_model_state_dict` returns whole tensors.
 
     Args:
-        model: On the mesh's device, the same in every process.
-        mesh: The processes; by default all of them.
-        dtype: Compute the encoder in this one, such as torch.bfloat16, with float32 parameters, gradients summed over
-            the processes in float32, and float32 features: what ranks the patches is measured in float32 always.
+        model: The model, on the mesh's device and the same in every process.
+        mesh: The processes. None: all processes.
+        dtype: The encoder's computing dtype, such as torch.bfloat16. Parameters, sums of gradients over processes, and
+            features are float32, so patches are always ranked in float32.
 
     Returns:
         The model itself.
     """
     whole = MixedPrecisionPolicy(cast_forward_inputs=False)
     if isinstance(model.encoder, VisionTransformer):
-        # Pixels stay as they are: the texture maps are made of them.
+        # Pixels are not cast, because the texture maps are computed from them.
         inside = whole if dtype is None else MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
         outside = whole if dtype is None else MixedPrecisionPolicy(dtype, torch.float32, torch.float32, False)
         for block in model.encoder.blocks:

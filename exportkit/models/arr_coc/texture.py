@@ -1,4 +1,4 @@
-"""What an image looks like before anything is learned: colour, edges, and how it falls into patches."""
+"""Colour and edge maps of images, and their division into patches. Nothing here is learned."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class TextureMaps(NamedTuple):
 
 
 class Texture(nn.Module):
-    """Colour and edge maps of sRGB images, from one read of the pixels."""
+    """Computes colour and edge maps of sRGB images, reading the pixels once."""
 
     def forward(self, image: Tensor) -> TextureMaps:
-        """Maps of `image` [B, 3, H, W], sRGB-encoded in [0, 1], in its dtype."""
+        """Returns the maps of `image` [B, 3, H, W], sRGB-encoded in [0, 1], in its dtype."""
         return TextureMaps(*fused_texture(image))
 
 
 def patch_grid(image: Tensor, patch_size: int) -> tuple[int, int]:
-    """Rows and columns of patches in an image.
+    """Returns the rows and columns of patches in an image.
 
     Args:
         image: [B, 3, H, W], floating.
-        patch_size: Side of a patch in pixels.
+        patch_size: The side of a patch in pixels.
 
     Returns:
         (H / patch_size, W / patch_size).
 
     Raises:
-        InputError: Not an image batch, or a size that is no positive multiple of the patch size.
+        InputError: The image is not a batch of images, or a size is not a positive multiple of the patch size.
     """
     shape = tuple(image.shape)
     if len(shape) != 4 or shape[1] != 3:
@@ -56,7 +56,7 @@ def patch_grid(image: Tensor, patch_size: int) -> tuple[int, int]:
 def cut_patches(maps: Tensor, patch_size: int) -> Tensor:
     """Cuts [B, C, H, W] into [B, N, C, P, P], patches in row-major order.
 
-    The copy is laid out patch by patch, so that what follows is plain matrix products whatever H and W are.
+    The copy is laid out patch by patch, so that plain matrix products follow for any H and W.
     """
     batch, channels, height, width = maps.shape
     rows, columns = height // patch_size, width // patch_size
