@@ -1,7 +1,7 @@
-"""The operators `arr_coc::*`: importing this package loads their libraries and registers fakes and gradients.
+"""The operators `arr_coc::*`. Importing this package loads their libraries and registers fakes and gradients.
 
-Every module here that does not start with an underscore is one operator: wrapper, reference, fake, autograd and SPEC,
-in this order. There is no list to edit: `exportkit.ops.compute_entropy` is the wrapper in `compute_entropy.py`.
+Every module whose name does not start with an underscore is one operator: wrapper, reference, fake, autograd and SPEC,
+in this order. Modules are found automatically: `exportkit.ops.compute_entropy` is the wrapper in `compute_entropy.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ load_built_in_libraries()
 _modules = [
     importlib.import_module(f"{__name__}.{module.name}")
     for module in pkgutil.iter_modules(__path__)
-    if not module.name.startswith("_") and not module.ispkg  # `triton` is imported by who wants it
+    if not module.name.startswith("_") and not module.ispkg  # `triton` is imported separately
 ]
 
 SPECS: dict[str, OpSpec] = {

@@ -1,8 +1,8 @@
 """Mixed precision: the dtype an operator computes in under `torch.autocast`.
 
-The kernels take one dtype, while in an autocast region a linear layer's result is half precision, and parameters and
-what comes from the image are float32. `torch.library.register_autocast` would cast everything to one fixed dtype; the
-rules here look at what is given. The casts are part of what is traced, so a compiled or exported program holds them.
+The kernels take one dtype. In an autocast region, a linear layer's result has half precision, but parameters and image
+data are float32. `torch.library.register_autocast` would cast everything to one fixed dtype; these rules depend on the
+given dtypes. The casts are traced, so a compiled or exported program contains them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from exportkit.ops._spec import Autocast, OpSpec
 
-_LIBRARIES: dict[str, torch.library.Library] = {}  # by namespace; the rules live as long as they do
+_LIBRARIES: dict[str, torch.library.Library] = {}  # by namespace; the rules exist as long as these objects
 _KEYS = [torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA]
 _KEY_SET = torch._C.DispatchKeySet(_KEYS[0]) | torch._C.DispatchKeySet(_KEYS[1])
 
@@ -29,7 +29,9 @@ def register_autocast(spec: OpSpec) -> None:
         _LIBRARIES[spec.namespace] = torch.library.Library(spec.namespace, "FRAGMENT")
 
     def call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        if dtypes := [a.dtype for a in (*args, *kwargs.values()) if _is_floating(a)]:  # without any, it refuses
+        if dtypes := [
+            a.dtype for a in (*args, *kwargs.values()) if _is_floating(a)
+        ]:  # without any, the operator refuses the call
             dtype = autocast_dtype(rule, dtypes)
             args = tuple(_cast(a, dtype) for a in args)
             kwargs = {name: _cast(a, dtype) for name, a in kwargs.items()}
@@ -41,7 +43,7 @@ def register_autocast(spec: OpSpec) -> None:
 
 
 def autocast_dtype(rule: Autocast, dtypes: list[torch.dtype]) -> torch.dtype:
-    """What floating arguments of these dtypes, one or more in the schema's order, are cast to."""
+    """Returns the dtype that floating arguments of these dtypes are cast to. The order is the schema's."""
     if rule == "first":
         return dtypes[0]
     return functools.reduce(torch.promote_types, dtypes, torch.float32 if rule == "float32" else dtypes[0])

@@ -10,8 +10,12 @@ import torch
 def register_no_second_derivative(name: str, forward: str | None = None, namespace: str = "arr_coc") -> None:
     """Makes differentiating the gradient operator `<namespace>::<name>` an error that names it.
 
-    Without a rule torch only warns and leaves the second gradient None. `forward` is the operator it is a gradient of,
-    where that is not `name` without "_grad".
+    Without a rule torch only warns and the second gradient is None.
+
+    Args:
+        name: The gradient operator.
+        forward: The operator that it is a gradient of. None: `name` without "_grad".
+        namespace: The namespace of both.
     """
     of = forward or name.removesuffix("_grad")
 
@@ -25,11 +29,11 @@ def register_no_second_derivative(name: str, forward: str | None = None, namespa
 
 
 def register_no_derivative(name: str, composition: str) -> None:
-    """Makes asking for a gradient of `arr_coc::<name>` an error that names the operators to train with instead."""
+    """Makes requesting a gradient of `arr_coc::<name>` an error that names the operators to train with instead."""
 
     def backward(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(
-            f"arr_coc::{name} is for inference and has no derivative: train with what it is composed of, {composition}"
+            f"arr_coc::{name} is for inference and has no derivative: train with its parts instead, {composition}"
         )
 
     torch.library.register_autograd(f"arr_coc::{name}", backward)

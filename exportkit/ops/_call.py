@@ -1,4 +1,4 @@
-"""How the wrappers call the dispatcher."""
+"""Calls operators through the dispatcher with little overhead."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import Any
 
 import torch
 
-# By name, like all that a call needs here: what other work has thrown out of the caches takes most of a microsecond to
-# look up.
+# Imported by name, because after other work has emptied the caches, an attribute lookup takes most of a microsecond.
 from torch import is_grad_enabled
 from torch._C import _AutoDispatchBelowAutograd
 from torch.compiler import is_dynamo_compiling
 
 
 def operator(name: str, namespace: str = "arr_coc") -> Callable[..., Any]:
-    """`<namespace>::<name>` as a function, by position; where gradients are off, past its autograd rule.
+    """Returns `<namespace>::<name>` as a positional function that skips autograd rules where gradients are off.
 
-    torch runs a rule that was registered from Python in Python, also where it has nothing to do: 4 to 10 us a call, and
-    the output lives so much longer that the next one finds other memory, cold. torch.compile traces the plain call.
+    torch runs an autograd rule registered from Python even if it has nothing to do. That costs 4 to 10 us per call, and
+    the output lives longer, so that the next output gets other, cold memory. torch.compile traces the plain call.
     """
     overload = getattr(getattr(torch.ops, namespace), name).default
-    dispatch = overload._op  # all that calling `overload` does, without a frame of Python in between
+    dispatch = overload._op  # the same as calling `overload`, without a Python frame
 
     def call(*args: Any) -> Any:
         if is_grad_enabled() or is_dynamo_compiling():

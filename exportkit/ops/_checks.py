@@ -1,4 +1,4 @@
-"""Refusals for the fakes, word for word those of csrc/common/checks.h; a contract test compares the two."""
+"""Checks for the fakes, with the messages of csrc/common/checks.h. A contract test compares the two."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ FLOATING_NAMES = "float32, float64, float16 or bfloat16"
 
 
 def check(holds: bool, message: str) -> None:
-    """Raises RuntimeError, as a kernel does, unless `holds` (which may be symbolic)."""
+    """Raises RuntimeError, like a kernel, unless `holds`, which may be symbolic."""
     torch._check(holds, lambda: message)
 
 
 def shape_of(tensor: Tensor) -> str:
-    """`[2, 3, 4]`, as the kernels print it."""
+    """Returns such as `[2, 3, 4]`, like the kernels."""
     return "[" + ", ".join(str(size) for size in tensor.shape) + "]"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` of torch.float32."""
+    """Returns `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def check_floating(op: str, name: str, tensor: Tensor) -> None:
-    """A dtype the kernels compute in."""
+    """Checks that the kernels can compute in the dtype."""
     holds = tensor.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     check(holds, f"{op}: {name} must be {FLOATING_NAMES}, got {dtype_name(tensor.dtype)}")
 
 
 def check_dtype(op: str, name: str, tensor: Tensor, expected: torch.dtype) -> None:
-    """Exactly this dtype."""
+    """Checks that the dtype is `expected`."""
     check(tensor.dtype == expected, f"{op}: {name} must be {dtype_name(expected)}, got {dtype_name(tensor.dtype)}")
 
 
 def check_rank(op: str, name: str, tensor: Tensor, rank: int, layout: str) -> None:
-    """`layout` names the dimensions for the message, such as "[B, N, D]"."""
+    """Checks the rank. `layout` names the dimensions for the message, such as "[B, N, D]"."""
     check(tensor.dim() == rank, f"{op}: {name} must be {layout}, got shape {shape_of(tensor)}")
 
 
 def check_same_size(op: str, symbol: str, name: str, size: int, other_name: str, other_size: int) -> None:
-    """Two tensors' sizes that must be one number."""
+    """Checks that two tensors' sizes are equal."""
     check(
         size == other_size,
         f"{op}: {name} has {symbol} = {size}, {other_name} has {symbol} = {other_size}; they must be equal",
@@ -48,7 +48,7 @@ def check_same_size(op: str, symbol: str, name: str, size: int, other_name: str,
 
 
 def check_alike(op: str, first_name: str, first: Tensor, name: str, tensor: Tensor) -> None:
-    """One dtype and one device."""
+    """Checks that two tensors have the same dtype and device."""
     check(
         tensor.dtype == first.dtype,
         f"{op}: {name} is {dtype_name(tensor.dtype)}, {first_name} is {dtype_name(first.dtype)}; "
@@ -58,7 +58,7 @@ def check_alike(op: str, first_name: str, first: Tensor, name: str, tensor: Tens
 
 
 def check_same_shape(op: str, first_name: str, first: Tensor, name: str, tensor: Tensor) -> None:
-    """Two tensors of one shape."""
+    """Checks that two tensors have the same shape."""
     message = f"{op}: {name} has shape {shape_of(tensor)}, {first_name} has shape {shape_of(first)}; they must be equal"
     check(tensor.dim() == first.dim(), message)
     for size, expected in zip(tensor.shape, first.shape):

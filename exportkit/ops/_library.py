@@ -11,7 +11,7 @@ NAMESPACE = "arr_coc"
 
 
 def load_built_in_libraries() -> None:
-    """Loads libarr_coc_cpu.so, and libarr_coc_cuda.so where torch has CUDA.
+    """Loads libarr_coc_cpu.so, and libarr_coc_cuda.so if torch has CUDA.
 
     Raises:
         HostError: The libraries were never built.

@@ -1,4 +1,4 @@
-"""`compute_salience` and its gradient in ATen, and the parts of them that other references share."""
+"""`compute_salience` and its gradient in ATen, with parts that other references use too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exportkit.ops._reference import NORM_FLOOR, accumulated, norm, unit
 
-# Edge strength and colour contrast that count as half salient, and what keeps the gradient magnitude smooth at zero.
+# The edge strength and the colour contrast with score one half; the term that keeps magnitudes smooth at zero.
 EDGE_HALF, CONTRAST_HALF, EDGE_FLOOR = 0.1, 25.0, 1e-8
 
 AROUND = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx]
@@ -42,7 +42,7 @@ def shifted(planes: Tensor, dy: int, dx: int) -> Tensor:
 
 
 def neighbour_distances(colours: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Distances [B, h, w] to each of the 8 neighbours, 0 where there is none, and how many there are [h, w]."""
+    """Returns distances [B, h, w] to each of the 8 neighbours (0 if missing), and the numbers of neighbours [h, w]."""
     exists = colours.new_ones(colours.shape[-2:])
     inside = [shifted(exists, dy, dx) for dy, dx in AROUND]
     distances = [
@@ -64,7 +64,7 @@ def compute_salience_forward_reference(
     patch_size: int,
     weights: Sequence[float] = (0.5, 0.25, 0.25),
 ) -> tuple[Tensor, ...]:
-    """`compute_salience_forward` in ATen."""
+    """Computes `compute_salience_forward` in ATen."""
     x, pixels, gx, gy = (accumulated(t) for t in (features, lab, sobel_x, sobel_y))
     w_e, w_c, w_f = normalised(weights)
     edges = patch_means(magnitudes(gx, gy), patch_size)
@@ -81,9 +81,9 @@ def compute_salience_forward_reference(
 
 
 def features_grad(slope: Tensor, x: Tensor, mean: Tensor, mean_norm: Tensor, norms: Tensor, cosines: Tensor) -> Tensor:
-    """From the gradient of the cosines [B, N] to that of the features [B, N, D].
+    """Computes the gradient of the features [B, N, D] from the gradient of the cosines [B, N].
 
-    `mean` [B, 1, D] is a unit vector; `mean_norm` [B, 1, 1], `norms` [B, N, 1] and `cosines` [B, N, 1].
+    `mean` [B, 1, D] is a unit vector. `mean_norm` is [B, 1, 1], `norms` and `cosines` are [B, N, 1].
     """
     directions = x / norms.clamp(min=NORM_FLOOR)
     own = mean - torch.where(norms >= NORM_FLOOR, cosines * directions, 0)
@@ -95,7 +95,7 @@ def features_grad(slope: Tensor, x: Tensor, mean: Tensor, mean_norm: Tensor, nor
 
 
 def colours_grad(upstream: Tensor, colours: Tensor) -> Tensor:
-    """From the gradient of C [B, h, w] to that of the patches' mean colours [B, 3, h, w]."""
+    """Computes the gradient of the patches' mean colours [B, 3, h, w] from the gradient of C [B, h, w]."""
     distances, neighbours = neighbour_distances(colours)
     count = neighbours.clamp(min=1)
     slope = upstream * CONTRAST_HALF / (sum(distances) / count + CONTRAST_HALF) ** 2 / count
@@ -124,7 +124,7 @@ def compute_salience_grad_reference(
     need_sobel_x: bool,
     need_sobel_y: bool,
 ) -> tuple[Tensor, ...]:
-    """`compute_salience_grad` in ATen."""
+    """Computes `compute_salience_grad` in ATen."""
     g, x, gx, gy = (accumulated(t) for t in (grad, features, sobel_x, sobel_y))
     w_e, w_c, w_f = normalised(weights)
     grid = tuple(size // patch_size for size in sobel_x.shape[2:])

@@ -1,4 +1,4 @@
-"""What an operator promises, as data that the contract tests and `exportkit ops check` walk."""
+"""An operator's promises as data, which the contract tests and `exportkit ops check` test."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Autocast = Literal["float32", "widest", "first"]
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-# (rtol, atol) of kernel against reference, both computed from the same inputs. Half types accumulate in float32 on both
-# sides, and so differ by the last rounding.
+# (rtol, atol) of kernel against reference for the same inputs. Both accumulate half types in float32, so they differ by
+# the last rounding.
 DEFAULT_TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {
     torch.float32: (1e-4, 1e-5),
     torch.float64: (1e-9, 1e-10),
@@ -24,7 +24,7 @@ DEFAULT_TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One valid call. `label` says what it is a case of, such as "B = 5, odd sizes"."""
+    """A valid call. `label` describes it, such as "B = 5, odd sizes"."""
 
     label: str
     args: tuple[Any, ...]
@@ -33,7 +33,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Refusal:
-    """One call that kernel and fake must refuse, with a message that matches `message` (a regular expression)."""
+    """A call that kernel and fake must refuse with a message that matches the regular expression `message`."""
 
     label: str
     args: tuple[Any, ...]
@@ -46,23 +46,23 @@ class OpSpec:
     """An operator's promises.
 
     Attributes:
-        name: Its name in the namespace.
-        wrapper: The public function; its parameters are the schema's.
-        reference: The same function in traceable ATen: the oracle, and the decomposition where no library is.
-        samples: (device, dtype) -> valid calls. They must cover B = 1, 2, 5, odd sizes and empty tensors; the tests add
-            odd strides themselves. Random values come from torch's global generator, which the tests seed.
+        name: The operator's name in the namespace.
+        wrapper: The public function, with the schema's parameters.
+        reference: The same function in traceable ATen: the expected result, and the decomposition without a library.
+        samples: (device, dtype) -> valid calls. They must cover B = 1, 2, 5, odd sizes and empty tensors. The tests add
+            odd strides. Random values come from torch's global generator, which the tests seed.
         refusals: (device) -> calls that are refused.
-        dtypes: Of the floating inputs.
-        differentiable: Names of the arguments that get gradients; empty for an operator that is not differentiable.
-        dynamic: Argument name -> dimensions that may be symbolic in torch.export, as `{dim: symbol}`; dimensions with
-            one symbol are equal. The first sample labelled as exportable is traced: its sizes must be at least 2.
-        tolerances: (rtol, atol) by dtype where the defaults do not hold.
-        autocast: The dtype that floating arguments are cast to under `torch.autocast`. "float32": float32 at least, for
-            what is measured, whose half precision would show (scores to rank, sums). "widest": the widest among them.
-            "first": the first one's, for a map of it by parameters. None: they stay as they are, for an operator that
-            takes several dtypes or writes to an argument.
-        namespace: Of the dispatcher.
-        second_order: Whether gradients of gradients work. Where not, asking for one must raise.
+        dtypes: The allowed dtypes of the floating inputs.
+        differentiable: Names of the arguments that get gradients; empty if the operator is not differentiable.
+        dynamic: Argument name -> dimensions that may be symbolic in torch.export, as `{dim: symbol}`. Dimensions with
+            the same symbol are equal. The first sample labelled as exportable is traced: its sizes must be at least 2.
+        tolerances: (rtol, atol) by dtype that replace the defaults.
+        autocast: The dtype that floating arguments are cast to under `torch.autocast`. "float32": at least float32, for
+            results that need its precision (scores to rank, sums). "widest": the widest dtype among them. "first": the
+            first argument's dtype, for a map of it by parameters. None: no cast, for an operator that takes several
+            dtypes or writes to an argument.
+        namespace: The dispatcher's namespace.
+        second_order: Whether gradients of gradients work. If not, requesting one must raise.
     """
 
     name: str
@@ -84,7 +84,7 @@ class OpSpec:
         return getattr(getattr(torch.ops, self.namespace), self.name).default
 
     def tolerance(self, dtype: torch.dtype) -> tuple[float, float]:
-        """(rtol, atol) of kernel against reference in `dtype`; exact for dtypes that are not floating."""
+        """Returns (rtol, atol) of kernel against reference in `dtype`; (0, 0) for dtypes that are not floating."""
         if dtype in self.tolerances:
             return self.tolerances[dtype]
         return DEFAULT_TOLERANCES.get(dtype, (0.0, 0.0))

@@ -1,4 +1,4 @@
-"""a + b into a tensor that is already there: the operator that writes to an argument."""
+"""a + b into an existing tensor, an operator that writes to an argument."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _MAX_DIMS = 25
 def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Writes a + b to `out`, without broadcasting.
 
-    `out` keeps its strides, whatever they are. It may be `a` or `b` itself; where it overlaps an input in another way,
-    the result is as if the inputs had been read first. Gradients do not pass through it: use `a + b` where they are
-    needed.
+    `out` keeps its strides. It may be `a` or `b` itself. If it overlaps an input in another way, the result is as if
+    the inputs had been read first. It has no gradient: use `a + b` if one is needed.
 
     Args:
-        a: Floating, of at most 25 dimensions.
-        b: Shape, dtype and device of `a`.
-        out: Shape, dtype and device of `a`. Each stride must step past all that the smaller ones reach, as in every
-            slice, transpose or permutation of a contiguous tensor, so that no two elements share memory.
+        a: A floating tensor with at most 25 dimensions.
+        b: A tensor with the shape, dtype and device of `a`.
+        out: A tensor with the shape, dtype and device of `a`. Each stride must step past the extent of the smaller
+            ones, as in every slice, transpose or permutation of a contiguous tensor, so that no two elements share
+            memory.
 
     Raises:
-        RuntimeError: Wrong dtype, device or shape, an `out` whose elements share memory (such as an expanded one), or
-            an argument that requires a gradient.
+        RuntimeError: An argument has a wrong dtype, device or shape or requires a gradient, or elements of `out` share
+            memory (such as in an expanded tensor).
     """
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad):
-        raise RuntimeError("add_out: an argument requires a gradient, which add_out does not pass on; use a + b")
+        raise RuntimeError("add_out: an argument requires a gradient, but add_out has none; use a + b")
     _add_out(a, b, out)
 
 
 def add_out_reference(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """`add_out` in ATen."""
+    """Computes `add_out` in ATen."""
     out.copy_(a + b)
 
 
 def _has_distinct_elements(tensor: Tensor) -> bool:
-    """Whether every stride steps past all that the smaller ones reach."""
+    """Returns whether every stride steps past the extent of the smaller ones."""
     if tensor.is_contiguous() or tensor.numel() == 0:
         return True
     reach = 0

@@ -1,4 +1,4 @@
-"""Budgeting: how many tokens each selected patch is encoded with, its level of detail."""
+"""Budgeting: the number of tokens for each selected patch, its level of detail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exportkit.ops._spec import OpSpec, Refusal, Sample
 _allocate_lod_tokens = operator("allocate_lod_tokens")
 
 MAX_TOKENS = 2**31 - 1
-"""Of one patch, and with a total of one sample: so that the exact allotment fits int64."""
+"""The limit for one patch, and with a total for one sample, so that the exact allocation fits int64."""
 
 _POWER_STEPS = 2.0**48
 _WEIGHT_ONE = 2.0**32
@@ -27,27 +27,27 @@ def allocate_lod_tokens(
 ) -> Tensor:
     """Tokens for each patch by its score: min + floor((max - min) s^gamma + 1/2), s = clamp(score, 0, 1), NaN as 0.
 
-    With `total` the tokens of each sample sum to it exactly. Every patch gets min_tokens; what is left is shared in
-    proportion to s^gamma, where a patch that reaches max_tokens is full and the others share on (a water level); whole
-    tokens first, then one more to the largest remainders, ties to the lower index. Only what full patches leave goes to
-    patches of weight 0, in equal parts.
+    With `total`, the tokens of each sample sum to it exactly. Every patch gets min_tokens. The rest is shared in
+    proportion to s^gamma. A patch that reaches max_tokens is full, and the others share its surplus (a water level).
+    Whole tokens come first, then one more for the largest remainders, ties to the lower index. Patches of weight 0 get
+    only the surplus of full patches, in equal parts.
 
-    The same scores give the same tokens on every device and in every dtype: s^gamma is computed in float64 and rounded
-    to multiples of 2^-48; with a total, to weights that are multiples of 2^-32 of the sample's highest, and all that
-    follows is exact in integers. A patch never gets fewer tokens than one of lower weight. Not differentiable.
+    The same scores give the same tokens on every device and in every dtype. s^gamma is computed in float64 and rounded
+    to multiples of 2^-48; with a total, to weights that are multiples of 2^-32 of the sample's highest. Everything else
+    is exact in integers. A patch never gets fewer tokens than one of lower weight. Not differentiable.
 
     Args:
         scores: [B, K], floating.
-        min_tokens: Tokens of a patch of score 0, >= 0.
-        max_tokens: Tokens of a patch of score 1, in [min_tokens, 2^31).
-        gamma: Above 0 and finite; above 1 favours the patches with the highest scores.
-        total: Tokens of one sample, in [K * min_tokens, K * max_tokens]; K * max_tokens must then be below 2^31.
+        min_tokens: The tokens of a patch of score 0, >= 0.
+        max_tokens: The tokens of a patch of score 1, in [min_tokens, 2^31).
+        gamma: The exponent, above 0 and finite; above 1 it favours the patches with the highest scores.
+        total: The tokens of one sample, in [K * min_tokens, K * max_tokens]. K * max_tokens must then be below 2^31.
 
     Returns:
         [B, K], int64.
 
     Raises:
-        RuntimeError: Wrong rank or dtype, or one of the ranges above does not hold.
+        RuntimeError: An argument has a wrong rank or dtype, or one of the ranges above does not hold.
     """
     return _allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total)
 
@@ -55,7 +55,7 @@ def allocate_lod_tokens(
 def allocate_lod_tokens_reference(
     scores: Tensor, min_tokens: int = 64, max_tokens: int = 400, gamma: float = 1.0, total: int | None = None
 ) -> Tensor:
-    """`allocate_lod_tokens` in ATen."""
+    """Computes `allocate_lod_tokens` in ATen."""
     s = scores.double()
     s = torch.where(s > 0, s, 0.0).clamp(max=1.0)
     spread, count = max_tokens - min_tokens, scores.shape[1]
@@ -66,8 +66,8 @@ def allocate_lod_tokens_reference(
     ratio = s / torch.where(highest > 0, highest, 1.0)
     weight = torch.floor((ratio if gamma == 1 else ratio.pow(gamma)) * _WEIGHT_ONE + 0.5).long()
 
-    # The level at which an element of weight v is just full gives spread * sum min(w, v) / v tokens to all; it is full
-    # where that is not more than there is. In descending order the sum is rank * v plus the lower weights.
+    # The level at which an element of weight v is just full gives spread * sum min(w, v) / v tokens to all. It is full
+    # if that is at most the available number. In descending order the sum is rank * v plus the lower weights.
     extra = total - count * min_tokens
     descending = weight.sort(-1, descending=True).values
     rank = torch.arange(1, count + 1, device=scores.device)
@@ -104,7 +104,7 @@ def _allocate_lod_tokens_fake(
     check(gamma > 0 and math.isfinite(gamma), f"{op}: gamma must be > 0 and finite, got {gamma:g}")
     if total is not None:
         count = scores.shape[1]
-        # A symbolic K has no known end; the kernel still refuses one that is too large.
+        # A symbolic K has no known bound; the kernel still refuses a K that is too large.
         check(
             not statically_known_true(count * max_tokens > MAX_TOKENS),
             f"{op}: with a total, K * max_tokens must be at most {MAX_TOKENS}, got K = {count}, "

@@ -20,29 +20,29 @@ _scale_bias_relu_grad = operator("scale_bias_relu_grad")
 def bias_relu(x: Tensor, bias: Tensor) -> Tensor:
     """relu(x + bias), NaN where that is NaN.
 
-    Half types are computed in float32 and rounded once. Its gradient is `scale_bias_relu_grad` with a scale of 1, and
-    needs the output only: nothing else is kept for it.
+    Half types are computed in float32 and rounded once. The gradient is `scale_bias_relu_grad` with a scale of 1, which
+    needs only the output.
 
     Args:
         x: [..., D], floating.
-        bias: [D], of the dtype and device of `x`.
+        bias: [D], with the dtype and device of `x`.
 
     Returns:
-        The shape and dtype of `x`.
+        A tensor with the shape and dtype of `x`.
 
     Raises:
-        RuntimeError: Wrong rank, sizes, dtype or device.
+        RuntimeError: An argument has a wrong rank, size, dtype or device.
     """
     return _bias_relu(x, bias)
 
 
 def bias_relu_reference(x: Tensor, bias: Tensor) -> Tensor:
-    """`bias_relu` in ATen."""
+    """Computes `bias_relu` in ATen."""
     return torch.relu(accumulated(x) + accumulated(bias)).to(x.dtype)
 
 
 def check_x_and_bias(op: str, x: Tensor, bias: Tensor) -> None:
-    """Those of `bias_relu` and `scale_bias_relu`."""
+    """Checks the arguments of `bias_relu` and `scale_bias_relu`."""
     check_floating(op, "x", x)
     check(x.dim() > 0, f"{op}: x must be [..., D], got shape {shape_of(x)}")
     check_rank(op, "bias", bias, 1, "[D]")

@@ -1,4 +1,4 @@
-"""Propositional knowing: how much information a patch's features hold."""
+"""Propositional knowing: the information in a patch's features."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _compute_entropy_grad = operator("compute_entropy_grad")
 def compute_entropy(features: Tensor, temperature: float = 1.0) -> Tensor:
     """Normalised Shannon entropy of softmax(features / temperature) over the last dimension.
 
-    H = (logsumexp(z) - sum p z) / ln D with z = features / temperature and p = softmax(z); 0 where D = 1.
+    H = (logsumexp(z) - sum p z) / ln D with z = features / temperature and p = softmax(z); 0 if D = 1.
 
     Args:
         features: [B, N, D], floating.
-        temperature: Above 0.
+        temperature: The softmax's temperature, above 0.
 
     Returns:
         [B, N] in [0, 1], in the dtype of `features`.
 
     Raises:
-        RuntimeError: Wrong rank or dtype, D = 0, or temperature <= 0.
+        RuntimeError: An argument has a wrong rank or dtype, D = 0, or temperature <= 0.
     """
     return _compute_entropy(features, temperature)
 
 
 def compute_entropy_reference(features: Tensor, temperature: float = 1.0) -> Tensor:
-    """`compute_entropy` in ATen."""
+    """Computes `compute_entropy` in ATen."""
     width = features.shape[-1]
     z = (features if features.dtype == torch.float64 else features.float()) / temperature
     log_p = torch.log_softmax(z, -1)
@@ -50,9 +50,9 @@ def compute_entropy_grad(grad: Tensor, features: Tensor, temperature: float) -> 
     """Gradient of `compute_entropy`: dH/dx_j = -p_j (ln p_j + H_nats) / (temperature ln D).
 
     Args:
-        grad: [B, N], of the dtype and device of `features`.
+        grad: [B, N], with the dtype and device of `features`.
         features: [B, N, D].
-        temperature: Above 0.
+        temperature: The softmax's temperature, above 0.
 
     Returns:
         [B, N, D].
@@ -61,7 +61,7 @@ def compute_entropy_grad(grad: Tensor, features: Tensor, temperature: float) -> 
 
 
 def compute_entropy_grad_reference(grad: Tensor, features: Tensor, temperature: float) -> Tensor:
-    """`compute_entropy_grad` in ATen."""
+    """Computes `compute_entropy_grad` in ATen."""
     width = features.shape[-1]
     z = (features if features.dtype == torch.float64 else features.float()) / temperature
     log_p = torch.log_softmax(z, -1)

@@ -1,4 +1,4 @@
-"""Perspectival knowing: what stands out."""
+"""Perspectival knowing: how much a patch stands out."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ def compute_salience(
     patch_size: int,
     weights: Sequence[float] = (0.5, 0.25, 0.25),
 ) -> Tensor:
-    """How much each patch stands out: by its edges, its colour and its features.
+    """Scores how much each patch stands out by its edges, colour and features.
 
     w_E E + w_C C + w_F F with the weights divided by their sum, and
 
-    - E = m / (m + 0.1), m the patch's mean of sqrt(gx^2 + gy^2 + 1e-8);
-    - C = d / (d + 25), d the L2 distance between this patch's mean colour and a neighbour's, meaned over the up to 8
-      patches around it; 0 where the image is one patch;
+    - E = m / (m + 0.1), where m is the patch's mean of sqrt(gx^2 + gy^2 + 1e-8);
+    - C = d / (d + 25), where d is the mean L2 distance of the patch's mean colour from its up to 8 neighbours'; 0 if
+      the image is one patch;
     - F = (1 - cos(f, mean of the sample's features)) / 2, norms clamped at 1e-12.
 
-    Every term is per sample. The gradient of a distance between equal colours is 0.
+    Every term depends on one sample only. The gradient of a distance between equal colours is 0.
 
     Args:
         features: [B, N, D], floating, N = (H / P) (W / P) patches, row by row.
-        lab: [B, 3, H, W], CIE LAB, L in 0 to 100; of the dtype and device of `features`.
-        sobel_x: [B, 1, H, W], horizontal derivative of the luminance; likewise.
-        sobel_y: [B, 1, H, W], vertical derivative; likewise.
+        lab: [B, 3, H, W], CIE LAB, L in 0 to 100, with the dtype and device of `features`.
+        sobel_x: [B, 1, H, W], horizontal derivative of the luminance, with the same dtype and device.
+        sobel_y: [B, 1, H, W], vertical derivative of the luminance, with the same dtype and device.
         patch_size: P, in pixels.
-        weights: w_E, w_C, w_F: finite, at least 0, their sum above 0.
+        weights: w_E, w_C, w_F: finite, at least 0, with a sum above 0.
 
     Returns:
         [B, N] in [0, 1) up to rounding, in the dtype of `features`.
 
     Raises:
-        RuntimeError: Wrong rank, sizes, dtype or device; D = 0; H or W not a multiple of P; weights out of range.
+        RuntimeError: An argument has a wrong rank, size, dtype or device, D = 0, H or W is not a multiple of P, or the
+            weights are out of range.
     """
     return _compute_salience(features, lab, sobel_x, sobel_y, patch_size, weights)
 
@@ -65,23 +66,23 @@ def compute_salience_forward(
     patch_size: int,
     weights: Sequence[float] = (0.5, 0.25, 0.25),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`compute_salience`, and what its gradient would otherwise read all of its inputs for once more.
+    """Computes `compute_salience` and statistics that its gradient would otherwise compute again from all inputs.
 
     Args:
-        features: As for `compute_salience`, like all arguments.
-        lab: Likewise.
-        sobel_x: Likewise.
-        sobel_y: Likewise.
-        patch_size: Likewise.
-        weights: Likewise.
+        features: The same as for `compute_salience`.
+        lab: The same as for `compute_salience`.
+        sobel_x: The same as for `compute_salience`.
+        sobel_y: The same as for `compute_salience`.
+        patch_size: The same as for `compute_salience`.
+        weights: The same as for `compute_salience`.
 
     Returns:
-        The salience [B, N]; and in float32 (float64 of float64) the mean of each sample's features divided by its
-        norm [B, D], that norm [B, 1] (both 0 where N = 0), and of each patch [B, 6, N]: the norm of its features, their
-        cosine with the mean, the mean edge strength, and the mean L, a and b.
+        The salience [B, N]. The rest is float32 (float64 for float64): the mean of each sample's features divided by
+        its norm [B, D], that norm [B, 1] (both 0 if N = 0), and for each patch [B, 6, N] the norm of its features,
+        their cosine with the mean, the mean edge strength, and the mean L, a and b.
 
     Raises:
-        RuntimeError: As `compute_salience`.
+        RuntimeError: The same as for `compute_salience`.
     """
     return _compute_salience_forward(features, lab, sobel_x, sobel_y, patch_size, weights)
 
@@ -94,7 +95,7 @@ def compute_salience_reference(
     patch_size: int,
     weights: Sequence[float] = (0.5, 0.25, 0.25),
 ) -> Tensor:
-    """`compute_salience` in ATen."""
+    """Computes `compute_salience` in ATen."""
     return compute_salience_forward_reference(features, lab, sobel_x, sobel_y, patch_size, weights)[0]
 
 
@@ -116,22 +117,22 @@ def compute_salience_grad(
     """Gradients of `compute_salience`.
 
     Args:
-        grad: [B, N], of the dtype and device of `features`.
+        grad: [B, N], with the dtype and device of `features`.
         features: [B, N, D].
         sobel_x: [B, 1, H, W].
         sobel_y: [B, 1, H, W].
-        mean_unit: [B, D], as `compute_salience_forward` gave it.
-        mean_norm: [B, 1], likewise.
-        patches: [B, 6, N], likewise.
+        mean_unit: [B, D], from `compute_salience_forward`.
+        mean_norm: [B, 1], from `compute_salience_forward`.
+        patches: [B, 6, N], from `compute_salience_forward`.
         patch_size: P, in pixels.
-        weights: As in the forward.
-        need_features: Whether to compute this gradient; one that is not needed is returned with shape [0].
-        need_lab: Likewise.
-        need_sobel_x: Likewise.
-        need_sobel_y: Likewise.
+        weights: The same as in the forward call.
+        need_features: Whether to compute the gradient of `features`. A gradient that is not computed has shape [0].
+        need_lab: Whether to compute the gradient of `lab`.
+        need_sobel_x: Whether to compute the gradient of `sobel_x`.
+        need_sobel_y: Whether to compute the gradient of `sobel_y`.
 
     Returns:
-        Gradients of features, lab, sobel_x and sobel_y, each of its argument's shape.
+        Gradients of features, lab, sobel_x and sobel_y, each with its argument's shape.
     """
     return _compute_salience_grad(
         grad, features, sobel_x, sobel_y, mean_unit, mean_norm, patches, patch_size, weights,
@@ -140,7 +141,7 @@ def compute_salience_grad(
 
 
 def check_salience_weights(op: str, name: str, weights: Sequence[float]) -> None:
-    """Three numbers that can be normalised by their sum."""
+    """Checks that there are three weights with a positive sum."""
     check(len(weights) == 3, f"{op}: {name} must be 3 numbers, got {len(weights)}")
     listed = ", ".join(f"{weight:g}" for weight in weights)
     check(
@@ -285,7 +286,7 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
 
 
 def _with_gradient(*args: Any) -> Tensor:
-    """Where a gradient will be asked for, the operator that keeps what it reads."""
+    """Calls the operator that keeps statistics for the gradient."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in args[:4]):
         return _compute_salience_forward(*args)[0]
     with torch._C._AutoDispatchBelowAutograd():
@@ -304,7 +305,7 @@ def _inputs(
         return (torch.randn(shape, device=device) * scale).to(dtype)
 
     size = (rows * patch, columns * patch)
-    # Colours of patches differ by more than their rounding: the gradient of a distance turns around at zero.
+    # Patches' colours differ by more than rounding, because the gradient of a distance changes its sign at zero.
     lab = normal(batch, 3, rows, columns, scale=20).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
     lab = lab + normal(batch, 3, *size, scale=5)
     sobel_x, sobel_y = (normal(batch, 1, *size, scale=0.1) for _ in range(2))
@@ -418,5 +419,5 @@ GRAD_SPEC = OpSpec(
         "mean_norm": {0: "B"},
         "patches": {0: "B", 2: "N"},
     },
-    autocast=None,  # what the forward call leaves is wider than the rest
+    autocast=None,  # the forward call's statistics are wider than the inputs
 )

@@ -22,29 +22,29 @@ _fused_layer_norm_grad = operator("fused_layer_norm_grad")
 def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     """Layer norm over the last dimension: (x - mean) / sqrt(variance + eps) * weight + bias.
 
-    The variance is the biased one, of deviations from the mean: values far from 0 cost no digits. The operator
-    `arr_coc::fused_layer_norm` returns mean and 1 / sqrt(variance + eps) of each row too, which its gradient reads.
+    The variance is biased and computed from deviations from the mean, so values far from 0 do not lose digits. The
+    operator `arr_coc::fused_layer_norm` also returns mean and 1 / sqrt(variance + eps) of each row for its gradient.
 
     Args:
         x: [..., D] with D >= 1, floating.
-        weight: [D], of the dtype and device of `x`.
-        bias: [D], likewise.
-        eps: At least 0.
+        weight: [D], with the dtype and device of `x`.
+        bias: [D], with the dtype and device of `x`.
+        eps: A number that is at least 0.
 
     Returns:
         [..., D], in the dtype of `x`.
 
     Raises:
-        RuntimeError: Wrong shape or dtype, or eps < 0.
+        RuntimeError: An argument has a wrong shape or dtype, or eps < 0.
     """
     return _fused_layer_norm(x, weight, bias, eps)[0]
 
 
 def fused_layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """`fused_layer_norm` in ATen."""
+    """Computes `fused_layer_norm` in ATen."""
     wide = accumulated(x)
     centred = wide - wide.mean(-1, keepdim=True)
-    centred = centred - centred.mean(-1, keepdim=True)  # what rounding left of a mean far from 0
+    centred = centred - centred.mean(-1, keepdim=True)  # removes the rounding error of a mean far from 0
     rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     return (centred * rstd * accumulated(weight) + accumulated(bias)).to(x.dtype)
 
@@ -64,17 +64,17 @@ def fused_layer_norm_grad(
     d x = rstd (g - mean(g) - z mean(g z)); d weight = sum of grad z over the rows; d bias = sum of grad.
 
     Args:
-        grad: [..., D], of the dtype and device of `x`.
+        grad: [..., D], with the dtype and device of `x`.
         x: [..., D].
         weight: [D].
-        mean: [...], float32 (float64 of float64), as the forward gave it.
-        rstd: [...], likewise.
-        need_x: Whether to compute the first gradient; likewise `need_weight`, `need_bias`.
-        need_weight: For the second.
-        need_bias: For the third.
+        mean: [...], float32 (float64 for float64), from the forward call.
+        rstd: [...], float32 (float64 for float64), from the forward call.
+        need_x: Whether to compute the gradient of `x`. A gradient that is not computed has shape [0].
+        need_weight: Whether to compute the gradient of `weight`.
+        need_bias: Whether to compute the gradient of `bias`.
 
     Returns:
-        [..., D], [D] and [D]; size [0] for one that is not needed.
+        Gradients of x, weight and bias, each with its argument's shape.
     """
     return _fused_layer_norm_grad(grad, x, weight, mean, rstd, need_x, need_weight, need_bias)
 
@@ -89,7 +89,7 @@ def fused_layer_norm_grad_reference(
     need_weight: bool,
     need_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`fused_layer_norm_grad` in ATen."""
+    """Computes `fused_layer_norm_grad` in ATen."""
     upstream, rstd = accumulated(grad), rstd.unsqueeze(-1)
     z = (accumulated(x) - mean.unsqueeze(-1)) * rstd
     g = upstream * accumulated(weight)

@@ -1,4 +1,4 @@
-"""Colour and edges: CIE LAB and the Sobel gradients of an image, from one read of it."""
+"""Colour and edges: CIE LAB and the Sobel gradients of an image, which is read once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fused_texture(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     [-1 0 1; -2 0 2; -1 0 1] / 8 and its transpose; beyond the border the nearest pixel is repeated.
 
     Args:
-        rgb: [B, 3, H, W], floating, encoded sRGB in [0, 1]; finite values outside are legal.
+        rgb: [B, 3, H, W], floating, encoded sRGB in [0, 1]; finite values outside are allowed.
 
     Returns:
         lab: [B, 3, H, W]; L in [0, 100], a and b within about [-110, 110] for colours of sRGB.
@@ -42,7 +42,7 @@ def fused_texture(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         All in the dtype of `rgb`.
 
     Raises:
-        RuntimeError: Wrong rank, channels or dtype.
+        RuntimeError: The rank, the number of channels or the dtype is wrong.
     """
     return _fused_texture(rgb)
 
@@ -52,18 +52,18 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _mixed(channels: Tensor, rows: tuple[tuple[float, ...], ...]) -> Tensor:
-    """[B, 3, H, W] through a 3 x 3 matrix."""
+    """Multiplies the channels of [B, 3, H, W] by a 3 x 3 matrix."""
     c0, c1, c2 = channels.unbind(1)
     return torch.stack([row[0] * c0 + row[1] * c1 + row[2] * c2 for row in rows], 1)
 
 
 def _scaled(channels: Tensor, factors: tuple[float, ...]) -> Tensor:
-    """Each of three channels times its factor."""
+    """Multiplies each of three channels by its factor."""
     return torch.stack([factor * channel for factor, channel in zip(factors, channels.unbind(1))], 1)
 
 
 def _linear(rgb: Tensor) -> Tensor:
-    # The power's base is clamped first: a negative one would be NaN, and stay so in the gradient of where().
+    # The power's base is clamped, because a negative base gives NaN, also in the gradient of where().
     base = (rgb.clamp(min=LINEAR_KNEE) + 0.055) / 1.055
     return torch.where(rgb <= LINEAR_KNEE, rgb / 12.92, base**2.4)
 
@@ -73,7 +73,7 @@ def _white_relative_xyz(rgb: Tensor) -> Tensor:
 
 
 def _neighbours(values: Tensor, dim: int, edge: float) -> tuple[Tensor, Tensor]:
-    """The values before and after each along `dim` (-1 or -2); beyond the ends, `edge` times the end."""
+    """Returns each value's neighbours along `dim` (-1 or -2); beyond the ends, `edge` times the end value."""
     along = values.transpose(dim, -1)
     before = torch.cat([edge * along[..., :1], along[..., :-1]], -1)
     after = torch.cat([along[..., 1:], edge * along[..., -1:]], -1)
@@ -86,7 +86,7 @@ def _smoothed(values: Tensor, dim: int) -> Tensor:
 
 
 def fused_texture_reference(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`fused_texture` in ATen."""
+    """Computes `fused_texture` in ATen."""
     wide = _wide(rgb)
     t = _white_relative_xyz(wide)
     root = t.clamp(min=COMPRESS_KNEE) ** (1 / 3)
@@ -101,28 +101,28 @@ def fused_texture_reference(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def lab_to_rgb_grad(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
-    """Gradient of `fused_texture`'s LAB, plus that of its luma where one is given.
+    """Gradient of `fused_texture`'s LAB, plus the gradient of its luma if given.
 
     dlin_c = sum_k M_kc / w_k f'(t_k) G_k with G_X = 500 g_a, G_Y = 116 g_L - 500 g_a + 200 g_b, G_Z = -200 g_b, times
-    the slope of linear light over the encoded value; and the luma's weight times its gradient.
+    the slope of linear light over the encoded value, plus the luma's weight times its gradient.
 
     Args:
-        rgb: [B, 3, H, W], as in the forward.
-        grad_lab: [B, 3, H, W], of the dtype and device of `rgb`.
-        grad_luma: [B, 1, H, W], likewise, from `sobel_grad`; added here because a sum by itself would read and write
-            the whole gradient once more.
+        rgb: [B, 3, H, W], the same as in the forward call.
+        grad_lab: [B, 3, H, W], with the dtype and device of `rgb`.
+        grad_luma: [B, 1, H, W] from `sobel_grad`, with the dtype and device of `rgb`. It is added here, because a
+            separate sum would read and write the whole gradient again.
 
     Returns:
         [B, 3, H, W].
 
     Raises:
-        RuntimeError: Wrong rank, channels, sizes or dtype.
+        RuntimeError: An argument has a wrong rank, number of channels, size or dtype.
     """
     return _lab_to_rgb_grad(rgb, grad_lab, grad_luma)
 
 
 def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
-    """`lab_to_rgb_grad` in ATen."""
+    """Computes `lab_to_rgb_grad` in ATen."""
     wide, (grad_l, grad_a, grad_b) = _wide(rgb), _wide(grad_lab).unbind(1)
     t = _white_relative_xyz(wide)
     slope = torch.where(t <= COMPRESS_KNEE, 7.787, t.clamp(min=COMPRESS_KNEE) ** (-2 / 3) / 3)
@@ -139,24 +139,24 @@ def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor |
 def sobel_grad(grad_x: Tensor, grad_y: Tensor) -> Tensor:
     """Gradient of `fused_texture`'s Sobel outputs with respect to the luma: their adjoint.
 
-    Axis by axis, the adjoint of a border that repeats continues a smoothed axis by its end value and a differenced one
-    by minus its end value.
+    For the repeated border, the adjoint continues a smoothed axis by its end value and a differenced axis by minus its
+    end value.
 
     Args:
         grad_x: [B, 1, H, W], floating.
-        grad_y: [B, 1, H, W], of the dtype and device of `grad_x`.
+        grad_y: [B, 1, H, W], with the dtype and device of `grad_x`.
 
     Returns:
         [B, 1, H, W].
 
     Raises:
-        RuntimeError: Wrong rank, channels, sizes or dtype.
+        RuntimeError: An argument has a wrong rank, number of channels, size or dtype.
     """
     return _sobel_grad(grad_x, grad_y)
 
 
 def sobel_grad_reference(grad_x: Tensor, grad_y: Tensor) -> Tensor:
-    """`sobel_grad` in ATen."""
+    """Computes `sobel_grad` in ATen."""
     wide_x, wide_y = _wide(grad_x), _wide(grad_y)
     left, right = _neighbours(_smoothed(wide_x, -2), -1, -1.0)
     up, down = _neighbours(_smoothed(wide_y, -1), -2, -1.0)
@@ -206,7 +206,7 @@ def _sobel_grad_fake(grad_x: Tensor, grad_y: Tensor) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)  # an output nothing was made of has the gradient None, and costs nothing
+    ctx.set_materialize_grads(False)  # an unused output has the gradient None, which costs nothing
     ctx.save_for_backward(*inputs)
 
 
@@ -299,8 +299,7 @@ SPEC = OpSpec(
     refusals=_refusals,
     differentiable=("rgb",),
     dynamic={"rgb": _IMAGE},
-    # a and b are 500 and 200 times a difference of numbers near 1: where it vanishes, float32 leaves 1e-4 of it,
-    # however it is computed.
+    # a and b are 500 and 200 times a difference of numbers near 1, so near 0 any float32 result has an error of 1e-4.
     tolerances={torch.float32: (1e-4, 3e-4)},
     autocast="float32",
 )
@@ -311,7 +310,7 @@ LAB_GRAD_SPEC = OpSpec(
     samples=_lab_to_rgb_grad_samples,
     refusals=_lab_to_rgb_grad_refusals,
     dynamic={"rgb": _IMAGE, "grad_lab": _IMAGE, "grad_luma": _IMAGE},
-    tolerances={torch.float32: (1e-4, 1e-4)},  # the samples' terms, of either sign, reach some tens
+    tolerances={torch.float32: (1e-4, 1e-4)},  # the samples' terms have both signs and reach several tens
 )
 SOBEL_GRAD_SPEC = OpSpec(
     name="sobel_grad",

@@ -1,4 +1,4 @@
-"""Multiply and add: a small operator with everything one has, and the one to copy for a new one."""
+"""Multiply and add: a small, complete operator to copy for a new one."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
 
     Args:
         a: Any shape, floating.
-        b: Of the shape, dtype and device of `a`.
+        b: A tensor with the shape, dtype and device of `a`.
         c: Any number.
 
     Returns:
-        The shape and dtype of `a`.
+        A tensor with the shape and dtype of `a`.
 
     Raises:
-        RuntimeError: Wrong dtype, shape or device.
+        RuntimeError: An argument has a wrong dtype, shape or device.
     """
     return _muladd(a, b, c)
 
 
 def muladd_reference(a: Tensor, b: Tensor, c: float) -> Tensor:
-    """`muladd` in ATen."""
+    """Computes `muladd` in ATen."""
     return (accumulated(a) * accumulated(b) + c).to(a.dtype)
 
 
 def muladd_grad(grad: Tensor, a: Tensor, b: Tensor, need_a: bool, need_b: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of `muladd`: grad * b and grad * a, from one reading of `grad`.
+    """Gradients of `muladd`: grad * b and grad * a, reading `grad` once.
 
     Args:
-        grad: Of the shape, dtype and device of `a`.
+        grad: A tensor with the shape, dtype and device of `a`.
         a: Any shape, floating.
-        b: Of the shape, dtype and device of `a`.
-        need_a: Whether to compute this gradient; one that is not needed is returned with shape [0].
-        need_b: Likewise.
+        b: A tensor with the shape, dtype and device of `a`.
+        need_a: Whether to compute the gradient of `a`. A gradient that is not computed has shape [0].
+        need_b: Whether to compute the gradient of `b`.
 
     Returns:
-        Gradients of a and b, of their shape and dtype.
+        Gradients of a and b, with their shape and dtype.
     """
     return _muladd_grad(grad, a, b, need_a, need_b)
 
 
 def muladd_grad_reference(grad: Tensor, a: Tensor, b: Tensor, need_a: bool, need_b: bool) -> tuple[Tensor, Tensor]:
-    """`muladd_grad` in ATen."""
+    """Computes `muladd_grad` in ATen."""
     nothing = a.new_empty(0)
     return grad * b if need_a else nothing, grad * a if need_b else nothing
 
@@ -100,7 +100,7 @@ def _setup_grad_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor,
 def _grad_backward(
     ctx: Any, of_a: Tensor, of_b: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-    """The product rule: of grad * b, grad * a."""
+    """Applies the product rule to grad * b and grad * a."""
     grad, a, b = ctx.saved_tensors
     need_grad, need_a, need_b = ctx.needs_input_grad[:3]
     products = [of * x for of, x, needed in ((of_a, b, ctx.need_a), (of_b, a, ctx.need_b)) if needed]

@@ -1,4 +1,4 @@
-"""Balancing: the three ways of knowing weighed against each other."""
+"""Balancing: the weighted mean of the three ways of knowing."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def opponent_balance(
 ) -> Tensor:
     """Weighted mean of three scores, clamped to [0, 1].
 
-    clamp((w_c e + w_p s + w_f a) / (w_c + w_p + w_f), 0, 1) with e = entropy, or 1 - entropy when inverted. NaN scores
-    stay NaN. The weights are data on the device, so their values are not checked: a sum of zero gives what the formula
-    gives, NaN or a clamped infinity.
+    clamp((w_c e + w_p s + w_f a) / (w_c + w_p + w_f), 0, 1) with e = entropy, or 1 - entropy if inverted. NaN scores
+    stay NaN. The weights are data on the device, so their values are not checked: a sum of zero gives the formula's
+    result, NaN or a clamped infinity.
 
-    Gradients are torch.clamp's: zero where the mean lies outside [0, 1].
+    As in torch.clamp, gradients are zero where the mean lies outside [0, 1].
 
     Args:
         entropy: [B, N], floating; propositional.
         salience: [B, N], perspectival; of the dtype and device of `entropy`.
         alignment: [B, N], participatory; of the dtype and device of `entropy`.
         weights: [3] or [B, 3], (w_c, w_p, w_f); of the dtype and device of `entropy`. They need not sum to 1.
-        invert_entropy: Whether low entropy counts as relevant.
+        invert_entropy: Whether low entropy means relevant.
 
     Returns:
         [B, N] in [0, 1].
 
     Raises:
-        RuntimeError: Wrong rank, sizes, dtype or device.
+        RuntimeError: An argument has a wrong rank, size, dtype or device.
     """
     return _opponent_balance(entropy, salience, alignment, weights, invert_entropy)
 
@@ -48,7 +48,7 @@ def opponent_balance(
 def opponent_balance_reference(
     entropy: Tensor, salience: Tensor, alignment: Tensor, weights: Tensor, invert_entropy: bool = False
 ) -> Tensor:
-    """`opponent_balance` in ATen."""
+    """Computes `opponent_balance` in ATen."""
     e, s, a, w = (accumulated(t) for t in (entropy, salience, alignment, weights))
     e = 1 - e if invert_entropy else e
     w_c, w_p, w_f = w.unsqueeze(-1).unbind(-2)
@@ -69,24 +69,24 @@ def opponent_balance_grad(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `opponent_balance`.
 
-    With raw the weighted mean before the clamp and slope = grad / (w_c + w_p + w_f) where 0 <= raw <= 1, else 0:
-    d e = slope w_c (negative when inverted), d w_c = sum slope (e - raw), likewise for the others. The sum is over N,
-    and over B too where the weights are shared.
+    With raw the weighted mean before the clamp and slope = grad / (w_c + w_p + w_f) if 0 <= raw <= 1, else 0:
+    d e = slope w_c (negative if inverted), d w_c = sum slope (e - raw), and the same for the others. The sum is over N,
+    and also over B if the weights are shared.
 
     Args:
-        grad: [B, N], of the dtype and device of `entropy`.
+        grad: [B, N], with the dtype and device of `entropy`.
         entropy: [B, N].
         salience: [B, N].
         alignment: [B, N].
         weights: [3] or [B, 3].
-        invert_entropy: As in the forward.
-        need_entropy: Whether to compute this gradient; one that is not needed is returned with shape [0].
-        need_salience: Likewise.
-        need_alignment: Likewise.
-        need_weights: Likewise.
+        invert_entropy: The same as in the forward call.
+        need_entropy: Whether to compute the gradient of `entropy`. A gradient that is not computed has shape [0].
+        need_salience: Whether to compute the gradient of `salience`.
+        need_alignment: Whether to compute the gradient of `alignment`.
+        need_weights: Whether to compute the gradient of `weights`.
 
     Returns:
-        Gradients of entropy, salience, alignment and weights, each of its argument's shape.
+        Gradients of entropy, salience, alignment and weights, each with its argument's shape.
     """
     return _opponent_balance_grad(
         grad, entropy, salience, alignment, weights, invert_entropy,
@@ -106,7 +106,7 @@ def opponent_balance_grad_reference(
     need_alignment: bool,
     need_weights: bool,
 ) -> tuple[Tensor, ...]:
-    """`opponent_balance_grad` in ATen."""
+    """Computes `opponent_balance_grad` in ATen."""
     g, e, s, a, w = (accumulated(t) for t in (grad, entropy, salience, alignment, weights))
     e = 1 - e if invert_entropy else e
     w_c, w_p, w_f = w.unsqueeze(-1).unbind(-2)

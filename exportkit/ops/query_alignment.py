@@ -19,30 +19,30 @@ _query_alignment_grad = operator("query_alignment_grad")
 
 
 def query_alignment(features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(1 + cos) / 2 of each patch's features with the query token it fits best.
+    """(1 + cos) / 2 of each patch's features with the query token that fits best.
 
-    Norms are clamped at 1e-12. Where `mask` leaves a sample no token, its alignment is 0 (as if cos = -1) and its
-    gradients are zero. What masked tokens hold, NaN included, does not matter.
+    Norms are clamped at 1e-12. If `mask` excludes all tokens of a sample, its alignment is 0 (as if cos = -1) and its
+    gradients are zero. Values of masked tokens, even NaN, have no effect.
 
-    The gradient goes to the first token that attains the maximum. With hats for unit vectors, d cos / d f =
-    (q^ - cos f^) / ||f|| and likewise for q; where a norm is clamped, q^ / 1e-12.
+    The gradient goes to the first token with the maximum. With hats for unit vectors, d cos / d f =
+    (q^ - cos f^) / ||f||, and the same for q; if a norm is clamped, q^ / 1e-12.
 
     Args:
         features: [B, N, D], floating.
-        query: [B, D] or [B, T, D] with T >= 1, of the dtype and device of `features`.
+        query: [B, D] or [B, T, D] with T >= 1, with the dtype and device of `features`.
         mask: [B, T], bool, true where a token counts; on the device of `features`. Only with a query [B, T, D].
 
     Returns:
         [B, N] in [0, 1] up to rounding, in the dtype of `features`.
 
     Raises:
-        RuntimeError: Wrong rank, sizes, dtype or device; D = 0 or T = 0; a mask with a query [B, D].
+        RuntimeError: An argument has a wrong rank, size, dtype or device; D = 0 or T = 0; a mask with a query [B, D].
     """
     return _query_alignment(features, query, mask)
 
 
 def _cosines(features: Tensor, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Query tokens [B, T, D], zero where masked, and cosines [B, N, T], -inf where masked."""
+    """Returns query tokens [B, T, D], zero where masked, and cosines [B, N, T], -inf where masked."""
     tokens = accumulated(query if query.dim() == 3 else query.unsqueeze(1))
     if mask is not None:
         tokens = torch.where(mask.unsqueeze(-1), tokens, 0)
@@ -51,7 +51,7 @@ def _cosines(features: Tensor, query: Tensor, mask: Tensor | None) -> tuple[Tens
 
 
 def query_alignment_reference(features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`query_alignment` in ATen."""
+    """Computes `query_alignment` in ATen."""
     _, cosines = _cosines(features, query, mask)
     alignment = (1 + cosines.max(-1).values) / 2
     if mask is not None:
@@ -65,15 +65,15 @@ def query_alignment_grad(
     """Gradients of `query_alignment`.
 
     Args:
-        grad: [B, N], of the dtype and device of `features`.
+        grad: [B, N], with the dtype and device of `features`.
         features: [B, N, D].
         query: [B, D] or [B, T, D].
         mask: [B, T], or None.
-        need_features: Whether to compute this gradient; one that is not needed is returned with shape [0].
-        need_query: Likewise.
+        need_features: Whether to compute the gradient of `features`. A gradient that is not computed has shape [0].
+        need_query: Whether to compute the gradient of `query`.
 
     Returns:
-        Gradients of features and query, each of its argument's shape.
+        Gradients of features and query, each with its argument's shape.
     """
     return _query_alignment_grad(grad, features, query, mask, need_features, need_query)
 
@@ -81,7 +81,7 @@ def query_alignment_grad(
 def query_alignment_grad_reference(
     grad: Tensor, features: Tensor, query: Tensor, mask: Tensor | None, need_features: bool, need_query: bool
 ) -> tuple[Tensor, Tensor]:
-    """`query_alignment_grad` in ATen."""
+    """Computes `query_alignment_grad` in ATen."""
     x = accumulated(features)
     tokens, cosines = _cosines(features, query, mask)
     best = cosines.max(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Sums over one dimension in an order that nothing else in the tensor changes."""
+"""Sums over one dimension in an order that depends on that dimension's size alone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _reduce_sum = operator("reduce_sum")
 def reduce_sum(x: Tensor, dim: int) -> Tensor:
     """The sum over one dimension, added up in a tree that depends on that dimension's size alone.
 
-    So a sum has the same bits on every run, whatever the strides and whatever else is summed in the same call. Half
-    types are added up in float32. The sum of nothing is 0.
+    So a sum has the same bits on every run, for all strides and sizes of the other dimensions. Half types are added in
+    float32. An empty sum is 0.
 
     Args:
         x: Any shape of at least one dimension, floating.
@@ -30,13 +30,13 @@ def reduce_sum(x: Tensor, dim: int) -> Tensor:
         `x` without that dimension, in its dtype.
 
     Raises:
-        RuntimeError: Wrong dtype, no dimension, or `dim` out of range.
+        RuntimeError: The dtype is wrong, `x` has no dimension, or `dim` is out of range.
     """
     return _reduce_sum(x, dim)
 
 
 def reduce_sum_reference(x: Tensor, dim: int) -> Tensor:
-    """`reduce_sum` in ATen."""
+    """Computes `reduce_sum` in ATen."""
     return accumulated(x).sum(dim).to(x.dtype)
 
 
@@ -69,7 +69,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         return torch.randn(shape, device=device).to(dtype)
 
     shapes = [((2, 3, 8), 1), ((5, 33), 1), ((1, 1), -1), ((0, 4), 1), ((4, 0), 1), ((2, 5, 3), -3), ((9,), 0)]
-    # Around what a thread, a warp, a block and one launch sum.
+    # Around the sizes that a thread, a warp, a block and one launch sum.
     shapes += [((2, size), 1) for size in (31, 32, 33, 64, 100, 1000, 1024, 1032, 4097, 9000)]
     shapes += [((3, size, 16), 1) for size in (8, 32, 33, 100, 1024, 1025, 9000)]
     shapes += [((2, 70, 3), 1), ((70, 2, 130), 0), ((3, 4, 5, 6), 2), ((2, 1, 3), 1)]

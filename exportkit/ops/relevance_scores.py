@@ -1,4 +1,4 @@
-"""The three ways of knowing and their balance from one read of the features: inference's form of the composition."""
+"""The three ways of knowing and their balance in one operator for inference, which reads the features once."""
 
 from __future__ import annotations
 
@@ -33,32 +33,33 @@ def relevance_scores(
     temperature: float = 1.0,
     invert_entropy: bool = False,
 ) -> Tensor:
-    """How relevant each patch is: its entropy, salience and alignment, balanced.
+    """Computes each patch's relevance from its entropy, salience and alignment.
 
     opponent_balance(compute_entropy(features, temperature), salience, query_alignment(features, query, mask), weights,
-    invert_entropy), where salience is compute_salience's w_E E + w_C C + w_F F with each patch's mean edge strength and
-    mean colour given. In half precision the three scores are not rounded before they are balanced.
+    invert_entropy), where salience is compute_salience's w_E E + w_C C + w_F F for given mean edge strengths and mean
+    colours. In half precision the three scores are not rounded before they are balanced.
 
-    For inference: it has no gradient. Train with the four operators it is made of.
+    It is for inference and has no gradient. Train with these four operators instead.
 
     Args:
         features: [B, N, D], floating, N = gh gw patches, row by row.
-        query: [B, D] or [B, T, D] with T >= 1, of the dtype and device of `features`.
-        colours: [B, 3, gh, gw], the patches' mean CIE LAB; likewise.
-        edges: [B, 1, gh, gw], the patches' mean gradient magnitude, at least 0; likewise.
-        weights: [3] or [B, 3], of entropy, salience and alignment; likewise. They need not sum to 1.
+        query: [B, D] or [B, T, D] with T >= 1, with the dtype and device of `features`.
+        colours: [B, 3, gh, gw], the patches' mean CIE LAB, with the same dtype and device.
+        edges: [B, 1, gh, gw], the patches' mean gradient magnitude, at least 0, with the same dtype and device.
+        weights: [3] or [B, 3], the weights of entropy, salience and alignment, with the same dtype and device. They
+            need not sum to 1.
         mask: [B, T], bool, true where a token counts; on the device of `features`. Only with a query [B, T, D].
-        salience_weights: w_E, w_C, w_F: finite, at least 0, their sum above 0. With w_F = 0 the features are read once
-            whatever the caches hold, since no mean of them is needed.
-        temperature: Of the entropy's softmax, above 0.
-        invert_entropy: Whether low entropy counts as relevant.
+        salience_weights: w_E, w_C, w_F: finite, at least 0, with a sum above 0. With w_F = 0 the features are always
+            read only once, because their mean is not needed.
+        temperature: The temperature of the entropy's softmax, above 0.
+        invert_entropy: Whether low entropy means relevant.
 
     Returns:
         [B, N] in [0, 1], in the dtype of `features`.
 
     Raises:
-        RuntimeError: Wrong rank, sizes, dtype or device; D = 0 or T = 0; a mask with a query [B, D]; temperature <= 0;
-            salience weights out of range. Also where a gradient is asked for.
+        RuntimeError: An argument has a wrong rank, size, dtype or device, D = 0, T = 0, a mask comes with a query
+            [B, D], temperature <= 0, the salience weights are out of range, or a gradient is requested.
     """
     return _relevance_scores(
         features,
@@ -140,7 +141,7 @@ register_no_derivative("relevance_scores", "compute_entropy, compute_salience, q
 def _inputs(
     device: torch.device, dtype: torch.dtype, batch: int, rows: int, columns: int, width: int, tokens: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Random arguments; `tokens` = 0 gives a query [B, D] and weights [3], anything else [B, T, D] and [B, 3]."""
+    """Draws arguments; `tokens` = 0 gives a query [B, D] and weights [3], otherwise [B, T, D] and [B, 3]."""
 
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(shape, device=device) * scale).to(dtype)

@@ -23,34 +23,34 @@ def relu(x: Tensor) -> Tensor:
         x: Any shape, floating.
 
     Returns:
-        The shape and dtype of `x`.
+        A tensor with the shape and dtype of `x`.
 
     Raises:
-        RuntimeError: Wrong dtype.
+        RuntimeError: The dtype is wrong.
     """
     return _relu(x)
 
 
 def relu_reference(x: Tensor) -> Tensor:
-    """`relu` in ATen."""
+    """Computes `relu` in ATen."""
     return torch.relu(x)
 
 
 def relu_grad(grad: Tensor, output: Tensor) -> Tensor:
-    """Gradient of `relu`: 0 where output <= 0, else grad; so it passes where the output is NaN, as torch's own does.
+    """Gradient of `relu`: 0 where output <= 0, else grad. Like torch's, it passes where the output is NaN.
 
     Args:
-        grad: Of the shape, dtype and device of `output`.
-        output: What `relu` returned.
+        grad: A tensor with the shape, dtype and device of `output`.
+        output: The result of `relu`.
 
     Returns:
-        The shape and dtype of `output`.
+        A tensor with the shape and dtype of `output`.
     """
     return _relu_grad(grad, output)
 
 
 def relu_grad_reference(grad: Tensor, output: Tensor) -> Tensor:
-    """`relu_grad` in ATen."""
+    """Computes `relu_grad` in ATen."""
     return torch.where(output <= 0, 0, grad)
 
 
@@ -82,7 +82,7 @@ def _setup_grad_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
 
 
 def _grad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return relu_grad(grad, *ctx.saved_tensors), None  # constant in `output`, but for where that is 0
+    return relu_grad(grad, *ctx.saved_tensors), None  # constant in `output`, except where that is 0
 
 
 torch.library.register_autograd("arr_coc::relu", _backward, setup_context=_setup_context)

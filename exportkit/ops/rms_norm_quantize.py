@@ -1,4 +1,4 @@
-"""Root mean square normalisation whose result is int8, for a matrix product in integers that follows."""
+"""Root mean square normalisation with an int8 result, for a following integer matrix product."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ _rms_norm_quantize = operator("rms_norm_quantize")
 QUANTIZED_MAX = 127
 
 SCALE_MIN = torch.finfo(torch.float32).tiny
-"""Rows of a smaller scale count as zeros: below it 1 / scale would overflow."""
+"""Rows with a smaller scale count as zeros, because 1 / scale would overflow."""
 
 
 def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Rows y = x / sqrt(mean(x^2) + eps) * weight as integers and a step: y ~ quantized * scale, scale = max |y| / 127.
 
-    y is computed in float32 (float64 of float64) and never rounded to a half type. quantized = round(y / scale), ties
-    to even, so no entry is off by more than half a step, but for rounding. A row of zeros gives scale 0 and zeros; one
-    whose y is not finite gives the scale NaN or infinity and zeros; one of scale below 2^-126 counts as zeros.
-    Not differentiable: asking for a gradient raises.
+    y is computed in float32 (float64 for float64) and never rounded to a half type. quantized = round(y / scale), ties
+    to even, so the error is at most half a step, apart from rounding. A row of zeros gives scale 0 and zeros; a row
+    with non-finite y gives scale NaN or infinity and zeros; a row with a scale below 2^-126 counts as zeros.
+    Not differentiable: requesting a gradient raises.
 
     Args:
         x: [..., D] with D >= 1, floating.
-        weight: [D], of the dtype and device of `x`.
+        weight: [D], with the dtype and device of `x`.
         eps: At least 0.
 
     Returns:
         int8 [..., D] in [-127, 127], and float32 [...].
 
     Raises:
-        RuntimeError: Wrong shape or dtype, or eps < 0.
+        RuntimeError: An argument has a wrong shape or dtype, or eps < 0.
     """
     return _rms_norm_quantize(x, weight, eps)
 
 
 def rms_norm_quantize_reference(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """`rms_norm_quantize` in ATen."""
+    """Computes `rms_norm_quantize` in ATen."""
     wide = accumulated(x)
     weighted = wide * accumulated(weight)
     inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -74,11 +74,11 @@ def _rms_norm_quantize_fake(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tup
 def _backward(ctx: Any, *grads: Any) -> Any:
     raise RuntimeError(
         "arr_coc::rms_norm_quantize is not differentiable: rounding has no useful slope; "
-        "train with a straight-through estimate of it, or detach its input"
+        "train with a straight-through estimate, or detach the input"
     )
 
 
-# Without a rule torch only warns and leaves the gradient None.
+# Without a rule torch only warns and the gradient is None.
 torch.library.register_autograd("arr_coc::rms_norm_quantize", _backward)
 
 
@@ -87,7 +87,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         return torch.randn(shape, device=device).to(dtype)
 
     shapes = [(2, 8), (5, 33), (1, 1), (0, 4), (2, 0, 4), (2, 3, 4, 5), (5, 1, 256), (2, 130), (3, 515), (2, 1024)]
-    # Past the registers of a warp, a few warps and a block, in every dtype.
+    # More than the registers of a warp, a few warps and a block hold, in every dtype.
     shapes += [(3, 1028), (2, 2051), (2, 4104), (1, 16385), (2, 20000)]
     for shape in shapes:
         yield Sample(f"x {list(shape)}", (normal(*shape), normal(shape[-1])))
@@ -125,7 +125,7 @@ SPEC = OpSpec(
     dynamic={"x": {0: "B"}},
     tolerances={
         torch.float32: (1e-5, 0.0),
-        torch.int8: (0.0, 1.0),  # a value that is a rounding away from a tie may fall to either side of it
+        torch.int8: (0.0, 1.0),  # a value close to a tie may be rounded to either side
     },
     autocast="first",
 )

@@ -22,44 +22,44 @@ _scale_bias_relu_grad = operator("scale_bias_relu_grad")
 def scale_bias_relu(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     """relu(x * scale + bias), NaN where that is NaN.
 
-    Half types are computed in float32 and rounded once, so that x * scale may be beyond their range. The scale is a
-    number, not a tensor: the gradient then needs the output only, and nothing else is kept for it.
+    Half types are computed in float32 and rounded once, so x * scale may exceed their range. The scale is a number and
+    not a tensor, so the gradient needs only the output.
 
     Args:
         x: [..., D], floating.
-        bias: [D], of the dtype and device of `x`.
+        bias: [D], with the dtype and device of `x`.
         scale: Any number.
 
     Returns:
-        The shape and dtype of `x`.
+        A tensor with the shape and dtype of `x`.
 
     Raises:
-        RuntimeError: Wrong rank, sizes, dtype or device.
+        RuntimeError: An argument has a wrong rank, size, dtype or device.
     """
     return _scale_bias_relu(x, bias, scale)
 
 
 def scale_bias_relu_reference(x: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """`scale_bias_relu` in ATen."""
+    """Computes `scale_bias_relu` in ATen."""
     return torch.relu(accumulated(x) * scale + accumulated(bias)).to(x.dtype)
 
 
 def scale_bias_relu_grad(
     grad: Tensor, output: Tensor, scale: float, need_x: bool, need_bias: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of `scale_bias_relu`, and with a scale of 1 of `bias_relu`.
+    """Gradients of `scale_bias_relu` and, with a scale of 1, of `bias_relu`.
 
     With passed = 0 where output <= 0, else grad: d x = passed * scale, d bias = the sum of passed over all rows.
 
     Args:
-        grad: Of the shape, dtype and device of `output`.
-        output: [..., D], what the forward returned.
-        scale: As in the forward.
-        need_x: Whether to compute this gradient; one that is not needed is returned with shape [0].
-        need_bias: Likewise.
+        grad: A tensor with the shape, dtype and device of `output`.
+        output: [..., D], the result of the forward call.
+        scale: The same as in the forward call.
+        need_x: Whether to compute the gradient of `x`. A gradient that is not computed has shape [0].
+        need_bias: Whether to compute the gradient of `bias`.
 
     Returns:
-        Gradients of x, of the shape of `output`, and of the bias, [D].
+        Gradients of x, with the shape of `output`, and of the bias, [D].
     """
     return _scale_bias_relu_grad(grad, output, scale, need_x, need_bias)
 
@@ -67,7 +67,7 @@ def scale_bias_relu_grad(
 def scale_bias_relu_grad_reference(
     grad: Tensor, output: Tensor, scale: float, need_x: bool, need_bias: bool
 ) -> tuple[Tensor, Tensor]:
-    """`scale_bias_relu_grad` in ATen."""
+    """Computes `scale_bias_relu_grad` in ATen."""
     passed = relu_grad_reference(accumulated(grad), output)
     of_bias = passed.sum(list(range(output.dim() - 1))) if output.dim() > 1 else passed
     gradients = zip((passed * scale, of_bias), (need_x, need_bias))
@@ -111,7 +111,7 @@ def _setup_grad_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor,
 
 
 def _grad_backward(ctx: Any, of_x: Tensor, of_bias: Tensor) -> tuple[Tensor, None, None, None, None]:
-    """The transpose: both gradients are linear in `grad`."""
+    """Computes the transpose, because both gradients are linear in `grad`."""
     (output,) = ctx.saved_tensors
     scale, need_x, need_bias = ctx.rest
     of_passed = accumulated(of_x) * scale if need_x else torch.zeros_like(accumulated(output))

@@ -20,22 +20,22 @@ _softmax_grad = operator("softmax_grad")
 def softmax(x: Tensor) -> Tensor:
     """exp(x - max x) divided by its sum, over the last dimension.
 
-    As torch.softmax: -inf gives 0, and a row is NaN where it holds NaN or inf, or nothing but -inf.
+    As in torch.softmax, -inf gives 0, and a row is NaN if it contains NaN or inf, or only -inf.
 
     Args:
         x: [..., D], floating; rows of any length.
 
     Returns:
-        The shape and dtype of `x`. Half types are computed in float32 and rounded once.
+        A tensor with the shape and dtype of `x`. Half types are computed in float32 and rounded once.
 
     Raises:
-        RuntimeError: Wrong dtype, or a tensor without dimensions.
+        RuntimeError: The dtype is wrong, or the tensor has no dimensions.
     """
     return _softmax(x)
 
 
 def softmax_reference(x: Tensor) -> Tensor:
-    """`softmax` in ATen."""
+    """Computes `softmax` in ATen."""
     return torch.softmax(accumulated(x), -1).to(x.dtype)
 
 
@@ -43,17 +43,17 @@ def softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
     """Gradient of `softmax`: output * (grad - sum of grad * output).
 
     Args:
-        grad: Of the shape, dtype and device of `output`.
-        output: [..., D], what `softmax` returned.
+        grad: A tensor with the shape, dtype and device of `output`.
+        output: [..., D], the result of `softmax`.
 
     Returns:
-        The shape and dtype of `output`.
+        A tensor with the shape and dtype of `output`.
     """
     return _softmax_grad(grad, output)
 
 
 def softmax_grad_reference(grad: Tensor, output: Tensor) -> Tensor:
-    """`softmax_grad` in ATen."""
+    """Computes `softmax_grad` in ATen."""
     g, y = accumulated(grad), accumulated(output)
     return (y * (g - (g * y).sum(-1, keepdim=True))).to(output.dtype)
 
@@ -89,7 +89,7 @@ def _setup_grad_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
 
 
 def _grad_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Of y (g - sum g y): linear in g, and for y the product rule."""
+    """Differentiates y (g - sum g y), which is linear in g; for y, the product rule applies."""
     grad, output = ctx.saved_tensors
     need_grad, need_output = ctx.needs_input_grad
     of_grad = softmax_grad(upstream, output) if need_grad else None

@@ -1,4 +1,4 @@
-"""Colour and edge strength of every patch of an image, without the maps they are means of."""
+"""Mean colour and edge strength of every patch of an image, computed without storing pixel maps."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ _texture_statistics = operator("texture_statistics")
 
 
 def texture_statistics(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
-    """Means over patches of `fused_texture`'s maps: of CIE LAB, and of the gradient's magnitude.
+    """Means over patches of `fused_texture`'s CIE LAB and gradient magnitude.
 
-    What `compute_salience` needs to know of the pixels, from 12 bytes read a pixel (float32) where the maps take 32
-    written and read. For inference: it has no gradient, unlike the composition.
+    These are the pixel statistics that `compute_salience` needs. It reads 12 bytes per pixel (float32); with pixel
+    maps, 32 bytes are written and read. It is for inference and has no gradient, unlike the composition.
 
     Args:
-        rgb: [B, 3, H, W], floating, encoded sRGB in [0, 1]; finite values outside are legal.
+        rgb: [B, 3, H, W], floating, encoded sRGB in [0, 1]; finite values outside are allowed.
         patch_size: P >= 1, in pixels; H and W are multiples of it.
 
     Returns:
         colours: [B, 3, H / P, W / P], the mean LAB of each patch.
-        edges: [B, 1, H / P, W / P], the mean of sqrt(sobel_x^2 + sobel_y^2 + 1e-8); gradients at a patch's border look
-            at the pixels of the patch beside.
+        edges: [B, 1, H / P, W / P], the mean of sqrt(sobel_x^2 + sobel_y^2 + 1e-8). Gradients at a patch's border use
+            pixels of the next patch.
         Both in the dtype of `rgb`.
 
     Raises:
-        RuntimeError: Wrong rank, channels or dtype; H or W not a multiple of P; asking for a gradient.
+        RuntimeError: The rank, the number of channels or the dtype is wrong, H or W is not a multiple of P, or a
+            gradient is requested.
     """
     return _texture_statistics(rgb, patch_size)
 
 
 def texture_statistics_reference(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
-    """`texture_statistics` in ATen."""
+    """Computes `texture_statistics` in ATen."""
     lab, sobel_x, sobel_y = fused_texture_reference(accumulated(rgb))
     magnitudes = torch.sqrt(sobel_x**2 + sobel_y**2 + 1e-8)
     return patch_means(lab, patch_size).to(rgb.dtype), patch_means(magnitudes, patch_size).to(rgb.dtype)
@@ -110,6 +111,6 @@ SPEC = OpSpec(
     samples=_samples,
     refusals=_refusals,
     dynamic={"rgb": {0: "B", 2: "H", 3: "W"}},
-    tolerances={torch.float32: (1e-4, 3e-4)},  # those of fused_texture
+    tolerances={torch.float32: (1e-4, 3e-4)},  # the same as for fused_texture
     autocast="float32",
 )

@@ -1,4 +1,4 @@
-"""Attending: the patches that matter most, in the order in which they do."""
+"""Attending: the most relevant patches, best first."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _top_k_patches_grad = operator("top_k_patches_grad")
 
 
 def top_k_patches(relevance_scores: Tensor, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k patches of each sample with the highest scores, best first.
+    """Selects the k patches of each sample with the highest scores, best first.
 
-    Ties go to the lower index, -0 equals +0, NaN sorts after everything. Gradients flow to `features` and not to
+    Ties go to the lower index, -0 equals +0, and NaN comes last. Gradients flow to `features` but not to
     `relevance_scores`: a model that learns its scores multiplies the selected features by the selected scores.
 
     Args:
         relevance_scores: [B, N], floating.
-        features: [B, N, D], floating; its dtype may be another.
+        features: [B, N, D], floating; its dtype may differ.
         k: In [0, N].
 
     Returns:
         The selected features [B, k, D] in the dtype of `features`, and their indices [B, k], int64.
 
     Raises:
-        RuntimeError: Wrong rank, dtype, device or size, or k outside [0, N].
+        RuntimeError: An argument has a wrong rank, dtype, device or size, or k is outside [0, N].
     """
     return _top_k_patches(relevance_scores, features, k)
 
 
 def top_k_patches_reference(relevance_scores: Tensor, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`top_k_patches` in ATen."""
-    # Ascending order of the negated scores puts NaN last, where descending order puts it first. Negation may give a NaN
-    # a sign, and a sort by bit pattern would then call it the smallest.
+    """Computes `top_k_patches` in ATen."""
+    # Ascending order of the negated scores puts NaN last; descending order would put it first. Negation may give a NaN
+    # a sign, and a sort by bit pattern would then put it first.
     cost = torch.where(relevance_scores.isnan(), torch.nan, -relevance_scores)
     indices = torch.sort(cost, dim=-1, stable=True).indices[:, :k].contiguous()
     return features.gather(1, indices.unsqueeze(-1).expand(-1, -1, features.shape[2])), indices
@@ -53,7 +53,7 @@ def top_k_patches_grad(grad: Tensor, indices: Tensor, num_patches: int) -> Tenso
     Args:
         grad: [B, k, D], floating, the gradient of the selected features.
         indices: [B, k], int64 in [0, num_patches), each at most once in a sample. The CPU kernel refuses an index out
-            of range; the CUDA kernel asserts, since reading the values would stop the GPU.
+            of range. The CUDA kernel asserts, because reading the values back would stall the GPU.
         num_patches: N, at least k.
 
     Returns:
@@ -63,7 +63,7 @@ def top_k_patches_grad(grad: Tensor, indices: Tensor, num_patches: int) -> Tenso
 
 
 def top_k_patches_grad_reference(grad: Tensor, indices: Tensor, num_patches: int) -> Tensor:
-    """`top_k_patches_grad` in ATen."""
+    """Computes `top_k_patches_grad` in ATen."""
     batch, _, width = grad.shape
     where = indices.unsqueeze(-1).expand(-1, -1, width)
     return grad.new_zeros(batch, num_patches, width).scatter(1, where, grad)
@@ -82,8 +82,8 @@ def _top_k_patches_fake(relevance_scores: Tensor, features: Tensor, k: int) -> t
     check_same_size(op, "N", "features", features.shape[1], "relevance_scores", patches)
     out_of_range = f"{op}: k must be in [0, N], got k = {k} with N = {patches}"
     check(k >= 0, out_of_range)
-    # The model's k = min(K, N) is at most N whatever N is, but torch does not simplify min(K, N) <= N and would refuse
-    # the export over a guard it cannot prove. It does see that min(min(K, N), N) is the same expression.
+    # The model's k = min(K, N) is at most N for all N. torch does not simplify min(K, N) <= N and would refuse the
+    # export for a guard it cannot prove, but it sees that min(min(K, N), N) is the same expression.
     if not statically_known_true(torch.sym_min(k, patches) == k):
         check(k <= patches, out_of_range)
     selected = features.new_empty((batch, k, features.shape[2]))
@@ -138,7 +138,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     ]
     # Around powers of two, and the 14 x 14 patches of a 224 x 224 image.
     sizes += [(2, 196, 3, 64), (1, 255, 1, 128), (2, 256, 1, 129), (1, 257, 1, 127), (2, 1000, 2, 200)]
-    sizes += [(2, 1025, 1, 1025), (1, 2049, 1, 2049), (2, 5000, 2, 4500)]  # past what one block sorts
+    sizes += [(2, 1025, 1, 1025), (1, 2049, 1, 2049), (2, 5000, 2, 4500)]  # more than one block sorts
     for batch, patches, width, k in sizes:
         scores = torch.rand(batch, patches, device=device, dtype=dtype)
         features = torch.randn(batch, patches, width, device=device, dtype=dtype)

@@ -1,11 +1,11 @@
 """The operators `arr_coc_triton::*`: kernels that AOTInductor compiles into the package, so that it needs no library.
 
-`torch.library.triton_op` shows torch.export the operator and the compiler what is in it. For a CUDA target that is a
-Triton kernel, whose machine code then lies in the package; for a CPU target, or where Triton is not installed, it is
-the same function in ATen. A package whose only custom operators are these loads with torch alone.
+`torch.library.triton_op` shows the operator to torch.export and its contents to the compiler. For a CUDA target, the
+contents are a Triton kernel, whose machine code is stored in the package. For a CPU target, or without Triton, they are
+the same function in ATen. A package that has only these custom operators loads with torch alone.
 
-Every module here that does not start with an underscore is one operator, as in `exportkit.ops`, which does not import
-this package: importing it imports Triton where that is installed.
+Every module whose name does not start with an underscore is one operator, as in `exportkit.ops`. `exportkit.ops` does
+not import this package, because that imports Triton if it is installed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Triton kernels. Importing this module needs Triton.
 
-Those named `_rows` hold whole rows in registers: their length is a number when the kernel is compiled. Those named
-`_long_row` walk one row in blocks, whatever its length. All compute in float32, or in float64 for float64. A kernel's
-arguments in capitals are constants of its compilation.
+Kernels named `_rows` hold whole rows in registers, so the row length must be known when they are compiled. Kernels
+named `_long_row` process one row of any length in blocks. All compute in float32, or in float64 for float64. A kernel's
+arguments in capitals are compile-time constants.
 """
 
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def widened(value):
-    """float64 stays, everything else becomes float32."""
+    """Converts all dtypes except float64 to float32."""
     if value.dtype == tl.float64:
         return value
     else:
@@ -25,7 +25,7 @@ def softmax_rows(x, out, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr)
     inside = (row < rows) & (column < columns)
     value = widened(tl.load(x + row * columns + column, mask=inside, other=-float("inf")))
     power = tl.exp(value - tl.max(value, 1, keep_dims=True))
-    # A NaN is in the sum, and so reaches the whole row, though tl.max may pass it over.
+    # tl.max may ignore a NaN, but the sum includes it, so the whole row becomes NaN.
     tl.store(out + row * columns + column, power / tl.sum(power, 1, keep_dims=True), mask=inside)
 
 
@@ -34,7 +34,7 @@ def softmax_long_row(x, out, columns, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * columns
     column = tl.arange(0, BLOCK)
     highest = widened(tl.load(x + start + column, mask=column < columns, other=-float("inf")))
-    finite = tl.where(highest == -float("inf"), 0.0, highest)  # where only -inf was seen, nothing is subtracted
+    finite = tl.where(highest == -float("inf"), 0.0, highest)  # if all values are -inf, subtract nothing
     total = tl.exp(highest - finite)
     for first in range(BLOCK, columns, BLOCK):
         value = widened(tl.load(x + start + first + column, mask=first + column < columns, other=-float("inf")))
@@ -80,7 +80,7 @@ def softmax_grad_long_row(grad, output, out, columns, BLOCK: tl.constexpr):
 
 @triton.jit
 def magnitude_bits(value):
-    """|value| as an integer: they are ordered alike, and NaN is above infinity, where a maximum of numbers loses it."""
+    """Returns |value| as an integer with the same order. NaN is above infinity; a maximum of floats would lose NaN."""
     if value.dtype == tl.float64:
         return tl.abs(value).to(tl.int64, bitcast=True)
     else:
@@ -89,11 +89,11 @@ def magnitude_bits(value):
 
 @triton.jit
 def one_for_all(row_sum, SHAPE: tl.constexpr):
-    """A sum of squares with the same bits in every thread that has a copy of it: the largest of the copies.
+    """Makes the copies of a sum of squares equal in all threads, by taking the largest copy.
 
-    Where a thread has one element of a row, its square and the first addition become one fused operation, rounded once,
-    while its neighbour's square was rounded before it was passed on. The copies of the sum then differ in the last bit,
-    and which of them reaches memory would be chance.
+    If a thread has one element of a row, its square and the first addition become one fused operation, rounded once.
+    Its neighbour's square was rounded before it was passed on. So the copies of the sum may differ in the last bit, and
+    which copy reaches memory would be random.
     """
     bits = tl.max(magnitude_bits(tl.broadcast_to(row_sum, SHAPE)), 1, keep_dims=True)
     return bits.to(row_sum.dtype, bitcast=True)
@@ -101,21 +101,21 @@ def one_for_all(row_sum, SHAPE: tl.constexpr):
 
 @triton.jit
 def row_scale(highest_bits, mean_square, like, EPS: tl.constexpr):
-    """1 / rms, and the scale of a row by the bits of its highest |x weight|."""
+    """Returns 1 / rms and the scale of a row from the bits of its highest |x weight|."""
     inverse_rms = tl.rsqrt(mean_square + EPS)
     highest = highest_bits.to(like.dtype, bitcast=True)
-    highest = tl.where(highest == 0, highest, highest * inverse_rms)  # 0 stays 0 where 1 / rms is infinite
+    highest = tl.where(highest == 0, highest, highest * inverse_rms)  # 0 stays 0 if 1 / rms is infinite
     scale = (highest / 127).to(tl.float32)
     return inverse_rms, tl.where(scale < 1.1754943508222875e-38, 0.0, scale)
 
 
 @triton.jit
 def quantize(weighted, inverse_rms, scale):
-    """round(y / scale), ties to even, as int8; zeros where the scale is zero or not finite."""
+    """Returns round(y / scale), ties to even, as int8; zeros if the scale is zero or not finite."""
     steps = weighted * inverse_rms * (1 / tl.where(scale > 0, scale, 1.0).to(weighted.dtype))
     steps = tl.where((scale > 0) & (scale < float("inf")), steps, 0.0)
     steps = tl.minimum(tl.maximum(steps, -127.0), 127.0)
-    # Adding 1.5 * 2^23, or 2^52 in float64, leaves no fraction, and rounds to it.
+    # Adding 1.5 * 2^23, or 2^52 in float64, removes the fraction by rounding.
     if steps.dtype == tl.float64:
         return ((steps + 6755399441055744.0) - 6755399441055744.0).to(tl.int8)
     else:

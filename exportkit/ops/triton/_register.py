@@ -1,4 +1,4 @@
-"""Registration of operators whose kernels are Triton's."""
+"""Registers operators with Triton kernels."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 NAMESPACE = "arr_coc_triton"
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Triton comes with torch's CUDA builds for Linux, and not with its CPU builds."""
+"""Whether Triton is installed. torch's CUDA builds for Linux include it, CPU builds do not."""
 
 LONGEST_HELD = 16384
-"""Elements of a row that a program holds in registers."""
+"""The most elements of a row that a program holds in registers."""
 
 
 def triton_op(name: str) -> Callable[[Callable[..., Any]], Any]:
-    """Defines `arr_coc_triton::<name>` by a function that is its kernel, its fake and its decomposition at once."""
+    """Defines `arr_coc_triton::<name>` by a function that serves as kernel, fake and decomposition."""
 
     def register(function: Callable[..., Any]) -> Any:
         with _no_word_of_missing_triton():
@@ -31,12 +31,12 @@ def triton_op(name: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """Whether a Triton kernel can compute on this (perhaps fake) tensor."""
+    """Returns whether a Triton kernel can compute on this tensor, which may be fake."""
     return HAS_TRITON and tensor.is_cuda
 
 
 def rows_and_columns(x: Tensor) -> tuple[int, int]:
-    """Of a contiguous tensor whose last dimension is a row."""
+    """Returns the number of rows, and their length, of a contiguous tensor; the last dimension is a row."""
     rows = 1
     for size in x.shape[:-1]:
         rows = rows * size
@@ -44,9 +44,9 @@ def rows_and_columns(x: Tensor) -> tuple[int, int]:
 
 
 def tile(columns: int, elements: int) -> tuple[int, int] | None:
-    """(rows of a program, power of two that holds a row) for about so many elements a program.
+    """Returns (rows of a program, power of two that holds a row) for about `elements` elements per program.
 
-    None for a row that is too long to hold, or whose length is symbolic: a kernel holds as much as it was compiled for.
+    None if a row is too long for registers, or its length is symbolic: kernels are compiled for a fixed length.
     """
     if not isinstance(columns, int) or columns > LONGEST_HELD:
         return None
@@ -55,13 +55,13 @@ def tile(columns: int, elements: int) -> tuple[int, int] | None:
 
 
 def programs(items: int, of_one: int) -> tuple[int]:
-    """The grid of a kernel whose programs take `of_one` items each."""
+    """Returns the grid of a kernel with `of_one` items per program."""
     return ((items + of_one - 1) // of_one,)
 
 
 @contextmanager
 def _no_word_of_missing_triton() -> Iterator[None]:
-    """Silences torch's warning that Triton is not available, where nobody asked for it."""
+    """Silences torch's warning that Triton is not available."""
     logger = logging.getLogger("torch._library.triton")
     level = logger.level
     logger.setLevel(logging.ERROR)

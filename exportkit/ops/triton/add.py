@@ -1,4 +1,4 @@
-"""a + b, as a Triton kernel that travels inside a package: the smallest of them."""
+"""a + b as a Triton kernel inside a package, the smallest example."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if HAS_TRITON:
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """The sum a + b, without broadcasting. Gradients of any order.
+    """Returns a + b without broadcasting. Gradients of any order work.
 
     Args:
-        a: Floating.
-        b: Shape, dtype and device of `a`.
+        a: A floating tensor.
+        b: A tensor with the shape, dtype and device of `a`.
 
     Returns:
-        Their shape and dtype, contiguous.
+        A contiguous tensor with the same shape and dtype.
 
     Raises:
-        RuntimeError: Wrong dtype, device or shape.
+        RuntimeError: An argument has a wrong dtype, device or shape.
     """
     return torch.ops.arr_coc_triton.add(a, b)
 
 
 def add_reference(a: Tensor, b: Tensor) -> Tensor:
-    """`add` in ATen."""
+    """Computes `add` in ATen."""
     return (accumulated(a) + accumulated(b)).to(a.dtype)
 
 

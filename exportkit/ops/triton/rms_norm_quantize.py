@@ -1,4 +1,4 @@
-"""Root mean square normalisation to int8, as a Triton kernel that travels inside a package."""
+"""Root mean square normalisation to int8, as a Triton kernel inside a package."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if HAS_TRITON:
 def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Rows y = x / sqrt(mean(x^2) + eps) * weight as integers and a step: y ~ quantized * scale, scale = max |y| / 127.
 
-    y is computed in float32 (float64 of float64) and never rounded to a half type. quantized = round(y / scale), ties
-    to even. A row of zeros gives scale 0 and zeros; a row whose y is not finite gives the scale NaN or infinity and
-    zeros; one of scale below 2^-126 counts as zeros. Not differentiable: asking for a gradient raises.
+    y is computed in float32 (float64 for float64) and never rounded to a half type. quantized = round(y / scale), ties
+    to even. A row of zeros gives scale 0 and zeros; a row with non-finite y gives scale NaN or infinity and zeros; a
+    row with a scale below 2^-126 counts as zeros. Not differentiable: requesting a gradient raises.
 
     Args:
         x: [..., D] with D >= 1, floating.
-        weight: [D], of the dtype and device of `x`.
+        weight: [D], with the dtype and device of `x`.
         eps: At least 0.
 
     Returns:
         int8 [..., D] in [-127, 127], and float32 [...].
 
     Raises:
-        RuntimeError: Wrong shape or dtype, or eps < 0.
+        RuntimeError: An argument has a wrong shape or dtype, or eps < 0.
     """
     return torch.ops.arr_coc_triton.rms_norm_quantize(x, weight, eps)
 
@@ -80,7 +80,7 @@ def _rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Te
 def _backward(ctx: Any, *grads: Any) -> Any:
     raise RuntimeError(
         f"{NAMESPACE}::rms_norm_quantize is not differentiable: rounding has no useful slope; "
-        "train with a straight-through estimate of it, or detach its input"
+        "train with a straight-through estimate, or detach the input"
     )
 
 
@@ -140,7 +140,7 @@ SPEC = OpSpec(
     dynamic={"x": {0: "B"}},
     tolerances={
         torch.float32: (1e-5, 0.0),
-        torch.int8: (0.0, 1.0),  # a value that is a rounding away from a tie may fall to either side of it
+        torch.int8: (0.0, 1.0),  # a value close to a tie may be rounded to either side
     },
     autocast="first",
 )

@@ -1,4 +1,4 @@
-"""Softmax of rows, as a Triton kernel that travels inside a package."""
+"""Softmax of rows, as a Triton kernel inside a package."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ if HAS_TRITON:
 
 
 def softmax(x: Tensor) -> Tensor:
-    """exp(x) over its sum along the last dimension.
+    """exp(x) divided by its sum along the last dimension.
 
-    Computed in float32 (float64 of float64) and rounded once. A row that has NaN or infinity, or nothing but -infinity,
-    is NaN, as torch's is.
+    Computed in float32 (float64 for float64) and rounded once. As in torch, a row is NaN if it has NaN or infinity, or
+    only -infinity.
 
     Args:
         x: [..., D], floating.
 
     Returns:
-        The shape and dtype of `x`.
+        A tensor with the shape and dtype of `x`.
 
     Raises:
-        RuntimeError: Wrong rank or dtype.
+        RuntimeError: An argument has a wrong rank or dtype.
     """
     return torch.ops.arr_coc_triton.softmax(x)
 
@@ -54,11 +54,11 @@ def softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
     """Gradient of `softmax`: y (g - sum g y) along the last dimension.
 
     Args:
-        grad: [..., D], of the shape, dtype and device of `output`.
-        output: [..., D], what `softmax` returned.
+        grad: [..., D], with the shape, dtype and device of `output`.
+        output: [..., D], the result of `softmax`.
 
     Returns:
-        The shape and dtype of `output`.
+        A tensor with the shape and dtype of `output`.
     """
     return torch.ops.arr_coc_triton.softmax_grad(grad, output)
 
@@ -118,7 +118,7 @@ register_no_second_derivative("softmax_grad", namespace=NAMESPACE)
 
 
 def _inputs(device: torch.device, dtype: torch.dtype) -> Iterable[tuple[str, Tensor]]:
-    # Rows that are held and, past 16384, rows that are walked.
+    # Rows held in registers and, above 16384 elements, rows processed in blocks.
     for shape in [(2, 5), (5, 3, 7), (1, 1), (0, 4), (2, 0), (1,), (2, 1000), (3, 2, 1025), (2, 16385), (1, 40000)]:
         yield f"x {list(shape)}", torch.randn(shape, device=device).to(dtype)
 
