@@ -1,5 +1,5 @@
-"""Operators and packages beside what a user would pick instead, on the same inputs in one run.
+"""Times operators and packages and their alternatives, on the same inputs in one run.
 
-Nothing is timed before its results were compared with the reference's. The library returns `results.Results`; `tables`,
-`plot` and `document` make them readable.
+Results are compared with the reference's before anything is timed. The functions return `results.Results`, which
+`tables` and `plot` present.
 """

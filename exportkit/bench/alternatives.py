@@ -1,8 +1,8 @@
-"""What a user would pick where a library has the same: calls of our operators' signatures, and what they call.
+"""Library functions that do the same as exportkit's operators, with the operators' signatures.
 
-They are timed beside ours after their results were compared with the reference's. They need not agree everywhere: a
-library breaks ties its own way. An operator whose reference computes half types in float32, which takes a pass for each
-cast, has an entry here for what is written where that is not asked for.
+They are timed after their results were compared with the reference's. Small differences are allowed: a library may
+break ties in another way. Some references compute half types in float32, which takes a pass for each cast. For these
+operators, the alternative here computes without the casts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """An alternative to an operator. `needs` is the package to install, where it is not torch."""
+    """An alternative to an operator. `needs` is the package to install; None for torch."""
 
     what: str
     function: Callable[..., Any]
@@ -28,7 +28,7 @@ class LibraryCall:
 
     @property
     def missing(self) -> str | None:
-        """Why it cannot be timed here."""
+        """Why it cannot be timed here; None if it can."""
         if self.needs is None or importlib.util.find_spec(self.needs) is not None:
             return None
         return f"{self.needs} is not installed"

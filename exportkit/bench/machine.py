@@ -1,4 +1,4 @@
-"""The machine a benchmark runs on, in words."""
+"""Describes the machine that a benchmark runs on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exportkit.bench.results import Machine
 
 
 def describe(device: torch.device) -> Machine:
-    """Names, versions and threads, of the CPU and of `device`."""
+    """Returns names, versions and threads of the CPU and of `device`."""
     cpu, gpu = _cpu_name(), torch.cuda.get_device_name(device) if device.type == "cuda" else None
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     return Machine(
@@ -32,7 +32,7 @@ def describe(device: torch.device) -> Machine:
 
 
 def _cpu_name() -> str:
-    """The model, and the widest instruction set that torch's own kernels take."""
+    """Returns the CPU's model, and the widest instruction set that torch's kernels use."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -1,4 +1,4 @@
-"""Operators beside their references: eager, compiled, and what a library has."""
+"""Times operators and their alternatives: the eager reference, the compiled reference, and library functions."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from exportkit.errors import UsageError, WrongResultError
 EAGER, COMPILE, LIBRARY = "eager", "compile", "library"
 ALTERNATIVES = (EAGER, COMPILE, LIBRARY)
 
-# Of a gradient or a library's result against the reference's, relative to its norm: both sum in orders of their own.
+# Tolerances of gradients and library results, relative to the reference's norm: orders of summation differ.
 _NORMWISE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-_OTHERS_AGREEMENT = 0.97  # of elements: a library breaks ties its own way
+_OTHERS_AGREEMENT = 0.97  # of elements; a library may break ties in another way
 _MAX_SETS = 16
-_CPU_CACHE = 16 << 20  # bytes: what most third-level caches have for a few cores
+_CPU_CACHE = 16 << 20  # bytes, a typical third-level cache of a few cores
 
 
 @dataclass(frozen=True)
 class OperatorOptions:
-    """What to time.
+    """The operators and the alternatives to time.
 
     Attributes:
-        names: Operators and chains; none for all.
+        names: Operators and chains. Empty: all.
         directions: Forward calls, gradients, or both.
-        dtype: In place of the table's.
-        against: Of ALTERNATIVES.
-        sizes: Only sizes whose label contains one of these; none for all.
-        seconds: For each alternative of a row.
-        seed: Of the inputs.
+        dtype: A dtype that replaces the table's. None: the table's.
+        against: Members of ALTERNATIVES.
+        sizes: Time only sizes whose label contains one of these. Empty: all.
+        seconds: The time for each alternative of a row.
+        seed: The seed of the inputs.
     """
 
     names: Sequence[str] = ()
@@ -55,17 +55,17 @@ class OperatorOptions:
 def bench_operators(
     device: torch.device, rate: float, options: OperatorOptions, progress: Callable[[str], None]
 ) -> Iterator[Row]:
-    """Times operators, a row at a time.
+    """Times operators, row by row.
 
     Args:
-        device: Usable here.
-        rate: GB/s of a large copy on it.
-        options: What to time.
-        progress: Told what is about to be timed.
+        device: A device of this machine.
+        rate: GB/s of a large copy on the device.
+        options: The operators and the alternatives.
+        progress: Called with a description of each row.
 
     Raises:
-        UsageError: A name or size that there is not.
-        WrongResultError: An operator's result or gradient is not the reference's. It is not timed.
+        UsageError: A name or a size is unknown.
+        WrongResultError: An operator's result or gradient differs from the reference's. It is not timed.
     """
     for subject, benchmark, dtype, direction in _chosen(subjects(device), options):
         progress(f"{subject.name} {benchmark.size} {str(dtype)[6:]} {direction}")
@@ -80,7 +80,7 @@ def _chosen(
     if unknown := [name for name in options.names if name not in found]:
         raise UsageError(
             f"there is no operator {unknown[0]!r} to time",
-            hint=f"There are {', '.join(found)}; the name of a package ends in .pt2.",
+            hint=f"The operators are {', '.join(found)}. A package's name ends in .pt2.",
         )
     chosen = [
         (subject, benchmark, options.dtype or benchmark.dtype, direction)
@@ -145,11 +145,11 @@ def _row(
 def _others(
     subject: Subject, benchmark: Benchmark, against: Sequence[str]
 ) -> Iterator[tuple[str, str, Callable[..., Any], str | None]]:
-    """(name, what it is, its function, why it cannot be timed here) of what a user would pick instead."""
+    """Yields (name, description, function, why it cannot be timed here) of the alternatives."""
     if EAGER in against:
         yield EAGER, "the ATen reference", subject.reference, None
     if COMPILE in against:
-        torch._dynamo.reset()  # or the next size would be compiled for any size
+        torch._dynamo.reset()  # otherwise the next size would be compiled with dynamic shapes
         compiled = torch.compile(subject.reference, fullgraph=True, dynamic=False)
         yield COMPILE, "torch.compile of the reference", compiled, None
     if LIBRARY in against and (library := benchmark.library) is not None:
@@ -160,7 +160,7 @@ def _others(
 
 
 class _Forward:
-    """Calls of a function on inputs that are drawn once, enough of them that no cache holds them all."""
+    """Calls of a function on inputs that are drawn once. Caches cannot hold all sets of inputs."""
 
     direction: Direction = "forward"
 
@@ -171,7 +171,7 @@ class _Forward:
         self.inputs = [first, *(benchmark.draw(device, dtype) for _ in range(count - 1))]
 
     def run(self, function: Callable[..., Any]) -> list[Tensor]:
-        """What the function returns for the first inputs, or writes into them."""
+        """Returns the function's results for the first inputs, or the tensors that it wrote to."""
         args, kwargs = tree_map_only(Tensor, torch.clone, self.inputs[0])
         with torch.no_grad():
             result = function(*args, **kwargs)
@@ -179,24 +179,24 @@ class _Forward:
         return _tensors((args, kwargs) if self.writes else result)
 
     def calls(self, function: Callable[..., Any]) -> list[Call]:
-        """One for each set of inputs."""
+        """Returns a call for each set of inputs."""
         return [partial(function, *args, **kwargs) for args, kwargs in self.inputs]
 
     def moved_bytes(self, outputs: Sequence[Tensor]) -> int:
-        """What must move for one call."""
+        """Returns the bytes that one call must move."""
         if (moved := self.benchmark.moved) is not None:
             return moved.elements * self.dtype.itemsize + moved.beside
         return _bytes(self.inputs[0]) + (0 if self.writes else _bytes(outputs))
 
 
 class _Backward(_Forward):
-    """Gradients by the inputs that have one; the forward call is made beforehand, once for each function."""
+    """Gradients with respect to the differentiable inputs. The forward call runs beforehand, once per function."""
 
     direction: Direction = "backward"
 
     def __init__(self, subject: Subject, benchmark: Benchmark, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(subject, benchmark, dtype, device)
-        del self.inputs[4:]  # every set keeps what the reference saves for its gradient
+        del self.inputs[4:]  # every set keeps the tensors that the reference saves for its gradient
         names = list(inspect.signature(subject.reference).parameters)
         self.places = [names.index(name) for name in subject.differentiable if names.index(name) < len(benchmark.args)]
         with torch.no_grad():
@@ -206,15 +206,15 @@ class _Backward(_Forward):
         ]
 
     def run(self, function: Callable[..., Any]) -> list[Tensor]:
-        """The gradients for the first inputs."""
+        """Returns the gradients for the first inputs."""
         return list(self._gradient(function, *self.inputs[0])())
 
     def calls(self, function: Callable[..., Any]) -> list[Call]:
-        """One for each set of inputs."""
+        """Returns a call for each set of inputs."""
         return [self._gradient(function, args, kwargs) for args, kwargs in self.inputs]
 
     def moved_bytes(self, outputs: Sequence[Tensor]) -> int:
-        """What must move for the gradients: the inputs and the outputs' gradients in, the inputs' gradients out."""
+        """Returns the bytes to move: the inputs and the outputs' gradients in, the inputs' gradients out."""
         if (moved := self.benchmark.moved_backward) is not None:
             return moved.elements * self.dtype.itemsize + moved.beside
         return 2 * _bytes(outputs) + _bytes(self.upstream)
@@ -257,13 +257,13 @@ def _check(
     actual: Sequence[Tensor],
     dtype: torch.dtype,
 ) -> None:
-    """Holds our results against the reference's.
+    """Compares an operator's results with the reference's.
 
     Raises:
         WrongResultError: They differ.
     """
     where = f"{subject.name} {direction} at {benchmark.size} in {str(dtype)[6:]}"
-    hint = "It was not timed. `pytest tests/ops` says what else is wrong with it."
+    hint = "It was not timed. `pytest tests/ops` shows details."
     if len(expected) != len(actual):
         raise WrongResultError(f"{where} returns {len(actual)} tensors; its reference {len(expected)}", hint=hint)
     for number, (want, got) in enumerate(zip(expected, actual)):
@@ -291,27 +291,27 @@ def _check(
 
 
 def _disagreement(task: _Forward, function: Callable[..., Any], expected: Sequence[Tensor]) -> str | None:
-    """Why an alternative does not do the same thing, if it does not."""
+    """Returns how an alternative's results differ; None if they agree."""
     try:
         actual = task.run(function)
-    except Exception as error:  # whatever a compiler or a library raises is a finding about it
+    except Exception as error:  # an error of a compiler or a library is a result of the comparison
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
     if [tensor.shape for tensor in expected] != [tensor.shape for tensor in actual]:
-        return "its results have other shapes"
+        return "its results have different shapes"
     rtol = _NORMWISE[task.dtype]
     for want, got in zip(expected, actual):
         if want.is_floating_point():
             atol = rtol * want.abs().mean(dtype=torch.float32).item()
         else:
-            atol = float(want.dtype == torch.int8)  # one step of a quantised value is a matter of rounding
+            atol = float(want.dtype == torch.int8)  # a quantised value may differ by one step due to rounding
         agree = _agreement(want, got, rtol, atol)
         if agree < _OTHERS_AGREEMENT:
-            return f"{1 - agree:.2%} of its results are others"
+            return f"{1 - agree:.2%} of its results differ"
     return None
 
 
 def _agreement(expected: Tensor, actual: Tensor, rtol: float, atol: float) -> float:
-    """The share of elements within tolerance; 1 where there are none."""
+    """Returns the share of elements within tolerance; 1 if there are no elements."""
     if not expected.numel():
         return 1.0
     if not expected.is_floating_point() and not atol:
@@ -322,6 +322,6 @@ def _agreement(expected: Tensor, actual: Tensor, rtol: float, atol: float) -> fl
 
 
 def _normwise(expected: Tensor, actual: Tensor) -> float:
-    """|actual - expected| / |expected|; NaN stays."""
+    """Returns |actual - expected| / |expected|; NaN stays."""
     difference = torch.linalg.vector_norm((actual.double() - expected.double()).flatten())
     return (difference / torch.linalg.vector_norm(expected.double().flatten()).clamp(min=1e-30)).item()

@@ -1,4 +1,4 @@
-"""Packages beside the model they were made from: eager, with operators and with their references, and compiled."""
+"""Times packages and their model: eager with operators, eager with references, and compiled."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ ALTERNATIVES = (EAGER, COMPILE)
 _Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 _MAX_SETS = 4
-_ENOUGH_BYTES = 128 << 20  # of inputs, to rotate through
+_ENOUGH_BYTES = 128 << 20  # of inputs to rotate through
 
 
 @dataclass(frozen=True)
 class PackageOptions:
-    """What to time a package against, and at which sizes.
+    """The alternatives and the sizes to time.
 
     Attributes:
-        against: "eager", "compile"; None takes both, where the eager model can be made.
-        sizes: Such as "batch=8,gh=28,gw=28"; those of the recorded cases by default.
-        seconds: For each alternative at each size.
-        seed: Of the inputs.
-        model: MODEL, where it is not what the package recorded; that is not imported where a signature is demanded.
-        weights: Of the eager model, where it was exported with a weights file.
-        op_libraries: Operator libraries that a package without them needs.
-        public_keys: PEM files, of which any must have signed each package; what a policy asks for comes on top.
-        signature: The signature file of a package that is timed alone, where it is not beside it under its name.
+        against: "eager", "compile". None takes both if the eager model can be made.
+        sizes: Sizes such as "batch=8,gh=28,gw=28". Empty: the sizes of the recorded cases.
+        seconds: The time for each alternative at each size.
+        seed: The seed of the inputs.
+        model: MODEL. None: the package's recorded MODEL, which is not imported if a signature is required.
+        weights: The weights file of the eager model, if it was exported with one.
+        op_libraries: Operator libraries for packages that do not contain them.
+        public_keys: PEM files. One of the keys must have signed each package. Policies add their own requirements.
+        signature: The signature file of a single package, if it is not beside the package under its name.
     """
 
     against: Sequence[str] | None = None
@@ -79,7 +79,7 @@ class _Loaded:
 
 @dataclass(frozen=True)
 class _Variant:
-    """One way to call the model, before it is known whether its answers are right."""
+    """One way to call the model, whose results are not yet checked."""
 
     name: str
     what: str
@@ -90,17 +90,17 @@ class _Variant:
 def bench_packages(
     paths: Sequence[Path], device: torch.device, options: PackageOptions, progress: Callable[[str], None]
 ) -> Iterator[Row]:
-    """Times packages, a size at a time. The first is the one that everything else is compared with.
+    """Times packages at each size. Everything is compared with the first package.
 
     Args:
-        paths: They take and return the same.
-        device: Usable here.
-        options: What to time them against.
-        progress: Told what is about to be done.
+        paths: The packages, with equal inputs and outputs.
+        device: A device of this machine.
+        options: The alternatives and the sizes.
+        progress: Called with a description of each step.
 
     Raises:
-        UsageError: The packages take different inputs, a size means nothing, or MODEL must be named or is not found.
-        WrongResultError: A package does not answer what eager answers. It is not timed.
+        UsageError: The packages take different inputs, a size is invalid, or MODEL must be named or is not found.
+        WrongResultError: A package's results differ from eager's. It is not timed.
         PackageError: A package is bad.
     """
     load_our_operators()
@@ -113,7 +113,7 @@ def bench_packages(
         manifest = loaded[0].model.manifest
         for other in loaded[1:]:
             if _interface(other.model.manifest.call) != _interface(manifest.call):
-                raise UsageError(f"{other.name} does not take and return what {paths[0].name} does")
+                raise UsageError(f"{other.name} and {paths[0].name} have different inputs or outputs")
         spec, note = _eager(manifest, device, options, stack, progress)
         stack.enter_context(eager_mode(tf32=manifest.provenance.tf32))
         for sizes, inputs in _inputs(loaded[0].model, spec, options):
@@ -129,7 +129,7 @@ def _load(path: Path, device: torch.device, options: PackageOptions, stack: Exit
 
 
 def _interface(call: Call) -> Any:
-    """What callers see, which two packages to compare must have in common."""
+    """Returns the parts of a call that packages must have in common to be compared."""
     outputs = [(output.name, output.dtype) for output in call.outputs]
     return call.parameters, [(tensor.name, tensor.dtype, tensor.shape) for tensor in call.inputs], outputs
 
@@ -137,7 +137,7 @@ def _interface(call: Call) -> Any:
 def _eager(
     manifest: Manifest, device: torch.device, options: PackageOptions, stack: ExitStack, progress: Callable[[str], None]
 ) -> tuple[ExportSpec | None, str | None]:
-    """The eager model on the device, or why there is none."""
+    """Returns the eager model on the device, or why there is none."""
     if options.against is not None and not options.against:
         return None, None
     by = demanded_by(options.public_keys or None, options.signature)
@@ -145,7 +145,7 @@ def _eager(
     if model is None:
         reason = unnamed(manifest.source.model, by)
         if options.against is not None and by is not None:
-            raise UsageError(f"no comparison with eager: {reason}")
+            raise UsageError(f"cannot compare with eager: {reason}")
         return None, reason
     progress(f"making the eager model {model}")
     made = rebuild_eager(
@@ -154,8 +154,8 @@ def _eager(
     spec = stack.enter_context(made)
     if state_sha256(spec.model) != source.state_sha256:
         raise UsageError(
-            f"{model} has other weights today than when it was exported",
-            hint="Export it again, or give the weights it was exported with (--weights).",
+            f"the weights of {model} have changed since it was exported",
+            hint="Export it again, or give the weights of the export (--weights).",
         )
     return spec, None
 
@@ -167,7 +167,7 @@ def _against(options: PackageOptions) -> Sequence[str]:
 def _inputs(
     model: Model, spec: ExportSpec | None, options: PackageOptions
 ) -> Iterator[tuple[dict[str, int], list[_Inputs]]]:
-    """(sizes, sets of (args, kwargs) on the device) for each size to time at."""
+    """Returns (sizes, sets of (args, kwargs) on the device) for each size to time."""
     call = model.manifest.call
     if not options.sizes:
         if not model.cases:
@@ -176,9 +176,7 @@ def _inputs(
             yield dict(case.sizes), [(case.args, dict(case.kwargs))]
         return
     if spec is None:
-        raise UsageError(
-            "--size needs the eager model, whose inputs are drawn", hint="Leave it out for recorded cases."
-        )
+        raise UsageError("--size needs the eager model to draw inputs", hint="Leave it out to time the recorded cases.")
     for text in options.sizes:
         sizes = parse_sizes(text, call)
         first = draw_inputs(spec, call, sizes, options.seed)
@@ -188,7 +186,7 @@ def _inputs(
 
 
 def parse_sizes(text: str, call: Call) -> dict[str, int]:
-    """`batch=8,gh=28` as a number for each dimension of a call.
+    """Parses `batch=8,gh=28` to a number for each dimension of a call.
 
     Raises:
         UsageError: A dimension is missing, unknown or out of its range.
@@ -200,7 +198,7 @@ def parse_sizes(text: str, call: Call) -> dict[str, int]:
     for part in filter(None, text.split(",")):
         name, equals, number = (piece.strip() for piece in part.partition("="))
         if not equals or not number.isdecimal() or name not in ranges:
-            raise UsageError(f"--size {text}: {part!r} gives no dimension a size", hint=hint)
+            raise UsageError(f"--size {text}: {part!r} is not DIMENSION=NUMBER", hint=hint)
         if not ranges[name].min <= int(number) <= ranges[name].max:
             raise UsageError(f"--size {text}: {name} is out of its range", hint=hint)
         sizes[name] = int(number)
@@ -232,11 +230,11 @@ def _row(
             failed.append(Measurement(variant.name, variant.what, note=reason))
         else:
             raise WrongResultError(
-                f"{variant.name} does not answer what eager answers at {label_of(sizes)}: {reason}",
-                hint="It was not timed. `exportkit verify` says more.",
+                f"the results of {variant.name} differ from eager's at {label_of(sizes)}: {reason}",
+                hint="It was not timed. `exportkit verify` shows details.",
             )
     load_ms = {one.name: one.milliseconds for one in loaded}
-    # No graphs: AOTInductor's runtime asks for events while it runs, which a capture does not allow.
+    # No graphs: AOTInductor's runtime queries events while it runs, which a capture does not allow.
     timed = measure(ready, device, options.seconds, graphs=False)
     measured = [msgspec.structs.replace(m, load_ms=load_ms.get(m.name)) for m in timed]
     return Row(
@@ -253,9 +251,9 @@ def _row(
 def _expected(
     package: Model, spec: ExportSpec | None, sizes: Mapping[str, int], inputs: _Inputs
 ) -> tuple[list[Tensor], bool]:
-    """What eager answers, on references where our operators can be replaced, and whether they can.
+    """Returns eager's results, and whether exportkit's operators could be replaced by references for them.
 
-    Where there is no eager model, what it answered at export.
+    Without an eager model, returns the recorded results of the export.
     """
     if spec is None:
         return _tensors(next(case.outputs for case in package.cases if dict(case.sizes) == dict(sizes))), False
@@ -282,7 +280,7 @@ def _eager_variants(
         if ours and replaced:
             variants.append(_Variant(OURS_EAGER, "the eager model", spec.model))
     if COMPILE in _against(options):
-        torch._dynamo.reset()  # or the next size would be compiled for any size
+        torch._dynamo.reset()  # otherwise the next size would be compiled with dynamic shapes
         variants.append(
             _Variant(COMPILE, f"torch.compile of {what}", torch.compile(spec.model, dynamic=False), lambda: plain)
         )
@@ -290,7 +288,7 @@ def _eager_variants(
 
 
 def _difference(variant: _Variant, inputs: _Inputs, call: Call, expected: Sequence[Tensor]) -> str | None:
-    """How a variant's answer differs from what is expected, if it does."""
+    """Returns how a variant's results differ from the expected ones; None if they agree."""
     args, kwargs = tree_map_only(Tensor, torch.clone, inputs)
     try:
         with variant.within():
@@ -298,7 +296,7 @@ def _difference(variant: _Variant, inputs: _Inputs, call: Call, expected: Sequen
     except Exception as error:
         if variant.name != COMPILE:
             raise
-        # Whatever a compiler raises is a finding about it.
+        # An error of a compiler is a result of the comparison.
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
     verdict = compare_outputs(call.outputs, expected, answer)
     return None if isinstance(verdict, Match) else verdict.message

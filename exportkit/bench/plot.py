@@ -1,4 +1,4 @@
-"""A picture of results: bars on a logarithmic scale, shorter is faster, and the limit across them."""
+"""Plots results as bars on a logarithmic scale with the limits. Shorter bars are faster."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from exportkit.bench.results import OURS, Results, Row
 from exportkit.bench.tables import number, title
 from exportkit.errors import HostError
 
-# Okabe and Ito's colours, which stay apart for the colour-blind.
+# Okabe and Ito's colours, which colour-blind people can distinguish.
 _COLOURS = {OURS: "#0072B2", "eager": "#BBBBBB", "compile": "#E69F00", "library": "#56B4E9"}
 _MORE_COLOURS = ("#CC79A7", "#F0E442", "#009E73")
 
 
 def check_can_draw() -> None:
-    """To be called before what is to be drawn is measured.
+    """Checks that plots can be drawn. Call it before measuring.
 
     Raises:
         HostError: matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise HostError("--plot needs matplotlib, which is not installed", hint="pip install 'exportkit[bench]'")
+        raise HostError("--plot needs matplotlib, which is not installed", hint="Run `pip install 'exportkit[bench]'`.")
 
 
 def draw(results: Results, path: Path, rows: Sequence[Row] | None = None) -> None:
     """Writes an .svg or .png.
 
     Args:
-        results: For the machine's name; its rows are drawn where no others are given.
-        path: Where to.
-        rows: To draw, such as the largest size of every operator.
+        results: The results, which have the machine's name.
+        path: The file to write.
+        rows: The rows to draw, such as the largest size of every operator. None: all rows of `results`.
 
     Raises:
         HostError: matplotlib is not installed.
@@ -68,7 +68,7 @@ def draw(results: Results, path: Path, rows: Sequence[Row] | None = None) -> Non
         if any(row.limit for row in rows):
             handles.append(axes.plot([], [], color="black", linewidth=1.6, label="limit: the rate of a copy")[0])
         figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), frameon=False, fontsize=8)
-        # Without a date, so that the same results are the same file.
+        # Without a date, so that equal results give equal files.
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -77,7 +77,7 @@ def _bars(row: Row) -> list[str]:
 
 
 def _draw_rows(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> list[tuple[float, str]]:
-    """A group of bars for each row; returns where its label goes."""
+    """Draws a group of bars for each row; returns the places of the labels."""
     least = min(min(row.limit or t.q1, t.q1) for row in rows for name in _bars(row) if (t := row.time(name)))
     ticks, y = [], 0.0
     for row in rows:

@@ -1,6 +1,6 @@
-"""The one table of benchmark sizes: those that a vision pipeline has, smaller on a CPU.
+"""The table of benchmark sizes: sizes of a vision pipeline, smaller on a CPU.
 
-An operator that is not in the table is timed at the samples of its SPEC, so a new one needs no entry here.
+An operator without an entry is timed with the samples of its SPEC.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ K, PATCH = 200, 16
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A tensor to be drawn: "uniform" in [0, 1) or "normal". Without a dtype it has the benchmark's."""
+    """A random tensor, "uniform" in [0, 1) or "normal". If `dtype` is None, it has the benchmark's dtype."""
 
     shape: tuple[int, ...]
     kind: str
     dtype: torch.dtype | None = None
 
     def draw(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """On the device, from torch's global generator."""
+        """Draws the tensor on the device from torch's global generator."""
         make = torch.rand if self.kind == "uniform" else torch.randn
         return make(self.shape, device=device, dtype=torch.float32).to(self.dtype or dtype)
 
 
 def uniform(*shape: int) -> InputSpec:
-    """In [0, 1), as colours and scores are."""
+    """Returns values in [0, 1), like colours and scores."""
     return InputSpec(shape, "uniform")
 
 
 def normal(*shape: int) -> InputSpec:
-    """As features are."""
+    """Returns normally distributed values, like features."""
     return InputSpec(shape, "normal")
 
 
 @dataclass(frozen=True)
 class BytesMoved:
-    """What must move: elements of the benchmark's dtype, and bytes beside them."""
+    """The data that must move: elements of the benchmark's dtype, and further bytes."""
 
     elements: int
     beside: int = 0
@@ -57,15 +57,15 @@ class Benchmark:
     """One call to time.
 
     Attributes:
-        size: What distinguishes it, in the operator's own letters.
-        args: Positional; tensors are `InputSpec`.
-        kwargs: By name.
-        dtype: Of the floating tensors, unless the caller wants another.
-        library: What a user would pick instead.
-        moved: What must move, where it is not every input and every output once.
-        moved_backward: Likewise for the gradient, where it is not every differentiable input once, its gradient, and
-            the outputs' gradients.
-        agreement: The share of elements that must agree with the reference: below 1 where a tie may fall either way.
+        size: A label of the size, in the operator's letters.
+        args: The positional arguments; tensors are `InputSpec`.
+        kwargs: The keyword arguments.
+        dtype: The default dtype of the floating tensors.
+        library: A library's alternative.
+        moved: The data that must move. None: every input and every output once.
+        moved_backward: The data that must move for the gradient. None: every differentiable input, its gradient and the
+            outputs' gradients once.
+        agreement: The share of elements that must agree with the reference; below 1 if ties may be broken differently.
     """
 
     size: str
@@ -78,7 +78,7 @@ class Benchmark:
     agreement: float = 1.0
 
     def draw(self, device: torch.device, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Fresh arguments."""
+        """Draws new arguments."""
         return tree_map(
             lambda x: x.draw(device, dtype) if isinstance(x, InputSpec) else x, (self.args, dict(self.kwargs))
         )
@@ -86,9 +86,9 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is timed against its reference: an operator, or a chain of them.
+    """An operator or a chain of operators, which is timed against its reference.
 
-    `differentiable` names the arguments whose gradients are timed; none where there is no gradient to time.
+    `differentiable` names the arguments whose gradients are timed; it may be empty.
     """
 
     name: str
@@ -100,11 +100,11 @@ class Subject:
 
 
 def subjects(device: torch.device) -> dict[str, Subject]:
-    """Everything that can be timed on a device, by name: operators in their own order, then chains."""
+    """Returns everything that can be timed on a device, by name: operators in their order, then chains."""
     on_gpu = device.type == "cuda"
     found = {}
     for name, spec in SPECS.items():
-        if not name.endswith(("_forward", "_grad")):  # timed as the operator that they belong to, forward and backward
+        if not name.endswith(("_forward", "_grad")):  # timed with the operator they belong to
             benchmarks = tuple(_TABLE[name](on_gpu)) if name in _TABLE else tuple(_of_samples(spec, device))
             timed = () if name in _GRADIENT_IS_A_VIEW else spec.differentiable
             found[name] = Subject(name, spec.wrapper, spec.reference, spec.tolerance, timed, benchmarks)
@@ -115,13 +115,13 @@ def subjects(device: torch.device) -> dict[str, Subject]:
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-# (batch, side), (batch, patches, width), (rows, columns): whether on a GPU -> sizes.
+# Sizes (batch, side), (batch, patches, width) and (rows, columns), by whether they are for a GPU.
 _IMAGES = {True: [(1, 448), (1, 1024), (8, 1024), (32, 1024)], False: [(1, 448), (2, 1024)]}
 _FEATURES = {True: [(1, 1024, 768), (8, 4096, 1024), (64, 4096, 1024)], False: [(1, 1024, 384), (8, 1024, 384)]}
 _ROWS = {True: [(65536, 1024), (16384, 4096), (4096, 1024)], False: [(4096, 1024), (1024, 768)]}
 _ROW_DTYPE = {True: torch.float16, False: torch.float32}
 _WEIGHTS = InputSpec((3,), "uniform")
-_GRADIENT_IS_A_VIEW = {"reduce_sum"}  # ATen's and ours: nothing is computed, so there is nothing to time
+_GRADIENT_IS_A_VIEW = {"reduce_sum"}  # in ATen and in exportkit: nothing is computed, so there is nothing to time
 
 
 def _fused_texture(on_gpu: bool) -> Iterator[Benchmark]:
@@ -164,7 +164,7 @@ def _top_k_patches(on_gpu: bool) -> Iterator[Benchmark]:
             f"B{b} N{n} D{d} k{K}",
             (uniform(b, n), normal(b, n, d), K),
             library=alternatives.TOPK,
-            # k rows of the features are read and written; in the gradient k are read and N written.
+            # k rows of features are read and written; the gradient reads k rows and writes N.
             moved=BytesMoved(b * (n + 2 * K * d), 8 * b * K),
             moved_backward=BytesMoved(b * (K + n) * d, 8 * b * K),
         )
@@ -193,7 +193,7 @@ def _fused_layer_norm(on_gpu: bool) -> Iterator[Benchmark]:
 def _rms_norm_quantize(on_gpu: bool) -> Iterator[Benchmark]:
     for rows, columns in _ROWS[on_gpu]:
         args = (normal(rows, columns), normal(columns))
-        # x / rms may lie within a rounding of half a step
+        # x / rms may be within a rounding error of half a step
         yield Benchmark(
             _rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=alternatives.RMS_NORM, agreement=0.999
         )
@@ -264,14 +264,14 @@ _TABLE: Mapping[str, Callable[[bool], Iterable[Benchmark]]] = {
 
 
 def _of_samples(spec: OpSpec, device: torch.device) -> Iterator[Benchmark]:
-    """Those of a SPEC that hold anything."""
+    """Yields the samples of a SPEC that are not empty."""
     for sample in spec.samples(device, spec.dtypes[0]):
         if all(arg.numel() for arg in sample.args if isinstance(arg, Tensor)):
             yield Benchmark(sample.label, sample.args, sample.kwargs, dtype=spec.dtypes[0])
 
 
 def _scores_to_budgets(on_gpu: bool) -> Subject:
-    """Features to chosen patches and their budgets, as the model goes in eval mode; every feature is read once."""
+    """Computes selected patches and their budgets from features, like the model in eval mode; reads features once."""
 
     def chain(which: str) -> Callable[..., Any]:
         scores, choose, budget = (
@@ -289,7 +289,7 @@ def _scores_to_budgets(on_gpu: bool) -> Subject:
     for b, n, d in _FEATURES[on_gpu]:
         side = round(n**0.5)
         args = (normal(b, n, d), normal(b, d), normal(b, 3, side, side), uniform(b, 1, side, side), _WEIGHTS)
-        # Every feature once for its score; those kept once more, and written; colours, edges; indices and budgets.
+        # Every feature once for its score; selected features read again and written; colours, edges; indices, budgets.
         moved = BytesMoved(b * (n * (d + 4) + 2 * K * d), 16 * b * K)
         benchmarks.append(Benchmark(f"B{b} N{n} D{d} k{K}", args, moved=moved, agreement=0.98))
     tolerance = SPECS["relevance_scores"].tolerance

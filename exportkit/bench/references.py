@@ -1,4 +1,4 @@
-"""A model as it would be without our operators: each replaced by its ATen reference."""
+"""Runs a model without exportkit's operators: each is replaced by its ATen reference."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from exportkit.ops import SPECS
 
 
 class References:
-    """While it is entered, modules that imported an operator's wrapper call its reference.
+    """A context in which modules that imported an operator's wrapper call its reference.
 
-    Made once the model is imported; entering it again and again is cheap, so that a timed call can be switched to
-    references and the next one back. Operators that a model calls through torch.ops stay what they are:
-    `NoOperators` finds them.
+    Create it after the model is imported. Entering it is cheap, so single timed calls can use references. Operators
+    that a model calls through torch.ops are not replaced; `NoOperators` finds them.
     """
 
     def __init__(self) -> None:
@@ -43,16 +42,16 @@ class References:
 
 
 class OperatorCalled(Exception):
-    """One of our operators ran inside of `NoOperators`."""
+    """One of exportkit's operators ran inside `NoOperators`."""
 
 
 class NoOperators(TorchDispatchMode):
-    """Raises OperatorCalled where one of our operators is called: a model on references calls none."""
+    """Raises OperatorCalled if one of exportkit's operators is called, which a model on references never does."""
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Runs what is none of ours."""
+        """Runs other operators."""
         if func.namespace == "arr_coc":
             raise OperatorCalled(func.name())
         return func(*args, **(kwargs or {}))

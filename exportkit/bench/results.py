@@ -1,4 +1,4 @@
-"""What a benchmark found, as values and as JSON. Nothing here imports torch."""
+"""A benchmark's results as values and as JSON. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from exportkit.errors import UsageError
 
 FORMAT_VERSION = 1
 OURS = "exportkit"
-"""The measurement that the others are alternatives to."""
+"""The measurement that the others are compared with."""
 
 OURS_EAGER = "eager with operators"
-"""The eager model with the operators of the package: measured beside it, and no alternative to them."""
+"""The eager model with the package's operators. It is measured but does not count as an alternative."""
 
 Direction = Literal["forward", "backward"]
 Key = tuple[str, str, str, Direction]  # subject, size, dtype, direction
 
 
 class ResultStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Refuses keys it does not know."""
+    """Refuses unknown keys."""
 
 
 class Timing(ResultStruct, frozen=True):
-    """Milliseconds a call took: median, first and third quartile, of `count` samples."""
+    """The milliseconds of a call: median, first and third quartile of `count` samples."""
 
     median: float
     q1: float
@@ -35,7 +35,7 @@ class Timing(ResultStruct, frozen=True):
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles, relative to the median."""
+        """Half the distance between the quartiles, divided by the median."""
         return (self.q3 - self.q1) / 2 / self.median if self.median else 0.0
 
 
@@ -44,11 +44,11 @@ class Measurement(ResultStruct, frozen=True):
 
     Attributes:
         name: "exportkit", "eager", "compile", "library"; for packages also the names of other files.
-        what: What was called.
-        call: One call as Python makes it, launches included. None where it failed.
-        kernels: CUDA only: the device's time for one call, replayed from a CUDA graph; None where none can be made.
-        peak_bytes: Most memory that a call had allocated, its outputs included.
-        load_ms: What loading it took, for a package; the first of its process also loads the operators.
+        what: A description of the call.
+        call: The time of one call from Python, including launches. None if it failed.
+        kernels: CUDA only: the device's time for one call, replayed from a CUDA graph. None if there is no graph.
+        peak_bytes: The peak of the memory that a call allocated, including its outputs.
+        load_ms: The loading time of a package. The first package of a process also loads the operators.
         note: Why something is missing.
     """
 
@@ -66,13 +66,13 @@ class Row(ResultStruct, frozen=True):
 
     Attributes:
         subject: An operator, a chain of operators, or a package.
-        size: In the subject's own letters.
-        dtype: Of its floating inputs.
-        direction: "backward" is the gradient alone, the forward call not counted.
-        moved_bytes: Bytes that must move whatever the code is: every input read once, every output written once. None
-            for a whole model.
-        limit: Milliseconds they take at the rate of a large copy, measured in the same run.
-        measurements: Ours first.
+        size: The size, in the subject's letters.
+        dtype: The dtype of the floating inputs.
+        direction: "backward" is the gradient alone, without the forward call.
+        moved_bytes: The bytes that any code must move: every input read once, every output written once. None for a
+            whole model.
+        limit: The milliseconds for these bytes at the rate of a large copy, measured in the same run.
+        measurements: The measurements, exportkit's first.
     """
 
     subject: str
@@ -85,20 +85,20 @@ class Row(ResultStruct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """What makes it the same measurement in another run."""
+        """Identifies the same measurement in another run."""
         return self.subject, self.size, self.dtype, self.direction
 
     def get(self, name: str) -> Measurement | None:
-        """The measurement of this name."""
+        """Returns the measurement with this name; None if there is none."""
         return next((m for m in self.measurements if m.name == name), None)
 
     def time(self, name: str) -> Timing | None:
-        """The kernels' time where there is one, else the call's."""
+        """Returns the kernels' time if there is one, else the call's."""
         found = self.get(name)
         return (found.kernels or found.call) if found else None
 
     def ratio(self, name: str) -> float | None:
-        """How many times as long as ours the other takes: kernels with kernels, or else calls with calls."""
+        """Returns the other's time divided by exportkit's: the kernels' times if both have them, else the calls'."""
         ours, other = self.get(OURS), self.get(name)
         if ours is None or other is None:
             return None
@@ -108,22 +108,22 @@ class Row(ResultStruct, frozen=True):
 
     @property
     def best(self) -> tuple[str, float] | None:
-        """The fastest alternative and its ratio to ours; below 1 where it is faster than ours."""
+        """The fastest alternative and its ratio to exportkit's time; below 1 if it is faster than exportkit."""
         ours = (OURS, OURS_EAGER)
         ratios = [(ratio, m.name) for m in self.measurements if m.name not in ours and (ratio := self.ratio(m.name))]
         return (min(ratios)[1], min(ratios)[0]) if ratios else None
 
     @property
     def of_limit(self) -> float | None:
-        """The share of the copy rate that ours reaches; above 1 where a cache holds what a copy moves."""
+        """The share of the copy rate that exportkit reaches; above 1 if a cache holds the data."""
         ours = self.time(OURS)
         return self.limit / ours.median if ours and self.limit is not None else None
 
 
 class Machine(ResultStruct, frozen=True):
-    """Where the numbers are from.
+    """The machine of a run.
 
-    `device` is what the work ran on; `load` the processes that wanted a core when it began, a minute's mean.
+    `device` is the device that did the work. `load` is the load average of the minute before.
     """
 
     device: str
@@ -140,17 +140,17 @@ class Machine(ResultStruct, frozen=True):
 
 
 class Results(ResultStruct, frozen=True):
-    """All of one run.
+    """The results of one run.
 
     Attributes:
-        format_version: Of this document.
-        exportkit: Version.
-        commit: Of the working directory, "+" at its end where files were changed; None outside of git.
-        created: UTC, to the second.
-        command: That made it.
-        machine: Where.
-        copy_gb_s: Rate of a large copy, bytes read plus bytes written, in this run.
-        rows: In the order they were measured.
+        format_version: The version of this document's format.
+        exportkit: The version of exportkit.
+        commit: The working directory's commit, with "+" at its end if files were changed; None outside git.
+        created: The time in UTC, to the second.
+        command: The command that made the results.
+        machine: The machine.
+        copy_gb_s: The rate of a large copy in this run, bytes read plus bytes written.
+        rows: The rows, in the order of measurement.
     """
 
     format_version: int
@@ -164,7 +164,7 @@ class Results(ResultStruct, frozen=True):
 
 
 def encode(results: Results) -> bytes:
-    """JSON, indented, with a final newline."""
+    """Returns indented JSON with a final newline."""
     return msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"
 
 
@@ -172,21 +172,21 @@ def read(path: Path) -> Results:
     """Reads a results file.
 
     Raises:
-        UsageError: It is none of this version.
+        UsageError: The file is not a results file of this version.
     """
     try:
         results = msgspec.json.decode(path.read_bytes(), type=Results)
     except msgspec.DecodeError as error:
-        raise UsageError(f"{path} is no results file of `exportkit bench`: {error}") from error
+        raise UsageError(f"{path} is not a results file of `exportkit bench`: {error}") from error
     if results.format_version != FORMAT_VERSION:
-        raise UsageError(f"{path} has results of version {results.format_version}; version {FORMAT_VERSION} is read")
+        raise UsageError(f"{path} has format version {results.format_version}; this exportkit reads {FORMAT_VERSION}")
     return results
 
 
 def merged(runs: Iterable[Results]) -> list[Results]:
-    """One for each device: the newest run's description, the commands of all, and of each row the newest.
+    """Merges runs by device: the newest run's description, all commands, and the newest version of each row.
 
-    A table of operators may take several runs; each row keeps the limit measured in its own.
+    A table of operators may need several runs. Each row keeps the limit measured in its run.
     """
     by_device: dict[str, list[Results]] = {}
     for run in sorted(runs, key=lambda run: run.created):

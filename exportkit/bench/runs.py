@@ -1,4 +1,4 @@
-"""One run: the machine, the copy limit, the rows."""
+"""Runs a benchmark: describes the machine, measures the copy limit, then the rows."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Rows = Callable[[torch.device, float], Iterator[Row]]
 
 
 def run(rows: Rows, *, device: str, command: str, threads: int | None, progress: Callable[[str], None]) -> Results:
-    """Measures the copy limit, then whatever `rows` measures with it.
+    """Measures the copy limit, then the rows.
 
     Args:
-        rows: (device, GB/s of a large copy) -> rows.
-        device: "auto" is CUDA where there is a device.
-        command: For the record.
-        threads: Of torch on the CPU; as many as it has by default.
-        progress: Told what is about to be done.
+        rows: A function that measures the rows: (device, GB/s of a large copy) -> rows.
+        device: The device's name. "auto" is CUDA if there is a CUDA device.
+        command: The command line, which the results record.
+        threads: The number of torch's CPU threads. None: torch's default.
+        progress: Called with a description of each step.
 
     Raises:
-        HostError: There is no such device here.
+        HostError: This machine does not have the device.
     """
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    on = usable_device(name, without_cuda="Give --device cpu, or run it on a machine that has a GPU.")
+    on = usable_device(name, without_cuda="Give --device cpu, or use a machine with a GPU.")
     with _ready(on, threads):
-        machine = describe(on)  # before the work adds to the machine's load
+        machine = describe(on)  # before this run adds to the load
         if on.type == "cpu" and machine.load > machine.cores / 2:
-            progress(f"this machine is busy, which shows in what follows: its load is {machine.load} already")
+            progress(f"this machine is busy (load {machine.load}), which affects the results")
         progress("measuring the copy limit")
         rate = copy_rate(on)
         found = tuple(rows(on, rate))
@@ -55,7 +55,7 @@ def run(rows: Rows, *, device: str, command: str, threads: int | None, progress:
 
 @contextmanager
 def _ready(device: torch.device, threads: int | None) -> Iterator[None]:
-    """The device and a stream of our own, since the default stream cannot be captured; the threads asked for."""
+    """Sets the device, the threads, and a new stream, because the default stream cannot be captured."""
     before = torch.get_num_threads()
     with ExitStack() as stack:
         if device.type == "cuda":

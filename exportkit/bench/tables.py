@@ -1,4 +1,4 @@
-"""Results as Markdown that reads as plain text too. Nothing here imports torch."""
+"""Formats results as Markdown that is readable as plain text. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def table(
     full: bool = True,
     goals: Mapping[Key, float] | None = None,
 ) -> str:
-    """A Markdown table, its columns aligned.
+    """Returns a Markdown table with aligned columns.
 
     Args:
-        rows: With one limit or none; columns are those that any row has.
-        full: Show half the distance between the quartiles beside ours, its call where the time is of the kernels, and
-            the peak memory of ours and of eager.
-        goals: Milliseconds that were aimed at, by the rows' keys.
+        rows: The rows. The table has a column if any row has a value for it.
+        full: Also show half the distance between the quartiles of exportkit's time, the time of its call if the main
+            time is the kernels', and the peak memory of exportkit and eager.
+        goals: Target times in milliseconds, by the rows' keys.
     """
     directions, dtypes = {row.direction for row in rows}, {row.dtype for row in rows}
     names = list(dict.fromkeys(m.name for row in rows for m in row.measurements if m.name != OURS))
@@ -49,7 +49,7 @@ def table(
 
 
 def heading(results: Results) -> str:
-    """The machine and the run in one paragraph."""
+    """Returns the machine and the run in one paragraph."""
     machine = results.machine
     where = f"{machine.gpu}, driver {machine.driver or 'unknown'}, CUDA {machine.cuda}" if machine.gpu else machine.cpu
     threads = (
@@ -65,7 +65,7 @@ def heading(results: Results) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What loading took; what is missing and why, once each."""
+    """Returns loading times, and what is missing and why, once each."""
     loads = {m.name: m.load_ms for row in rows for m in row.measurements if m.load_ms is not None}
     loaded = ["loading took " + ", ".join(f"{title(name)} {ms:.0f} ms" for name, ms in loads.items())] if loads else []
     found: dict[str, list[str]] = {}
@@ -77,13 +77,13 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def libraries(rows: Sequence[Row]) -> list[str]:
-    """What was called as the library's alternative, by operator."""
+    """Returns the library calls that were timed, by operator."""
     found = {row.subject: m.what for row in rows for m in row.measurements if m.name == "library"}
     return [f"{subject}: {what}" for subject, what in found.items()]
 
 
 def title(name: str) -> str:
-    """What a reader calls it."""
+    """Returns a measurement's name for readers."""
     return _NAMES.get(name, name)
 
 
@@ -94,20 +94,20 @@ def _time_text(timing: Timing | None, *, spread: bool = False) -> str:
 
 
 def _call_text(row: Row) -> str:
-    """What our call takes with Python's launches in it."""
+    """Returns the time of exportkit's call including Python's launches."""
     ours = row.get(OURS)
     return _time_text(ours.call if ours else None)
 
 
 def _other_text(name: str, row: Row) -> str:
-    """Its time; marked where it has Python's launches in it and ours has not, since it could not be captured."""
+    """Returns a time, marked if it includes Python's launches (it could not be captured) and exportkit's does not."""
     ours, other = row.get(OURS), row.get(name)
     launches = ours and ours.kernels and other and other.call and not other.kernels
     return _time_text(row.time(name)) + (" (call)" if launches else "")
 
 
 def number(value: float | None) -> str:
-    """Three digits that matter, without an exponent."""
+    """Formats a number with three significant digits, without an exponent."""
     if value is None:
         return ""
     for digits, least in ((0, 100), (1, 10), (2, 1), (3, 0.1), (4, 0.01)):
@@ -117,7 +117,7 @@ def number(value: float | None) -> str:
 
 
 def _ratio_text(row: Row) -> str:
-    """`4.2x (compile)`: how many times as long the fastest alternative takes."""
+    """Returns such as `4.2x (compile)`: the fastest alternative's time divided by exportkit's."""
     if row.best is None:
         return ""
     name, ratio = row.best

@@ -1,7 +1,7 @@
-"""How long calls take.
+"""Times calls.
 
-The alternatives take turns, sample by sample, so that whatever drifts (clocks, temperature, neighbours) drifts for all
-of them. Inputs rotate, so that caches hold no more of them than in use.
+The alternatives take turns, sample by sample, so that drift (clocks, temperature, other programs) affects all of them.
+Inputs rotate, so that caches hold no more of them than in real use.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Call = Callable[[], object]
 Within = Callable[[], AbstractContextManager[Any]]
 
 _MIN_SAMPLES, _MAX_SAMPLES = 5, 200
-_SHORTEST_SAMPLE = 200e-6  # seconds: shorter calls are timed several at a time
-_GRAPH_CALLS = 20  # at least, in one CUDA graph, so that the launch of the graph itself does not show
+_SHORTEST_SAMPLE = 200e-6  # seconds; several shorter calls are timed together
+_GRAPH_CALLS = 20  # the least number in a CUDA graph, so that the launch of the graph does not matter
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Alternative:
     """One way to do the work.
 
     Attributes:
-        name: Of the measurement.
-        what: What is called.
-        calls: One for each set of inputs, all equal in cost.
-        within: The state that the calls need, entered outside of the time taken.
+        name: The measurement's name.
+        what: A description of the call.
+        calls: One call for each set of inputs, all equal in cost.
+        within: A context that the calls need. Entering it is not timed.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Alternative:
 def measure(
     alternatives: Sequence[Alternative], device: torch.device, seconds: float, *, graphs: bool = True
 ) -> list[Measurement]:
-    """Times alternatives beside each other.
+    """Times alternatives in turns.
 
     Args:
-        alternatives: Compiled and warmed up by a first call, which must succeed.
-        device: Where they run.
-        seconds: To spend on each, about; each gets a few samples even where they take longer.
-        graphs: On CUDA, replay the calls from a CUDA graph as well: their kernels without Python's launches.
+        alternatives: The alternatives. A first call, which must succeed, warms each up.
+        device: The device they run on.
+        seconds: The approximate time for each. Each gets a few samples even if they take longer.
+        graphs: On CUDA, also replay the calls from a CUDA graph, which times the kernels without Python's launches.
     """
     if device.type == "cuda":
         return _measure_cuda(alternatives, seconds, graphs)
@@ -65,9 +65,9 @@ def measure(
 
 
 def copy_rate(device: torch.device) -> float:
-    """GB/s of a large copy, bytes read plus bytes written: what code that only moves memory can reach.
+    """Returns the GB/s of a large copy (bytes read plus bytes written), the limit for code that only moves memory.
 
-    The faster of the copy of the driver or C library and of a kernel that multiplies by 1.
+    This is the faster of a copy by the driver or C library and a kernel that multiplies by 1.
     """
     size = (1 << 32) if device.type == "cuda" else (1 << 28)
     source = torch.ones(size // 4, device=device)
@@ -82,9 +82,9 @@ def copy_rate(device: torch.device) -> float:
 
 
 def _take_turns(samplers: Sequence[Callable[[], float]], seconds: float) -> list[Timing]:
-    """Milliseconds of each sampler, one sample of each a round, in another order each time.
+    """Returns milliseconds of each sampler. Each round takes one sample of each, in random order.
 
-    An order drawn at random: in a cycle each would always find the caches and the heap as the same other one left them.
+    In a fixed order, each sampler would always find the caches and the heap as left by the same other sampler.
     """
     samples: list[list[float]] = [[] for _ in samplers]
     turns, order = random.Random(0), list(range(len(samplers)))
@@ -114,13 +114,13 @@ def _warm_up(alternatives: Sequence[Alternative]) -> None:
 
 
 def _cpu_samplers(alternatives: Sequence[Alternative]) -> list[Callable[[], float]]:
-    """Samplers of as many calls each: the first finds the caches and threads as another alternative left them."""
+    """Makes samplers with equal numbers of calls, because another alternative's caches slow down the first call."""
     repeats = max(1, round(_SHORTEST_SAMPLE / min(map(_cpu_estimate, alternatives))))
     return [_cpu_sampler(alternative, repeats) for alternative in alternatives]
 
 
 def _cpu_estimate(alternative: Alternative) -> float:
-    """Seconds of a call, about."""
+    """Returns the approximate seconds of a call."""
     with alternative.within():
         start = time.perf_counter()
         alternative.calls[0]()
@@ -144,7 +144,7 @@ def _cpu_sampler(alternative: Alternative, repeats: int) -> Callable[[], float]:
 
 
 def _cpu_peak(alternative: Alternative) -> int:
-    """Most bytes that torch's CPU allocator had given out at a time during a call."""
+    """Returns the peak of the bytes allocated by torch's CPU allocator during a call."""
     profiler = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     )
@@ -164,7 +164,7 @@ def _cpu_peak(alternative: Alternative) -> int:
 
 
 def _measure_cuda(alternatives: Sequence[Alternative], seconds: float, graphs: bool) -> list[Measurement]:
-    """Calls by events, then the same calls replayed from CUDA graphs."""
+    """Times calls with events, then the same calls replayed from CUDA graphs."""
     _warm_up(alternatives)
     calls = _take_turns([_event_sampler(alternative) for alternative in alternatives], seconds / 2)
     captured: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
@@ -213,14 +213,14 @@ def _event_ms(call: Call) -> float:
 
 
 def _capture(alternative: Alternative, milliseconds: float) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of calls that rotate through all inputs, and how many they are; long calls need no more than that."""
+    """Returns a graph of calls that rotate through all inputs, and their number. Long calls need only one round."""
     count = len(alternative.calls)
     if milliseconds < 1:
         count *= -(-_GRAPH_CALLS // count)
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     try:
-        # On the stream that forward calls were recorded on, since gradients run where their forward call ran.
+        # Uses the stream of the recorded forward calls, because gradients run on their forward call's stream.
         with alternative.within(), torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
             for i in range(count):
                 alternative.calls[i % len(alternative.calls)]()

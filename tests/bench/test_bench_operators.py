@@ -91,7 +91,7 @@ def test_a_library_that_is_not_installed_or_computes_something_else_is_said(chan
         benchmarks=library(alternatives.LibraryCall("zeros", lambda e, s, a, w: torch.zeros_like(e))),
     )
     (row,) = bench(against=["library"], directions=["forward"])
-    assert "of its results are others" in row.get("library").note
+    assert "of its results differ" in row.get("library").note
     changed("opponent_balance", benchmarks=library(alternatives.LibraryCall("broken", lambda *args: 1 / 0)))
     (row,) = bench(against=["library"], directions=["forward"])
     assert row.get("library").note.startswith("ZeroDivisionError")
