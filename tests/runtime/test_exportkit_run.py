@@ -42,7 +42,7 @@ def test_help_goes_to_stdout_and_names_every_exit_code():
     answer = exportkit_run.run("--help", json_output=False)
     assert answer.code == 0
     assert answer.document["text"].startswith("Usage: exportkit-run PACKAGE [OPTIONS]")
-    assert "0 done; 1 a check failed; 2 usage; 3 the package is bad" in answer.document["text"]
+    assert "0 success; 1 a check failed; 2 wrong usage; 3 the package is bad" in answer.document["text"]
 
 
 @pytest.mark.parametrize(
