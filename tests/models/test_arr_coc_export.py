@@ -154,7 +154,9 @@ def test_unknown_arguments_are_refused_with_those_there_are():
 
 
 def test_an_encoder_and_given_features_are_two_models_each_named_by_the_other():
-    with pytest.raises(UsageError, match=r"needs an encoder other than given\n.*exportkit.models.arr_coc:features_spec"):
+    with pytest.raises(
+        UsageError, match=r"needs an encoder other than given\n.*exportkit.models.arr_coc:features_spec"
+    ):
         export_spec(encoder="given", dim=8)
     with pytest.raises(UsageError, match=r"takes no encoder: features are an input\n  Use arr-coc"):
         features_spec(encoder="filters")
