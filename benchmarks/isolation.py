@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 
 import exportkit
-from exportkit.export import TraceOptions, export_aoti
+from exportkit.export.artifact import export_aoti
+from exportkit.export.export_options import TraceOptions
 from exportkit.package.manifest import Call, Size
 from exportkit.package.structure import unflatten
 from exportkit.sizes import input_bytes

@@ -26,7 +26,8 @@ from pathlib import Path
 import torch
 
 from exportkit import ExportSpec
-from exportkit.export import TraceOptions, export_aoti
+from exportkit.export.artifact import export_aoti
+from exportkit.export.export_options import TraceOptions
 from exportkit.runtime.native import use_native
 
 ROOT = Path(__file__).parents[1]

@@ -65,7 +65,9 @@ def run_demo(
     progress("importing torch and the model")
     import torch
 
-    from exportkit.export import TraceOptions, export_aoti, resolve
+    from exportkit.export.artifact import export_aoti
+    from exportkit.export.export_options import TraceOptions
+    from exportkit.export.resolve import resolve
     from exportkit.models.arr_coc import region_query
     from exportkit.models.arr_coc.overlay import draw_overlay, save_overlay
     from exportkit.models.arr_coc.photographs import REGION_MODEL, load_photograph

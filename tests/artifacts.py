@@ -30,7 +30,9 @@ THIRD_PARTY = ROOT / "tests" / "fixtures" / "third_party"
 _SCRIPT = """
 import json, sys
 from pathlib import Path
-from exportkit.export import CompileOptions, TraceOptions, export_aoti, export_program, resolve
+from exportkit.export.artifact import export_aoti, export_program
+from exportkit.export.export_options import CompileOptions, TraceOptions
+from exportkit.export.resolve import resolve
 task = json.loads(sys.argv[1])
 libraries = [Path(library) for library in task["libraries"]]
 resolved = resolve(task["model"], inputs=task["inputs"], op_libraries=libraries, model_kwargs=task["model_kwargs"])

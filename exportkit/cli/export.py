@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -18,6 +18,9 @@ from exportkit.cli.shared_options import (
     public_key_options,
     weights_option,
 )
+from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, TraceOptions
+
+_TRACE = TraceOptions()
 
 
 @exportkit_command("export", short_help="Trace and compile a model, and record cases.")
@@ -31,7 +34,7 @@ from exportkit.cli.shared_options import (
     show_default=True,
     help="aoti: compiled for the device of this machine. program: the ExportedProgram, to be compiled elsewhere.",
 )
-@device_option("Where the model runs.", default="cpu")
+@device_option("Where the model runs.", default=_TRACE.device)
 @click.option("--dtype", metavar="DTYPE", help="Cast floating parameters, buffers and inputs: float16, bfloat16, ...")
 @click.option(
     "--dynamic",
@@ -46,19 +49,23 @@ from exportkit.cli.shared_options import (
 )
 @weights_option("A file with every parameter and buffer of the model.")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=DTYPE[SIZES]", help="An example input. Repeatable.")
-@click.option("--cases", type=click.IntRange(min=0), default=4, show_default=True, help="Number of cases to record.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the weights and cases.")
+@click.option(
+    "--cases", type=click.IntRange(min=0), default=_TRACE.cases, show_default=True, help="Number of cases to record."
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=_TRACE.seed, show_default=True, help="Seed of the weights and cases."
+)
 @click.option(
     "--cpu-isa",
     "cpu_isas",
-    type=click.Choice(["x86-64-v3", "x86-64-v4"]),
+    type=click.Choice(get_args(CpuIsa)),
     multiple=True,
     help="Instruction set of the CPU code. Repeatable: each makes one target. Default: x86-64-v3.",
 )
 @click.option(
     "--cuda-arch",
-    type=click.Choice(["native", "native+ptx"]),
-    default="native+ptx",
+    type=click.Choice(get_args(CudaArch)),
+    default=CompileOptions().cuda_arch,
     show_default=True,
     help="native: only this GPU's architecture; native+ptx: newer ones too.",
 )
@@ -76,7 +83,7 @@ from exportkit.cli.shared_options import (
 )
 @public_key_options("MODEL (an exported program)")
 @click.option("--name", help="The package's name. Default: the model's name.")
-@click.option("--model-version", default="0", show_default=True, help="The model's version.")
+@click.option("--model-version", default=_TRACE.version, show_default=True, help="The model's version.")
 def command(
     model: str,
     output: Path,
@@ -111,7 +118,8 @@ def command(
         )
     with progress() as step:
         step(f"importing torch and {model}")
-        from exportkit.export import CompileOptions, TraceOptions, export_aoti, export_program, resolve
+        from exportkit.export.artifact import export_aoti, export_program
+        from exportkit.export.resolve import resolve
 
         options = TraceOptions(seed=seed, version=model_version, **trace)
         resolved = resolve(

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import click
 
+from exportkit.verify.options import VerifyOptions
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -73,7 +75,9 @@ def timeout_option(function: F) -> F:
     """--timeout: the limit of a call."""
     seconds = click.IntRange(min=1, max=7 * 86400)
     text = "Seconds a call may take. Loading always gets at least 600."
-    return click.option("--timeout", type=seconds, default=600, show_default=True, help=text)(function)
+    return click.option("--timeout", type=seconds, default=int(VerifyOptions.timeout), show_default=True, help=text)(
+        function
+    )
 
 
 def tolerance_options(function: F) -> F:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from typing_extensions import assert_never
@@ -23,37 +23,50 @@ from exportkit.cli.shared_options import (
     weights_option,
 )
 from exportkit.verify import outcomes
+from exportkit.verify.options import Against, VerifyOptions
 
 if TYPE_CHECKING:
     from exportkit.verify.outcomes import Verdict
     from exportkit.verify.report import Check, Report
+
+_DEFAULTS = VerifyOptions()
 
 
 @exportkit_command("verify", short_help="Run an artifact in a fresh process and compare.")
 @click.argument("artifact", type=EXISTING_FILE)
 @click.option(
     "--against",
-    type=click.Choice(["cases", "eager", "both"]),
-    default="both",
+    type=click.Choice(get_args(Against)),
+    default=_DEFAULTS.against,
     show_default=True,
     help="Compare with recorded cases, the eager model, or both. `both` skips a model that cannot be imported.",
 )
 @click.option(
-    "--shapes", type=click.IntRange(min=1), default=8, show_default=True, help="Number of sizes to compare with eager."
+    "--shapes",
+    type=click.IntRange(min=1),
+    default=_DEFAULTS.shapes,
+    show_default=True,
+    help="Number of sizes to compare with eager.",
 )
 @tolerance_options
-@device_option("Run the targets of this device; auto: every target that runs here.", default="auto")
+@device_option("Run the targets of this device; auto: every target that runs here.", default=_DEFAULTS.device)
 @click.option("--target", metavar="NAME", help="Run only this target. `exportkit inspect` lists the names.")
 @model_option("the artifact")
 @weights_option("The weights file that the model was exported with.")
 @op_library_option("An operator library that the artifact calls but does not contain. Repeatable.")
 @public_key_options("ARTIFACT")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sizes and inputs.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=_DEFAULTS.seed,
+    show_default=True,
+    help="Seed of the sizes and inputs.",
+)
 @timeout_option
 @click.option(
     "--max-input-mb",
     type=click.IntRange(min=1),
-    default=32,
+    default=_DEFAULTS.max_input_bytes // 10**6,
     show_default=True,
     help="Skip and report sizes whose inputs take more than this.",
 )
@@ -74,7 +87,6 @@ def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) ->
     exportkit verify arr_coc.pt2 --public-key release.pem
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     check_tolerances(options["rtol"], options["atol"])
-    from exportkit.verify.options import VerifyOptions
     from exportkit.verify.verify import verify
 
     with progress() as step:

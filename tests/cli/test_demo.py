@@ -20,7 +20,7 @@ def _compiled(monkeypatch):
         with PackageReader(out) as reader:
             return reader.manifest
 
-    monkeypatch.setattr("exportkit.export.export_aoti", export_aoti)
+    monkeypatch.setattr("exportkit.export.artifact.export_aoti", export_aoti)
 
 
 @pytest.mark.usefixtures("_compiled")

@@ -11,7 +11,8 @@ import pytest
 from torch._inductor import config, cpp_builder
 
 from exportkit.errors import CompilerError
-from exportkit.export import export_aoti, resolve
+from exportkit.export.artifact import export_aoti
+from exportkit.export.resolve import resolve
 from exportkit.export.toolchain import compiling_side_by_side
 from tests.fresh import run_python
 

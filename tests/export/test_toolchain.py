@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from exportkit.errors import CompilerError, UsageError
-from exportkit.export import CompileOptions, export_aoti, resolve, toolchain
+from exportkit.export import toolchain
 from exportkit.export.aot_inductor import read_inductor_config
+from exportkit.export.artifact import export_aoti
+from exportkit.export.export_options import CompileOptions
+from exportkit.export.resolve import resolve
 
 MODELS = str(Path(__file__).with_name("export_models.py"))
 

@@ -337,7 +337,7 @@ def test_a_clock_that_is_decades_off_stops_no_load_and_makes_nothing_trusted_wro
 EXPORT = """
 import torch
 import exportkit.export.artifact as artifact
-from exportkit.export import TraceOptions
+from exportkit.export.export_options import TraceOptions
 from exportkit.spec import ExportSpec
 def compile_slowly(traced, folder, **options):
     folder.mkdir(exist_ok=True)
@@ -349,7 +349,8 @@ artifact.export_aoti(spec, Path(sys.argv[1]), TraceOptions(cases=1))
 """
 EXPORT_WRITING = """
 import threading, torch
-from exportkit.export import TraceOptions, export_program
+from exportkit.export.artifact import export_program
+from exportkit.export.export_options import TraceOptions
 from exportkit.spec import ExportSpec
 out = Path(sys.argv[1])
 def watch():
