@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
+
+from exportkit.child import process
 
 PROCESS_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 REASON = "starts a process; without --quick it runs"
@@ -21,13 +24,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--quick"):
-        sys.addaudithook(_skip_process_starts)
+        sys.addaudithook(lambda event, arguments: _skip() if event in PROCESS_STARTS else None)
+        # ChildProcess starts its process in a thread of its own, but asks for the interpreter in the caller's.
+        process.interpreter = _interpreter
 
 
-def _skip_process_starts(event: str, arguments: object) -> None:
+def _skip() -> None:
     # In another thread the exception would end that thread only, and the test would wait for it.
-    if event in PROCESS_STARTS and threading.current_thread() is threading.main_thread() and _testing:
+    if threading.current_thread() is threading.main_thread() and _testing:
         pytest.skip(REASON)
+
+
+def _interpreter(find: Callable[[], str] = process.interpreter) -> str:
+    _skip()
+    return find()
 
 
 _testing: list[pytest.Item] = []

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 TESTS = """
 import os, subprocess, sys
 import pytest
+from exportkit.child.process import ChildProcess
 
 def test_plain():
     assert True
@@ -27,6 +28,9 @@ def test_fork():
         os._exit(0)
     os.wait()
 
+def test_child():
+    ChildProcess("exportkit.child.probe").end()
+
 @pytest.fixture(scope="session")
 def compiled():
     subprocess.run([sys.executable, "-c", ""])
@@ -39,7 +43,7 @@ def test_plain_again():
 """
 
 
-@pytest.mark.parametrize(("options", "passed", "skipped"), [(["--quick"], 2, 3), ([], 5, 0)])
+@pytest.mark.parametrize(("options", "passed", "skipped"), [(["--quick"], 2, 4), ([], 6, 0)])
 def test_what_starts_a_process_is_skipped_when_it_does(
     options: list[str], passed: int, skipped: int, tmp_path: Path
 ) -> None:
