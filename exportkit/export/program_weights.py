@@ -124,9 +124,7 @@ class ProgramWeights:
 def _describe(name: str, tensor: torch.Tensor, *, aliases: tuple[str, ...] = ()) -> Weight:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided or dtype not in DTYPES:
-        raise ExportError(
-            f"{name} is {dtype} with the layout {tensor.layout}, which a package cannot hold", hint=_EMBED
-        )
+        raise ExportError(f"a package cannot hold {name}: {dtype} with the layout {tensor.layout}", hint=_EMBED)
     if not is_dense(tensor.shape, tensor.stride()):
         raise ExportError(f"the compiler gave the tensor {name} gaps between its elements", hint=_EMBED)
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
