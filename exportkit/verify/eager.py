@@ -27,7 +27,6 @@ class EagerProcess:
         options: VerifyOptions,
         *,
         device: str,
-        folder: Path,
         required: bool,
         demanded_by: str | None = None,
     ) -> None:
@@ -37,7 +36,6 @@ class EagerProcess:
             manifest: The artifact's manifest. It names MODEL unless the options do.
             options: The verification's options.
             device: The model's device, such as "cuda:0".
-            folder: A private directory for the process.
             required: Whether a model that cannot be made is a failure.
             demanded_by: The source of a signature requirement, or None. With one, only the options may name MODEL.
         """
@@ -45,7 +43,6 @@ class EagerProcess:
         self._manifest = manifest
         self._options = options
         self._device = device
-        self._folder = folder
         self.required = required
         self._demanded_by = demanded_by
         self._worker: VerifyWorker | None = None

@@ -34,7 +34,6 @@ class ReplayProcess:
         *,
         target: str | None,
         device: str,
-        folder: Path,
         libraries: Mapping[Path, Sequence[str]] | None = None,
         unsigned: str | None = None,
     ) -> None:
@@ -46,7 +45,6 @@ class ReplayProcess:
             options: The verification's options.
             target: The name of the target to run; None for the exported program.
             device: The target's device.
-            folder: A private directory for the process.
             libraries: Operator libraries that the artifact does not contain, each with the namespaces it defines.
             unsigned: The same as for `verify`.
         """
@@ -63,7 +61,6 @@ class ReplayProcess:
             unsigned=unsigned,
         )
         self._timeout = options.timeout
-        self._folder = folder
         self._worker: VerifyWorker | None = None
         self._dead = 0
 

@@ -175,7 +175,6 @@ class _Verification:
                 self.manifest,
                 options,
                 device=device,
-                folder=self.folder,
                 required=required,
                 demanded_by=self.demanded_by,
             )
@@ -191,7 +190,6 @@ class _Verification:
             self.options,
             target=run.target,
             device=run.device,
-            folder=self.folder,
             libraries=self.libraries,
             unsigned=self.unsigned,
         ) as replay:
