@@ -1,11 +1,11 @@
-// How well rows fit the best of a sample's query tokens, on CUDA.
+// Compares rows with a sample's query tokens on CUDA and finds the best token.
 #pragma once
 
 #include "common/cosine.cuh"
 
 namespace arr_coc {
 
-// See query_alignment.cpp for the formulas and for which token wins.
+// query_alignment.cpp has the formulas and the rule for ties.
 template <class A>
 struct Match {
   int64_t token = -1;
@@ -16,7 +16,7 @@ struct Match {
   }
 };
 
-// One warp: for each of `rows` rows its norm and best token.
+// One warp computes the norm and the best token of each of `rows` rows.
 template <int Columns, bool Aligned, class T, class A>
 __device__ __forceinline__ void best_tokens(const T* x, int rows, const A* units, const bool* mask, int64_t tokens,
                                             int64_t width, A (&norm)[kRows], Match<A> (&match)[kRows]) {
@@ -62,7 +62,8 @@ __global__ void alignment_kernel(const T* features, const A* units, const bool* 
   }
 }
 
-// Calls f(columns, aligned): tokens a warp takes at once, and whether rows are read 16 bytes at a time, as types.
+// Calls f(columns, aligned) with two constants: the tokens a warp takes at once, and whether rows are read 16 bytes at
+// a time.
 template <class F>
 void dispatch_shape(int64_t tokens, bool aligned, const F& f) {
   using One = std::integral_constant<int, 1>;
@@ -71,7 +72,7 @@ void dispatch_shape(int64_t tokens, bool aligned, const F& f) {
   return aligned ? f(Eight{}, std::true_type{}) : f(Eight{}, std::false_type{});
 }
 
-// The query's unit vectors and norms, in the dtype that is computed in.
+// The query's unit vectors and norms, in the computing dtype.
 template <class T>
 struct Queries {
   using A = accumulate_t<T>;
@@ -89,21 +90,20 @@ struct Queries {
   const A* units() const { return static_cast<const A*>(unit.const_data_ptr()); }
 };
 
-// A block takes Rows rows and Tokens tokens at a time of one sample, as a tile of a matrix product in float: 16 x 16
-// threads, each with Rows / 16 x Tokens / 16 products. Pieces of kDepth columns pass through shared memory, transposed;
-// the rows' squares are summed on the way there. Each sum's order depends on the width alone, and each fmaf is written
-// out: left to itself the compiler contracts some in one size of tile and not in another, and a row's bits would show
-// which tile it was in.
+// A block computes a tile of a matrix product in float: Rows rows and Tokens tokens of one sample, by 16 x 16 threads
+// with Rows / 16 x Tokens / 16 products each. Pieces of kDepth columns go through shared memory, transposed; the rows'
+// squares are summed on the way. Each sum's order depends on the width alone. Each fmaf is explicit, because the
+// compiler would contract differently for different tile sizes, and a row's bits would depend on its tile.
 template <int Rows, int Tokens, bool Aligned, class T, class O>
 __global__ void __launch_bounds__(kCosineThreads, 2)
     tokens_kernel(const T* features, const float* units, const bool* mask, O* out, RowGroups groups) {
   constexpr int kDepth = 32, kPer = kPerLane<T>, kPieces = kDepth / kPer, kTokenPieces = kDepth / 4;
   constexpr int kLoads = (Rows * kPieces + kCosineThreads - 1) / kCosineThreads;
   constexpr int kTokenLoads = Tokens * kTokenPieces / kCosineThreads;
-  // Pieces under way: a block of few rows computes for less time than memory takes to answer.
+  // Pieces in flight: a block of few rows computes faster than memory delivers.
   constexpr int kStages = Rows < 128 ? 4 : 1;
   constexpr int kMine = Rows / 16, kTokens = Tokens / 16;
-  // Column k of row r is at [k][r ^ turn]: what a warp writes at once falls into different banks.
+  // Column k of row r is at [k][r ^ turn], so that a warp writes to different banks.
   constexpr int kTurn = kWarpSize / kPieces, kTokenTurn = kWarpSize / kTokenPieces;
   static_assert(kMine % 4 == 0 || kMine == 2, "rows are read two or four at a time");
   __shared__ __align__(16) float rows_of[kDepth][Rows], tokens_of[kDepth][Tokens];
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
           for (int i = 0; i < 4; ++i) tokens_of[k * 4 + i][piece / kTokenPieces ^ k * kTokenTurn] = next_token[0][l][i];
         }
         __syncthreads();
-        // Element by element: of a memcpy of two of these, nvcc 13.0 leaves the second piece behind.
+        // Element by element, because nvcc 13.0 drops the second part of a memcpy of two of these.
 #pragma unroll
         for (int stage = 0; stage + 1 < kStages; ++stage) {
 #pragma unroll
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kCosineThreads, 2)
   }
 }
 
-// [B, N] of what rows [B, N, D] and unit vectors [B, T, D] give; in O, which need not be T.
+// Computes [B, N] from rows [B, N, D] and unit vectors [B, T, D]. The result's type O may differ from T.
 template <class T, class A, class O>
 void launch_alignment(const T* features, const A* units, const bool* keep, O* out, int64_t batch, int64_t count,
                       int64_t tokens, int64_t width, cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// An output's memory.
+// Allocates outputs.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -11,8 +11,8 @@
 
 namespace arr_coc {
 
-// A contiguous tensor on the device of `like`, of its dtype where none is named. torch::stable::new_empty is a call
-// through the dispatcher, by name and with boxed arguments, which takes half a microsecond longer.
+// Returns a contiguous tensor on the device of `like`, by default with its dtype. torch::stable::new_empty takes half a
+// microsecond longer, because it calls the dispatcher by name with boxed arguments.
 inline Tensor allocate(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
                        std::optional<ScalarType> dtype = std::nullopt) {
   std::vector<int64_t> strides(sizes.size());

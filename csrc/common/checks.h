@@ -1,6 +1,5 @@
-// Refusals. The CPU and the CUDA kernel of an op both call its check_<op>, because Python, torch.compile and
-// AOTInductor all reach the kernels directly. exportkit/ops/_checks.py says the same in Python for the fakes, word for
-// word.
+// Argument checks. The CPU and the CUDA kernel of an operator both call its check_<op>, because Python, torch.compile
+// and AOTInductor all call the kernels directly. exportkit/ops/_checks.py has the same messages for the fakes.
 #pragma once
 
 #include <initializer_list>
@@ -19,7 +18,7 @@ void check(bool holds, const Parts&... parts) {
   throw std::runtime_error(message.str());
 }
 
-// A tensor's sizes, put into words only by a check that fails.
+// A tensor's sizes, formatted only when a check fails.
 struct Shape {
   const Tensor& tensor;
 };
@@ -79,14 +78,14 @@ inline void check_rank(const char* op, const char* name, const Tensor& tensor, i
   check(tensor.dim() == rank, op, ": ", name, " must be ", layout, ", got shape ", shape_of(tensor));
 }
 
-// For two tensors whose dimension must be one number: "lab has B = 3, rgb has B = 2".
+// Checks that two tensors have the same size in a dimension: "lab has B = 3, rgb has B = 2".
 inline void check_same_size(const char* op, const char* symbol, const char* name, int64_t size, const char* other_name,
                             int64_t other_size) {
   check(size == other_size, op, ": ", name, " has ", symbol, " = ", size, ", ", other_name, " has ", symbol, " = ",
         other_size, "; they must be equal");
 }
 
-// Every tensor shares dtype and device with the first.
+// Checks that a tensor has the dtype and device of the first.
 inline void check_alike(const char* op, const char* first_name, const Tensor& first, const char* name,
                         const Tensor& tensor) {
   check(tensor.scalar_type() == first.scalar_type(), op, ": ", name, " is ", dtype_name(tensor.scalar_type()), ", ",

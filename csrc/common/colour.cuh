@@ -1,4 +1,4 @@
-// The curves of colour.h on a GPU.
+// The curves of colour.h for CUDA.
 #pragma once
 
 #include <cuda_runtime.h>

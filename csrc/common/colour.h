@@ -1,5 +1,5 @@
-// sRGB to CIE LAB (D65) and to luma, forward and backward, for the CPU and for CUDA. The two steps that take a power
-// come as a `Curves` class: CpuCurves below, CudaCurves in colour.cuh.
+// sRGB to CIE LAB (D65) and to luma, forward and backward, for the CPU and for CUDA. A `Curves` class has the two steps
+// that compute a power: CpuCurves below, CudaCurves in colour.cuh.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@
 
 namespace arr_coc {
 
-// Rec. 601, on encoded values.
+// The weights of Rec. 601, for encoded values.
 constexpr double kLumaR = 0.299, kLumaG = 0.587, kLumaB = 0.114;
 
 // linear(c): c / 12.92 up to the knee, ((c + 0.055) / 1.055)^2.4 above.
@@ -32,7 +32,7 @@ struct Triple {
   A first, second, third;
 };
 
-// A function's value and derivative at one point; what a caller does not use is not computed.
+// A function's value and derivative at one point. The compiler removes the unused one.
 template <class A>
 struct Point {
   A value, slope;
@@ -40,7 +40,7 @@ struct Point {
 
 template <class Curves, class A>
 ARR_COC_INLINE A luma_of(A r, A g, A b) {
-  // One form of multiply and add wherever it is inlined: a constant image must have a gradient of exactly 0.
+  // The same multiply-add wherever this is inlined, because a constant image must have a gradient of exactly 0.
   return Curves::multiply_add(A(kLumaR), r, Curves::multiply_add(A(kLumaG), g, A(kLumaB) * b));
 }
 
@@ -50,7 +50,7 @@ ARR_COC_INLINE Triple<A> white_relative_xyz(A r, A g, A b) {
           A(kZr) * r + A(kZg) * g + A(kZb) * b};
 }
 
-// What L, a and b are multiples of: f(Y), f(X) - f(Y) and f(Y) - f(Z).
+// f(Y), f(X) - f(Y) and f(Y) - f(Z), of which L, a and b are linear functions.
 template <class Curves, class A>
 ARR_COC_INLINE Triple<A> opponents_of(A r, A g, A b) {
   const Triple<A> xyz = white_relative_xyz(Curves::linear(r).value, Curves::linear(g).value, Curves::linear(b).value);
@@ -82,8 +82,8 @@ ARR_COC_INLINE Triple<A> lab_gradient(A r, A g, A b, Triple<A> grad) {
           (A(kXb) * x + A(kYb) * y + A(kZb) * z) * lb.slope};
 }
 
-// A guess of x^(-1/n) for x > 0, at most 3.5 % off: the bits of a floating number, read as an integer, are nearly
-// linear in its logarithm, and 0.05 centres the error of "nearly".
+// Approximates x^(-1/n) for x > 0 within 3.5 %: the bits of a floating number, read as an integer, are nearly linear in
+// its logarithm, and 0.05 centres the error.
 template <int n>
 ARR_COC_INLINE float inverse_root_guess(float x) {
   int32_t bits;
@@ -97,15 +97,15 @@ template <int n>
 ARR_COC_INLINE double inverse_root_guess(double x) {
   int64_t bits;
   std::memcpy(&bits, &x, sizeof bits);
-  const int32_t high = int32_t(bits >> 32);  // sign, exponent and 20 bits: enough, and quicker to convert
+  const int32_t high = int32_t(bits >> 32);  // sign, exponent and 20 bits, which are enough and faster to convert
   bits = int64_t(int32_t((1023 - 0.05) * (1 + 1.0 / n) * (1 << 20) - high * (1.0 / n))) << 32;
   std::memcpy(&x, &bits, sizeof bits);
   return x;
 }
 
-// x^(-1/n) for x > 0. With h = 1 - x r^n the root is r (1 - h)^(-1/n); each step takes that series to h^3 and so makes
-// an error e one of about n^3 e^4: 4e-2, 5e-5, 1e-15. float stops before its last step, which the callers take on their
-// own result. No table, no branch: the compiler vectorises it, which it does to no call of pow.
+// x^(-1/n) for x > 0. With h = 1 - x r^n the root is r (1 - h)^(-1/n). Each step uses this series up to h^3, which
+// turns an error e into about n^3 e^4: 4e-2, 5e-5, 1e-15. For float, callers do the last step on their result. Without
+// tables and branches the compiler can vectorise this; it cannot vectorise a call of pow.
 template <int n, class A>
 ARR_COC_INLINE A inverse_root(A x) {
   constexpr double c1 = 1.0 / n, c2 = c1 * (1 + c1) / 2, c3 = c2 * (2 + c1) / 3;

@@ -1,4 +1,4 @@
-// From sums over chunks of rows to unit vectors and to their gradients.
+// Turns sums over chunks of rows into unit vectors and into their gradients.
 #pragma once
 
 #include "common/cosine.cuh"
@@ -7,9 +7,9 @@ namespace arr_coc {
 
 constexpr int kChunkThreads = 1024;
 
-// By a block of kChunkThreads: for the vectors of `width` at from + k stride, k below `chunks`, calls f(at, sum) with
-// each piece of their sum, in the threads below `pieces`, of which each gets the same pieces every time. Each chunk is
-// one of as many groups as the threads make; the groups' sums are added up in order.
+// A block of kChunkThreads sums the vectors of `width` at from + k stride, k below `chunks`. It calls f(at, sum) with
+// each piece of the sum in the threads below `pieces`; each thread always gets the same pieces. The threads form groups
+// that share the chunks, and the groups' sums are added in order.
 template <bool Aligned, class A, class F>
 __device__ __forceinline__ void sum_chunks(const A* from, int64_t stride, int64_t chunks, int64_t width, int pieces,
                                            const F& f) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void sum_chunks(const A* from, int64_t stride, int64_
   }
 }
 
-// A block a sample.
+// One block per sample.
 template <bool Aligned, class A>
 __global__ void __launch_bounds__(kChunkThreads)
     mean_unit_kernel(const A* partial, A* unit, A* norm, ColumnCut cut, int pieces) {
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kChunkThreads)
   }
 }
 
-// A block a slab of kMeanPieces pieces of a sample's mean.
+// One block per kMeanPieces pieces of a sample's mean.
 constexpr int kMeanPieces = 32;
 
 template <bool Aligned, class A>
@@ -85,8 +85,9 @@ __global__ void __launch_bounds__(kChunkThreads) mean_kernel(const A* partial, A
   }
 }
 
-// A block a vector: from the gradient of unit = v / max(|v|, floor), which is the sum of `partial` over the chunks, to
-// that of v, times `scale`; zeros where `keep` (may be null) is false. Overwrites the first chunk of `partial`.
+// One block per vector. Computes the gradient of v times `scale` from the gradient of unit = v / max(|v|, floor), which
+// is the sum of `partial` over the chunks. Zeros where `keep` (may be null) is false. Overwrites `partial`'s first
+// chunk.
 template <bool Aligned, class A, class O>
 __global__ void __launch_bounds__(kChunkThreads)
     through_unit_kernel(A* partial, ColumnCut cut, const A* unit, const A* norm, const bool* keep, A scale, O* out,
@@ -115,13 +116,13 @@ __global__ void __launch_bounds__(kChunkThreads)
   }
 }
 
-// As many threads as a vector has pieces of 16 bytes.
+// One thread for each 16-byte piece of a vector.
 template <class A>
 int pieces_of(int64_t width) {
   return int(std::min<int64_t>(kChunkThreads, (width + kPerLane<A> - 1) / kPerLane<A>));
 }
 
-// `partial`, what launch_column_sums leaves, to `mean` [B, D].
+// Computes `mean` [B, D] from `partial`, the result of launch_column_sums.
 template <class A>
 void launch_mean(const A* partial, A* mean, const ColumnCut& cut, cudaStream_t stream) {
   constexpr int64_t kSlab = kMeanPieces * kPerLane<A>;
@@ -132,7 +133,7 @@ void launch_mean(const A* partial, A* mean, const ColumnCut& cut, cudaStream_t s
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// `partial`, what launch_column_sums leaves, to `unit` [B, D] and `norm` [B], which may be null.
+// Computes `unit` [B, D] and `norm` [B], which may be null, from `partial`, the result of launch_column_sums.
 template <class A>
 void launch_mean_unit(const A* partial, A* unit, A* norm, const ColumnCut& cut, cudaStream_t stream) {
   const bool aligned = is_vectorisable(partial, cut.width) && is_vectorisable(unit, cut.width);

@@ -4,7 +4,7 @@
 
 namespace arr_coc {
 
-// The tensor itself where it is contiguous: asking the dispatcher would take a microsecond, in a call of ten.
+// Returns a contiguous tensor unchanged without calling the dispatcher, which would take 1 of a call's 10 microseconds.
 inline torch::stable::Tensor as_contiguous(const torch::stable::Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }

@@ -1,8 +1,8 @@
 // float16 and bfloat16 to float and back on the CPU: rounded to nearest even, infinities, denormals and NaN kept.
 //
-// load and store convert one number, without a branch, so that a loop they stand in vectorises on every processor.
-// widen and narrow convert a row with the processor's own instructions for it, which GCC puts into no vectorised loop:
-// where float16 is all a loop waits for, convert a block that fits the first cache, and compute on that.
+// load and store convert one number without a branch, so that loops with them vectorise on every processor. widen and
+// narrow convert a row with the processor's instructions, which GCC does not use in vectorised loops. If converting
+// float16 limits a loop, convert a block that fits the first cache, then compute on that.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
-// On a function for processors with these instructions: to be called only where has_f16c().
+// Marks a function that uses these instructions. Call it only if has_f16c().
 #define ARR_COC_F16C __attribute__((target("avx,f16c")))
 #endif
 
@@ -91,7 +91,7 @@ ARR_COC_EVERY_ISA void narrow(const A* in, T* out, int64_t size) {
 #ifdef ARR_COC_F16C
 inline bool has_f16c() { return __builtin_cpu_supports("f16c"); }
 
-// How many of a row's first numbers they converted: all that fill a vector.
+// These return how many of a row's first numbers they converted: all that fill a vector.
 ARR_COC_F16C inline int64_t widen_vectors(const Half* in, float* out, int64_t size) {
   int64_t i = 0;
   for (; i + 8 <= size; i += 8)
@@ -115,7 +115,7 @@ inline void narrow(const float* in, Half* out, int64_t size) {
 }
 #endif
 
-// The row in the dtype it is computed in: itself, or a copy in `buffer`.
+// Returns the row in the computing dtype: itself, or a copy in `buffer`.
 template <class T, class A>
 const A* accumulated(const T* row, int64_t width, std::vector<A>& buffer) {
   if constexpr (std::is_same_v<T, A>) {
@@ -127,12 +127,12 @@ const A* accumulated(const T* row, int64_t width, std::vector<A>& buffer) {
   }
 }
 
-// Where a row is computed before it is stored: in the row itself, or in a buffer of the dtype it is computed in.
+// Memory for a row before it is stored: the row itself, or a buffer of the computing dtype.
 template <class T>
 class StagedRow {
  public:
   using A = accumulate_t<T>;
-  // `bytes`: that the operator writes in all, where rows may go past the caches for it.
+  // `bytes`: all bytes that the operator writes, if rows may bypass the caches.
   explicit StagedRow(int64_t width, int64_t bytes = 0)
       : stream_(bytes), width_(width), buffer_(kCopies || stream_.past_caches() ? width : 0) {}
 

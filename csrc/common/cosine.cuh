@@ -1,4 +1,4 @@
-// Cosines of rows against unit vectors on CUDA, and what their gradients share. common/cosine.h is the same on the CPU.
+// Cosines of rows with unit vectors on CUDA, and parts of their gradients. common/cosine.h is the same for the CPU.
 #pragma once
 
 #include <cstring>
@@ -13,11 +13,11 @@ constexpr int kCosineThreads = 256;
 constexpr int kCosineWarps = kCosineThreads / kWarpSize;
 constexpr int kColumnThreads = 128;
 
-// Rows a warp takes at once, so that a unit vector is loaded once for all of them.
+// The rows a warp takes at once, so that it loads each unit vector once for all of them.
 constexpr int kRows = 4;
 
-// Elements of T a lane takes at once: 16 bytes. Which lane sums which element depends on this alone, so that a row
-// gives the same bits whether or not it is aligned.
+// The elements of T that a lane takes at once, 16 bytes. This alone decides which lane sums which element, so a row has
+// the same bits whether or not it is aligned.
 template <class T>
 constexpr int kPerLane = 16 / sizeof(T);
 
@@ -83,8 +83,8 @@ __device__ __forceinline__ A norm_passes(A norm) {
   return norm >= A(kNormFloor) ? A(1) : A(0);
 }
 
-// One warp: squared norms of `rows` (1 to kRows) rows from `x` on, and their dot products with `columns` (1 to Columns)
-// vectors from `y` on; every lane gets them. Entries beyond `rows` and `columns` repeat the last.
+// One warp computes squared norms of `rows` (1 to kRows) rows from `x` on, and their dot products with `columns` (1 to
+// Columns) vectors from `y` on, for every lane. Entries beyond `rows` and `columns` repeat the last.
 template <int Columns, bool Aligned, class T, class A>
 __device__ __forceinline__ void row_products(const T* x, int rows, const A* y, int columns, int64_t width,
                                              A (&squares)[kRows], A (&products)[kRows][Columns]) {
@@ -123,8 +123,8 @@ __device__ __forceinline__ void row_products(const T* x, int rows, const A* y, i
   }
 }
 
-// A warp a row: the row divided by its clamped norm, and the norm. `keep` may be null; a row that is not kept becomes
-// zeros whatever it holds.
+// One warp per row computes the row divided by its clamped norm, and the norm. `keep` may be null; a row that is not
+// kept becomes zeros, even if it has NaN.
 template <class T, class A>
 __global__ void unit_rows_kernel(const T* rows, const bool* keep, A* unit, A* norm, int64_t count, int64_t width) {
   const int lane = threadIdx.x % kWarpSize;
@@ -147,7 +147,7 @@ struct ColumnCut {
   ColumnCut(int64_t batch, int64_t rows, int64_t width, int64_t groups)
       : ColumnCut(batch, rows, width, groups, kColumnChunk * groups) {}
 
-  // For the mean of all rows: shorter chunks where there are few rows, so that a single sample fills the device.
+  // For the mean of all rows: chunks are shorter if there are few rows, so that a single sample fills the device.
   ColumnCut(int64_t batch, int64_t rows, int64_t width)
       : ColumnCut(batch, rows, width, 1, std::clamp<int64_t>(rows / 64, 8, kColumnChunk)) {}
 
@@ -164,8 +164,8 @@ struct ColumnCut {
 };
 
 // partial[b, k, g, :] = sum over the rows n of chunk k with group[b, n] = g of factor[b, n] x[b, n, :]. A null factor
-// is 1, a null group is 0; where that is null, it is Plain. A block takes one (b, k, g) and kColumnThreads x kPerLane
-// columns at a time.
+// is 1, a null group is 0; Plain means that the group is null. A block takes one (b, k, g) and kColumnThreads x
+// kPerLane columns at a time.
 template <bool Aligned, bool Plain, class T, class A>
 __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* group, A* partial, ColumnCut cut,
                                    int64_t slabs) {
@@ -179,7 +179,7 @@ __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* g
     A sum[kPer] = {};
     int64_t n = begin;
     if constexpr (Plain) {
-      constexpr int kDeep = 8;  // rows under way at once
+      constexpr int kDeep = 8;  // rows in flight
       for (; n + kDeep <= end; n += kDeep) {
         T rows[kDeep][kPer];
 #pragma unroll

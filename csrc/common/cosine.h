@@ -1,5 +1,4 @@
-// Cosines of rows against unit vectors on the CPU, and what their gradients share. common/cosine.cuh is the same on
-// CUDA.
+// Cosines of rows with unit vectors on the CPU, and parts of their gradients. common/cosine.cuh is the same for CUDA.
 #pragma once
 
 #include <vector>
@@ -19,7 +18,7 @@ ARR_COC_EVERY_ISA A dot(const A* x, const A* y, int64_t width) {
   return sum;
 }
 
-// A row's product with itself and with another, from one reading.
+// A row's products with itself and with another row, reading it once.
 template <class A>
 struct Products {
   A square, dot;
@@ -51,7 +50,7 @@ ARR_COC_EVERY_ISA void dots(const A* x, const A* const (&y)[4], int64_t width, A
   sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;
 }
 
-// The products of four rows with four others, row by row: each number is read for four products.
+// The products of four rows with four others, row by row. Each number read is used in four products.
 template <class A>
 ARR_COC_EVERY_ISA void dots(const A* const (&x)[4], const A* const (&y)[4], int64_t width, A (&sums)[16]) {
   const A *x0 = x[0], *x1 = x[1], *x2 = x[2], *x3 = x[3], *y0 = y[0], *y1 = y[1], *y2 = y[2], *y3 = y[3];
@@ -88,7 +87,7 @@ struct UnitRows {
   std::vector<A> unit, norm;
 };
 
-// `keep` may be null; a row that is not kept becomes zeros whatever it holds.
+// `keep` may be null; a row that is not kept becomes zeros, even if it has NaN.
 template <class A, class T>
 UnitRows<A> unit_rows(const T* rows, const bool* keep, int64_t count, int64_t width) {
   UnitRows<A> result{std::vector<A>(count * width), std::vector<A>(count)};
@@ -105,8 +104,8 @@ UnitRows<A> unit_rows(const T* rows, const bool* keep, int64_t count, int64_t wi
   return result;
 }
 
-// The token a row fits best: the first that attains the maximum, where NaN is larger than any number (as torch.max);
-// -1 where every token is masked.
+// The token that a row fits best: the first with the maximum, where NaN is larger than any number, as in torch.max; -1
+// if every token is masked.
 template <class A>
 struct Match {
   int64_t token = -1;
@@ -126,7 +125,7 @@ Match<A> best_token(const A* row, A inverse, const A* units, const bool* mask, i
     return match;
   }
   for (int64_t first = 0; first < tokens; first += 4) {
-    // The last four may repeat a token: equal tokens must get equal bits, wherever they stand.
+    // The last four may repeat a token, because equal tokens must have equal bits at every place.
     const A* four[4];
     for (int64_t i = 0; i < 4; ++i) four[i] = units + std::min(first + i, tokens - 1) * width;
     A cosines[4];
@@ -151,9 +150,9 @@ ARR_COC_EVERY_ISA void add_scaled(const A* x, A scale, A* sum, int64_t width) {
   for (int64_t d = 0; d < width; ++d) sum[d] += scale * x[d];
 }
 
-// [B, G, D]: sums over n of factor(n, row) x[b, n, :] where group[b, n] = g; `factor` is asked once for each row, with
-// b N + n and the row in A. A null group is 0. Chunks of rows are summed one by one and then added up, so that the
-// order depends on N and G alone.
+// [B, G, D]: sums over n of factor(n, row) x[b, n, :] where group[b, n] = g. `factor` is called once for each row, with
+// b N + n and the row in A. A null group is 0. Chunks of rows are summed separately and then added, so that the order
+// depends on N and G alone.
 template <class A, class T, class F>
 std::vector<A> column_sums(const T* x, const F& factor, const int64_t* group, int64_t batch, int64_t rows,
                            int64_t width, int64_t groups) {
@@ -180,7 +179,7 @@ std::vector<A> column_sums(const T* x, const F& factor, const int64_t* group, in
   return sums;
 }
 
-// From the gradient of unit = v / max(|v|, floor) to that of v, times `scale`; `out` may be `upstream`.
+// Computes the gradient of v times `scale` from the gradient of unit = v / max(|v|, floor). `out` may be `upstream`.
 template <class A, class O>
 void through_unit(const A* upstream, const A* unit, A norm, A scale, int64_t width, O* out) {
   const A inverse = inverse_norm(norm) * scale, along = norm_passes(norm) * dot(upstream, unit, width);

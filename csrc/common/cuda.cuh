@@ -1,4 +1,4 @@
-// What every CUDA kernel of this library starts with: the tensor's device, torch's current stream, the launch check.
+// Helpers to launch CUDA kernels: the tensor's device, torch's current stream, the launch check.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,7 +16,7 @@ namespace arr_coc {
 
 constexpr int kWarpSize = 32;
 
-// Makes `tensor`'s device current for the scope.
+// Makes a tensor's device current for the scope.
 class CudaScope {
  public:
   explicit CudaScope(const Tensor& tensor) : index_(tensor.get_device_index()), guard_(index_) {}
@@ -31,7 +31,7 @@ class CudaScope {
   torch::stable::accelerator::DeviceGuard guard_;
 };
 
-// Blocks for `work` items, `per_block` each, capped where grid-stride loops take over (a grid's x holds 2^31 - 1).
+// The blocks for `work` items, `per_block` each, with a cap for grid-stride loops (a grid's x is at most 2^31 - 1).
 inline unsigned grid_size(int64_t work, int64_t per_block, int64_t cap = 1 << 20) {
   return static_cast<unsigned>(std::max<int64_t>(1, std::min(cap, (work + per_block - 1) / per_block)));
 }
@@ -43,7 +43,7 @@ __device__ __forceinline__ T warp_sum(T value) {
   return value;
 }
 
-// As torch.maximum: NaN wins.
+// Like torch.maximum: NaN wins.
 template <class T>
 __device__ __forceinline__ T nan_max(T a, T b) {
   return (a > b || a != a) ? a : b;
@@ -57,8 +57,8 @@ __device__ __forceinline__ T warp_max(T value) {
   return value;
 }
 
-// Sum over the block in a fixed order, returned to every thread. `shared` holds one value a warp and may be reused
-// after the call.
+// The sum over the block in a fixed order, for every thread. `shared` holds one value per warp and may be reused after
+// the call.
 template <class T>
 __device__ __forceinline__ T block_sum(T value, T* shared) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;

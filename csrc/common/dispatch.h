@@ -1,4 +1,4 @@
-// From a tensor's dtype to a C++ type.
+// Maps a tensor's dtype to a C++ type.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -6,8 +6,8 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
-// On what CPU and CUDA kernels both call. Inlined always: on the CPU it is then compiled for the processor its caller
-// is.
+// Marks functions that CPU and CUDA kernels both call. They are always inlined, so that on the CPU they are compiled
+// for the same x86-64 level as the caller.
 #define ARR_COC_FUNCTION C10_HOST_DEVICE inline __attribute__((always_inline))
 
 namespace arr_coc {
@@ -17,7 +17,7 @@ using torch::headeronly::Half;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// float16 and bfloat16 load and store in their own type and compute in float; float64 stays float64.
+// The computing type: float for float16, bfloat16 and float32; double for float64.
 template <class T>
 struct Accumulate {
   using type = float;

@@ -1,4 +1,4 @@
-// The exponential function without a call, a table or a branch, so that the compiler vectorises the loop it stands in.
+// The exponential function without a call, a table or a branch, so that loops with it vectorise.
 #pragma once
 
 #include <cmath>
@@ -51,20 +51,20 @@ struct Exponential<double> {
   }
 };
 
-// e^x to 1 ulp; NaN stays, overflow is infinity, and what underflows goes through the denormals to 0.
+// e^x to 1 ulp. NaN stays, overflow is infinity, and underflow goes through denormals to 0.
 template <class A>
 ARR_COC_INLINE A exponential(A x) {
   using E = Exponential<A>;
   using Bits = typename E::Bits;
-  // A number's last mantissa bit is worth 1 after this is added to it: that rounds it, and where the bias is part of
-  // what is added, the low bits are those of an exponent.
+  // After adding this, a number's last mantissa bit is worth 1, which rounds the number. If the bias is added too, the
+  // low bits are an exponent's.
   constexpr A shift = A(3) * A(Bits(1) << (E::mantissa_bits - 1)), biased = shift + A(E::bias);
   x = x < E::least ? E::least : x;
   x = x > E::greatest ? E::greatest : x;
   const A n = (x * A(1.4426950408889634074) + shift) - shift;
   const A r = (x - n * E::ln2_high) - n * E::ln2_low;
   const A power = A(1) + (r + r * r * E::polynomial(r));
-  // 2^n in two factors, since 2^n alone may be no normal number where the result is one.
+  // 2^n in two factors, because 2^n alone may not be a normal number although the result is one.
   const A half = n * A(0.5) + biased, rest = (n - (half - biased)) + biased;
   const auto two_to = [](A exponent) {
     Bits bits;
@@ -76,13 +76,13 @@ ARR_COC_INLINE A exponential(A x) {
   return power * two_to(half) * two_to(rest);
 }
 
-// Less than this, power_of_two gives 0.
+// Below this, power_of_two returns 0.
 template <class A>
 constexpr A kLeastPower = 1 - Exponential<A>::bias;
 
-// 2^x for x of at most 127 (1023 in double) to 1.3 ulp, in half the steps of `exponential`; NaN stays, and what would
-// be smaller than any normal number is 0. For softmaxes, whose arguments are at most 0: e^(x - max) is 2^(x log2 e -
-// max log2 e).
+// 2^x for x of at most 127 (1023 in double) to 1.3 ulp, in half the steps of `exponential`. NaN stays, and results
+// below the normal numbers are 0. It is for softmaxes, whose arguments are at most 0: e^(x - max) is 2^(x log2 e - max
+// log2 e).
 template <class A>
 ARR_COC_INLINE A power_of_two(A x) {
   using E = Exponential<A>;

@@ -1,5 +1,4 @@
-// Operators over the rows of a tensor on CUDA: a warp or a block takes a row and holds it in registers, so that it is
-// read once however often it is looked at.
+// Operators over the rows of a tensor on CUDA: a warp or a block holds a row in registers, so that memory is read once.
 #pragma once
 
 #include <cstring>
@@ -9,22 +8,22 @@
 
 namespace arr_coc {
 
-// Warps of a block whose warps each have rows of their own.
+// The warps of a block in which each warp has its own rows.
 constexpr int kRowWarps = 4;
 
-// Threads of a block that has a row to itself: at most this many, so that each may use 128 registers.
+// The most threads of a block that shares one row, so that each may use 128 registers.
 constexpr int kRowThreads = 512;
 
-// Vectors of a row that a thread holds, at most.
+// The most vectors of a row that a thread holds.
 constexpr int kMostVectors = 4;
 
-// Keeps the compiler from holding a packed vector unpacked for later, which would take twice the registers.
+// Stops the compiler from keeping a packed vector in unpacked form, which would take twice the registers.
 __device__ __forceinline__ void keep_packed(uint4& raw) {
   asm volatile("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));
 }
 
-// Writes what lies below `width` of values as row[at, at + Count); `Aligned` where that is all or nothing, and one
-// access.
+// Writes values to row[at, at + Count), limited by `width`. kAligned: either all of them are written, in one access, or
+// none.
 template <bool kAligned, class O, int kCount>
 __device__ __forceinline__ void store_values(O* row, int64_t at, int64_t width, const O (&values)[kCount]) {
   struct alignas(sizeof(O) * kCount) Whole {
@@ -42,7 +41,7 @@ __device__ __forceinline__ void store_values(O* row, int64_t at, int64_t width, 
   }
 }
 
-// The threads that share a row: a warp, or all of the block.
+// The threads that share a row: a warp or the whole block.
 template <bool kBlock>
 struct RowGroup {
   __device__ RowGroup()
@@ -51,14 +50,14 @@ struct RowGroup {
         first(kBlock ? blockIdx.x : int64_t(blockIdx.x) * (blockDim.x / kWarpSize) + threadIdx.x / kWarpSize),
         stride(kBlock ? gridDim.x : int64_t(gridDim.x) * (blockDim.x / kWarpSize)) {}
 
-  // Where the lane's vector number `i` starts in the row.
+  // The start of the lane's vector number `i` in the row.
   template <class T>
   __device__ int at(int i) const {
     return (i * size + lane) * kVector<T>;
   }
 
-  // Every value combined over the group in a fixed order, and returned to all its lanes. Consecutive calls must pass
-  // different `shared`, one entry a warp each: a warp may be a whole call ahead of another, but not two.
+  // Combines every value over the group in a fixed order, for all its lanes. Consecutive calls must pass different
+  // `shared` with one entry per warp, because a warp may be one call ahead of another, but not two.
   template <int kCount, class A, class F>
   __device__ void combine(A (&values)[kCount], A (*shared)[kCount], A neutral, const F& f) const {
     over_warp(values, f);
@@ -94,7 +93,7 @@ template <int kCount>
 using Constant = std::integral_constant<int, kCount>;
 
 // Calls f(vectors, is_block, threads) with the fewest threads that hold a row of `width` elements: `vectors` each, both
-// constants. Returns false where a block of `most_threads` does not.
+// constants. Returns false if `most_threads` are not enough.
 template <class T, class F>
 bool for_held_rows(int64_t width, int64_t most_threads, const F& f) {
   const int64_t vectors = (width + kVector<T> - 1) / kVector<T>;

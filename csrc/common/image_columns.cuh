@@ -1,5 +1,5 @@
-// What the CUDA kernels that walk down an RGB image share: a thread's neighbouring columns, read row by row, and the
-// Sobel stencil on their luma. The columns beside come from the lanes beside, the rows above from what was kept.
+// Helpers of CUDA kernels that walk down an RGB image: a thread reads neighbouring columns row by row and computes the
+// Sobel stencil on their luma. Columns beside come from neighbouring lanes, rows above are kept in registers.
 #pragma once
 
 #include <cstring>
@@ -15,14 +15,15 @@ struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) Pack {
   T values[n];
 };
 
-// Whether rows of `size` values, the first at `pointer`, start where a Pack may. True for every sample of a batch or
-// for none, so that all of them take one path.
+// Whether rows of `size` values, the first at `pointer`, are aligned for a Pack. The result is the same for all samples
+// of a batch, so that they take the same path.
 template <int n, class T>
 bool packs(const T* pointer, int64_t size) {
   return size % n == 0 && reinterpret_cast<uintptr_t>(pointer) % alignof(Pack<T, n>) == 0;
 }
 
-// Stores it whole. The compiler makes n stores of an assignment, each of a part of every sector, and writes them twice.
+// Stores a Pack at once. For an assignment, the compiler makes n stores of parts of every sector, which writes sectors
+// twice.
 template <class T, int n>
 __device__ __forceinline__ void store_pack(T* at, const Pack<T, n>& pack) {
   if constexpr (sizeof(pack) % 8 != 0) {
@@ -43,26 +44,27 @@ __device__ __forceinline__ void store_pack(T* at, const Pack<T, n>& pack) {
   }
 }
 
-// A row of the n columns, and the pixel beside them where the lane beside belongs to another warp.
+// A row of the n columns, and the pixel beside them if the neighbouring lane belongs to another warp.
 template <class T, int n>
 struct PixelRow {
   Pack<T, n> r, g, b;
   T edge_r, edge_g, edge_b;
 };
 
-// Of an eighth of the luma: right minus left, and left + 2 here + right.
+// For an eighth of the luma: right minus left, and left + 2 here + right.
 template <class A, int n>
 struct Slopes {
   A across[n], smooth[n];
 };
 
-// Every lane of a warp has one, each n columns right of the lane before; all lanes load and take slopes together.
+// Every lane of a warp has one, n columns to the right of the previous lane's. All lanes load and compute slopes
+// together.
 template <class T, int n>
 class ImageColumns {
  public:
   using A = accumulate_t<T>;
 
-  // From row `y` - 1 on; lanes past the last column repeat it.
+  // Starts at row `y` - 1. Lanes past the last column repeat it.
   __device__ __forceinline__ ImageColumns(const T* image, int64_t height, int64_t width, int64_t x, int64_t y)
       : plane_(height * width), width_(width), at_top_(y == 0), below_(int(min(height - 1 - y, int64_t(1) << 30))) {
     x = min(x, width - n);
@@ -73,14 +75,14 @@ class ImageColumns {
     at_ = image + max(y - 1, int64_t(0)) * width + x;
   }
 
-  // Row y - 1, for which the image's first stands where y = 0. To be called first, and once.
+  // Loads row y - 1, or the image's first row if y = 0. Call it once, before load_next.
   __device__ __forceinline__ PixelRow<T, n> load_above() {
     const PixelRow<T, n> row = load();
     if (!at_top_) at_ += width_;
     return row;
   }
 
-  // The row after the last loaded; the image's last stands for those below it.
+  // Loads the next row; below the image, its last row.
   __device__ __forceinline__ PixelRow<T, n> load_next() {
     const PixelRow<T, n> row = load();
     if (--below_ >= 0) at_ += width_;
@@ -127,7 +129,7 @@ class ImageColumns {
   int64_t plane_, width_;
   bool at_top_, first_, last_;
   int below_;  // rows below the next; a strip is never as long as the bound it is cut to
-  int edge_;   // column of the pixel beside, from the lane's first; 0 where the lane beside has it
+  int edge_;   // column of the pixel beside, from the lane's first; 0 if the neighbouring lane has it
 };
 
 template <class A, int n>

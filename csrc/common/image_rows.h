@@ -1,4 +1,4 @@
-// What the CPU kernels that walk down an image share: its rows in the type computed in, and the three around a stencil.
+// Helpers of CPU kernels that walk down an image: rows in the computing type, and the three rows of a stencil.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ Triple<T*> planes(T* first, int64_t plane) {
   return {first, first + plane, first + 2 * plane};
 }
 
-// Up to three rows in the type computed in. Where that is the tensor's own type they are the tensor's rows, and nothing
-// is copied. A null row is left out.
+// Up to three rows in the computing type. If that is the tensor's type, these are the tensor's rows without a copy. A
+// null row is left out.
 template <class T>
 class Rows {
  public:
@@ -45,7 +45,7 @@ class Rows {
     }
   }
 
-  // Where to write what store() then brings to `rows`.
+  // Memory to write to, from which store() copies to `rows`.
   Triple<A*> staging(Triple<T*> rows) {
     if constexpr (kCopies) {
       return planes(buffer_.data(), width_);
@@ -93,8 +93,8 @@ class RowRing {
   std::vector<A> buffer_;
 };
 
-// For rows [begin, end) of the batch's images, one under the other: calls fill(b, y) for every row of image b that is
-// within one row of the current one, in order and once, then f(b, y) for the current one.
+// For rows [begin, end) of the batch's images, one below the other: calls fill(b, y) once and in order for every row of
+// image b within one row of the current one, then f(b, y) for the current row.
 template <class Fill, class F>
 void slide_over_rows(int64_t begin, int64_t end, int64_t height, const Fill& fill, const F& f) {
   for (int64_t row = begin; row < end; ++row) {

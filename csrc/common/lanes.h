@@ -1,4 +1,4 @@
-// Sums in 16 lanes, which are then added in pairs 8, 4, 2 and 1 apart: in an order that no processor changes.
+// Sums in 16 lanes, which are then added in pairs 8, 4, 2 and 1 apart. This order is the same on all processors.
 #pragma once
 
 #include "common/cpu.h"
@@ -7,7 +7,8 @@ namespace arr_coc {
 
 constexpr int64_t kLanes = 16;
 
-// An array for each step, so that none is read in other pieces than it was written in, which would wait for memory.
+// Each step has its own array, so that arrays are read in the pieces in which they were written; otherwise reads would
+// wait for memory.
 template <class A>
 ARR_COC_INLINE A sum_of_lanes(const A (&lanes)[kLanes]) {
   A eight[8], four[4];

@@ -1,5 +1,4 @@
-// Operators whose every element comes from the elements at its place in other tensors, on CUDA. common/map.h is the
-// same on the CPU, for the same functions.
+// Elementwise operators on CUDA. common/map.h is the same for the CPU, with the same functions.
 #pragma once
 
 #include <utility>
@@ -10,7 +9,7 @@ namespace arr_coc {
 
 constexpr int kMapThreads = 256;
 
-// A kernel's pointers; in an array, since they are looped over.
+// A kernel's pointers, in an array for loops.
 template <class T, int kCount>
 struct MapInputs {
   const T* in[kCount];
@@ -21,8 +20,8 @@ __device__ __forceinline__ A apply_at(const F& f, const A (&values)[kCount][kSiz
   return f(values[Is][i]...);
 }
 
-// 16 bytes of each tensor a thread: nothing is gained by giving it more, while there are threads enough to wait for
-// memory. kAligned: every tensor starts on 16 bytes; the elements that fill no vector are then left to the first block.
+// Each thread takes 16 bytes of each tensor; more would not be faster, because there are enough threads to hide memory
+// latency. kAligned: every tensor starts on 16 bytes, and the first block computes the elements after the last vector.
 template <bool kAligned, class F, class T, int kCount>
 __global__ void __launch_bounds__(kMapThreads) map_kernel(F f, T* out, int64_t size, MapInputs<T, kCount> inputs) {
   using A = accumulate_t<T>;

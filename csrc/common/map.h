@@ -1,5 +1,4 @@
-// Operators whose every element comes from the elements at its place in other tensors, on the CPU. common/map.cuh is
-// the same on CUDA, for the same functions.
+// Elementwise operators on the CPU. common/map.cuh is the same for CUDA, with the same functions.
 #pragma once
 
 #include <vector>
@@ -11,8 +10,8 @@
 
 namespace arr_coc {
 
-// Whether a function takes one input's element or not by another's. GCC then asks for it only once the other is there
-// (AVX-512's masked loads), and one wait for memory follows the other unless both were asked for ahead.
+// Whether a function uses one input's element or not depending on another's. Then GCC loads it only after the other
+// (AVX-512's masked loads), and the waits for memory add up unless both are prefetched.
 template <class F>
 constexpr bool kSelects = false;
 
@@ -31,7 +30,7 @@ ARR_COC_EVERY_ISA void map_loop(F f, T* out, int64_t size, const In*... in) {
 }
 
 #ifdef ARR_COC_F16C
-// Eight numbers, in a register wherever they can be.
+// Eight numbers, in a register if possible.
 struct alignas(32) Eight {
   float values[8];
 };
@@ -44,11 +43,11 @@ ARR_COC_F16C inline Eight load_eight(const Half* in) {
 
 ARR_COC_F16C inline Eight load_eight(const float* in) {
   Eight eight;
-  _mm256_store_ps(eight.values, _mm256_loadu_ps(in));  // as one: two halves would be slow to read back
+  _mm256_store_ps(eight.values, _mm256_loadu_ps(in));  // in one piece: two halves would be slow to read back
   return eight;
 }
 
-// The elements that fill a vector; returns how many they are.
+// Computes the elements that fill vectors; returns their number.
 template <class F, class... In>
 ARR_COC_F16C int64_t map_vectors(F f, Half* out, int64_t size, const In*... in) {
   int64_t i = 0;
@@ -66,7 +65,7 @@ ARR_COC_F16C int64_t map_vectors(F f, Half* out, int64_t size, const In*... in) 
 }
 #endif
 
-// out[i] = f(in[i]...) on this thread, computed in T's accumulate type. The inputs may be of that type themselves.
+// out[i] = f(in[i]...) on this thread, computed in T's accumulate type. The inputs may have that type.
 template <class F, class T, class... In>
 void map(const F& f, T* out, int64_t size, const In*... in) {
   int64_t done = 0;
@@ -84,12 +83,12 @@ void parallel_map(const F& f, T* out, int64_t size, const In*... in) {
 
 constexpr int64_t kShortRow = 512;
 
-// A row, repeated while it is short: loops over several rows at once are long enough to be vectorised.
+// A row, repeated if it is short, so that loops over several rows at once are long enough to vectorise.
 template <class A>
 struct RepeatedRow {
   std::vector<A> values;
 
-  // Of zeros.
+  // A row of zeros.
   explicit RepeatedRow(int64_t width) : values(width * std::max<int64_t>(1, kShortRow / std::max<int64_t>(1, width))) {}
 
   template <class T>

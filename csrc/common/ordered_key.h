@@ -1,4 +1,4 @@
-// Floating-point numbers as integers whose order is the order of a ranking.
+// Maps floating-point numbers to integers with the order of a ranking.
 #pragma once
 
 #include <torch/headeronly/macros/Macros.h>
@@ -10,8 +10,7 @@
 
 namespace arr_coc {
 
-// `type` holds the key, of which the lowest `bits` bits are used; `raw` is as wide as the number; `infinity` is its
-// pattern there.
+// `type` holds the key, which uses the lowest `bits` bits. `raw` has the number's width, `infinity` is its bit pattern.
 template <class T>
 struct OrderedKey;
 template <>
@@ -46,8 +45,8 @@ struct OrderedKey<BFloat16> {
 template <class T>
 using ordered_key_t = typename OrderedKey<T>::type;
 
-// Keys ascend as numbers descend: key(a) < key(b) where a ranks before b. -0 equals +0, and every NaN has the one key
-// that comes last: no number has it, since its pattern before the complement is that of a NaN.
+// Keys ascend as numbers descend: key(a) < key(b) if a ranks before b. -0 equals +0. Every NaN has the last key, which
+// no number has, because its pattern before the complement is a NaN's.
 template <class T>
 C10_HOST_DEVICE inline ordered_key_t<T> descending_key(T value) {
   using Key = ordered_key_t<T>;

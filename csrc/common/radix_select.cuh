@@ -1,5 +1,5 @@
-// The k smallest of n keys by radix select: a histogram of one digit at a time, counted in integers, so that the order
-// in which atomics land does not show.
+// Finds the k smallest of n keys by radix select, with a histogram of one digit at a time. Counts are integers, so the
+// order of atomics does not matter.
 #pragma once
 
 #include "common/cuda.cuh"
@@ -13,7 +13,7 @@ constexpr int kSelectBins = 1 << kSelectBits;
 constexpr unsigned kFullWarp = 0xffffffffu;
 
 // The sum of `value` over the threads before this one, in a block of kSelectThreads; `total` gets the sum over all.
-// `shared` holds one value a warp and may be reused after the call.
+// `shared` holds one value per warp and may be reused after the call.
 template <class T>
 __device__ __forceinline__ T block_exclusive_sum(T value, T* shared, T& total) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -55,12 +55,12 @@ struct Cut {
   __device__ bool equal(Key key) const { return (key >> shift) == prefix; }
 };
 
-// For a block of kSelectThreads, all of which call it. `key_at(i)` gives the key of element i < n, of `bits` bits;
+// All threads of a block of kSelectThreads call it. `key_at(i)` returns the key of element i < n, of `bits` bits;
 // 1 <= k <= n.
 template <int bits, class Key, class KeyAt>
 __device__ Cut<Key> block_select(const KeyAt& key_at, int64_t n, int64_t k, SelectShared& shared) {
   constexpr int per_thread = kSelectBins / kSelectThreads;
-  constexpr int64_t chunk = int64_t(1) << 30;  // a 32-bit counter cannot overflow on so many keys
+  constexpr int64_t chunk = int64_t(1) << 30;  // few enough keys that a 32-bit counter cannot overflow
   Key prefix = 0;
   int64_t rank = k;
   for (int top = bits;;) {
@@ -70,7 +70,7 @@ __device__ Cut<Key> block_select(const KeyAt& key_at, int64_t n, int64_t k, Sele
       for (int bin = threadIdx.x; bin < kSelectBins; bin += kSelectThreads) shared.histogram[bin] = 0;
       __syncthreads();
       const int64_t last = min(n, first + chunk);
-      // Whole warps stay in the loop, so that a warp whose keys share a bin counts them in one addition.
+      // Whole warps stay in the loop, so that a warp with keys in one bin counts them in one addition.
       for (int64_t base = first + (threadIdx.x / kWarpSize) * kWarpSize; base < last; base += kSelectThreads) {
         const int64_t i = base + threadIdx.x % kWarpSize;
         int bin = -1;

@@ -1,5 +1,5 @@
-// Rows read once: a warp holds a row in registers, 16 bytes a lane and piece, and every sum over it is taken from
-// there. Rows of more than kTile elements are taken tile by tile.
+// Reads rows once: a warp holds a row in registers, 16 bytes per lane and piece, and computes every sum from there.
+// Rows of more than kTile elements are processed in tiles.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,8 +11,8 @@
 
 namespace arr_coc {
 
-// Pieces of 16 bytes that a lane holds, and the elements a warp then has: the registers of 16 or 32 floats a lane leave
-// room for as many sums.
+// The 16-byte pieces per lane and the elements per warp. With 16 or 32 floats per lane, there are registers left for as
+// many sums.
 template <class T>
 constexpr int kPieces = sizeof(T) == 2 ? 4 : 8;
 template <class T>
@@ -49,7 +49,7 @@ struct RowTile {
     }
   }
 
-  // The largest number, -inf where there is none; NaN does not count.
+  // The largest number; -inf if there is none. NaN does not count.
   template <bool Aligned, class A>
   __device__ __forceinline__ A most(int size) const {
     A most = -INFINITY;
@@ -95,7 +95,7 @@ struct RowTile {
 
 constexpr double kLog2E = 1.4426950408889634;
 
-// 2^x. The hardware's is good to 2 units in the last place, which is below what rounding x itself costs.
+// 2^x. The hardware's error is 2 units in the last place, less than the effect of rounding x.
 __device__ __forceinline__ float power_of_two(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -107,9 +107,9 @@ template <class A>
 constexpr A kLeast = std::is_same_v<A, double> ? A(-DBL_MAX) : A(-FLT_MAX);
 
 // A row's entropy in one pass, in powers of two: from top = max x and z = (x - top) log2(e) / tau, sum of 2^z and sum
-// of 2^z z, H = log2(sum) - weighted / sum. The difference is taken first: that of two large products would be off by
-// more than any power of two holds. Lanes have their own top until the warp's is known. NaN shows in the sums whatever
-// the maximum makes of it.
+// of 2^z z, H = log2(sum) - weighted / sum. The difference is computed first, because the difference of two large
+// products would be too inexact for a power of two. Lanes have their own top until the warp's is known. NaN reaches the
+// sums even if the maximum ignores it.
 template <class A>
 struct OnlineEntropy {
   A top = kLeast<A>, sum = 0, weighted = 0;
@@ -132,8 +132,8 @@ struct OnlineEntropy {
   __device__ __forceinline__ A bits() const { return log2(sum) - weighted / sum; }
 };
 
-// Where a vector in shared memory keeps element e, so that the lanes of a warp read the pieces of a RowTile<T> of it
-// without bank conflicts.
+// The place of element e of a vector in shared memory, chosen so that the lanes of a warp read the pieces of a
+// RowTile<T> without bank conflicts.
 template <class T, class A>
 struct SharedVector {
   static constexpr int kPer = kPerLane<T>, kWord = 16 / sizeof(A), kWords = kPer / kWord;
@@ -173,15 +173,15 @@ struct SharedVector {
   }
 };
 
-// Rows that a warp takes side by side, and the lanes that one row's results end up in.
+// The rows that a warp takes side by side, and the lanes that get one row's results.
 constexpr int kBatch = 4;
 constexpr int kGroup = kWarpSize / kBatch;
 
-// Rows that are under way while one is summed, so that a device's worth of warps keeps its memory busy.
+// The rows in flight while one is summed, so that the warps keep the memory busy.
 template <class T>
 constexpr int kAhead = sizeof(T) == 2 ? 2 : 1;
 
-// What one read of a row finds: its entropy, its squared norm and its products with vectors.
+// The results of one read of a row: its entropy, its squared norm and its products with vectors.
 template <int Vectors, class A>
 struct RowSums {
   OnlineEntropy<A> entropy;
@@ -203,7 +203,7 @@ __device__ __forceinline__ A over_groups(const A (&values)[kBatch], const F& com
   return one;
 }
 
-// From what each lane found in its part of kBatch rows to the whole of row r for the lanes of group r.
+// Combines the lanes' parts of kBatch rows to the results of row r for the lanes of group r.
 template <int Vectors, class A>
 __device__ __forceinline__ RowSums<Vectors, A> over_warp(RowSums<Vectors, A> (&parts)[kBatch], A scale) {
   const auto add = [](A a, A b) { return a + b; };
@@ -248,9 +248,9 @@ __device__ __forceinline__ void add_tile(const RowTile<T>& tile, int64_t start, 
   });
 }
 
-// One warp: reads `rows` rows from `first` on in batches and calls f(r, rows, sums) for the batch from row r on, with
-// which lanes of group g get row r + g. Wide: rows may be longer than a tile; where not, the next row is under way
-// while one is summed. `ready` is called once the first row is.
+// One warp reads `rows` rows from `first` on in batches and calls f(r, rows, sums) for the batch from row r on; lanes
+// of group g get row r + g. Wide: rows may be longer than a tile; otherwise the next row is loaded while one is summed.
+// `ready` is called when the first row has arrived.
 template <bool Wide, bool Aligned, int Vectors, class T, class A, class Ready, class F>
 __device__ __forceinline__ void scan_rows(const T* first, int rows, int batch, int64_t width, A scale,
                                           const SharedVector<T, A>* vectors, const Ready& ready, const F& f) {
@@ -295,7 +295,7 @@ __device__ __forceinline__ void scan_rows(const T* first, int rows, int batch, i
   }
 }
 
-// Rows a warp takes one after the other: more where there are enough for every warp of a large device.
+// The rows a warp takes one after the other; more if there are enough for every warp of a large device.
 inline int rows_per_warp(int64_t rows) {
   constexpr int64_t kDeviceWarps = 132 * 16;
   int per_warp = 1;

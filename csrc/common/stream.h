@@ -1,5 +1,5 @@
-// Writing rows past the caches: memory is not read first, and what other work has in the caches stays. For tensors that
-// are too large to be there still when they are read.
+// Writes rows past the caches: memory is not read first, and the caches keep other data. It is for tensors too large to
+// be in the caches when they are read.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,11 @@ namespace arr_coc {
 
 class RowStream {
  public:
-  // `bytes`: of all that the operator writes.
+  // `bytes`: all bytes that the operator writes.
   explicit RowStream(int64_t bytes) : past_caches_(bytes >= kLarge) {}
   ~RowStream() {
 #if defined(__SSE2__)
-    if (past_caches_) _mm_sfence();  // before another thread is told that they are there
+    if (past_caches_) _mm_sfence();  // before another thread learns that the rows are written
 #endif
   }
   RowStream(const RowStream&) = delete;

@@ -1,4 +1,4 @@
-// 16 bytes of a tensor at a time on CUDA: what a thread loads, computes on as numbers, and stores.
+// Loads, unpacks and stores 16 bytes of a tensor at a time on CUDA.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,8 +12,8 @@
 
 namespace arr_coc {
 
-// Elements of T in the 16 bytes that a lane loads at once. Lane and slot of an element follow from its place in the row
-// alone, so that a row gives the same bits whether or not it is aligned, and whatever rows are beside it.
+// The elements of T in the 16 bytes that a lane loads at once. An element's lane and slot depend only on its place in
+// the row, so a row has the same bits whether or not it is aligned, and beside any other rows.
 template <class T>
 constexpr int kVector = 16 / sizeof(T);
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ void unpack(const uint4& raw, A (&values)[kVector<T>]
   for (int i = 0; i < kVector<T>; ++i) values[i] = A(packed[i]);
 }
 
-// Half types are rounded two at a time, for which there is one instruction.
+// Half types are rounded two at a time by one instruction.
 template <class T, class A>
 __device__ __forceinline__ uint4 pack(const A (&values)[kVector<T>]) {
   uint4 raw;

@@ -1,4 +1,4 @@
-// What bias_relu and scale_bias_relu share.
+// Helpers of bias_relu and scale_bias_relu.
 #pragma once
 
 #include "common/checks.h"
@@ -13,7 +13,7 @@ inline void check_x_and_bias(const char* op, const Tensor& x, const Tensor& bias
   check_same_size(op, "D", "bias", bias.size(0), "x", x.size(x.dim() - 1));
 }
 
-// NaN is not below 0 and so stays.
+// NaN is not below 0, so it stays.
 template <class A>
 struct ScaleBiasRelu {
   A scale;
