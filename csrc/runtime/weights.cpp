@@ -85,7 +85,7 @@ at::Tensor read_tied(const StateFile& file, const std::vector<const Place*>& pla
     if (other == places.front() || same_content(first, file.read(*other))) continue;
     throw Error(errors::kWeights,
                 places.front()->name + " and " + other->name + " differ; they are one tensor in the model",
-                "Export the model again with its weights untied, or give one of the two.");
+                "Export the model again with untied weights, or give only one of the two.");
   }
   return first;
 }

@@ -177,7 +177,7 @@ def test_a_traced_program_refuses_other_sizes_and_dtypes(program: Path, tmp_path
 
 
 def test_a_compiled_artifact_is_no_program(patches: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"is compiled \(cpu_x86_64_v3\)"):
+    with pytest.raises(ModelNotFoundError, match=r"has compiled code \(cpu_x86_64_v3\)"):
         resolve(str(patches))
 
 

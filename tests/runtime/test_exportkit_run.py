@@ -50,7 +50,7 @@ def test_help_goes_to_stdout_and_names_every_exit_code():
     [
         ([], "give one PACKAGE, got 0"),
         (["a.pt2", "b.pt2"], "give one PACKAGE, got 2"),
-        (["a.pt2", "--surprise"], "--surprise is no option"),
+        (["a.pt2", "--surprise"], "--surprise is not an option"),
         (["a.pt2", "--bench"], "--bench is not an option, or its value is missing"),
         (["a.pt2", "--bench", "0"], "--bench must be a number of seconds above 0, got '0'"),
         (["a.pt2", "--threads", "2"], "--threads needs --bench"),
@@ -225,7 +225,7 @@ def test_inputs_that_python_refuses_are_refused_in_the_same_words(tiny_package, 
     ("names", "message"),
     [
         (("image", "offset"), "has no `query.features`"),
-        (("image", "query.features", "offset", "more"), "has `more`, which is no input"),
+        (("image", "query.features", "offset", "more"), "has `more`, which is not an input"),
     ],
 )
 def test_a_file_of_other_inputs_is_refused(tiny_package, tmp_path, names, message):
