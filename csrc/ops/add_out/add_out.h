@@ -35,7 +35,7 @@ inline int by_stride(const Tensor& tensor, std::array<int64_t, kMaxDims>& dims) 
   return count;
 }
 
-// Whether every stride steps past all that the smaller ones reach. No two elements of such a tensor share memory.
+// Whether every stride steps past the extent of the smaller ones. No two elements of such a tensor share memory.
 inline bool has_distinct_elements(const Tensor& tensor) {
   if (tensor.numel() == 0) return true;
   std::array<int64_t, kMaxDims> dims;
@@ -47,7 +47,7 @@ inline bool has_distinct_elements(const Tensor& tensor) {
   return true;
 }
 
-// A tensor's strides, put into words only by a check that fails.
+// A tensor's strides, formatted only when a check fails.
 struct Strides {
   const Tensor& tensor;
 };
@@ -76,8 +76,8 @@ inline void check_add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
         " with strides ", Strides{out});
 }
 
-// An input that shares memory with `out`, and is not element for element the same, would change while it is read: the
-// kernel reads a copy. Two views that only interleave are copied too.
+// Copies an input that shares memory with `out` in another way than element by element, because it would change while
+// it is read. Views that only interleave are copied too.
 inline Tensor unless_overwritten(const Tensor& input, const Tensor& out) {
   const auto end_of = [](const Tensor& tensor) {
     int64_t last = 0;

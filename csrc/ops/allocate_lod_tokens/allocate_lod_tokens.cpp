@@ -9,16 +9,16 @@
 namespace arr_coc {
 namespace {
 
-// A product that is rounded before anything is added to it: a compiler that fuses the two would now and then give
-// another token than the reference, which rounds twice.
+// A product that is rounded before an addition. If a compiler fused the two, the result could differ by a token from
+// the reference, which rounds twice.
 double rounded_product(double a, double b) {
   volatile double product = a * b;
   return product;
 }
 
-// Elements fill up from the highest weight down. Each round fills every element that the level reaches with the others
-// as they are; the level only rises, so the last round is exact. It is Newton's method on a concave piecewise linear
-// function, which ends after a few rounds.
+// Elements become full from the highest weight down. Each round fills every element that the current level reaches. The
+// level only rises, so the last round is exact. This is Newton's method on a concave piecewise linear function, which
+// ends after a few rounds.
 WaterLevel water_level(const int64_t* weights, int64_t count, int64_t extra, int64_t spread) {
   WaterLevel level{extra, 0, 0};
   for (int64_t i = 0; i < count; ++i) level.unfilled += weights[i];

@@ -10,15 +10,15 @@ template <class T>
 __global__ void allocate_kernel(const T* scores, int64_t* tokens, int64_t size, int64_t min_tokens, int64_t spread,
                                 double gamma) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < size; i += int64_t(gridDim.x) * blockDim.x) {
-    // The intrinsics are never fused into one operation, which would round once where the reference rounds twice.
+    // The intrinsics are never fused. A fused operation would round once, but the reference rounds twice.
     const double scaled = __dmul_rn(double(spread), lod_power(lod_score(double(scores[i])), gamma));
     tokens[i] = min_tokens + int64_t(floor(__dadd_rn(scaled, 0.5)));
   }
 }
 
-constexpr int kMostCompared = 256;  // elements each of which is compared with all: up to there it is the quickest
+constexpr int kMostCompared = 256;  // up to this many elements, comparing each with all is fastest
 
-// Writes each element's clamped score into its place and returns the highest, to every thread.
+// Writes each element's clamped score into its place and returns the highest score to every thread.
 template <class T>
 __device__ double write_scores(const T* scores, int64_t* tokens, int64_t count, double* shared) {
   double highest = 0;
@@ -55,8 +55,8 @@ __device__ WaterLevel water_level(const int64_t* weights, int64_t count, int64_t
   }
 }
 
-// One block a sample. `tokens` holds in turn the clamped scores, the weights, the weights with those that get a
-// leftover token inverted, and the tokens; an element is always read and written by one thread.
+// One block per sample. `tokens` holds in turn the clamped scores, the weights, the weights inverted for elements that
+// get a leftover token, and the tokens. Each element is read and written by one thread only.
 template <class T>
 __global__ __launch_bounds__(kSelectThreads) void allocate_total_kernel(const T* scores, int64_t* tokens, int64_t batch,
                                                                         int64_t count, int64_t min_tokens,

@@ -12,7 +12,7 @@
 
 namespace arr_coc {
 
-// Tokens of one patch, and with a total of one sample. Below it every product of the exact allotment fits int64:
+// The most tokens of one patch and, with a total, of one sample. Then every product of the exact allocation fits int64:
 // tokens < 2^31 times weights <= 2^32.
 constexpr int64_t kMaxTokens = 2147483647;
 constexpr double kWeightOne = 4294967296.0;  // 2^32: the weight of the highest score
@@ -38,17 +38,16 @@ inline void check_allocate_lod_tokens(const Tensor& scores, int64_t min_tokens, 
 // clamp(score, 0, 1) in float64, NaN as 0.
 C10_HOST_DEVICE inline double lod_score(double score) { return score > 0 ? (score < 1 ? score : 1.0) : 0.0; }
 
-// score^gamma of a clamped score. Implementations of pow differ in the last bits; rounding to 48 fractional bits makes
-// them agree wherever the exact power is such a number, which is where a token hangs on it.
+// score^gamma of a clamped score. Implementations of pow differ in the last bits. Rounding to 48 fractional bits makes
+// them agree if the exact power is such a number, and only then can a token depend on the last bits.
 C10_HOST_DEVICE inline double lod_power(double score, double gamma) {
   if (gamma == 1) return score;
   constexpr double steps = 281474976710656.0;  // 2^48
   return floor((gamma == 2 ? score * score : pow(score, gamma)) * steps + 0.5) / steps;
 }
 
-// (score / highest)^gamma in steps of 2^-32. Weights are integers, so that sums and comparisons are exact and do not
-// depend on their order; they are relative, so that small scores are told apart as well as large ones. All are 0 where
-// the highest is.
+// (score / highest)^gamma in steps of 2^-32. Weights are integers, so sums and comparisons are exact in any order. They
+// are relative, so small scores are distinguished as well as large ones. If the highest score is 0, all weights are 0.
 C10_HOST_DEVICE inline int64_t lod_weight(double score, double highest, double gamma) {
   if (highest == 0) return 0;
   const double ratio = score / highest;
@@ -56,7 +55,7 @@ C10_HOST_DEVICE inline int64_t lod_weight(double score, double highest, double g
 }
 
 // The water level of one sample: elements with weight * level >= spread are full. level = rest / unfilled, where rest
-// is what full elements leave of the extra tokens, and unfilled the sum of the other weights.
+// is the part of the extra tokens that full elements leave, and unfilled the sum of the other weights.
 struct WaterLevel {
   int64_t rest, unfilled, full;
   C10_HOST_DEVICE bool fills(int64_t weight, int64_t spread) const {
@@ -64,7 +63,7 @@ struct WaterLevel {
   }
 };
 
-// What the elements that are not full share `rest` by: their weights, or equally if those are all zero.
+// The shares of `rest` for elements that are not full: by weight, or equal if all their weights are zero.
 struct Shares {
   int64_t rest, sum;
   bool equal;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kLog2E = 1.4426950408889634074;
 
-// The largest number of a row; NaN is passed over, since it shows in every sum that is taken next.
+// The largest number of a row. NaN is ignored here, because it reaches every later sum.
 template <class A>
 ARR_COC_EVERY_ISA A row_max(const A* x, int64_t width) {
   A max = -INFINITY;
@@ -21,8 +21,8 @@ ARR_COC_EVERY_ISA A row_max(const A* x, int64_t width) {
   return max;
 }
 
-// log2 of a weight, exp((x - max) / tau), where `scale` is log2 e / tau. What has no weight is kept finite: 0 log 0 is
-// 0.
+// log2 of a weight, exp((x - max) / tau), where `scale` is log2 e / tau. It stays finite for a weight of 0, because
+// 0 log 0 is 0.
 template <class A>
 ARR_COC_INLINE A log_weight(A x, A max, A scale) {
   constexpr A none = 2 * kLeastPower<A>;
@@ -30,7 +30,7 @@ ARR_COC_INLINE A log_weight(A x, A max, A scale) {
   return log < none ? none : log;
 }
 
-// The sum of a row's weights, and that of weight log2 weight.
+// The sums of a row's weights and of weight log2 weight.
 template <class A>
 struct RowSums {
   A weights, weighted;
@@ -48,7 +48,7 @@ ARR_COC_EVERY_ISA RowSums<A> row_sums(const A* x, int64_t width, A max, A scale)
   return {sum, weighted};
 }
 
-// The same, leaving the weights in `weights`.
+// The same, which also stores the weights in `weights`.
 template <class A>
 ARR_COC_EVERY_ISA RowSums<A> row_weights(const A* x, A* weights, int64_t width, A max, A scale) {
   A sum = 0, weighted = 0;
@@ -62,7 +62,7 @@ ARR_COC_EVERY_ISA RowSums<A> row_weights(const A* x, A* weights, int64_t width, 
   return {sum, weighted};
 }
 
-// From weights to gradients: factor weight (log2 weight - mean).
+// Turns weights into gradients: factor weight (log2 weight - mean).
 template <class A>
 ARR_COC_EVERY_ISA void row_gradient(const A* x, A* weights, int64_t width, A max, A scale, A mean, A factor) {
 #pragma omp simd
@@ -92,7 +92,7 @@ Tensor compute_entropy_cpu(const Tensor& features, double temperature) {
   return entropy;
 }
 
-// dH/dx_j = -p_j (ln p_j + H) / (tau ln D), where ln p_j + H is the weight's logarithm less the weights' mean of it.
+// dH/dx_j = -p_j (ln p_j + H) / (tau ln D), where ln p_j + H is the logarithm of the weight minus its weighted mean.
 Tensor compute_entropy_grad_cpu(const Tensor& grad, const Tensor& features, double temperature) {
   check_compute_entropy_grad(grad, features, temperature);
   const Tensor x = as_contiguous(features), g = as_contiguous(grad);

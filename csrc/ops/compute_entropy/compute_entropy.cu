@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 
-// See compute_entropy.cpp for the formulas; here they are in powers of two, `scale` being log2(e) / tau.
+// compute_entropy.cpp has the formulas. Here they use powers of two, with `scale` = log2(e) / tau.
 
 template <bool Wide, bool Aligned, class T, class A>
 __global__ void __launch_bounds__(kThreads)

@@ -30,7 +30,7 @@ ARR_COC_EVERY_ISA void magnitude_row(const A* gx, const A* gy, A* magnitudes, in
   for (int64_t x = 0; x < width; ++x) magnitudes[x] = std::sqrt(gx[x] * gx[x] + gy[x] * gy[x] + A(kEdgeFloor));
 }
 
-// Of pixels' gradients (gx, gy) through their magnitudes. A null output is not needed.
+// The gradients of pixels' (gx, gy) through their magnitudes. A null output is not computed.
 template <class A>
 ARR_COC_EVERY_ISA void direction_row(const A* slopes, const A* gx, const A* gy, A* out_x, A* out_y, int64_t width) {
   prefetch_behind(gx, width);
@@ -51,7 +51,7 @@ ARR_COC_EVERY_ISA void direction_row(const A* slopes, const A* gx, const A* gy, 
     out[x] = slopes[x] / std::sqrt(in[x] * in[x] + other[x] * other[x] + A(kEdgeFloor)) * in[x];
 }
 
-// means[j] of patch j's sums of columns.
+// Computes means[j] from patch j's column sums.
 template <class A>
 ARR_COC_EVERY_ISA void means_of_columns(const A* columns, int64_t patches, int64_t patch, A* means) {
   for (int64_t j = 0; j < patches; ++j) {
@@ -62,7 +62,7 @@ ARR_COC_EVERY_ISA void means_of_columns(const A* columns, int64_t patches, int64
   }
 }
 
-// Of colours whose planes are `plane` apart: sums[j] += |colours[j] - others[j]|.
+// sums[j] += |colours[j] - others[j]| for colours whose planes are `plane` apart.
 template <class A>
 ARR_COC_EVERY_ISA void add_distances(const A* colours, const A* others, int64_t plane, A* sums, int64_t size) {
 #pragma omp simd
@@ -73,7 +73,7 @@ ARR_COC_EVERY_ISA void add_distances(const A* colours, const A* others, int64_t 
   }
 }
 
-// The gradient of both contrasts that hold a distance; equal colours contribute nothing.
+// The gradient of both contrasts that contain a distance. Equal colours contribute nothing.
 template <class A>
 ARR_COC_EVERY_ISA void add_directions(const A* colours, const A* others, int64_t plane, const A* slopes,
                                       const A* other_slopes, A* gradients, int64_t gradient_plane, int64_t size) {
@@ -105,13 +105,13 @@ void parallel_bands(const PatchGrid& grid, int64_t pixel_cost, const F& f) {
   parallel_rows(grid.batch * grid.rows, grid.patch * grid.width * pixel_cost, f);
 }
 
-// A statistic of a band's first patch.
+// The address of a statistic of a band's first patch.
 template <class A>
 A* of_band(A* patches, const PatchGrid& grid, int64_t band, int64_t statistic) {
   return patches + (band / grid.rows * kStatistics + statistic) * grid.count() + band % grid.rows * grid.columns;
 }
 
-// The patches' mean edge strength, of sqrt(gx^2 + gy^2 + floor), to `patches` [B, kStatistics, N].
+// Writes the patches' mean edge strength, the mean of sqrt(gx^2 + gy^2 + floor), to `patches` [B, kStatistics, N].
 template <class T, class A = accumulate_t<T>>
 void mean_edges(const T* sobel_x, const T* sobel_y, const PatchGrid& grid, A* patches) {
   parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
@@ -129,7 +129,7 @@ void mean_edges(const T* sobel_x, const T* sobel_y, const PatchGrid& grid, A* pa
   });
 }
 
-// Mean over the patch of L, a and b, likewise.
+// Writes the patches' means of L, a and b to `patches`.
 template <class T, class A = accumulate_t<T>>
 void mean_colours(const T* lab, const PatchGrid& grid, A* patches) {
   parallel_bands(grid, 2, [&](int64_t begin, int64_t end) {
@@ -159,7 +159,7 @@ void for_neighbour_runs(const PatchGrid& grid, int64_t row, const F& f) {
   }
 }
 
-// How many patches are around patch `column` of a row, at least 1.
+// The number of neighbours of patch `column` of a row, at least 1.
 template <class A>
 A neighbours_of(const PatchGrid& grid, int64_t row, int64_t column) {
   const int64_t rows = std::min(row + 1, grid.rows - 1) - std::max<int64_t>(row - 1, 0) + 1,
@@ -167,7 +167,7 @@ A neighbours_of(const PatchGrid& grid, int64_t row, int64_t column) {
   return A(std::max<int64_t>(rows * columns - 1, 1));
 }
 
-// [B, N]: the patches' mean distance of colour to their neighbours.
+// [B, N]: the patches' mean colour distance from their neighbours.
 template <class A>
 std::vector<A> mean_distances(const A* patches, const PatchGrid& grid) {
   std::vector<A> distances(grid.batch * grid.count());
@@ -208,7 +208,7 @@ T* data_of(Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 
-// Salience, and what the gradient reads of the whole image: see compute_salience_forward in compute_salience.py.
+// Salience and the statistics for its gradient: see compute_salience_forward in compute_salience.py.
 std::tuple<Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* op, const Tensor& features,
                                                                    const Tensor& lab, const Tensor& sobel_x,
                                                                    const Tensor& sobel_y, int64_t patch_size,
@@ -330,7 +330,7 @@ void lab_grad(const T* grad, const A* patches, T* out, const PatchGrid& grid, A 
   });
 }
 
-// d E / d m = 0.1 / (m + 0.1)^2, and a pixel's magnitude moves by gx / magnitude. A null output is not needed.
+// d E / d m = 0.1 / (m + 0.1)^2, and the slope of a pixel's magnitude is gx / magnitude. A null output is not computed.
 template <class T, class A = accumulate_t<T>>
 void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, const A* patches, T* out_x, T* out_y,
                 const PatchGrid& grid, A weight, int64_t written) {
@@ -383,7 +383,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(
     if (need_features) {
       const Tensor x = as_contiguous(features), units = as_contiguous(mean_unit), norms = as_contiguous(mean_norm);
       const int64_t count = x.size(1), width = x.size(2), sample = count * width;
-      // As many samples at a time as caches keep from one pass over them to the next.
+      // As many samples at a time as the caches keep from one pass to the next.
       const int64_t group = std::max<int64_t>(1, kCached / (sample * int64_t(sizeof(T))));
       for (int64_t first = 0; first < x.size(0); first += group)
         features_grad(upstream + first * count, data_of<T>(x) + first * sample, data_of<A>(units) + first * width,

@@ -12,7 +12,7 @@ namespace {
 
 // See compute_salience.cpp for the formulas.
 
-// A warp takes kRows rows. The last samples come first: a cache may still hold what the mean was taken of.
+// A warp takes kRows rows. The last samples come first, because a cache may still hold them from computing the mean.
 template <bool Aligned, class T, class A>
 __global__ void salience_kernel(const T* features, const A* unit, A* patches, T* out, ColumnCut cut, PatchGrid grid,
                                 A edge_weight, A contrast_weight, A features_weight) {
@@ -41,12 +41,12 @@ __global__ void salience_kernel(const T* features, const A* unit, A* patches, T*
   }
 }
 
-// h (unit - c f / |f|) / |f| + shared for the rows of a chunk: a thread some columns of them all, of which it reads
-// what the rows share once. The last samples come first: a cache may still hold them.
+// Computes h (unit - c f / |f|) / |f| + shared for the rows of a chunk. A thread takes some columns of all rows and
+// reads the values that rows share once. The last samples come first, because a cache may still hold them.
 template <bool Aligned, class T, class A>
 __global__ void features_grad_kernel(const T* features, Slopes<A> slopes, const A* unit, const A* shared, T* out,
                                      ColumnCut cut, int64_t slabs) {
-  constexpr int kPer = kPerLane<T>, kDeep = 8;  // rows under way at once
+  constexpr int kPer = kPerLane<T>, kDeep = 8;  // rows in flight
   const int64_t width = cut.width, items = cut.batch * cut.chunks * slabs;
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
     const int64_t which = items - 1 - item, at = (which % slabs * blockDim.x + threadIdx.x) * kPer;
@@ -105,7 +105,7 @@ T* data_of(Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 
-// Salience, and what the gradient reads of the whole image: see compute_salience_forward in compute_salience.py.
+// Salience and the statistics for its gradient: see compute_salience_forward in compute_salience.py.
 std::tuple<Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* op, const Tensor& features,
                                                                    const Tensor& lab, const Tensor& sobel_x,
                                                                    const Tensor& sobel_y, int64_t patch_size,
@@ -176,7 +176,7 @@ void features_grad(const Tensor& features, const Slopes<A>& slopes, const Tensor
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// A null output is not needed. `gradients` is memory for [B, N, 3].
+// A null output is not computed. `gradients` is memory for [B, N, 3].
 template <class T, class A = accumulate_t<T>>
 void pixels_grad(const Tensor& sobel_x, const Tensor& sobel_y, const A* patches, const Slopes<A>& slopes, A* gradients,
                  T* out_lab, T* out_x, T* out_y, const PatchGrid& grid, cudaStream_t stream) {
@@ -188,7 +188,7 @@ void pixels_grad(const Tensor& sobel_x, const Tensor& sobel_y, const A* patches,
         patches, slopes.contrast, gradients, grid);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
-  // A patch's rows start on 16 bytes where its width is a multiple of them, since the image's then is, too.
+  // If a patch's width is a multiple of 16 bytes, so is the image's, and the patch's rows start on 16 bytes.
   const bool several =
       on_16_bytes(data_of<T>(gx), data_of<T>(gy), out_lab, out_x, out_y) && grid.patch % kPerLane<T> == 0;
   const Strips strips(grid, grid.width / (several ? kPerLane<T> : 1));

@@ -8,7 +8,7 @@
 
 namespace arr_coc {
 
-// Edge strength and colour contrast that count as half salient, and what keeps the gradient magnitude smooth at zero.
+// The edge strength and the colour contrast with score one half; the term that keeps magnitudes smooth at zero.
 constexpr double kEdgeHalf = 0.1;
 constexpr double kContrastHalf = 25;
 constexpr double kEdgeFloor = 1e-8;
@@ -19,8 +19,8 @@ constexpr double kEdgeFloor = 1e-8;
 #define ARR_COC_ANYWHERE
 #endif
 
-// How a sample's image is cut: `rows` x `columns` patches of `patch` x `patch` pixels, numbered row by row; `width` and
-// `plane` are the pixels of an image row and of a whole channel.
+// The patches of a sample's image: `rows` x `columns` patches of `patch` x `patch` pixels, numbered row by row. `width`
+// and `plane` are the pixels of an image row and of a whole channel.
 struct PatchGrid {
   int64_t batch, rows, columns, patch, width, plane;
 
@@ -52,7 +52,7 @@ ARR_COC_ANYWHERE int for_neighbours(const PatchGrid& grid, int64_t n, const F& f
   return count;
 }
 
-// Of two patches of a sample's colours [3, N].
+// The colour distance of two patches of a sample's colours [3, N].
 template <class A>
 ARR_COC_ANYWHERE A colour_distance(const A* colours, int64_t count, int64_t n, int64_t k) {
   const A l = colours[n] - colours[k], a = colours[count + n] - colours[count + k],
@@ -60,7 +60,7 @@ ARR_COC_ANYWHERE A colour_distance(const A* colours, int64_t count, int64_t n, i
   return std::sqrt(l * l + a * a + b * b);
 }
 
-// Mean distance of patch n's colour to its neighbours'; 0 without neighbours. `colours` are the sample's, [3, N].
+// The mean colour distance of patch n from its neighbours; 0 without neighbours. `colours` are the sample's, [3, N].
 template <class A>
 struct Contrast {
   A distance = 0;
@@ -78,8 +78,8 @@ struct Contrast {
   }
 };
 
-// What moves patch n's colour: its own contrast and each neighbour's, the sum over neighbours k of
-// (slope_n + slope_k) (mu_n - mu_k) / |mu_n - mu_k|, where equal colours contribute nothing.
+// The gradient of patch n's colour, from its contrast and each neighbour's: the sum over neighbours k of
+// (slope_n + slope_k) (mu_n - mu_k) / |mu_n - mu_k|. Equal colours contribute nothing.
 template <class A>
 ARR_COC_ANYWHERE void colour_gradient(const A* colours, const A* slopes, const PatchGrid& grid, int64_t n,
                                       A (&gradient)[3]) {
@@ -92,8 +92,8 @@ ARR_COC_ANYWHERE void colour_gradient(const A* colours, const A* slopes, const P
   });
 }
 
-// What the forward call leaves of each patch for the gradient, in [B, kStatistics, N]: its features' norm, their cosine
-// with the mean's, its mean edge strength, and its mean L, a and b.
+// The statistics of each patch that the forward call computes for the gradient, [B, kStatistics, N]: the features'
+// norm, their cosine with the mean, the mean edge strength, and the mean L, a and b.
 constexpr int64_t kNorms = 0, kCosines = 1, kEdges = 2, kColours = 3, kStatistics = 6;
 
 // The weights of edges, colour contrast and features, divided by their sum.
@@ -158,7 +158,7 @@ inline ScalarType statistics_dtype(const Tensor& features) {
   return features.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// One of what the forward call leaves for the gradient; `layout` names its dimensions, whose sizes are `sizes`.
+// Checks a statistic from the forward call. `layout` names its dimensions, whose sizes are `sizes`.
 inline void check_statistic(const char* op, const char* name, const Tensor& statistic, const Tensor& features,
                             const char* layout, std::initializer_list<int64_t> sizes) {
   check_dtype(op, name, statistic, statistics_dtype(features));

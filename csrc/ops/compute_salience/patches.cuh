@@ -1,4 +1,4 @@
-// What patches of pixels have in the mean, and the gradients of that. See compute_salience.cpp for the formulas.
+// Means over patches of pixels, and their gradients. compute_salience.cpp has the formulas.
 #pragma once
 
 #include "common/cosine.cuh"
@@ -7,7 +7,7 @@
 namespace arr_coc {
 namespace {
 
-// A patch is read by one warp, or by a whole block where it has more pixels than this.
+// One warp reads a patch; a whole block reads a patch with more pixels than this.
 constexpr int64_t kWarpPatch = 1024;
 
 // Sum over the warps that share a patch, to each of their threads.
@@ -20,8 +20,8 @@ __device__ __forceinline__ A patch_sum(A value, A* shared) {
   }
 }
 
-// Calls f(offset) for the calling thread's share of a patch's pixels, of which it takes Pixels side by side; `thread`
-// is 0 to Warps x kWarpSize - 1. Neighbouring threads take neighbouring pixels, and there is no division in the loop.
+// Calls f(offset) for the calling thread's share of a patch's pixels, Pixels side by side. `thread` is 0 to Warps x
+// kWarpSize - 1. Neighbouring threads take neighbouring pixels, and the loop has no division.
 template <int Warps, int Pixels, class F>
 __device__ __forceinline__ void for_pixels(const PatchGrid& grid, int thread, const F& f) {
   constexpr int kStride = Warps * kWarpSize;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void for_pixels(const PatchGrid& grid, int thread, co
   }
 }
 
-// Mean gradient magnitude and mean colour of each patch, to `patches` [B, kStatistics, N].
+// Writes the mean gradient magnitude and mean colour of each patch to `patches` [B, kStatistics, N].
 template <int Warps, int Pixels, class T, class A>
 __global__ void __launch_bounds__(kCosineThreads)
     patch_means_kernel(const T* lab, const T* sobel_x, const T* sobel_y, A* patches, PatchGrid grid) {
@@ -74,14 +74,14 @@ __global__ void __launch_bounds__(kCosineThreads)
   }
 }
 
-// What a patch's gradients are made of, each [B, N]: of its features h / |f| and c / |f|; the gradient of each of its
-// pixels' magnitudes, and of each of its distances to a neighbour as it reaches a pixel.
+// The parts of a patch's gradients, each [B, N]: h / |f| and c / |f| for its features; the gradient of each pixel's
+// magnitude; and the gradient of each distance to a neighbour, per pixel.
 template <class A>
 struct Slopes {
   A *features, *along, *edges, *contrast;
 };
 
-// A thread a patch.
+// One thread per patch.
 template <class T, class A>
 __global__ void slopes_kernel(const T* grad, const A* patches, Slopes<A> slopes, PatchGrid grid,
                               SalienceWeights weight) {
@@ -101,7 +101,7 @@ __global__ void slopes_kernel(const T* grad, const A* patches, Slopes<A> slopes,
   }
 }
 
-// A thread a patch: the gradient of each of its pixels' colours, [B, N, 3].
+// One thread per patch computes the gradient of each pixel's colour, [B, N, 3].
 template <class A>
 __global__ void colour_gradient_kernel(const A* patches, const A* slopes, A* gradients, PatchGrid grid) {
   const int64_t count = grid.count();
@@ -119,15 +119,15 @@ struct Strips {
   int height;
   int64_t per_patch, count;
 
-  // Of `pieces` to a row that threads take one by one: enough to do for a block, yet enough blocks for a single image.
+  // Threads take `pieces` of a row one by one: enough work for a block, but also enough blocks for a single image.
   Strips(const PatchGrid& grid, int64_t pieces)
       : height(int(std::clamp<int64_t>(4 * kCosineThreads / pieces, 1, grid.patch))),
         per_patch((grid.patch + height - 1) / height),
         count(grid.batch * grid.rows * per_patch) {}
 };
 
-// The pixels' gradients, along rows of the image. A null output is not needed; `gradients` comes with `out_lab`,
-// `slopes` with the others.
+// The pixels' gradients, along rows of the image. A null output is not computed. `out_lab` needs `gradients`, the other
+// outputs need `slopes`.
 template <int Pixels, class T, class A>
 __global__ void __launch_bounds__(kCosineThreads)
     pixels_grad_kernel(const T* sobel_x, const T* sobel_y, const A* gradients, const A* slopes, T* out_lab, T* out_x,
@@ -178,7 +178,7 @@ void dispatch_patch(const PatchGrid& grid, bool aligned, const F& f) {
   using Several = std::integral_constant<int, kPerLane<T>>;
   using One = std::integral_constant<int, 1>;
   using Block = std::integral_constant<int, kCosineWarps>;
-  // A patch's rows start on 16 bytes where its width is a multiple of them, since the image's then is, too.
+  // If a patch's width is a multiple of 16 bytes, so is the image's, and the patch's rows start on 16 bytes.
   const bool several = aligned && grid.patch % kPerLane<T> == 0;
   // patch <= kWarpPatch first: the product could overflow.
   if (grid.patch <= kWarpPatch && grid.patch * grid.patch <= kWarpPatch) {

@@ -13,12 +13,12 @@
 namespace arr_coc {
 namespace {
 
-// At most this many partial sums of the parameters' gradients. The rows of each follow from the shape alone, so that
-// the sums do not depend on the number of threads.
+// The most partial sums of the parameters' gradients. Their rows depend on the shape alone, so the sums do not depend
+// on the number of threads.
 constexpr int64_t kParts = 64;
 constexpr int64_t kPartRows = 16;
 
-// A sum waits for the one before it: there are kSums of them in each lane.
+// An addition waits for the previous one of the same sum, so each lane has kSums sums.
 constexpr int64_t kSums = 2, kStep = kSums * kLanes;
 
 template <class A>
@@ -72,8 +72,8 @@ ARR_COC_INLINE std::pair<A, A> deviations(const A* x, A mean, int64_t width) {
 
 template <class A>
 struct Statistics {
-  // The mean is first_mean + shift: far from 0 it is rounded, by more than the values differ, and the mean of the
-  // deviations says by how much.
+  // The mean is first_mean + shift. Far from 0, first_mean has a rounding error that may exceed the differences of the
+  // values; the mean of the deviations corrects it.
   A first_mean, shift, rstd;
 };
 
@@ -99,8 +99,8 @@ ARR_COC_EVERY_ISA void layer_norm_rows(const A* in, const A* weight, const A* bi
   }
 }
 
-// With z = (x - mean) rstd and g = grad weight, the gradients of these rows of x, and what they add to those of weight
-// and bias.
+// With z = (x - mean) rstd and g = grad weight: the gradients of these rows of x, and these rows' part of the gradients
+// of weight and bias.
 template <bool kX, bool kColumns, class A>
 ARR_COC_EVERY_ISA void layer_norm_grad_rows(const A* grad, const A* x, const A* weight, const A* means, const A* rstds,
                                             int64_t rows, int64_t width, A* out, A* of_weight, A* of_bias) {
@@ -156,7 +156,7 @@ ARR_COC_EVERY_ISA void layer_norm_grad_rows(const A* grad, const A* x, const A* 
   }
 }
 
-// A row in the dtype it is computed in: itself, or a copy in `buffer`.
+// Returns a row in the computing dtype: itself, or a copy in `buffer`.
 template <class T, class A>
 const A* widened(const T* row, int64_t width, A* buffer) {
   if constexpr (std::is_same_v<T, A>) {

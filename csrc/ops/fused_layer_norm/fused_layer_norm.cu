@@ -19,9 +19,8 @@ struct Forward {
   A eps;
 };
 
-// Mean and variance without losing digits to a mean far from 0. Every thread sums the differences from the first of its
-// own elements, which cannot be much further from its mean than they differ; the threads' means are told as
-// differences from the first of the row, exact where they are small.
+// Computes mean and variance without losing digits to a mean far from 0. Every thread sums differences from its first
+// element. The threads' means are differences from the row's first element, which are exact if they are small.
 template <class T>
 class RowMoments {
  public:

@@ -4,7 +4,7 @@
 
 namespace arr_coc {
 
-// Whether `tensor` has the sizes of the first `rank` dimensions of `x`, and no more.
+// Whether `tensor` has exactly the sizes of the first `rank` dimensions of `x`.
 inline bool has_sizes(const Tensor& tensor, const Tensor& x, int64_t rank) {
   bool same = tensor.dim() == rank;
   for (int64_t dim = 0; same && dim < rank; ++dim) same = tensor.size(dim) == x.size(dim);

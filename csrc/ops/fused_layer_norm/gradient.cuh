@@ -13,7 +13,7 @@ struct Sum {
   __device__ A operator()(int, A a, A b) const { return a + b; }
 };
 
-// Threads of a block that keeps sums of its columns: at most this many, so that each may use 168 registers.
+// The most threads of a block that keeps sums of its columns, so that each may use 168 registers.
 constexpr int kGradThreads = 384;
 
 template <class T>
@@ -26,7 +26,7 @@ struct Backward {
   int64_t rows, width, parts;
 };
 
-// The sums over a row that d x takes: of g and of g z, with g = grad weight.
+// The sums over a row that d x needs: of g and of g z, with g = grad weight.
 template <class T, class A>
 __device__ __forceinline__ void add_products(const uint4& grad, const uint4& x, const uint4& weight, A mean, A rstd,
                                              A (&sums)[2]) {
@@ -68,8 +68,8 @@ __device__ __forceinline__ void add_to_columns(const uint4& grad, const uint4& x
   }
 }
 
-// One read of grad and x for all three gradients: every thread keeps the sums of its columns over the rows of a part,
-// which is what a block takes.
+// Reads grad and x once for all three gradients: every thread keeps the sums of its columns over its block's part of
+// the rows.
 template <class T, int kVectors, bool kBlock, bool kAligned, bool kColumns>
 __global__ void __launch_bounds__(kBlock ? kGradThreads : kRowWarps* kWarpSize) held_grad_kernel(Backward<T> call) {
   using A = accumulate_t<T>;
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kRowThreads) long_grad_kernel(Backward<T> call
   }
 }
 
-// The columns' sums alone: a thread takes kVector columns over the rows of a part.
+// Computes only the columns' sums: a thread takes kVector columns over the rows of a part.
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(128) columns_grad_kernel(Backward<T> call) {
   using A = accumulate_t<T>;
@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(kWarpSize* kSumRows)
   if (threadIdx.x == 0 && column < width) out[column] = T(sum);
 }
 
-// Parts the rows are cut into: as many blocks as a Hopper holds at once, and no more, since each writes sums of its
-// own. A function of the shape alone, so that every GPU adds in the same order.
+// The number of parts of the rows: as many blocks as a Hopper GPU holds at once, and no more, because each writes its
+// sums. It depends on the shape alone, so that every GPU adds in the same order.
 template <class T>
 int64_t parts_of(int64_t rows, int64_t width) {
   const int64_t vectors = (width + kVector<T> - 1) / kVector<T>;

@@ -146,8 +146,8 @@ Tensor lab_to_rgb_grad_cpu(const Tensor& rgb, const Tensor& grad_lab, const std:
   return grad;
 }
 
-// The adjoint of a replicating border, axis by axis: along a smoothed axis ([1 2 1], its own transpose) the gradient is
-// continued by its end value, along a differenced one ([-1 0 1]) by minus its end value.
+// The adjoint of a repeated border: along a smoothed axis ([1 2 1], its own transpose) the gradient is continued by its
+// end value, along a differenced axis ([-1 0 1]) by minus its end value.
 template <class T>
 void sobel_grad_rows(const T* grad_x, const T* grad_y, T* out, int64_t height, int64_t width, int64_t begin,
                      int64_t end) {

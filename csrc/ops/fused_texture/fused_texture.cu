@@ -8,9 +8,9 @@
 namespace arr_coc {
 namespace {
 
-// A block computes a tile of 256 x 4 pixels, a thread four of a row. What the 3 x 3 stencils read is in shared memory,
-// with one row or column more on every side: further warps bring those rows, so that no warp loads and waits twice.
-// They come out of L2, where the tiles above and below left them; narrower and taller tiles are slower.
+// A block computes a tile of 256 x 4 pixels, a thread four pixels of a row. The 3 x 3 stencils read shared memory,
+// which has one more row or column on every side. Additional warps load those rows, so that no warp loads and waits
+// twice. They come from L2, where the tiles above and below left them; narrower and taller tiles are slower.
 constexpr int kThreadPixels = 4, kRowThreads = 2 * kWarpSize;
 constexpr int kTileWidth = kRowThreads * kThreadPixels, kTileHeight = 4;
 constexpr int kMargin = kThreadPixels;  // columns before the tile's first: one is used, four keep vectors aligned
@@ -24,8 +24,8 @@ struct alignas(16) Tile {
   __device__ A* at(int row, int column) { return &values[row + 1][kMargin + column]; }
 };
 
-// The tile column of a thread's pixel i. With kVector its pixels are neighbours and move as one vector; where rows are
-// not aligned for that they are a row's threads apart, so that the warp's are neighbours.
+// The tile column of a thread's pixel i. With kVector, its pixels are neighbours and move as one vector. If rows are
+// not aligned for that, they are a row's threads apart, so that the warp's pixels are neighbours.
 template <bool kVector>
 __device__ __forceinline__ int column_of(int i) {
   return kVector ? threadIdx.x * kThreadPixels + i : threadIdx.x + i * kRowThreads;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void put_row(Tile<A>& tile, int row, const A (&in)[kT
   }
 }
 
-// What the two stencils see of a column: [1 2 1] down it in one tile, [-1 0 1] in the other.
+// The two stencils' sums down a column: [1 2 1] in one tile, [-1 0 1] in the other.
 template <class A>
 struct Column {
   A smooth, step;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void stencils(Tile<A>& x_tile, Tile<A>& y_tile, int r
 #pragma unroll
     for (int i = 0; i < kThreadPixels; ++i)
       columns[i + 1] = column(x_up.values[i], x_at.values[i], x_down.values[i], y_up.values[i], y_down.values[i]);
-    // The columns beside are the lanes' beside: read from shared memory four apart they would meet in its banks.
+    // Columns beside come from neighbouring lanes: reads from shared memory, four apart, would conflict in its banks.
     const Column<A> before = columns[kThreadPixels], after = columns[1];
     columns[0] = {__shfl_up_sync(0xffffffffu, before.smooth, 1), __shfl_up_sync(0xffffffffu, before.step, 1)};
     columns[kThreadPixels + 1] = {__shfl_down_sync(0xffffffffu, after.smooth, 1),
@@ -140,8 +140,9 @@ struct Origin {
   int64_t sample, row;
 };
 
-// Calls launch(grid, origin) for grids that cover the batch, a block a tile. One grid does for fewer than 65536 samples
-// of fewer than 524281 rows; further grids, not loops in the kernels, take the rest, because loops cost registers.
+// Calls launch(grid, origin) for grids that cover the batch, one block per tile. One grid is enough for fewer than
+// 65536 samples of fewer than 524281 rows. Further grids take the rest, because loops in the kernels would cost
+// registers.
 template <class F>
 void for_each_grid(int64_t batch, int64_t height, int64_t width, const F& launch) {
   for (int64_t sample = 0; sample < batch; sample += kGridLimit) {
@@ -158,7 +159,7 @@ void for_each_grid(int64_t batch, int64_t height, int64_t width, const F& launch
 const dim3 kBlock(kRowThreads, kTileHeight + 2);
 #define ARR_COC_TILE_BOUNDS __launch_bounds__(kRowThreads*(kTileHeight + 2), sizeof(accumulate_t<T>) == 4 ? 4 : 1)
 
-// A row's first and last thread also bring the pixel beside the tile: its column, and 0 for other threads.
+// A row's first and last thread also load the pixel beside the tile. This is its column; 0 for other threads.
 __device__ __forceinline__ int end_column() {
   return threadIdx.x == 0 ? -1 : threadIdx.x == kRowThreads - 1 ? kTileWidth : 0;
 }
@@ -176,7 +177,7 @@ __global__ void ARR_COC_TILE_BOUNDS texture_kernel(const T* __restrict__ rgb, T*
   const int64_t y = y0 + tile_row;
   const T* row = rgb + sample * 3 * plane + clamped(y, height) * width;
   const T* const rows[3] = {row, row + plane, row + 2 * plane};
-  // All loads are under way before the first is waited for.
+  // All loads start before the first wait.
   const int end = end_column();
   T end_pixel[3];
   if (end != 0) {
@@ -190,7 +191,7 @@ __global__ void ARR_COC_TILE_BOUNDS texture_kernel(const T* __restrict__ rgb, T*
   put_row<kVector>(luma, tile_row, grey);
   if (end != 0) *luma.at(tile_row, end) = luma_of<Curves>(A(end_pixel[0]), A(end_pixel[1]), A(end_pixel[2]));
 
-  // LAB goes before the barrier: its arithmetic covers the wait for the other warps.
+  // LAB comes before the barrier, so that its arithmetic overlaps with the wait for the other warps.
   const bool inside = tile_row >= 0 && tile_row < kTileHeight && y < height;
   const int64_t at = y * width;
   if (inside) {
@@ -249,7 +250,8 @@ __global__ void ARR_COC_TILE_BOUNDS sobel_grad_kernel(const T* __restrict__ grad
 
   __syncthreads();
   if (tile_row < 0 || tile_row >= kTileHeight || y >= height) return;
-  A from_x[kThreadPixels], from_y[kThreadPixels];  // but for the sign: across and down, the adjoint looks the other way
+  A from_x[kThreadPixels],
+      from_y[kThreadPixels];  // except for the sign: across and down, the adjoint has the opposite direction
   stencils<kVector>(x_tile, y_tile, tile_row, from_x, from_y);
 #pragma unroll
   for (int i = 0; i < kThreadPixels; ++i) from_x[i] = -(from_x[i] + from_y[i]);
@@ -258,7 +260,7 @@ __global__ void ARR_COC_TILE_BOUNDS sobel_grad_kernel(const T* __restrict__ grad
 
 constexpr int kGradThreads = 256;
 
-// n neighbouring pixels a thread; n divides the plane.
+// n neighbouring pixels per thread; n divides the plane.
 template <class T, int n>
 __global__ void __launch_bounds__(kGradThreads)
     lab_to_rgb_grad_kernel(const T* __restrict__ rgb, const T* __restrict__ grad_lab, const T* __restrict__ grad_luma,

@@ -10,7 +10,7 @@
 namespace arr_coc {
 namespace {
 
-// Both gradients, from one reading of `grad`.
+// Computes both gradients and reads `grad` once.
 template <class T>
 ARR_COC_EVERY_ISA void grad_loop(const T* grad, const T* a, const T* b, T* grad_a, T* grad_b, int64_t size) {
   for (int64_t begin = 0; begin < size; begin += kPrefetchBlock) {

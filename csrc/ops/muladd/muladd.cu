@@ -8,7 +8,7 @@
 namespace arr_coc {
 namespace {
 
-// Both gradients, from one reading of `grad`: 16 bytes of each tensor a thread.
+// Computes both gradients and reads `grad` once, with 16 bytes of each tensor per thread.
 template <bool kAligned, class T>
 __global__ void __launch_bounds__(kMapThreads)
     grad_kernel(const T* grad, const T* a, const T* b, T* grad_a, T* grad_b, int64_t size) {

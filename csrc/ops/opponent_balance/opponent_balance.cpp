@@ -21,9 +21,9 @@ struct Balance {
   A operator()(A e, A s, A a) const { return (c * e + p * s + f * a) / sum; }
 };
 
-constexpr int64_t kBlock = 512;  // numbers that are converted at once, and stay in the first cache
+constexpr int64_t kBlock = 512;  // numbers converted at once, which stay in the first cache
 
-// Numbers [begin, begin + size) as the type they are computed in, through `space` where that is another.
+// Numbers [begin, begin + size) in the computing type, converted to `space` if necessary.
 template <class T, class A>
 const A* widened(const T* in, int64_t begin, int64_t size, A* space) {
   if constexpr (std::is_same_v<T, A>)
@@ -56,8 +56,8 @@ void balance_chunk(const T* e, const T* s, const T* a, T* out, int64_t size, con
 }
 
 // With raw = (c e + p s + f a) / sum and slope = grad / sum where 0 <= raw <= 1, else 0 / sum (torch.clamp's rule):
-// d e = slope c (or its negative), d c = sum over N of slope (e - raw); likewise the other two. Sums are of kLanes
-// parts each, element i in part i % kLanes. Outputs that are null are not needed.
+// d e = slope c (or its negative), d c = sum over N of slope (e - raw); the same for the other two. Each sum has kLanes
+// parts, element i in part i % kLanes. Null outputs are not computed.
 constexpr int64_t kLanes = 16;
 
 template <class A>

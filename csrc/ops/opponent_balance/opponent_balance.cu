@@ -48,9 +48,9 @@ __global__ void balance_kernel(const T* entropy, const T* salience, const T* ali
   }
 }
 
-// A block a chunk of one sample, kVector neighbours a thread, whether they can be read at once (kWide) or not: the
-// order of the sums does not depend on it. Null outputs are not needed; `partial` is [B, chunks, 3], or the gradient of
-// the weights itself where that is the sum of one chunk.
+// One block per chunk of a sample, kVector neighbours per thread. The order of sums does not depend on kWide, which
+// says whether they can be read at once. Null outputs are not computed. `partial` is [B, chunks, 3], or the weights'
+// gradient itself if that is the sum of one chunk.
 template <int kVector, bool kWide, class T, class Partial>
 __global__ void balance_grad_kernel(const T* grad, const T* entropy, const T* salience, const T* alignment,
                                     const T* weights, T* grad_entropy, T* grad_salience, T* grad_alignment,
@@ -109,7 +109,7 @@ __global__ void balance_grad_kernel(const T* grad, const T* entropy, const T* sa
   }
 }
 
-// A block a row of weights: the sum of `per_row` partial sums.
+// One block per row of weights computes the sum of `per_row` partial sums.
 template <class T>
 __global__ void weights_grad_kernel(const accumulate_t<T>* partial, T* grad_weights, int64_t rows, int64_t per_row) {
   using A = accumulate_t<T>;
@@ -124,7 +124,7 @@ __global__ void weights_grad_kernel(const accumulate_t<T>* partial, T* grad_weig
   }
 }
 
-// Whether vectors of kVector elements, of 16 bytes, divide the samples of all these tensors.
+// Whether 16-byte vectors of kVector elements divide the samples of all these tensors.
 template <int kVector>
 bool in_vectors(int64_t count, std::initializer_list<const Tensor*> tensors) {
   bool aligned = count % kVector == 0;
@@ -185,7 +185,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cuda(const Tens
     const bool wide = in_vectors<kVector>(count, {&g, &e, &s, &a, &grad_e, &grad_s, &grad_a});
     const auto launch = [&](auto* partial) {
       using Partial = std::remove_pointer_t<decltype(partial)>;
-      // Few elements are shared out one by one, so that more threads have some.
+      // Few elements are distributed one by one, so that more threads have work.
       const auto kernel = count < kThreads * kVector ? balance_grad_kernel<1, true, T, Partial>
                           : wide                     ? balance_grad_kernel<kVector, true, T, Partial>
                                                      : balance_grad_kernel<kVector, false, T, Partial>;

@@ -6,8 +6,8 @@
 
 namespace arr_coc {
 
-// A sample's scores are walked in chunks of this many, on both devices: the order in which a weight's gradient is
-// summed depends on N alone, never on B or on the number of threads.
+// The size of a chunk of a sample's scores on both devices. So the order in which a weight's gradient is summed depends
+// on N alone, not on B or the number of threads.
 constexpr int64_t kBalanceChunk = 2048;
 
 inline void check_opponent_balance(const Tensor& entropy, const Tensor& salience, const Tensor& alignment,

@@ -9,7 +9,7 @@
 namespace arr_coc {
 namespace {
 
-// Up to four rows of one sample: their norms and the tokens they fit best.
+// Computes the norms of up to four rows of one sample and the tokens they fit best.
 template <class T>
 class FourRows {
  public:
@@ -21,7 +21,7 @@ class FourRows {
   // `units` are the sample's query tokens, `mask` is the sample's or null.
   void read(const T* rows, int64_t size, const A* units, const bool* mask, int64_t tokens, int64_t width) {
     for (int64_t r = 0; r < 4; ++r) {
-      // The last rows may repeat one: a row must get equal bits, whatever it is read with.
+      // The last rows may repeat one, because a row must have equal bits beside any other rows.
       row[r] = accumulated(rows + std::min(r, size - 1) * width, width, buffer_[r]);
       match[r] = {};
     }
@@ -49,7 +49,7 @@ class FourRows {
   std::vector<A> buffer_[4];
 };
 
-// Calls f(n, size) for rows [n, n + size), up to four at once and of one sample, until all of [begin, end) are through.
+// Calls f(n, size) for rows [n, n + size) until [begin, end) is done. Each call has up to four rows of one sample.
 template <class F>
 void for_four_rows(int64_t begin, int64_t end, int64_t count, const F& f) {
   for (int64_t n = begin, size; n < end; n += size) {

@@ -9,7 +9,7 @@
 namespace arr_coc {
 namespace {
 
-// Null outputs are not needed. `factor` and `chosen` are what column_sums_kernel needs for the query's gradient.
+// Null outputs are not computed. column_sums_kernel needs `factor` and `chosen` for the query's gradient.
 template <int Columns, bool Aligned, class T, class A>
 __global__ void alignment_grad_kernel(const T* grad, const T* features, const A* units, const bool* mask, T* out,
                                       A* factor, int64_t* chosen, RowGroups groups) {

@@ -12,18 +12,17 @@
 namespace arr_coc {
 namespace {
 
-// The tree, which is the same whatever lies beside the elements in memory, so that no stride and no other element of
-// the tensor shows in a result. Of 64 consecutive elements those 16 apart are added in pairs; these 16 sums are added
-// up over a segment, and then in pairs 8, 4, 2 and 1 apart; the sums of the segments are added in pairs 1, 2, 4...
-// apart.
+// The tree of additions does not depend on strides or on other elements of the tensor. Of 64 consecutive elements,
+// those 16 apart are added in pairs. These 16 sums are added over a segment, then in pairs 8, 4, 2 and 1 apart. The
+// sums of segments are added in pairs 1, 2, 4... apart.
 constexpr int64_t kRound = 4 * kLanes;
 constexpr int64_t kSegment = 64 * kRound;
 
-// Most columns that a thread sums at once: its 16 sums for each of them fit the first cache. The fewest: of a row, some
-// cache lines.
+// The most columns that a thread sums at once, so that the 16 sums for each fit the first cache; and the fewest,
+// several cache lines of a row.
 constexpr int64_t kColumns = 256, kLeastColumns = 64;
 
-// How many columns a thread sums at once, so that all threads have the same to do.
+// How many columns a thread sums at once, so that all threads have equal work.
 int64_t columns_at_once(int64_t inner, int64_t others) {
   const int64_t threads = torch::stable::get_num_threads();
   int64_t slabs = (inner + kColumns - 1) / kColumns;
@@ -32,7 +31,7 @@ int64_t columns_at_once(int64_t inner, int64_t others) {
   return (columns + kLanes - 1) / kLanes * kLanes;
 }
 
-// A row as A: itself, or a copy in `buffer`.
+// Returns a row as A: itself, or a copy in `buffer`.
 template <class T, class A>
 const A* in_accumulate_type(const T* row, int64_t size, A* buffer) {
   if constexpr (std::is_same_v<T, A>) {

@@ -6,9 +6,9 @@
 namespace arr_coc {
 namespace {
 
-// The tree, which is the same whatever lies beside the elements in memory, so that no stride and no other element of
-// the tensor shows in a result. Runs of 8 elements are summed in pairs. Segments of 4 x 32 runs: runs 32 apart are
-// added in order, and the 32 sums in pairs 16, 8, 4, 2 and 1 apart. The sums of the segments are summed like elements.
+// The tree of additions does not depend on strides or on other elements of the tensor. Runs of 8 elements are summed in
+// pairs. In segments of 4 x 32 runs, runs 32 apart are added in order, then the 32 sums in pairs 16, 8, 4, 2 and 1
+// apart. The sums of segments are summed like elements.
 constexpr int kRun = 8;
 constexpr int kLanes = 32;
 constexpr int kRounds = 4;
@@ -16,7 +16,7 @@ constexpr int64_t kSegment = kRun * kLanes * kRounds;
 
 constexpr int kWarps = 8;
 
-// Up to this many elements a thread sums alone, where it cannot load 16 bytes at once.
+// The most elements that one thread sums alone if it cannot load 16 bytes at once.
 constexpr int64_t kAlone = 32;
 
 template <class A>
@@ -32,19 +32,19 @@ struct Call {
   int64_t segments;
 };
 
-// Division of 64 bits is a call of a hundred instructions, which shows where rows are short.
+// A 64-bit division is a call of a hundred instructions, which matters for short rows.
 __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
   return (a | b) >> 32 ? a / b : int64_t(unsigned(a) / unsigned(b));
 }
 
-// Lanes that share a run, whose loads then lie side by side.
+// The lanes that share a run, so that their loads are adjacent.
 template <class I>
 constexpr int kSharing = kRun / kVector<I>;
 
-// 16-byte loads for a thread to have in flight.
+// The 16-byte loads that a thread has in flight.
 constexpr int kLoads = 8;
 
-// Segments a group takes at once, for so many loads.
+// The segments that a group takes at once for that many loads.
 template <class I, int kRounds>
 constexpr int kItemsAtOnce = std::max(1, kLoads / (kRounds * kSharing<I>));
 
@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) inner_sum_kernel(Call<I, O>
   }
 }
 
-// Across memory: a thread takes kColumns neighbouring sums; the warps of a block take the runs of a segment between
-// them, or each thread all of them if they are few.
+// Across memory: a thread takes kColumns neighbouring sums. The warps of a block share the runs of a segment; if there
+// are few runs, each thread takes all of them.
 template <class I, class O, int kColumns, bool kAlone>
 __global__ void __launch_bounds__(kWarps* kWarpSize) outer_sum_kernel(Call<I, O> call) {
   using A = accumulate_t<I>;
@@ -246,7 +246,7 @@ void launch_inner(const Call<I, O>& call, bool join, cudaStream_t stream) {
   }
 }
 
-// The sums of every segment, or the result where there is one segment or a block joins them.
+// Computes the sums of every segment, or the result if there is one segment or a block joins them.
 template <class I, class O>
 void launch(const Call<I, O>& call, bool join, cudaStream_t stream) {
   const SumLayout& layout = call.layout;

@@ -16,8 +16,7 @@ inline void check_reduce_sum(const Tensor& x, int64_t dim) {
   check(-x.dim() <= dim && dim < x.dim(), op, ": dim must be in [", -x.dim(), ", ", x.dim() - 1, "], got ", dim);
 }
 
-// `x` as [outer, size, inner], in elements: the dimensions before and after the one that is summed over, each of them
-// one dimension.
+// `x` as [outer, size, inner], in elements. The dimensions before and after the summed one are merged into one each.
 struct SumLayout {
   int64_t outer = 1, size = 0, inner = 1;
   int64_t outer_stride = 0, stride = 0, inner_stride = 0;
@@ -40,7 +39,7 @@ inline bool collapse(const Tensor& x, int64_t first, int64_t last, int64_t& size
   return true;
 }
 
-// The layout of `x`, which is made contiguous where it has none. `dim` may count from the end.
+// The layout of `x`. If there is none, makes `x` contiguous. `dim` may count from the end.
 inline SumLayout sum_layout(Tensor& x, int64_t dim) {
   dim += dim < 0 ? x.dim() : 0;
   auto collapsed = [&](SumLayout& layout) {

@@ -8,8 +8,8 @@
 namespace arr_coc {
 namespace {
 
-// What one pass over a row finds: the parts of its entropy in powers of two (see compute_entropy.cpp), its squared norm
-// and its product with a vector.
+// The results of one pass over a row: the parts of its entropy in powers of two (see compute_entropy.cpp), its squared
+// norm and its product with a vector.
 template <class A>
 struct RowSums {
   A sum, weighted, square, product;
@@ -17,7 +17,7 @@ struct RowSums {
   A bits() const { return std::log2(sum) - weighted / sum; }
 };
 
-// `columns`, where Columns says so, gets the row added.
+// If Columns is true, adds the row to `columns`.
 template <bool Columns, class A>
 ARR_COC_EVERY_ISA void sum_row(const A* row, const A* other, A* columns, int64_t width, A scale, RowSums<A>& out) {
   A max = -INFINITY;
@@ -36,7 +36,7 @@ ARR_COC_EVERY_ISA void sum_row(const A* row, const A* other, A* columns, int64_t
   out = {sum, weighted, square, product};
 }
 
-// One sample's rows in chunks, whose sums are added up in order: the result depends on N and D alone.
+// Processes one sample's rows in chunks and adds the chunks' sums in order: the order depends on N and D alone.
 template <class T, class A>
 struct SampleScores {
   const T *features, *colours, *edges;
@@ -52,7 +52,7 @@ struct SampleScores {
   int64_t count() const { return rows * columns; }
   int64_t chunks() const { return (count() + kColumnChunk - 1) / kColumnChunk; }
 
-  // Mean distance of patch n's colour to its neighbours'.
+  // The mean colour distance of patch n from its neighbours.
   A contrast(int64_t n) const {
     const int64_t row = n / columns, column = n % columns;
     A distance = 0;
@@ -77,7 +77,7 @@ struct SampleScores {
     return raw < 0 ? A(0) : raw > 1 ? A(1) : raw;  // NaN stays, as in torch.clamp
   }
 
-  // Everything but how much a row differs from the mean, and the chunk's part of the mean.
+  // Computes everything except the rows' difference from the mean, and the chunk's part of the mean.
   void read(int64_t chunk, std::vector<A>& buffer) const {
     A* sums = needs_mean ? partial + chunk * width : nullptr;
     if (sums) std::fill_n(sums, width, A(0));

@@ -13,7 +13,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 
-// What a block may use of shared memory for unit vectors.
+// The shared memory that a block may use for unit vectors.
 constexpr int64_t kVectorBytes = 96 << 10;
 
 template <class T>
@@ -33,7 +33,7 @@ struct Call {
   __host__ __device__ int64_t count() const { return rows * columns; }
 };
 
-// Mean distance of patch n's colour to those of the up to 8 patches around it.
+// The mean colour distance of patch n from its up to 8 neighbours.
 template <class T>
 __device__ __forceinline__ accumulate_t<T> contrast(const Call<T>& call, const T* colours, int64_t n) {
   using A = accumulate_t<T>;
@@ -57,7 +57,7 @@ __device__ __forceinline__ accumulate_t<T> contrast(const Call<T>& call, const T
   return sum / A(max(count, 1));
 }
 
-// `vector` divided by its norm to shared memory, by all threads of the block; zeros where it is not kept.
+// All threads of the block write `vector` divided by its norm to shared memory; zeros if it is not kept.
 template <class V, class T, class A>
 __device__ __forceinline__ void keep_unit(const V* vector, bool aligned, bool kept, int64_t width,
                                           SharedVector<T, A> out, A* shared) {
@@ -87,8 +87,8 @@ __device__ __forceinline__ void keep_unit(const V* vector, bool aligned, bool ke
   }
 }
 
-// A block a chunk of one sample. Query, Mean: cosines with the query's one token and with the sample's mean are
-// computed here, from unit vectors in shared memory.
+// One block per chunk of a sample. Query, Mean: compute cosines with the query's only token and with the sample's mean
+// here, from unit vectors in shared memory.
 template <bool Wide, bool Aligned, bool Query, bool Mean, class T>
 __global__ void __launch_bounds__(kThreads, 2) relevance_kernel(const Call<T> call) {
   using A = accumulate_t<T>;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 2) relevance_kernel(const Call<T> ca
   SharedVector<T, A> vectors[2];
   vectors[0].data = reinterpret_cast<A*>(memory);
   vectors[1].data = vectors[0].data + vectors[0].size(width);
-  // The last samples first: of what was read for the mean, the cache still holds them.
+  // The last samples come first, because the cache still holds them from computing the mean.
   const int64_t items = call.batch * call.chunks;
   for (int64_t at = blockIdx.x; at < items; at += gridDim.x) {
     const int64_t item = items - 1 - at, sample = item / call.chunks;
@@ -152,7 +152,7 @@ void launch(const Call<T>& call, cudaStream_t stream) {
   using A = accumulate_t<T>;
   const size_t bytes = (Query + Mean) * SharedVector<T, A>::size(call.width) * sizeof(A);
   const auto kernel = relevance_kernel<Wide, Aligned, Query, Mean, T>;
-  constexpr size_t kOwn = (kWarps + kThreads) * sizeof(A);  // what the kernel declares counts, too
+  constexpr size_t kOwn = (kWarps + kThreads) * sizeof(A);  // the kernel's own shared memory counts too
   if (bytes + kOwn > 48 << 10)
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
   kernel<<<grid_size(call.batch * call.chunks, 1), kThreads, bytes, stream>>>(call);
@@ -194,7 +194,7 @@ Tensor relevance_scores_cuda(const Tensor& features, const Tensor& query, const 
     Call<T> call{};
     call.features = data(x);
     if (width % kPerLane<T> == 0 && !is_vectorisable(call.features, width)) {
-      memory.push_back(torch::stable::clone(x));  // so that the answer has the same bits wherever the features start
+      memory.push_back(torch::stable::clone(x));  // so that alignment does not affect the result's bits
       call.features = data(memory.back());
     }
     call.query = data(q), call.colours = data(c), call.edges = data(e), call.weights = data(w);

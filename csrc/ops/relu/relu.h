@@ -12,7 +12,7 @@ inline void check_relu_grad(const char* op, const Tensor& grad, const Tensor& ou
   check_same_shape(op, "output", output, "grad", grad);
 }
 
-// NaN is not below 0 and so stays.
+// NaN is not below 0, so it stays.
 struct Relu {
   template <class A>
   ARR_COC_FUNCTION A operator()(A x) const {
@@ -20,7 +20,7 @@ struct Relu {
   }
 };
 
-// As torch's own: the gradient passes where the output is NaN.
+// Like in torch, the gradient passes where the output is NaN.
 struct ReluGrad {
   template <class A>
   ARR_COC_FUNCTION A operator()(A grad, A output) const {

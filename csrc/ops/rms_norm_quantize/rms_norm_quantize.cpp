@@ -9,7 +9,7 @@
 namespace arr_coc {
 namespace {
 
-// products = x weight, which may be x; returns the sum of squares of x and the largest |product|, where NaN wins.
+// products = x weight, which may be x. Returns the sum of squares of x and the largest |product|; NaN wins.
 template <class A>
 ARR_COC_EVERY_ISA std::pair<A, A> look_at(const A* x, const A* weight, A* products, int64_t width) {
   A squares = 0, top = 0, nans = 0;
@@ -24,7 +24,7 @@ ARR_COC_EVERY_ISA std::pair<A, A> look_at(const A* x, const A* weight, A* produc
   return {squares, nans > 0 ? A(NAN) : top};
 }
 
-// |products factor| is at most 127 and a few roundings: rounded to even, it needs no clamp.
+// |products factor| exceeds 127 by rounding errors at most, so after rounding to even it needs no clamp.
 template <class A>
 ARR_COC_EVERY_ISA void quantize(const A* products, A factor, int8_t* quantized, int64_t width) {
 #pragma omp simd
@@ -58,7 +58,7 @@ std::tuple<Tensor, Tensor> rms_norm_quantize_cpu(const Tensor& x, const Tensor& 
         }
         const auto [squares, top] = look_at(values, wide.data(), products.data(), width);
         const A inverse_rms = 1 / std::sqrt(squares / A(width) + A(eps));
-        const A amax = top > 0 ? top * inverse_rms : top;  // a row of zeros is that even where 1 / rms is infinite
+        const A amax = top > 0 ? top * inverse_rms : top;  // a row of zeros stays zero even if 1 / rms is infinite
         const float step = float(amax / A(kQuantizedMax));
         scales[row] = step < kScaleMin ? 0 : step;
         if (step >= kScaleMin && step < INFINITY) {

@@ -6,7 +6,7 @@
 namespace arr_coc {
 namespace {
 
-// max(|b|, a), where NaN wins.
+// max(|b|, a); NaN wins.
 __device__ __forceinline__ float highest(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(fabsf(b)));
@@ -14,20 +14,20 @@ __device__ __forceinline__ float highest(float a, float b) {
 }
 __device__ __forceinline__ double highest(double a, double b) { return nan_max(a, fabs(b)); }
 
-// What a row's sum of squares and largest |x w| make of it: quantized = round(x w factor).
+// Computes scale and factor from a row's sum of squares and largest |x w|: quantized = round(x w factor).
 template <class A>
 struct Quantizer {
   __device__ Quantizer(A squares, A top, int64_t width, A eps) {
     const A inverse_rms = 1 / sqrt(squares / A(width) + eps);
-    const A amax = top > 0 ? top * inverse_rms : top;  // a row of zeros is that even where 1 / rms is infinite
+    const A amax = top > 0 ? top * inverse_rms : top;  // a row of zeros stays zero even if 1 / rms is infinite
     scale = float(amax / A(kQuantizedMax));
     if (scale < kScaleMin) scale = 0;
     factor = inverse_rms / A(scale);
     counts = scale > 0 && scale < INFINITY;
   }
 
-  // To the nearest integer, ties to even. |x w factor| is at most 127 and a few roundings, so that nothing is left to
-  // clamp: adding 1.5 * 2^23 rounds, and leaves the integer in the low byte of the sum.
+  // To the nearest integer, ties to even. |x w factor| exceeds 127 by rounding errors at most, so no clamp is needed.
+  // Adding 1.5 * 2^23 rounds and leaves the integer in the low byte of the sum.
   __device__ __forceinline__ int8_t operator()(float value) const {
     return int8_t(counts ? __float_as_int(fmaf(value, factor, 12582912.f)) : 0);
   }
@@ -131,7 +131,8 @@ template <class T, bool kAligned>
 void launch(const Call<T>& call, cudaStream_t stream) {
   const bool held = for_held_rows<T>(call.width, kRowThreads, [&](auto vectors, auto is_block, unsigned threads) {
     constexpr bool kBlock = decltype(is_block)::value;
-    const unsigned blocks = grid_size(call.rows, kBlock ? 2 : 2 * kRowWarps);  // two rows each: fewer blocks to start
+    const unsigned blocks =
+        grid_size(call.rows, kBlock ? 2 : 2 * kRowWarps);  // two rows each, so that fewer blocks start
     held_rows_kernel<T, decltype(vectors)::value, kBlock, kAligned><<<blocks, threads, 0, stream>>>(call);
   });
   if (!held) long_rows_kernel<T, kAligned><<<grid_size(call.rows, 1), kRowThreads, 0, stream>>>(call);

@@ -8,7 +8,7 @@ namespace arr_coc {
 
 constexpr double kQuantizedMax = 127;
 
-// Rows of a smaller scale count as zeros: below it 1 / scale would overflow.
+// Rows with a smaller scale count as zeros, because 1 / scale would overflow.
 constexpr float kScaleMin = std::numeric_limits<float>::min();
 
 inline void check_rms_norm_quantize(const Tensor& x, const Tensor& weight, double eps) {

@@ -14,7 +14,7 @@ constexpr bool kSelects<ScaleReluGrad<A>> = true;
 namespace {
 
 constexpr int64_t kMostChunks = 64;
-constexpr int64_t kBlock = 512;  // elements converted at a time: what the first cache holds easily
+constexpr int64_t kBlock = 512;  // elements converted at a time, which fit the first cache
 
 Tensor scale_bias_relu_cpu(const Tensor& x, const Tensor& bias, double scale) {
   check_scale_bias_relu(x, bias);
@@ -30,7 +30,7 @@ Tensor scale_bias_relu_cpu(const Tensor& x, const Tensor& bias, double scale) {
   return out;
 }
 
-// Adds what passes to `sums`; writes it times `scale` unless grad_x is null.
+// Adds the passed gradient to `sums`; writes it times `scale` unless grad_x is null.
 template <class T, class A, class O>
 ARR_COC_EVERY_ISA void grad_loop(const T* grad, const T* output, A scale, O* grad_x, A* sums, int64_t size) {
   for (int64_t begin = 0; begin < size; begin += kPrefetchBlock) {

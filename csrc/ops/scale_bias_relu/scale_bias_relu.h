@@ -21,8 +21,7 @@ struct ScaleReluGrad {
   ARR_COC_FUNCTION A operator()(A grad, A output) const { return ReluGrad{}(grad, output) * scale; }
 };
 
-// The gradient of the bias is summed over chunks of rows first, and then over the chunks, in an order that follows from
-// the sizes alone.
+// The gradient of the bias is summed over chunks of rows, then over the chunks. The order depends on the sizes alone.
 struct RowChunks {
   int64_t rows_each, count;
 

@@ -12,13 +12,13 @@
 namespace arr_coc {
 namespace {
 
-// Elements of a block: one sum over a row of 100000 would lose four digits.
+// The elements of a block. A single sum over a row of 100000 would lose four digits.
 constexpr int64_t kBlock = 2048;
-// Rows are computed on in whole vectors, of any processor and type: the exponential of one element that is left over
-// takes as long as that of all in a vector.
+// Rows are processed in whole vectors of any processor and type, because the exponential of one remaining element takes
+// as long as that of a whole vector.
 constexpr int64_t kWhole = 16;
 
-// Over a multiple of kWhole elements; `out` may be `x`. The greatest passes over NaN, which shows in the sum.
+// Processes a multiple of kWhole elements; `out` may be `x`. The maximum ignores NaN, which reaches the sum.
 template <class A>
 ARR_COC_EVERY_ISA void softmax_vectors(const A* x, A* out, int64_t vectors) {
   const int64_t width = vectors * kWhole;
@@ -76,7 +76,7 @@ struct SoftmaxGrad {
   ARR_COC_FUNCTION A operator()(A grad, A output) const { return output * (grad - sum); }
 };
 
-// Several rows in a call: a short row is done sooner than a call.
+// Takes several rows per call, because a short row takes less time than a call.
 template <class T, class A>
 ARR_COC_EVERY_ISA void softmax_grad_rows(const T* grad, const T* y, T* out, int64_t rows, int64_t width) {
   for (int64_t row = 0; row < rows; ++row, grad += width, y += width, out += width) {
@@ -86,8 +86,8 @@ ARR_COC_EVERY_ISA void softmax_grad_rows(const T* grad, const T* y, T* out, int6
   }
 }
 
-// The same with memory at work in the second pass too, which finds its row in the first cache: the next row of `y` is
-// asked for, which the forward call left long ago. `grad` is newly made.
+// The same, but the second pass, whose row is in the first cache, also prefetches the next row of `y`, which has left
+// the caches since the forward call. `grad` is still in them.
 template <class T>
 ARR_COC_EVERY_ISA void softmax_grad_rows_ahead(const T* grad, const T* y, T* out, int64_t rows, int64_t width) {
   for (int64_t row = 0; row < rows; ++row, grad += width, y += width, out += width) {
@@ -100,7 +100,8 @@ ARR_COC_EVERY_ISA void softmax_grad_rows_ahead(const T* grad, const T* y, T* out
   }
 }
 
-// Where that is faster: a shorter row is over too soon, in a longer one the processor's own requests get far ahead.
+// The row lengths for which that is faster. A shorter row ends too soon; in a longer one the processor prefetches far
+// enough.
 template <class T>
 bool pays_to_ask_ahead(int64_t width) {
   const int64_t bytes = width * int64_t(sizeof(T));

@@ -8,8 +8,8 @@
 namespace arr_coc {
 namespace {
 
-// Rows of up to kWarpSize * kFew elements share a block, the next have one to themselves, and up to this length a
-// thread holds its elements in registers. Longer rows are read twice, the second time mostly from the second cache.
+// Rows of up to kWarpSize * kFew elements share a block; longer rows have their own block. Up to this length, a thread
+// holds its elements in registers. Longer rows are read twice, the second time mostly from the second cache.
 constexpr int kFew = 16;
 template <class T>
 constexpr int kMany = 128 / sizeof(accumulate_t<T>);
@@ -21,7 +21,8 @@ __device__ __forceinline__ accumulate_t<T> exponential(accumulate_t<T> x) {
   return exp(x);
 }
 
-// The hardware's power of two is 2 ulp off in float32: nothing where the result is rounded to half precision.
+// The hardware's power of two has an error of 2 ulp in float32, which does not matter if the result is rounded to half
+// precision.
 __device__ __forceinline__ float approximate_exponential(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
@@ -36,8 +37,8 @@ __device__ __forceinline__ float exponential<BFloat16>(float x) {
   return approximate_exponential(x);
 }
 
-// kPer elements from row[at] on: a vector, or one where rows do not start on 16 bytes. Which thread has which element
-// follows from the width alone. Kept as they are stored until all of a thread's loads are under way.
+// kPer elements from row[at] on: a vector, or one element if rows do not start on 16 bytes. A thread's elements depend
+// on the width alone. They stay packed until all of a thread's loads have started.
 template <int kPer, class T>
 using Stored = std::conditional_t<kPer == 1, T, uint4>;
 
@@ -81,7 +82,7 @@ struct Sum {
     return a + b;
   }
 };
-// NaN is passed over, and shows in the sum of the exponentials.
+// NaN is ignored, but reaches the sum of the exponentials.
 struct Greatest {
   template <class A>
   __device__ A operator()(A a, A b) const {
@@ -89,7 +90,7 @@ struct Greatest {
   }
 };
 
-// The threads of a row: all of the block, or as many neighbours in a warp as `size` says, a power of two.
+// The threads of a row: the whole block, or `size` neighbours in a warp, a power of two.
 template <bool kBlock>
 struct Row {
   int64_t row;
@@ -100,7 +101,7 @@ struct Row {
         lane(kBlock ? threadIdx.x : threadIdx.x % sharing),
         size(kBlock ? blockDim.x : sharing) {}
 
-  // Where the thread's piece k starts.
+  // The start of the thread's piece k.
   template <int kPer>
   __device__ int at(int k) const {
     return (k * size + lane) * kPer;
@@ -196,8 +197,8 @@ __global__ void __launch_bounds__(kBlock ? (kElements == kFew && sizeof(T) < 8 ?
   }
 }
 
-// Each thread keeps the greatest element so far and the sum of the exponentials of what is below it. Finite from the
-// start, so that a thread that has met only -inf adds nothing; a row of nothing else has a sum of 0, and is NaN.
+// Each thread keeps the greatest element so far and the sum of exponentials relative to it. The initial value is
+// finite, so that a thread with only -inf adds nothing; a row of only -inf has a sum of 0 and becomes NaN.
 template <int kPer, class T>
 __global__ void __launch_bounds__(kLongThreads)
     long_softmax_kernel(const T* __restrict__ x, T* __restrict__ out, int64_t width) {
@@ -266,8 +267,8 @@ __global__ void __launch_bounds__(kLongThreads)
   }
 }
 
-// How many rows there are and how threads are given to them. It depends on the width alone, so that a row gives the
-// same bits in any batch.
+// The number of rows and their threads. The threads of a row depend on the width alone, so that a row has the same bits
+// in any batch.
 struct RowLaunch {
   int64_t rows, width;
   int sharing = 1;
@@ -286,7 +287,7 @@ struct RowLaunch {
   unsigned threads(int elements) const { return grid_size(width, elements * kWarpSize) * kWarpSize; }
 };
 
-// Rows that are whole vectors are loaded so: `tensor`, or a copy that starts on 16 bytes.
+// Rows of whole vectors are loaded as vectors: returns `tensor`, or a copy that starts on 16 bytes.
 inline Tensor for_vectors(const Tensor& tensor) {
   const Tensor dense = as_contiguous(tensor);
   return reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % 16 == 0 ? dense : torch::stable::clone(dense);

@@ -11,7 +11,7 @@
 namespace arr_coc {
 namespace {
 
-// What is summed over a patch, a row of sums each.
+// The quantities summed over a patch, with one row of sums each.
 template <class A>
 struct Sums {
   A *lightness, *a, *b, *magnitude;
@@ -43,7 +43,7 @@ void take_means(const A* sums, T* means, int64_t patches, int64_t patch_size) {
   }
 }
 
-// Rows [begin, end) of the batch's patches, one image's under the other's.
+// Rows [begin, end) of the batch's patches, one image's below the other's.
 template <class T>
 void statistics_rows(const T* rgb, T* colours, T* edges, int64_t height, int64_t width, int64_t patch_size,
                      int64_t begin, int64_t end) {

@@ -8,10 +8,10 @@
 namespace arr_coc {
 namespace {
 
-// A patch is summed in units of a few rows, each by one thread for n columns or for both halves of n that two patches
-// share, and then unit by unit and column by column: in one order however the units are shared out, so that a sample's
-// sums do not depend on its batch. A block takes a stretch of a row of patches; its threads' y divides the units
-// between them where that fills the machine.
+// A patch is summed in units of a few rows. One thread sums a unit for n columns, or for both halves of n columns that
+// two patches share. Then units and columns are added in one order, however the units are distributed, so a sample's
+// sums do not depend on its batch. A block takes a part of a row of patches. Its threads' y distributes the units if
+// that fills the machine.
 constexpr int kThreads = 256;
 constexpr int kUnitRows = 4, kUnits = 8;  // a unit has at least so many rows, a patch at most so many units
 constexpr int kSums = 4;                  // f(Y), f(X) - f(Y), f(Y) - f(Z), the gradient's magnitude
@@ -168,7 +168,7 @@ void launch(const T* rgb, T* colours, T* edges, int64_t batch, int64_t height, i
     const int64_t most = std::max<int64_t>(1, threads / groups * n / (together * patch_size)) * together;
     blocks = ceil_div(columns, most);
     if (blocks * rows * batch >= 1024 || groups * 2 > layout.units || threads / (groups * 2) < 2 * kWarpSize) break;
-    // A patch wider than a group takes several turns, and so another order of its sums.
+    // A patch wider than a group takes several turns, which is another order of sums.
     if (threads / (groups * 2) * n < patch_size) break;
   }
   layout.patches_per_block = int(ceil_div(ceil_div(columns, blocks), together) * together);

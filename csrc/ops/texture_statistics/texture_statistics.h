@@ -4,7 +4,7 @@
 
 namespace arr_coc {
 
-// What keeps the gradient magnitude smooth at zero, as in compute_salience.
+// The term that keeps the gradient magnitude smooth at zero, as in compute_salience.
 constexpr double kMagnitudeFloor = 1e-8;
 
 inline void check_texture_statistics(const Tensor& rgb, int64_t patch_size) {

@@ -1,5 +1,5 @@
-// The parts of selecting and placing that the kernels of top_k_patches share. A key's digits are counted as in
-// common/radix_select.cuh; here a block holds its keys in registers, or has a share of one sample's.
+// Helpers of the kernels of top_k_patches for selecting and placing. A key's digits are counted as in
+// common/radix_select.cuh; here a block holds its keys in registers, or has a part of one sample's keys.
 #pragma once
 
 #include "common/ordered_key.h"
@@ -8,8 +8,8 @@
 
 namespace arr_coc {
 
-// Where a search for the k-th key stands: it begins with the prefix's digits (all above `top`) and is the rank-th of
-// those that do. Once `done`, the cut is at `top`.
+// The state of the search for the k-th key: the key starts with the prefix's digits (all above `top`) and is the
+// rank-th of such keys. When `done`, the cut is at `top`.
 template <class Key>
 struct Search {
   Key prefix;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void advance(Search<Key>& search, const Take& take, F
   search.done = shift == 0 || shared.count == search.rank;
 }
 
-// kItems keys a thread: thread t has elements t, t + kThreads, ... of which the first n exist.
+// kItems keys per thread: thread t has elements t, t + kThreads, ... of which the first n exist.
 template <class Key, int kThreads, int kItems>
 struct Keys {
   Key key[kItems];
@@ -90,8 +90,8 @@ struct TileCounts {
   unsigned below[kItems][kThreads / kWarpSize], equal[kItems][kThreads / kWarpSize];
 };
 
-// Calls chosen(element, slot, key) for every chosen key of a tile; slots continue from what came before it, in the
-// order of the elements. `below` and `equal` are how many did, and count on.
+// Calls chosen(element, slot, key) for every chosen key of a tile, in the order of the elements. Slots continue after
+// earlier tiles. `below` and `equal` count the chosen keys so far.
 template <class Key, int kThreads, int kItems, class Count, class Chosen>
 __device__ __forceinline__ void compact(const Keys<Key, kThreads, kItems>& keys, const Cut<Key>& cut, unsigned n,
                                         Count& below, Count& equal, TileCounts<kThreads, kItems>& shared,
@@ -151,7 +151,7 @@ __device__ __forceinline__ void copy_row(const char* from, char* to, int64_t byt
   copy_row_as<unsigned short, 4>(from, to, bytes);
 }
 
-// Rows that are copied from one tensor to another; a wide one is shared out in segments.
+// Rows to copy from one tensor to another. Wide rows are copied in segments.
 struct RowCopy {
   RowsOf from, to;
   int64_t bytes;    // of a row
@@ -176,8 +176,9 @@ void with_unit(const RowCopy& rows, const F& f) {
   f(std::integral_constant<int, 0>{});
 }
 
-// A sample's chosen keys, in the order of the index, are `keys`. One warp a slot finds its key's rank among them, which
-// is its place in the result, and copies its row (or a segment) there. Block `part` of `parts` that share the sample.
+// `keys` are a sample's chosen keys, in the order of the index. For each slot, one warp finds its key's rank among
+// them, which is its place in the result, and copies its row (or a segment) there. This is block `part` of the sample's
+// `parts`.
 template <int kUnit, class Key, class IndexAt>
 __device__ __forceinline__ void place_rows(const Key* keys, const IndexAt& index_at, int64_t sample, unsigned k,
                                            const RowCopy& rows, int64_t* indices, unsigned part, unsigned parts) {

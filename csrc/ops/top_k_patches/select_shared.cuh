@@ -1,5 +1,5 @@
-// Selection from samples that are too large for one block's registers, or a k for its shared memory: blocks share a
-// sample, and tell each other from kernel to kernel, in counts, how far they are.
+// Selection if a sample is too large for one block's registers, or k for its shared memory. Blocks share a sample and
+// exchange counts from kernel to kernel.
 #pragma once
 
 #include "ops/top_k_patches/select.cuh"
@@ -16,7 +16,7 @@ struct Shares {
   unsigned parts;  // blocks a sample
 };
 
-// What blocks tell each other from kernel to kernel, for one sample.
+// The counts that blocks exchange from kernel to kernel, for one sample.
 template <class Key>
 struct alignas(sizeof(longlong2)) Progress {
   static constexpr int passes = (8 * int(sizeof(Key)) + kSelectBits - 1) / kSelectBits;
@@ -24,7 +24,7 @@ struct alignas(sizeof(longlong2)) Progress {
   Search<Key> search[passes];
 };
 
-// The search as it stands before `pass`. All threads call it.
+// The state of the search before `pass`. All threads call it.
 template <class Key>
 __device__ Search<Key> search_before(const Progress<Key>& progress, int pass, int64_t k, int bits,
                                      FoundBin<unsigned long long>& found) {
@@ -62,7 +62,7 @@ __global__ __launch_bounds__(kThreads) void count_digits_kernel(const T* scores,
   }
 }
 
-// How many keys of each block's share are below the cut, and how many at it.
+// The number of keys below the cut, and at the cut, in each block's share.
 template <class T>
 __global__ __launch_bounds__(kThreads) void count_chosen_kernel(const T* scores, Progress<ordered_key_t<T>>* progress,
                                                                 longlong2* totals, Shares shares, int passes) {
@@ -92,7 +92,7 @@ __global__ __launch_bounds__(kThreads) void count_chosen_kernel(const T* scores,
   }
 }
 
-// Writes the chosen in the order of the index.
+// Writes the chosen keys in the order of the index.
 template <class T>
 __global__ __launch_bounds__(kThreads) void write_chosen_kernel(const T* scores,
                                                                 const Progress<ordered_key_t<T>>* progress,

@@ -26,8 +26,8 @@ ARR_COC_EVERY_ISA void write_keys(const T* scores, int64_t n, ordered_key_t<T>* 
   for (int64_t i = 0; i < n; ++i) keys[i] = descending_key(scores[i]);
 }
 
-// Finds the k best of a row and sorts them. All loops are without branches that depend on the scores: those of a
-// selection by comparison are mispredicted half the time.
+// Finds the k best of a row and sorts them. No loop branches on the scores, because the branches of a selection by
+// comparison are mispredicted half the time.
 template <class T>
 class RowSelection {
  public:
@@ -36,7 +36,7 @@ class RowSelection {
   void operator()(const T* scores, int64_t n, int64_t k, int64_t* out) {
     keys_.resize(n);
     write_keys(scores, n, keys_.data());
-    chosen_.resize(k + 1);  // one more is written, and left out
+    chosen_.resize(k + 1);  // one extra element is written and ignored
     if (k < n) {
       find_cut(n, k);
       take_chosen(n);
@@ -51,8 +51,8 @@ class RowSelection {
  private:
   static constexpr int kBits = OrderedKey<T>::bits, kSelectBits = 11, kSortBits = 8;
 
-  // The k best are those with (key >> shift_) < prefix_, and the first ties_ with (key >> shift_) == prefix_: found
-  // by one digit of the keys after another, from the top.
+  // The k best are the keys with (key >> shift_) < prefix_, and the first ties_ with (key >> shift_) == prefix_. They
+  // are found digit by digit, from the top.
   void find_cut(int64_t n, int64_t k) {
     const Key* keys = keys_.data();
     candidates_.resize(n + 1);
@@ -89,7 +89,7 @@ class RowSelection {
     }
   }
 
-  // By the lowest digit first, each sort stable: what began in the order of the index ends so among equal keys.
+  // Sorts by the lowest digit first. Each sort is stable, so equal keys keep the order of the index.
   void sort_chosen() {
     const int64_t k = int64_t(chosen_.size());
     if (k <= 32) return std::sort(chosen_.begin(), chosen_.end());

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMostPlaced = 2048;  // chosen keys that a block holds in shared memory
 
-// Selection compacts in the order of the index, so the slot an element got there breaks ties as its index does.
+// Selection keeps the order of the index, so an element's slot breaks ties like its index.
 template <class Key>
 struct alignas(2 * sizeof(Key)) Item {
   Key key;
@@ -19,7 +19,7 @@ struct alignas(2 * sizeof(Key)) Item {
   __device__ bool operator<(const Item& other) const { return key != other.key ? key < other.key : slot < other.slot; }
 };
 
-// What one block sorts in shared memory.
+// The items that one block sorts in shared memory.
 template <class Key>
 struct Tile {
   static constexpr int size = 16384 / sizeof(Item<Key>);
@@ -27,8 +27,8 @@ struct Tile {
   int64_t index[size];  // by slot
 };
 
-// Bitonic sort of the first `count` items, padded to a power of two with items that come last. All threads call it,
-// after a barrier; it ends with one.
+// Bitonic sort of the first `count` items, padded to a power of two with items that come last. All threads call it
+// after a barrier; it ends with a barrier.
 template <class Key>
 __device__ void sort_items(Item<Key>* items, int count) {
   int size = 1;
@@ -50,9 +50,8 @@ __device__ void sort_items(Item<Key>* items, int count) {
   }
 }
 
-// The whole of a sample that a block's registers hold, and of which shared memory holds the k chosen. Each of the
-// `parts` blocks of a sample selects all by itself, which takes less time than telling the others would, and then
-// copies its share of the rows.
+// Handles a whole sample if a block's registers hold its keys and shared memory holds the k chosen ones. Each of a
+// sample's `parts` blocks does the whole selection, which is faster than communication, and copies its share of rows.
 template <class T, int kUnit, int kThreads, int kItems>
 __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_and_place_kernel(const T* scores, RowCopy rows,
                                                                                      int64_t* indices, int64_t batch,
@@ -101,7 +100,7 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_and_place_ke
   }
 }
 
-// Of chosen keys and indices in the order of the index.
+// The chosen keys and indices, in the order of the index.
 template <class Key, int kUnit>
 __global__ __launch_bounds__(kThreads) void place_kernel(const Key* chosen, const int64_t* chosen_indices, RowCopy rows,
                                                          int64_t* indices, int64_t batch, unsigned k, unsigned parts) {
@@ -140,9 +139,9 @@ __global__ __launch_bounds__(kSelectThreads) void sort_tiles_kernel(Key* keys, i
   }
 }
 
-// Merges neighbouring sorted runs of `run` elements. An element's place in the merged run is its place in its own plus
-// the number of elements of the other that come before it. The left run's indices are the lower ones, so among equal
-// keys the left comes first.
+// Merges neighbouring sorted runs of `run` elements. An element's place in the merged run is its place in its run plus
+// the number of elements of the other run that come before it. The left run has the lower indices, so among equal keys
+// its elements come first.
 template <class Key>
 __global__ void merge_runs_kernel(const Key* keys, const int64_t* indices, Key* merged_keys, int64_t* merged_indices,
                                   int64_t batch, int64_t k, int64_t run) {
@@ -202,7 +201,7 @@ unsigned blocks_at_once(int blocks_per_multiprocessor) {
   return unsigned(multiprocessors * blocks_per_multiprocessor);
 }
 
-// Blocks of `threads` a sample when its rows are placed: enough to fill the GPU, but none without work.
+// The number of blocks of `threads` per sample for placing rows: enough to fill the GPU, but each has work.
 unsigned parts_for(int threads, int64_t batch, int64_t k, const RowCopy& rows) {
   const int64_t warps = threads / kWarpSize, useful = (k * rows.segments + warps - 1) / warps;
   return unsigned(std::clamp<int64_t>(blocks_at_once(1024 / threads) / batch, 1, useful));

@@ -20,8 +20,8 @@ inline void check_top_k_patches(const Tensor& scores, const Tensor& features, in
   check(0 <= k && k <= scores.size(1), op, ": k must be in [0, N], got k = ", k, " with N = ", scores.size(1));
 }
 
-// The values of `indices` are the caller's promise: reading them here would stop the GPU. The CPU kernel refuses one
-// that is out of range, the CUDA kernel asserts.
+// Does not check the values of `indices`, because reading them here would stall the GPU. The CPU kernel refuses an
+// index out of range, the CUDA kernel asserts.
 inline void check_top_k_patches_grad(const Tensor& grad, const Tensor& indices, int64_t num_patches) {
   const char* op = "top_k_patches_grad";
   check_rank(op, "grad", grad, 3, "[B, k, D]");
@@ -41,7 +41,7 @@ struct RowsOf {
   int64_t sample_stride, row_stride;
 };
 
-// A tensor whose rows can be copied as they lie: the elements of a row are adjacent.
+// Returns a tensor whose rows can be copied directly: the elements of a row are adjacent.
 inline Tensor with_whole_rows(const Tensor& tensor) {
   return tensor.stride(2) == 1 || tensor.size(2) == 1 ? tensor : torch::stable::contiguous(tensor);
 }
