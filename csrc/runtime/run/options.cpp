@@ -19,8 +19,8 @@ Options:
   --verify HOW         once: hash only what is new or may have changed; always: hash everything  [once]
   --input FILE         A safetensors file with inputs by name. Runs them instead of the recorded cases.
   --output FILE        A safetensors file for the outputs of --input.
-  --weights FILE       A safetensors file with the model's whole state. Runs with these weights instead of the package's.
-                       Does not replay the recorded cases, which belong to the package's weights.
+  --weights FILE       A safetensors file with the model's whole state. Runs with these weights, not the package's. Does
+                       not replay the recorded cases, which belong to the package's weights.
   --bench SECONDS      Times calls with the inputs of --input, or of the first recorded case.
   --threads N          The number of threads that call the model  [1]
   --runners N          The number of calls that can run at the same time; they share the weights  [--threads]
