@@ -59,7 +59,7 @@ test: build lint
 
 # tests/ops is left out: it tries each operator in many ways, and who changes one runs tests/ops/test_<operator>.py.
 check: build lint
-	$(PYTEST) --quick --ignore tests/ops
+	$(PYTEST) -rfE --quick --ignore tests/ops
 
 lint: $(READY)
 	$(BIN)/ruff check .
