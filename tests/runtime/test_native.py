@@ -79,7 +79,7 @@ def test_where_it_is_missing_or_does_not_load_python_takes_its_place(tiny_packag
         assert type(runner_of(model)) is ContainerRunner
     monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
     with pytest.raises(
-        HostError, match=r"EXPORTKIT_RUNTIME is cpp, and .*(there is no|invalid ELF).*(?s:.*)make build"
+        HostError, match=r"EXPORTKIT_RUNTIME is cpp, and .*(does not exist|invalid ELF).*(?s:.*)make build"
     ):
         exportkit.load(tiny_package)
 
