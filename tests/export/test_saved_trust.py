@@ -55,7 +55,7 @@ def test_a_program_is_read_where_the_key_that_the_caller_names_has_signed_it(pat
     with pytest.raises(SignatureMissingError):
         resolve(str(path), public_keys=keys)
     assert resolve(str(path), public_keys=keys, signature=moved).program is not None
-    with pytest.raises(UsageError, match="no public key"):
+    with pytest.raises(UsageError, match="without a public key"):
         resolve(str(path), signature=moved)
 
 
