@@ -73,7 +73,7 @@ _WEIGHTED = Recipe(
     ["tests/export/weights_models.py"],
     compile={"cpu_isas": ["x86-64-v3", "x86-64-v4"]} if platform.machine() == "x86_64" else {},
 )
-_TABLE = replace(_WEIGHTED, model="tests/export/weights_models.py:table", trace={"cases": 1})
+_TABLE = replace(_WEIGHTED, model="tests/export/weights_models.py:table", trace={"cases": 1}, compile={})
 RECIPES: Mapping[str, Recipe] = {
     # Our operators, dimensions that are multiples, a dict of outputs.
     "patches": _PATCHES,
@@ -87,7 +87,7 @@ RECIPES: Mapping[str, Recipe] = {
     # Every kind of weight, outside of the code of two targets; and inside.
     "weighted": _WEIGHTED,
     "weighted-embedded": replace(_WEIGHTED, compile={"embed_weights": True}),
-    "weighted-cuda": replace(_WEIGHTED, trace={"device": "cuda"}),
+    "weighted-cuda": replace(_WEIGHTED, trace={"device": "cuda"}, compile={}),
     # Larger than all else: 128 MiB of weights.
     "table": _TABLE,
     "table-cuda": replace(_TABLE, trace={"device": "cuda", "cases": 1}),
