@@ -85,6 +85,7 @@ class ChildProcess:
         self._started.wait()
         if self._failure is not None:
             self.connection.close()
+            self._let_go()
             raise HostError(f"cannot start a child process: {self._failure}") from self._failure
 
     @property
@@ -105,11 +106,10 @@ class ChildProcess:
         return self._process.returncode
 
     def end(self) -> None:
-        """Kills the child, whatever it is doing. Calling it again does no harm."""
+        """Kills the child, whatever it is doing, and forgets what it printed. Calling it again does no harm."""
         if self.is_ours and self._process is not None:
             self._process.kill()
-            if threading.current_thread() is not self._watcher:  # the garbage collector may run this in the watcher
-                self._watcher.join(10)
+            self._let_go()
 
     def printed(self) -> str:
         """The end of what a captured child has printed so far."""
@@ -117,6 +117,13 @@ class ChildProcess:
         size = self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, size - _PRINTED_BYTES))
         return self._output.read().decode(errors="replace").strip()
+
+    def _let_go(self) -> None:
+        """Waits until the child's folder is removed, and closes the file with what it printed."""
+        if threading.current_thread() is not self._watcher:  # the garbage collector may run this in the watcher
+            self._watcher.join(10)
+        if self._output is not None:
+            self._output.close()
 
     def _watch(self, command: str, module: str, search_path: SearchPath, theirs: socket.socket) -> None:
         """Starts the child and stays until it ends; then its temporary files are removed."""
