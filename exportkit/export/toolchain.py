@@ -169,9 +169,9 @@ def _vector_isa(isa: str | None) -> cpu_vec_isa.VecISA:
         return cpu_vec_isa.VecNEON()
 
     class PlainAVX512(cpu_vec_isa.VecAVX512):  # without the bfloat16 instructions that `bool` of VecAVX512 probes for
-        __hash__ = cpu_vec_isa.VecISA.__hash__  # type: ignore[assignment]
+        __hash__ = cpu_vec_isa.VecISA.__hash__  # type: ignore[assignment]  # torch declares an attribute
 
-        def __bool__(self) -> bool:  # type: ignore[override]
+        def __bool__(self) -> bool:  # type: ignore[override]  # torch wraps its own in functools.cache
             return True
 
     return PlainAVX512()
