@@ -15,13 +15,13 @@ import pytest
 from exportkit.child.process import ChildProcess
 
 def test_plain():
-    assert True
+    pass  # it starts nothing
 
 def test_popen():
     try:
         subprocess.run([sys.executable, "-c", ""])
     except Exception:
-        pass
+        pass  # a test that forgives a failed program is skipped all the same
 
 def test_fork():
     if os.fork() == 0:
@@ -36,10 +36,10 @@ def compiled():
     subprocess.run([sys.executable, "-c", ""])
 
 def test_fixture(compiled):
-    assert True
+    pass  # it needs what a process made
 
 def test_plain_again():
-    assert True
+    pass  # it starts nothing, after others were skipped
 """
 
 

@@ -157,4 +157,4 @@ def test_several_cpu_instruction_sets_are_for_the_cpu(tmp_path: Path) -> None:
     isas = ["x86-64-v3", "x86-64-v4"]
     resolved = resolve("tests/export/weights_models.py:weighted")
     with pytest.raises(UsageError, match="x86-64-v3 and x86-64-v4 were given for device cuda"):
-        export_aoti(resolved, tmp_path / "x.pt2", TraceOptions(device="cuda"), CompileOptions(cpu_isas=isas))  # type: ignore[arg-type]
+        export_aoti(resolved, tmp_path / "x.pt2", TraceOptions(device="cuda"), CompileOptions(cpu_isas=isas))
