@@ -14,8 +14,8 @@ namespace {
 
 // The elements of a block. A single sum over a row of 100000 would lose four digits.
 constexpr int64_t kBlock = 2048;
-// Rows are processed in whole vectors of any processor and type, because the exponential of one remaining element takes
-// as long as that of a whole vector.
+// Rows are processed in whole vectors of any processor and type: the exponential of one remaining element takes as long
+// as a whole vector's.
 constexpr int64_t kWhole = 16;
 
 // Processes a multiple of kWhole elements; `out` may be `x`. The maximum ignores NaN, which reaches the sum.

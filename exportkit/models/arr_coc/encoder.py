@@ -137,7 +137,7 @@ class VisionTransformer(nn.Module):
 
 
 class GivenFeatures(nn.Module):
-    """A placeholder for an encoder outside the model, whose features are an input. See `FromFeatures`."""
+    """Stands for an encoder outside the model, whose features are an input. See `FromFeatures`."""
 
     needs_maps = False
     min_rows = 1
