@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import os
 import signal
@@ -22,4 +23,5 @@ def start(module: str, connection: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the kernel was told
         os._exit(0)
+    gc.set_threshold(100_000)  # importing torch creates half a million objects and little garbage
     importlib.import_module(module).main(socket.socket(fileno=connection))

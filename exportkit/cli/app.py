@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import traceback
@@ -97,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    gc.set_threshold(100_000)  # importing torch creates half a million objects and little garbage
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     as_json, debug = "--json" in arguments, "--debug" in arguments
     try:

@@ -8,21 +8,24 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import sympy
 import torch
 from torch._inductor import config, exc
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError, ExportError, UsageError
 from exportkit.export.cases import eager_mode
+from exportkit.export.model_sources import compiling_model_sources
 from exportkit.export.program_weights import ProgramWeights
-from exportkit.export.toolchain import compiling_for, compiling_side_by_side, last_lines, torch_minor, usable_compiler
+from exportkit.export.toolchain import compiling_for, last_lines, torch_minor, usable_compiler
+from exportkit.export.torch_internals import replaced
 from exportkit.export.trace import Progress, Traced
 from exportkit.libraries import TORCH_NAMESPACES, host_platform
 from exportkit.package.consistency import AOTINDUCTOR_DIR
@@ -158,7 +161,7 @@ def _compile(
     """Returns the files, and the constants that are outside of them."""
     args, kwargs = program.example_inputs
     try:
-        with eager_mode(), _rare_collections(), compiling_side_by_side(), warnings.catch_warnings():
+        with eager_mode(), _rare_collections(), _quick_simplify(), compiling_model_sources(), warnings.catch_warnings():
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
             module = returning_tensors(program.module(check_guards=False))
@@ -194,6 +197,24 @@ def _rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
+
+
+def _quick_simplify() -> AbstractContextManager[None]:
+    """Expands polynomials where Inductor calls SymPy's `simplify`.
+
+    Inductor simplifies the differences of indices to see their strides, hundreds of times. Nearly all are polynomials,
+    for which `expand` finds the same in a tenth of the time.
+    """
+
+    def quick(simplify: Callable[..., Any]) -> Callable[..., Any]:
+        def expand_or_simplify(expression: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(expression, sympy.Expr) and expression.is_polynomial():
+                return sympy.expand(expression)
+            return simplify(expression, *args, **kwargs)
+
+        return expand_or_simplify
+
+    return replaced(sympy, "simplify", quick)
 
 
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -1,4 +1,4 @@
-"""Chooses the C++ compiler and the instruction set for AOTInductor, and compiles a model's sources side by side."""
+"""Chooses the C++ compiler and the instruction set for AOTInductor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -133,32 +132,6 @@ def _with_march(march: str) -> Callable[[Any], Any]:
         return flags
 
     return wrap
-
-
-@contextmanager
-def compiling_side_by_side() -> Iterator[None]:
-    """Lets AOTInductor compile a model's two sources at the same time; it runs one compiler after the other.
-
-    The first compilation of the two returns at once. The link waits for both, and raises what they raised.
-    """
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        sources: list[Future[None]] = []
-
-        def in_the_background(build: Callable[[Any], None]) -> Callable[[Any], None]:
-            def start(builder: Any) -> None:
-                target = builder.get_target_file_path()
-                if target.endswith((".wrapper.o", ".kernel.o")):
-                    sources.append(pool.submit(build, builder))
-                    return
-                if target.endswith(".so"):
-                    while sources:
-                        sources.pop(0).result()
-                build(builder)
-
-            return start
-
-        with replaced(cpp_builder.CppBuilder, "build", in_the_background):
-            yield
 
 
 @functools.cache

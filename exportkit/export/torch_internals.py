@@ -5,7 +5,8 @@ torch 2.11 to 2.13 have no option for any of these, so export replaces:
 - `GraphLowering.get_attr`, so that no weight is written into the code as numbers (`program_weights`).
 - `cpu_vec_isa.valid_vec_isa_list` and, on torch 2.11, `cpp_builder._get_optimization_cflags`, so that the code is for
   the chosen instruction set and not for this machine's (`toolchain`).
-- `CppBuilder.build`, so that the two sources of a model are compiled at the same time (`toolchain`).
+- `CppBuilder.build`, so that the two sources of a model are compiled at the same time, and once (`model_sources`).
+- `sympy.simplify`, which takes seconds where Inductor looks for strides (`aot_inductor`).
 - `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`explain`).
 """
 
