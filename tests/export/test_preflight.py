@@ -104,6 +104,30 @@ def test_what_the_model_raises_is_told_with_its_line() -> None:
         check_model(forward, CPU)
 
 
+def flow(name: str, body: Callable[[Tensor], Tensor], x: Tensor) -> object:
+    """Runs `body` inside one of torch's operators for control flow."""
+    from torch._higher_order_ops.map import map as map_rows
+    from torch._higher_order_ops.scan import scan
+    from torch._higher_order_ops.while_loop import while_loop
+
+    if name == "cond":
+        return torch.cond(x.sum() > 0, body, torch.neg, (x,))
+    if name == "while_loop":
+        return while_loop(lambda n, _: n < 2, lambda n, x: (n + 1, body(x)), (torch.tensor(0), x))
+    if name == "scan":
+        return scan(lambda carry, row: (carry + row, body(row)), torch.zeros_like(x[0]), x)
+    return map_rows(body, x)
+
+
+@pytest.mark.parametrize("name", ["cond", "while_loop", "scan", "map"])
+def test_operators_inside_control_flow_are_checked_like_others(ops, name: str) -> None:
+    x = torch.rand(3, 4)
+    answer = check_model(lambda: flow(name, ops.good, x), CPU)
+    torch.testing.assert_close(answer, flow(name, ops.good, x))
+    with pytest.raises(OperatorNotExportableError, match=r"exportkit_probe::wrong_dtype.* is wrong about output 0"):
+        check_model(lambda: flow(name, ops.wrong_dtype, x), CPU)
+
+
 class Calls(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.exportkit_probe.good(x) + 1
