@@ -61,6 +61,8 @@ class ExportSpec:
         name: The package's name. Default: the model's class.
         draw_inputs: A function (sizes by dimension name, generator) -> (args, kwargs), for cases and verification. By
             default, values are drawn from the example inputs, which keeps token ids valid.
+        allow_nondeterministic: The model's answers to the same inputs may differ. Only their dtypes and shapes are
+            verified then.
     """
 
     model: torch.nn.Module
@@ -71,6 +73,7 @@ class ExportSpec:
     operator_libraries: Sequence[str | Path] = ()
     name: str | None = None
     draw_inputs: Callable[[Mapping[str, int], torch.Generator], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+    allow_nondeterministic: bool = False
 
     def __post_init__(self) -> None:
         """Checks the fields' types, because a wrong one would fail later with an obscure error.

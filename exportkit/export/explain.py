@@ -22,6 +22,7 @@ from exportkit.package.manifest import Size
 _LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python3.")
 _FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _SOURCE = re.compile(r"L\[['\"](?P<name>\w+)['\"]\](?P<path>.*?)\.size\(\)\[(?P<dim>\d+)\]")
+_TRACED = re.compile(r'File "(.*?)", line (\d+), in (\w+)\n\s*(.*)')
 
 
 @dataclass
@@ -78,6 +79,19 @@ def user_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummar
 def where_raised(error: BaseException) -> str:
     """Returns the line of the model's code that raised an error, as "model.py:12 in forward: `x + 1`", or ""."""
     frame = user_frame(traceback.extract_tb(error.__traceback__))
+    return _where(frame) if frame else ""
+
+
+def where_now() -> str:
+    """Returns the line of the model's code that is running, or ""."""
+    frame = user_frame(traceback.extract_stack())
+    return _where(frame) if frame else ""
+
+
+def where_traced(node: torch.fx.Node) -> str:
+    """Returns the line of the model's code that a node of a graph was traced from, or ""."""
+    stack = _TRACED.findall(node.meta.get("stack_trace") or "")
+    frame = user_frame(traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in stack)
     return _where(frame) if frame else ""
 
 

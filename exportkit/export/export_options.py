@@ -43,6 +43,8 @@ class TraceOptions:
         seed: The seed of the drawn cases.
         name: The package's name. None takes the model's name.
         version: The model's version.
+        allow_nondeterministic: Exports a model whose answers to the same inputs differ. Only their dtypes and shapes
+            are verified then.
 
     Raises:
         UsageError: The options contradict each other, or a number or name is not allowed.
@@ -56,6 +58,7 @@ class TraceOptions:
     seed: int = 0
     name: str | None = None
     version: str = "0"
+    allow_nondeterministic: bool = False
 
     def __post_init__(self) -> None:
         """Checks the options that do not depend on a model."""

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch._library.simple_registry import singleton as _registry
 from torch._library.triton import triton_ops_to_kernels
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import ExportError, OperatorNotExportableError
+from exportkit.export.dispatch import OperatorMode, watched_by
 from exportkit.export.explain import user_frame, where_raised
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
@@ -64,9 +64,7 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
         ExportError: The model raised.
     """
     try:
-        # torch.cond and its kind compile themselves in eager mode. Dynamo would see this mode, and would remember for
-        # torch.export that it gave up.
-        with torch.compiler.set_stance("force_eager"), _Inspector(device):
+        with watched_by(_Inspector(device)):
             return call()
     except OperatorNotExportableError:
         raise
@@ -90,22 +88,15 @@ def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -
         _check_registered(operator, device, "")
 
 
-class _Inspector(TorchDispatchMode):
-    """Checks each operator at its first call, below autograd and composite operators."""
-
-    supports_higher_order_operators = True
+class _Inspector(OperatorMode):
+    """Checks each operator at its first call."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
         self._seen: set[OpOverload] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if isinstance(func, HigherOrderOperator):
-            return func(*map(self._watched, args), **kwargs)
+    def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in self._seen or not is_custom(func):
             return func(*args, **kwargs)
         self._seen.add(func)
@@ -121,17 +112,6 @@ class _Inspector(TorchDispatchMode):
             ) from error
         _check_fake(func, at, args, kwargs, result)
         return result
-
-    def _watched(self, argument: Any) -> Any:
-        """Returns a branch or a loop's body that this mode sees too: torch takes the mode off around the operator."""
-        if not callable(argument):
-            return argument
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return argument(*args, **kwargs)
-
-        return watched
 
 
 def _check_registered(operator: OpOverload, device: torch.device, at: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
@@ -18,6 +19,7 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import on_device, parse_floating, prepared
 from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
 from exportkit.export.provenance import provenance
+from exportkit.export.repeatable import check_random, check_repeatable, check_traced
 from exportkit.export.resolved import EagerModel
 from exportkit.export.shapes import (
     DynamicSizes,
@@ -28,6 +30,7 @@ from exportkit.export.shapes import (
     torch_shape,
 )
 from exportkit.package.manifest import Call, Operator, Provenance, Source
+from exportkit.package.structure import names
 from exportkit.spec import ExportSpec
 
 Progress = Callable[[str], None]
@@ -72,19 +75,30 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
     """
     floating = parse_floating(options.dtype)
     shapes = {} if options.static else merge_shapes(model.spec.dynamic_shapes, parse_places(options.dynamic))
+    free = options.allow_nondeterministic or model.spec.allow_nondeterministic
     with prepared(model.spec, device, floating) as spec:
         bound = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
         sizes = dynamic_sizes(shapes, {n: tuple(t.shape) for n, t in zip(bound.names, bound.tensors)})
         progress("checking the model and its operators")
+
+        def call_model() -> Any:
+            return spec.model(*bound.args, **bound.kwargs)
+
         with eager_mode():
-            result = check_model(lambda: spec.model(*bound.args, **bound.kwargs), device)
-        output = describe_output(result)
+            result = check_model(call_model, device)
+            output = describe_output(result)
+            check_repeatable(spec.model, bound, call_model, result, names(output), allow_nondeterministic=free)
         progress("tracing with torch.export")
         program = trace_with_torch_export(spec, bound, sizes)
+        if not free:
+            check_random(program)
         operators = graph_operators(program.graph_module)
         check_operators(operators, device)
         call = describe_program(program, bound, sizes, output, spec, cast=floating)
         cases = record_cases(spec, call, sizes.example, options, device, progress)
+        if not free:
+            progress("comparing the program with the cases")
+            check_traced(program, bound, cases, names(output))
         source = Source(
             model=model.name,
             model_kwargs=dict(model.model_kwargs),

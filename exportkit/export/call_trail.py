@@ -1,0 +1,144 @@
+"""Follows a call of a model operator by operator: what differs from another call, and which operator writes where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+from exportkit.export.dispatch import OperatorMode
+from exportkit.export.explain import where_now
+from exportkit.libraries import TORCH_NAMESPACES
+
+_UNWRITTEN = {
+    torch.ops.aten.empty,
+    torch.ops.aten.empty_like,
+    torch.ops.aten.empty_permuted,
+    torch.ops.aten.empty_strided,
+    torch.ops.aten.new_empty,
+    torch.ops.aten.new_empty_strided,
+}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def fingerprint(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Returns numbers that change with a tensor's dtype, sizes or bits."""
+    data = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    bits = data.contiguous().view(_INTEGERS[data.element_size()])
+    described = (tensor.dtype, tuple(tensor.shape))
+    return (*described, int(bits.sum()), int(torch.hash_tensor(bits).view(torch.int64))) if bits.numel() else described
+
+
+class Writes(OperatorMode):
+    """Watches tensors for an operator that changes them.
+
+    Attributes:
+        lines: The operators and the lines that call them.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+        self._now = {name: fingerprint(tensor) for name, tensor in tensors.items()}
+        self.lines: list[str] = []
+
+    def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator, and looks at the tensors after it."""
+        answer = func(*args, **kwargs)
+        for name, tensor in self._tensors.items():
+            if (now := fingerprint(tensor)) != self._now[name]:
+                self._now[name] = now
+                self.lines.append(f"{name}: {_called(func)}")
+        return answer
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An operator of a call: where it was called, what it took and what it gave."""
+
+    called: str
+    operator: OpOverload
+    numbers: tuple[object, ...]
+    tensors: tuple[object, ...]
+    answer: tuple[object, ...]
+
+
+class CallTrail(OperatorMode):
+    """Records the operators of a call, except those that only allocate memory or view it.
+
+    It fills memory that is allocated and not written, which might be the same again by chance: with NaN, or with 1.
+
+    Attributes:
+        steps: The operators, in order.
+        unwritten: The operators that allocated such memory.
+        undeclared: The operators that wrote into an argument which their schema does not say they write.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[_Step] = []
+        self.unwritten: list[str] = []
+        self.undeclared: list[str] = []
+
+    def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator and records it."""
+        if func.overloadpacket in _UNWRITTEN:
+            memory = func(*args, **kwargs)
+            memory.fill_(float("nan") if memory.is_floating_point() or memory.is_complex() else 1)
+            self.unwritten.append(_called(func))
+            return memory
+        if func.is_view:
+            return func(*args, **kwargs)
+        numbers, tensors = _split((args, kwargs))
+        answer = func(*args, **kwargs)
+        self.steps.append(_Step(_called(func), func, numbers, tensors, _split(answer)[1]))
+        if (
+            func.namespace not in TORCH_NAMESPACES
+            and not func._schema.is_mutable
+            and _split((args, kwargs))[1] != tensors
+        ):
+            self.undeclared.append(_called(func))
+        return answer
+
+
+def changed_number(one: CallTrail, other: CallTrail) -> str | None:
+    """Says which number that Python code computes differs between two calls. None if none does."""
+    for a, b in zip(one.steps, other.steps):
+        if a.operator is not b.operator:
+            return f"{a.called} is called once, and in its place {b.called} the other time"
+        if len(a.numbers) == len(b.numbers) and a.numbers != b.numbers:
+            pairs = ", ".join(f"{x} and then {y}" for x, y in zip(a.numbers, b.numbers) if x != y)
+            return f"{a.called} is given the number {pairs}"
+    return None
+
+
+def first_difference(one: CallTrail, other: CallTrail) -> str | None:
+    """Says which operator is the first to answer differently in the second of two calls. None if none does."""
+    for a, b in zip(one.steps, other.steps):
+        if a.answer != b.answer:
+            if torch.Tag.nondeterministic_seeded in a.operator.tags:
+                return f"{a.called} draws random numbers"
+            if a.tensors == b.tensors and a.operator.namespace not in TORCH_NAMESPACES:
+                return (
+                    f"{a.called} answers the same arguments differently: it keeps a state, or returns unwritten memory"
+                )
+            return f"{a.called} is given a tensor that differs from call to call"
+    return None
+
+
+def _split(value: Any) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """Returns the numbers in a nested value, and the fingerprints of its tensors."""
+    leaves = tree_leaves(value)
+    # NaN would differ from itself.
+    numbers = tuple(leaf for leaf in leaves if isinstance(leaf, (bool, int, float)) and leaf == leaf)
+    return numbers, tuple(fingerprint(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _called(operator: OpOverload) -> str:
+    """Returns the operator and the line of the model's code that calls it."""
+    where = where_now()
+    return f"{operator}{' at ' + where if where else ''}"

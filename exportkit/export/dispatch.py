@@ -1,0 +1,54 @@
+"""Watches the operators of a call, those inside torch.cond and its kind included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class OperatorMode(TorchDispatchMode):
+    """Calls `operator` for every operator, below autograd and composite operators."""
+
+    supports_higher_order_operators = True
+
+    def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator and returns its answer."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Gives operators to `operator`, and watches the branches and bodies of the others."""
+        if isinstance(func, HigherOrderOperator):
+            return func(*map(self._watched, args), **(kwargs or {}))
+        return self.operator(func, args, kwargs or {})
+
+    def _watched(self, argument: Any) -> Any:
+        """Returns a branch or a loop's body that this mode sees too: torch takes the mode off around the operator."""
+        if not callable(argument):
+            return argument
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return argument(*args, **kwargs)
+
+        return watched
+
+
+M = TypeVar("M", bound=OperatorMode)
+
+
+@contextmanager
+def watched_by(mode: M) -> Iterator[M]:
+    """Lets a mode watch what runs in this context.
+
+    torch.cond and its kind compile themselves in eager mode. Dynamo would see the mode, and would remember for
+    torch.export that it gave up. Therefore nothing is compiled meanwhile.
+    """
+    with torch.compiler.set_stance("force_eager"), mode:
+        yield mode

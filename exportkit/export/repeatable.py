@@ -1,0 +1,235 @@
+"""Checks that a model keeps nothing from one call to the next: compiled code has only its weights and its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
+
+from exportkit.errors import ExportError, OperatorNotExportableError
+from exportkit.export.call_signature import BoundCall
+from exportkit.export.call_trail import CallTrail, Writes, changed_number, fingerprint, first_difference
+from exportkit.export.cases import RecordedCase, eager_mode
+from exportkit.export.dispatch import watched_by
+from exportkit.export.explain import where_traced
+from exportkit.package.structure import plain
+from exportkit.sizes import label_of
+
+
+def check_repeatable(
+    model: torch.nn.Module,
+    bound: BoundCall,
+    call: Callable[[], Any],
+    first: Any,
+    names: Sequence[str],
+    *,
+    allow_nondeterministic: bool,
+) -> None:
+    """Calls a model a second time, and looks at what it answers and at what it changes.
+
+    Args:
+        model: The model, after its first call. What it filled in that call, it may keep.
+        bound: The example call.
+        call: Makes it.
+        first: The answer to the first call.
+        names: The names of the output tensors.
+        allow_nondeterministic: Whether the answers may differ. The state must not, even then.
+
+    Raises:
+        ExportError: The model writes into its inputs, buffers or parameters, or its answers differ. The message names
+            the line and what changes.
+        OperatorNotExportableError: A custom operator writes into an argument without saying so.
+    """
+    inputs = {f"input {name}": tensor for name, tensor in zip(bound.names, bound.tensors)}
+    state = {**_state(model), **inputs}
+    before = {name: fingerprint(tensor) for name, tensor in state.items()}
+    answers, trails, kept = [first], [], []
+    for _ in range(2):
+        with watched_by(CallTrail()) as trail:
+            answers.append(call())
+        trails.append(trail)
+        kept.append(_attributes(model))
+    if undeclared := dict.fromkeys(trails[0].undeclared):
+        raise OperatorNotExportableError(
+            f"{', '.join(undeclared)} writes into an argument, and its schema does not say so: compilers believe it",
+            hint="Mark the argument in the schema, such as Tensor(a!), or write into a copy of it.",
+        )
+    now = {**state, **_state(model)}
+    if written := [name for name in before if fingerprint(now[name]) != before[name]]:
+        raise _writes(written, {name: state[name] for name in written}, call)
+    if allow_nondeterministic:
+        return
+    number = changed_number(*trails)
+    listed = zip(names, *map(_tensors, answers))
+    differing = [name for name, one, *others in listed if not all(agree(one, other) for other in others)]
+    if differing or number:
+        reason = number or first_difference(*trails) or f"unwritten memory of {', '.join(trails[0].unwritten)} is read"
+        raise ExportError(
+            "the model does not repeat itself when it is called again with the same inputs"
+            + (f": {_listed(differing)} differs" if differing else "")
+            + "".join(f"\n    {line}" for line in (reason, *_changed(*kept))),
+            hint="Take what changes as an input.",
+        )
+
+
+def check_random(program: torch.export.ExportedProgram) -> None:
+    """Checks that no output of a program depends on a random number.
+
+    Raises:
+        ExportError: One does. The message names the operators and the lines that call them.
+    """
+    drawing = {}
+    for node in _needed(program.graph_module):
+        if _draws(node):
+            where = where_traced(node)
+            drawing[f"{node.target}{' at ' + where if where else ''}"] = True
+    if drawing:
+        raise ExportError(
+            "the model draws random numbers, and a package would not draw the ones that eager draws:"
+            + "".join(f"\n    {line}" for line in drawing),
+            hint="Take the numbers as an input, or turn them off: F.dropout draws unless training=False.",
+        )
+
+
+def check_traced(
+    program: torch.export.ExportedProgram, bound: BoundCall, cases: Sequence[RecordedCase], names: Sequence[str]
+) -> None:
+    """Calls a traced program with the inputs of the recorded cases, and compares its answers with eager's.
+
+    Raises:
+        ExportError: They differ: tracing made a constant of something that the model computes.
+    """
+    module = program.module(check_guards=False)
+    for case in cases:
+        tensors = load(case.tensors)
+        given = tuple(tensors[f"input.{i}"].to(t.device) for i, t in enumerate(bound.tensors))
+        args, kwargs = bound.with_tensors(given)
+        with eager_mode():
+            answers = [answer.cpu() for answer in _tensors(module(*plain(args), **plain(kwargs)))]
+        wanted = [tensors[f"output.{i}"] for i in range(len(answers))]
+        if differing := [name for name, a, b in zip(names, answers, wanted) if not agree(a, b)]:
+            raise ExportError(
+                f"the traced program does not answer what eager answers at {label_of(case.sizes)}, in "
+                f"{_listed(differing)}: tracing made a constant of something that the model computes in Python, such "
+                "as a counter, the time, or a value kept from an earlier call",
+                hint="Compute it with torch's operators, or take it as an input.",
+            )
+
+
+def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tells whether two answers of the same model to the same inputs are as near as rounding leaves them.
+
+    The greatest difference of floating numbers may be the square root of the dtype's epsilon, relative to the greatest
+    number. One element in a hundred of the others may differ: indices do, where scores are nearly equal.
+    """
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.numel():
+        return True
+    if not (one.is_floating_point() or one.is_complex()):
+        return float((one != other).double().mean()) <= 0.01
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    a, b = one.detach().to(wide), other.detach().to(wide)
+    finite = a.isfinite() & b.isfinite()
+    if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()) or not torch.equal(a.isnan(), b.isnan()):
+        return False
+    if not finite.any():
+        return True
+    greatest = torch.maximum(a[finite].abs().max(), b[finite].abs().max())
+    return bool((a[finite] - b[finite]).abs().max() <= torch.finfo(one.dtype).eps ** 0.5 * greatest)
+
+
+def _writes(names: Sequence[str], tensors: Mapping[str, torch.Tensor], call: Callable[[], Any]) -> ExportError:
+    """Returns the error for tensors that a call changes. Calls the model again to find the lines."""
+    with watched_by(Writes(tensors)) as writes:
+        call()
+    lines = "".join(f"\n    {line}" for line in dict.fromkeys(writes.lines))
+    by_kind: dict[str, list[str]] = {}
+    for kind, name in (name.split(" ", 1) for name in names):
+        by_kind.setdefault(kind, []).append(name)
+    if inputs := by_kind.get("input"):
+        return ExportError(
+            f"the model writes into its inputs {', '.join(inputs)}{lines}",
+            hint="Clone them first, or return the new value.",
+        )
+    what = " and ".join(f"{kind}s {', '.join(found)}" for kind, found in by_kind.items())
+    advice = "Pass the state in as an input and return it as an output."
+    if "batch_norm" in lines or "instance_norm" in lines:
+        advice = (
+            "With training=True that function writes the running statistics: use training=False, or clones of them."
+        )
+    return ExportError(
+        f"the model changes its {what} while it runs: results would depend on earlier calls and on which runner served "
+        f"them{lines}",
+        hint=advice,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"output {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+
+
+def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the parameters and buffers as the messages name them."""
+    parameters = {f"parameter {name}": tensor for name, tensor in model.named_parameters()}
+    buffers = {f"buffer {name}": tensor for name, tensor in model.named_buffers()}
+    return {name: tensor for name, tensor in {**parameters, **buffers}.items() if not is_lazy(tensor)}
+
+
+def _attributes(model: torch.nn.Module) -> dict[str, object]:
+    """Returns the plain values that the modules keep, such as a counter: `blocks.0.calls`."""
+    return {
+        f"{name + '.' if name else ''}{key}": value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, (bool, int, float, str, type(None)))
+    }
+
+
+def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    return [f"`{name}` was {before.get(name)}, then {new}" for name, new in after.items() if before.get(name) != new]
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Tells whether a node draws random numbers. Dropout does not in eval mode, nor attention without dropout."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    arguments = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+    arguments |= {a.name: value for a, value in zip(target._schema.arguments, node.args)} | node.kwargs
+    switches = [arguments[name] for name in ("train", "training", "dropout", "dropout_p") if name in arguments]
+    return all(switches)
+
+
+def _needed(module: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
+    """Yields the nodes of a graph that an output depends on, and every node of the graphs within it."""
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule) and part is not module:
+            yield from part.graph.nodes
+    needed: set[torch.fx.Node] = set()
+    waiting = [node for node in module.graph.nodes if node.op == "output"]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += node.all_input_nodes
+            # Whoever writes into a needed tensor, or into a view of it, is needed as well.
+            waiting += [user for user in node.users if _writes_into(user, node)]
+    yield from (node for node in module.graph.nodes if node in needed)
+
+
+def _writes_into(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    target = user.target
+    if not isinstance(target, torch._ops.OpOverload) or not user.args or user.args[0] is not node:
+        return False
+    if target._schema.is_mutable:
+        return True
+    return target.is_view and any(_writes_into(deeper, user) for deeper in user.users)

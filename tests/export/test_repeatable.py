@@ -1,0 +1,183 @@
+"""What a model keeps from call to call is found at export and named: a package has only weights and inputs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from exportkit import ExportSpec
+from exportkit.errors import ExportError, OperatorNotExportableError
+from exportkit.export.artifact import export_program
+from exportkit.export.repeatable import agree
+
+
+class Function(torch.nn.Module):
+    """A model of one function, which gets the module and its input."""
+
+    def __init__(self, function: Callable[[Function, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.drop = torch.nn.Dropout()
+        self.register_buffer("seen", torch.zeros(4))
+        self.calls = 0
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def export(function: Callable[[Function, Tensor], Tensor], tmp_path: Path) -> None:
+    spec = ExportSpec(Function(function), (torch.rand(3, 4),), dynamic_shapes={"x": {0: "n[2:8]"}})
+    export_program(spec, tmp_path / "x.pt2")
+
+
+def counter(m: Function, x: Tensor) -> Tensor:
+    m.calls += 1
+    return x + m.calls
+
+
+def seeded(m: Function, x: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return x + torch.randn_like(x)
+
+
+def drawn_in_place(m: Function, x: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    y = torch.zeros_like(x)
+    y[0].uniform_()
+    return x + y
+
+
+def by_export(m: Function, x: Tensor) -> Tensor:
+    return x * (3 if torch.compiler.is_exporting() else 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (counter, r"itself.*output 0 differs\n.*in counter: `return x \+ m.calls` .*\n *`calls` was 2, then 3"),
+        (lambda m, x: x + time.perf_counter_ns(), r"itself.* inputs\n *aten.add.Tensor at .* is given the number"),
+        (lambda m, x: x + torch.randn_like(x), r"aten.randn_like.default at .* draws random numbers"),
+        (lambda m, x: F.dropout(x), r"aten.bernoulli_.float at .* draws random numbers"),
+        (lambda m, x: torch.empty_like(x), r"unwritten memory of aten.empty_like.default at "),
+        (lambda m, x: torch.empty_like(x) + x, r"unwritten memory of aten.empty_like.default at "),
+        (seeded, r"the model draws random numbers(?s:.*)aten.randn_like.default at test_repeatable.py:"),
+        (drawn_in_place, r"the model draws random numbers(?s:.*)aten.uniform_.default at test_repeatable.py:"),
+        (by_export, r"the traced program does not answer what eager answers at n=3, in output 0"),
+    ],
+)
+def test_a_model_that_does_not_repeat_itself_is_refused_with_the_line(function, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=message):
+        export(function, tmp_path)
+    assert not (tmp_path / "x.pt2").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda m, x: F.batch_norm(x, m.norm.running_mean, m.norm.running_var, training=True),
+            r"changes its buffers norm.running_mean, norm.running_var(?s:.*)native_batch_norm.* at "
+            r"(?s:.*)use training=False",
+        ),
+        (lambda m, x: x + m.seen.add_(1), r"changes its buffers seen(?s:.*)aten.add_.Tensor at (?s:.*)Pass the state"),
+        (lambda m, x: x + m.norm.weight.data.mul_(2), r"changes its parameters norm.weight"),
+        (lambda m, x: x.add_(1), r"writes into its inputs x\n *input x: aten.add_.Tensor at "),
+    ],
+)
+def test_what_a_call_writes_is_refused_with_the_line(function, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=message):
+        export(function, tmp_path)
+
+
+def filled(m: Function, x: Tensor) -> Tensor:
+    y = torch.empty(2 * x.shape[0], x.shape[1])
+    y[: x.shape[0]] = x
+    y[x.shape[0] :] = 1
+    return y
+
+
+def drawn_for_nothing(m: Function, x: Tensor) -> Tensor:
+    torch.rand([])
+    return x * 2
+
+
+def first_call(m: Function, x: Tensor) -> Tensor:
+    if m.table is None:
+        m.table = torch.arange(4.0)
+    return x + m.table
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        filled,
+        drawn_for_nothing,
+        first_call,
+        lambda m, x: m.drop(m.norm(x)),
+        lambda m, x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+        lambda m, x: F.batch_norm(x, m.norm.running_mean.clone(), m.norm.running_var.clone(), training=True),
+        lambda m, x: x / 0 - x / 0,
+    ],
+)
+def test_what_repeats_itself_is_exported(function, tmp_path: Path) -> None:
+    export(function, tmp_path)
+    assert (tmp_path / "x.pt2").exists()
+
+
+@pytest.fixture
+def library() -> Iterator[torch.library.Library]:
+    with torch.library._scoped_library("exportkit_kept", "DEF") as library:
+        yield library
+
+
+@pytest.mark.parametrize(
+    ("kernel", "error", "message"),
+    [
+        ("state", ExportError, r"kept.op.default at .* answers the same arguments differently: it keeps a state"),
+        ("write", OperatorNotExportableError, r"kept.op.default at .* writes into an argument.*\n.*Tensor\(a!\)"),
+    ],
+)
+def test_an_operator_that_keeps_a_state_or_writes_in_secret_is_named(
+    library, kernel: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    count = itertools.count()
+    library.define("op(Tensor x) -> Tensor")
+    library.impl("op", {"state": lambda x: x + next(count), "write": lambda x: x.mul_(2) + 1}[kernel], "CPU")
+    # The operators here are written in Python, which is refused for a reason of its own.
+    monkeypatch.setattr("exportkit.export.preflight._check_registered", lambda *_: None)
+    monkeypatch.setattr("exportkit.export.preflight._check_fake", lambda *_: None)
+    with pytest.raises(error, match=message):
+        export(lambda m, x: torch.ops.exportkit_kept.op(x * 2), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (torch.ones(3), torch.ones(3) + 1e-6, True),
+        (torch.ones(3), torch.ones(3) + 1e-2, False),
+        (torch.ones(3).half(), torch.ones(3).half() + 1e-2, True),
+        (torch.ones(3).half(), torch.ones(3).half() + 1e-1, False),
+        (torch.tensor([1e9, 0.0]), torch.tensor([1e9, 1.0]), True),
+        (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.0]), True),
+        (torch.tensor([float("nan"), 1.0]), torch.tensor([1.0, 1.0]), False),
+        (torch.tensor([float("inf"), 1.0]), torch.tensor([-float("inf"), 1.0]), False),
+        (torch.tensor([1j, 1.0]), torch.tensor([1j, 1.1]), False),
+        (torch.zeros(3), torch.zeros(3), True),
+        (torch.zeros(3), torch.zeros(2), False),
+        (torch.zeros(0), torch.zeros(0), True),
+        (torch.zeros(3), torch.zeros(3).double(), False),
+        (torch.zeros(200, dtype=torch.int64), torch.arange(200) // 199, True),
+        (torch.zeros(2, dtype=torch.bool), torch.tensor([False, True]), False),
+    ],
+)
+def test_answers_agree_where_rounding_explains_what_differs(one: Tensor, other: Tensor, same: bool) -> None:
+    assert agree(one, other) is same
