@@ -47,7 +47,7 @@ class ExportSpec:
     """A model with everything `exportkit export` needs to know about it.
 
     Attributes:
-        model: The module.
+        model: The module. The one inside is taken of what torch.compile or DataParallel returns.
         example_inputs: Positional inputs for tracing. Dynamic sizes should be at least 2 and differ from one another,
             because torch.export specialises 0 and 1, and treats equal sizes as the same size.
         example_kwargs: Keyword inputs for tracing.
@@ -95,6 +95,18 @@ class ExportSpec:
             if not right:
                 value = getattr(self, name)
                 raise UsageError(f"ExportSpec.{name} is {_short(value)}; it must be {wanted}")
+        object.__setattr__(self, "model", _inside(self.model))
+
+
+def _inside(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the module inside of the wrappers that torch.compile, DataParallel and DistributedDataParallel make."""
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    if isinstance(model, (DataParallel, DistributedDataParallel)):
+        return _inside(model.module)
+    if type(model).__name__ == "OptimizedModule":  # importing its class would import Dynamo
+        return _inside(model.get_submodule("_orig_mod"))
+    return model
 
 
 def _are_shapes(shapes: object) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,35 @@ def size_text(size: int) -> str:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Reports each step on stderr: with a spinner on a terminal, else with one plain line."""
+    """Reports each step on stderr: with a spinner on a terminal, else with one plain line.
+
+    What the user's code prints meanwhile goes to stderr as well, since stdout has the result.
+    """
+    with _stdout_to_stderr(), _steps() as step:
+        yield step
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Sends stdout to stderr, that of C++ code and of child processes included."""
+    if sys.__stdout__ is None or sys.__stderr__ is None:
+        yield
+        return
+    out, err = sys.__stdout__.fileno(), sys.__stderr__.fileno()
+    sys.__stdout__.flush()
+    kept = os.dup(out)
+    try:
+        os.dup2(err, out)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what C++ code printed
+        os.dup2(kept, out)
+        os.close(kept)
+
+
+@contextmanager
+def _steps() -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield lambda text: click.echo(f"{printable(text)} ...", err=True)
         return

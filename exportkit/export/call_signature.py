@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Iterator, Mapping
@@ -10,18 +11,68 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from exportkit.errors import UsageError
 from exportkit.package.manifest import Parameter
-from exportkit.package.structure import check_name, flatten, names, plain
+from exportkit.package.structure import check_name, flatten, is_dataclass_instance, names, plain
 
+NAMED = (
+    "A package describes a call by its parameters' names. Wrap the model in a module whose forward has them: "
+    "`def forward(self, x, y): return self.model(x, y)`."
+)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def is_tensor(value: Any) -> bool:
     """Returns whether a value is a tensor, the leaf of a structure."""
     return isinstance(value, torch.Tensor)
+
+
+def look_into_dataclasses(value: Any) -> None:
+    """Lets torch's pytrees see the tensors in the dataclasses of a nested value."""
+    for leaf in tree_leaves(value):
+        if is_dataclass_instance(leaf):  # a leaf, because torch does not know the class
+            _register_dataclass(type(leaf))
+            look_into_dataclasses(leaf)
+
+
+def _register_dataclass(made: type[Any]) -> None:
+    fields = [field.name for field in dataclasses.fields(made)]
+
+    def parts(value: Any) -> tuple[list[Any], None]:
+        return [getattr(value, field) for field in fields], None
+
+    register_pytree_node(made, parts, lambda values, _: made(**dict(zip(fields, values))))
+
+
+def check_plain(what: str, tensor: torch.Tensor) -> None:
+    """Checks that a tensor is an array of numbers in memory.
+
+    Args:
+        what: The tensor's name, for the message.
+        tensor: The tensor.
+
+    Raises:
+        UsageError: It is sparse, nested or quantized, or has no data.
+    """
+    if tensor.is_meta:
+        kind, advice = (
+            "on the meta device, without data",
+            "Load the weights first: module.to_empty(device='cpu') makes room.",
+        )
+    elif tensor.is_quantized:
+        kind, advice = f"quantized ({tensor.dtype})", "Use tensor.dequantize(), or integers with a scale of their own."
+    elif tensor.is_nested:
+        kind, advice = "nested", "Use torch.nested.to_padded_tensor, and a mask."
+    elif tensor.layout is not torch.strided:
+        kind, advice = (
+            f"sparse ({tensor.layout})",
+            "Use tensor.to_dense(), or pass its indices and values, which are dense.",
+        )
+    else:
+        return
+    raise UsageError(f"{what} is {kind}, which a package cannot hold", hint=advice)
 
 
 def parameter_names(model: torch.nn.Module) -> list[str]:
@@ -46,7 +97,7 @@ def bind_call(
         if signature.parameters[name].kind in _VARIADIC:
             raise UsageError(
                 f"{type(model).__name__}.forward takes the example inputs in `{signature.parameters[name]}`",
-                hint="Give these parameters names: a package describes a call by its parameters' names.",
+                hint=NAMED,
             )
     return dict(bound.arguments)
 
@@ -98,6 +149,7 @@ def describe_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping
         UsageError: The call does not fit forward, contains no tensor or a value that a manifest cannot describe, or a
             parameter has a name that a package cannot have.
     """
+    look_into_dataclasses((args, dict(kwargs)))
     arguments = bind_call(model, args, kwargs)
     positional = list(arguments)[: len(args)]
     ordered = {name: value for name, value in arguments.items() if name not in positional}
@@ -119,7 +171,7 @@ def describe_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping
 def plain_tuples(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Replaces named tuples in the model's call by plain tuples, and yields the arguments for it.
+    """Replaces named tuples and dataclasses in the model's call by plain tuples, and yields the arguments for it.
 
     A saved program names the classes of its structures, and torch can read it only if they are registered. The manifest
     has the names and fields, so the program does not need them. `forward` is replaced temporarily on the object: a

@@ -9,7 +9,7 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from exportkit.errors import ExportError
-from exportkit.export.call_signature import BoundCall, is_tensor
+from exportkit.export.call_signature import BoundCall, check_plain, is_tensor, look_into_dataclasses
 from exportkit.export.cases import check_packable
 from exportkit.export.shapes import DynamicSizes, Symbols
 from exportkit.export.tolerances import output_tolerances
@@ -22,12 +22,15 @@ def describe_output(result: Any) -> Node:
     """Returns the structure of a model's result.
 
     Raises:
-        UsageError: The result contains a value that a manifest cannot describe.
+        UsageError: The result contains a value or a kind of tensor that a manifest cannot describe.
         ExportError: The result contains no tensor.
     """
+    look_into_dataclasses(result)
     node, leaves = flatten(result, is_tensor, where="the model's output")
     if not leaves:
         raise ExportError("the model returns no tensor", hint="A compiled model returns at least one.")
+    for name, leaf in zip(names(node), leaves):
+        check_plain(f"output {name}", leaf)
     return node
 
 

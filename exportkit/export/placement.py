@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import msgspec
 import torch
+from torch.nn.parameter import is_lazy
 
 from exportkit.errors import HostError, UsageError
-from exportkit.export.call_signature import BoundCall, describe_call
+from exportkit.export.call_signature import BoundCall, check_plain, describe_call
 from exportkit.package import core
 from exportkit.spec import ExportSpec
 
@@ -21,8 +22,17 @@ def prepared(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) 
     """Yields the spec with its model in eval mode, and model and example inputs on a device and in a dtype.
 
     The caller's model does not change: it is copied if it must move.
+
+    Raises:
+        UsageError: An input, a parameter or a buffer is no plain tensor.
     """
     bound = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
+    for name, tensor in zip(bound.names, bound.tensors):
+        check_plain(f"input {name}", tensor)
+    for kind, named in (("parameter", spec.model.named_parameters()), ("buffer", spec.model.named_buffers())):
+        for name, tensor in named:
+            if not is_lazy(tensor):
+                check_plain(f"{kind} {name}", tensor)
     tensors = tuple(_place(tensor, device, dtype) for tensor in bound.tensors)
     args, kwargs = bound.with_tensors(tensors)
     state = [*spec.model.parameters(), *spec.model.buffers()]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
-from exportkit.export.call_signature import bind_call, parameter_names, rebind
+from exportkit.export.call_signature import NAMED, bind_call, parameter_names, rebind
 from exportkit.export.explain import users_code
 from exportkit.export.program_file import load_program
 from exportkit.export.resolved import EagerModel, ResolvedModel
@@ -253,19 +253,19 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
     if unknown := [name for name in given if name not in names]:
         raise UsageError(
             f"--input {unknown[0]}: {model} has no parameter of that name",
-            hint=f"forward takes {', '.join(names)}." if names else "forward takes no named parameters.",
+            hint=f"forward takes {', '.join(names)}." if names else NAMED,
         )
     if given:
         arguments = {**bind_call(spec.model, spec.example_inputs, spec.example_kwargs, partial=True), **given}
         args, kwargs = rebind(spec.model, arguments)
         spec = replace(spec, example_inputs=args, example_kwargs=kwargs)
+    every = "Give every input, such as " + " ".join(f"--input {name}=float32[2,3]" for name in names) + "."
+    if not (spec.example_inputs or spec.example_kwargs) and not names:
+        raise UsageError(f"{model}: forward has no named parameters, so there is no input to give", hint=NAMED)
     try:
         bind_call(spec.model, spec.example_inputs, spec.example_kwargs)
     except UsageError as error:
-        raise UsageError(
-            f"{model}: {error.message}",
-            hint="Give every input, such as " + " ".join(f"--input {name}=float32[2,3]" for name in names) + ".",
-        ) from error
+        raise UsageError(f"{model}: {error.message}", hint=error.hint or every) from error
     return spec
 
 

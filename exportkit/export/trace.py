@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -191,5 +192,6 @@ def _may_mutate(program: torch.export.ExportedProgram) -> bool:
 
 
 def _class_name(model: torch.nn.Module) -> str:
-    """Returns the default name of a package."""
-    return type(model).__name__.strip("_") or "model"
+    """Returns the default name of a package: the class's, in the letters that a name may have."""
+    ascii_name = unicodedata.normalize("NFKD", type(model).__name__).encode("ascii", "ignore").decode()
+    return ascii_name.strip("_")[:128] or "model"

@@ -1,12 +1,13 @@
 """Converts nested Python values to a flat list of leaves and a Node for the manifest, and back.
 
-Does not import torch: the caller decides what a leaf is. Containers are lists, tuples, named tuples and dicts with
-string keys, because a manifest can describe these and any host can rebuild them without the model's source. Other
-values would need pickle, so they are refused.
+Does not import torch: the caller decides what a leaf is. Containers are lists, tuples, named tuples, dataclasses and
+dicts with string keys, because a manifest can describe these and any host can rebuild them without the model's source.
+A dataclass comes back as a named tuple with its fields. Other values would need pickle, so they are refused.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections import Counter, namedtuple
@@ -30,8 +31,8 @@ def flatten(
     """Splits a nested value into its structure and its leaves.
 
     Args:
-        value: Leaves and constants (None, bool, int, float, str) in lists, tuples, named tuples and dicts with string
-            keys.
+        value: Leaves and constants (None, bool, int, float, str) in lists, tuples, named tuples, dataclasses and dicts
+            with string keys.
         is_leaf: Returns whether a value is a leaf, such as a tensor.
         start: The index of the first leaf, for values whose leaves share one list.
         where: The value's name for error messages, such as "parameter `batch`".
@@ -53,9 +54,10 @@ def flatten(
             return ConstantNode(value=_constant(value, path))
         if depth == MAX_DEPTH:
             raise UsageError(f"{path} is nested deeper than {MAX_DEPTH} containers", hint="Pass a flatter structure.")
-        if fields := _tuple_fields(value):
+        if fields := fields_of(value):
             _check_names(type(value).__name__, fields, path)
-            items = tuple(visit(item, f"{path}.{field}", depth + 1) for field, item in zip(fields, value))
+            parts = zip(fields, parts_of(value))
+            items = tuple(visit(item, f"{path}.{field}", depth + 1) for field, item in parts)
             return NamedTupleNode(class_name=type(value).__name__, fields=fields, items=items)
         if type(value) in (list, tuple):
             items = tuple(visit(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value))
@@ -67,10 +69,7 @@ def flatten(
             items = tuple(visit(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items())
             return MappingNode(keys=tuple(value), items=items)
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise UsageError(
-            f"{path} is a {kind}, which a package cannot describe",
-            hint="Use tensors, numbers, strings and None, in lists, tuples, named tuples and dicts with string keys.",
-        )
+        raise UsageError(f"{path} is a {kind}, which a package cannot describe", hint=_advice(kind))
 
     return visit(value, where, 0), leaves
 
@@ -88,9 +87,9 @@ def unflatten(node: Node, leaves: Sequence[Leaf]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Replaces named tuples in a nested value by plain ones."""
-    if isinstance(value, tuple):
-        return tuple(map(plain, value))
+    """Replaces named tuples and dataclasses in a nested value by plain tuples."""
+    if isinstance(value, tuple) or is_dataclass_instance(value):
+        return tuple(map(plain, parts_of(value)))
     if isinstance(value, list):
         return [plain(item) for item in value]
     if isinstance(value, dict):
@@ -201,14 +200,44 @@ def _steps(node: SequenceNode | MappingNode | NamedTupleNode) -> Sequence[str]:
     return node.keys if isinstance(node, MappingNode) else node.fields
 
 
-def _tuple_fields(value: Any) -> tuple[str, ...]:
-    """Returns the fields of a named tuple or of a result such as torch.max's. Other values have no fields."""
+def is_dataclass_instance(value: Any) -> bool:
+    """Tells whether a value is an instance of a dataclass that its fields make.
+
+    A dict may be one as well, such as transformers' ModelOutput, and is taken for a dict.
+    """
+    if not dataclasses.is_dataclass(value) or isinstance(value, (type, dict)):
+        return False
+    return all(field.init for field in dataclasses.fields(value))
+
+
+def fields_of(value: Any) -> tuple[str, ...]:
+    """Returns the fields of a dataclass, a named tuple or a result such as torch.max's. Other values have none."""
+    if is_dataclass_instance(value):
+        return tuple(field.name for field in dataclasses.fields(value))
     if not isinstance(value, tuple) or type(value) is tuple:
         return ()
     if hasattr(value, "_fields"):
         return tuple(value._fields)
     # A C struct sequence names its fields here (Python >= 3.10).
     return tuple(getattr(type(value), "__match_args__", ()))
+
+
+def parts_of(value: Any) -> tuple[Any, ...]:
+    """Returns the values of a tuple, or those of the fields of a dataclass."""
+    return tuple(value) if isinstance(value, tuple) else tuple(getattr(value, field) for field in fields_of(value))
+
+
+def _advice(kind: str) -> str:
+    """Returns what to use instead of a class that a package cannot describe."""
+    if kind.startswith("transformers.cache_utils."):
+        return (
+            "Export with use_cache=False (example_kwargs of an ExportSpec, or model.config.use_cache), or wrap the "
+            "model so that keys and values go in and out as tensors, as docs/own-models.md shows."
+        )
+    if kind == "numpy.ndarray":
+        return "Use a tensor: torch.from_numpy(array)."
+    containers = "lists, tuples, named tuples, dataclasses and dicts with string keys"
+    return f"Use tensors, numbers, strings and None, in {containers}."
 
 
 def _constant(value: bool | int | float | str | None, path: str) -> bool | int | float | str | None:

@@ -15,7 +15,7 @@ import torch
 
 from exportkit.errors import InputError, ManifestConsistencyError
 from exportkit.package import manifest as m
-from exportkit.package.structure import builder
+from exportkit.package.structure import builder, fields_of, parts_of
 
 # torch's CUDA kernels may read 16 bytes at a time from the start of an input, so an unaligned input is copied.
 _CUDA_ALIGNMENT = 16
@@ -256,8 +256,9 @@ def _taker(node: m.Node, path: str) -> _Take:
 
     def take(value: Any, flat: list[Any]) -> None:
         _check_container(value, node, path)
+        items = value if fields is None else parts_of(value)
         for key, part in takes:
-            part(value[key], flat)
+            part(items[key], flat)
 
     return take
 
@@ -288,9 +289,9 @@ def _check_container(value: Any, node: m.SequenceNode | m.MappingNode | m.NamedT
         if value.keys() != set(node.keys):
             raise InputError(f"{path} must have the keys {_listed(node.keys)}, got {_listed(value)}")
     # This process may lack the model's class, so only the fields are compared.
-    elif not isinstance(value, tuple) or getattr(type(value), "__match_args__", None) != node.fields:
+    elif fields_of(value) != node.fields:
         raise InputError(
-            f"{path} must be a named tuple with the fields {_listed(node.fields)}, got {_kind(value)}",
+            f"{path} must be a named tuple or a dataclass with the fields {_listed(node.fields)}, got {_kind(value)}",
             hint=f"collections.namedtuple({node.class_name!r}, {list(node.fields)}) makes one.",
         )
 

@@ -175,6 +175,21 @@ def test_json_has_words_for_what_is_no_number(capsys):
     assert json.loads(capsys.readouterr().out) == {"a": "inf", "b": ["nan", 1.5], "c": [True, None]}
 
 
+def test_what_a_model_prints_goes_to_stderr_and_the_result_to_stdout():
+    code = """
+import ctypes, os, sys
+from exportkit.cli.output import print_json, progress
+with progress():
+    print("from Python")
+    ctypes.CDLL(None).puts(b"from C")
+    os.system("echo from a child")
+print_json({"ok": True})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"ok": True}
+    assert sorted(done.stderr.splitlines()) == ["from C", "from Python", "from a child"]
+
+
 def test_progress_is_plain_lines_on_stderr_where_there_is_no_terminal(capsys):
     with progress() as step:
         step("compiling")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
@@ -21,6 +22,25 @@ Boxes = namedtuple("Boxes", ["corners", "scores"])
 
 class Leaf:
     pass
+
+
+@dataclass
+class Score:
+    value: object
+    label: str = "none"
+
+
+@dataclass
+class Output(OrderedDict):
+    """A dict and a dataclass, as transformers' ModelOutput is."""
+
+    logits: object = None
+
+
+@dataclass
+class Derived:
+    value: object
+    twice: object = field(init=False, default=2)
 
 
 def is_leaf(value: object) -> bool:
@@ -49,6 +69,23 @@ def test_a_value_comes_back_as_it_was_also_through_json(value):
     assert back == value
     assert repr(back) == repr(value)  # True is not 1 and 1 is not 1.0
     assert flatten(back, is_leaf)[1] == leaves
+
+
+def test_a_dataclass_comes_back_as_a_named_tuple_with_its_fields():
+    one, other = Leaf(), Leaf()
+    node, leaves = flatten([Score(one), Score({"a": other}, "best")], is_leaf)
+    assert names(node) == ["0.value", "1.value.a"]
+    back = unflatten(node, leaves)
+    assert [type(item).__name__ for item in back] == ["Score", "Score"]
+    assert (back[0].value, back[0].label, back[1].value["a"], back[1].label) == (one, "none", other, "best")
+
+
+def test_a_dict_that_is_a_dataclass_too_stays_a_dict():
+    leaf = Leaf()
+    output = Output()
+    output["logits"] = leaf
+    node, leaves = flatten(output, is_leaf)
+    assert unflatten(node, leaves) == {"logits": leaf}
 
 
 @settings(deadline=None)
@@ -97,6 +134,7 @@ def test_subclasses_of_constants_and_dicts_become_plain():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
+        (Derived(1), r"parameter `x` is a .*Derived, which a package cannot describe"),
         ({"a": [1, {2, 3}]}, r"parameter `x`\['a'\]\[1\] is a builtins.set, which a package cannot describe"),
         ({"a": {1: 2}}, r"parameter `x`\['a'\] is a dict with the key 1; keys must be strings"),
         (Boxes(float("nan"), 0), r"parameter `x`.corners is nan, which JSON cannot hold"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import namedtuple
+from dataclasses import make_dataclass
 
 import msgspec
 import numpy as np
@@ -130,7 +131,7 @@ def test_a_dict_may_come_in_another_order(plan):
     assert plan.prepare((image, dict(reversed(query.items()))), kwargs)[1] is query["features"]
 
 
-def test_a_named_tuple_of_any_class_with_the_fields_is_taken():
+def test_a_named_tuple_or_dataclass_of_any_class_with_the_fields_is_taken():
     nodes = (m.TensorNode(index=0), m.ConstantNode(value=2))
     pair = m.NamedTupleNode(class_name="Pair", fields=("x", "n"), items=nodes)
     parameter = m.Parameter(name="pair", kind="positional", value=pair)
@@ -140,8 +141,11 @@ def test_a_named_tuple_of_any_class_with_the_fields_is_taken():
     )
     x = torch.randn(2)
     assert plan.prepare((namedtuple("Another", ["x", "n"])(x, 2),), {}) == [x]
-    for wrong in [namedtuple("Pair", ["n", "x"])(2, x), (x, 2), [x, 2]]:
-        with pytest.raises(InputError, match=r"`pair` must be a named tuple with the fields 'x', 'n', got"):
+    assert plan.prepare((make_dataclass("Another", ["x", "n"])(x, 2),), {}) == [x]
+    for wrong in [namedtuple("Pair", ["n", "x"])(2, x), make_dataclass("Pair", ["n", "x"])(2, x), (x, 2), [x, 2]]:
+        with pytest.raises(
+            InputError, match=r"`pair` must be a named tuple or a dataclass with the fields 'x', 'n', got"
+        ):
             plan.prepare((wrong,), {})
 
 

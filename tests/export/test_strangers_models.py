@@ -1,0 +1,160 @@
+"""Models as their authors leave them: wrapped, printing, with dataclasses, with tensors that are no plain arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from exportkit import ExportSpec
+from exportkit.errors import UsageError
+from exportkit.export.artifact import export_program
+from exportkit.export.resolve import resolve
+from exportkit.package.archive import PackageReader
+from exportkit.package.manifest import Manifest, NamedTupleNode, Node
+from exportkit.package.structure import unflatten
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    scale: float = 2.0
+    mask: Tensor | None = None
+
+
+@dataclass
+class Scored:
+    scores: Tensor
+    batches: list[Batch]
+
+
+class TakesDataclasses(torch.nn.Module):
+    def forward(self, batch: Batch) -> Scored:
+        assert isinstance(batch, Batch)
+        return Scored(batch.x * batch.scale, [Batch(batch.x + 1, mask=batch.x > 0.5)])
+
+
+def exported(model: torch.nn.Module, tmp_path: Path, *inputs: object) -> Manifest:
+    return export_program(ExportSpec(model, inputs or (torch.rand(3, 4),)), tmp_path / "x.pt2")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda net: torch.compile(net, backend="eager"),
+        torch.nn.DataParallel,
+        lambda net: torch.nn.DataParallel(torch.compile(net, backend="eager")),
+    ],
+)
+def test_the_module_inside_of_a_wrapper_is_exported(wrap, tmp_path: Path) -> None:
+    net = Net()
+    manifest = exported(wrap(net), tmp_path)
+    assert manifest.name == "Net"
+    assert [parameter.name for parameter in manifest.call.parameters] == ["x"]
+    assert ExportSpec(wrap(net), ()).model is net
+
+
+def test_modules_compiled_within_a_model_are_exported(tmp_path: Path) -> None:
+    net = Net()
+    net.linear = torch.compile(net.linear, backend="eager")
+    assert exported(net, tmp_path).call.outputs[0].shape == (3, 2)
+
+
+def test_dataclasses_go_in_and_come_out_with_their_fields(tmp_path: Path) -> None:
+    x = torch.rand(3, 4)
+    manifest = exported(TakesDataclasses(), tmp_path, Batch(x))
+    assert [tensor.name for tensor in manifest.call.inputs] == ["batch.x"]
+    assert [tensor.name for tensor in manifest.call.outputs] == ["scores", "batches.0.x", "batches.0.mask"]
+    result: Node = manifest.call.result
+    assert isinstance(result, NamedTupleNode)
+    assert result.class_name == "Scored"
+    with PackageReader(tmp_path / "x.pt2") as reader:
+        recorded = load(reader.read(reader.manifest.cases[0].record))
+    scored = unflatten(result, [recorded[f"output.{i}"] for i in range(3)])
+    assert torch.equal(scored.scores, x * 2)
+    assert torch.equal(scored.batches[0].mask, x > 0.5)
+    assert scored.batches[0].scale == 2.0
+
+
+@pytest.mark.parametrize(("name", "legal"), [("Ünïcode", "Unicode"), ("模型", "model"), ("_Net_", "Net")])
+def test_a_class_gives_a_package_a_legal_name(name: str, legal: str, tmp_path: Path) -> None:
+    assert exported(type(name, (Net,), {})(), tmp_path).name == legal
+
+
+class Adjacent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("adjacent", torch.eye(4).to_sparse_csr())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.adjacent.to_dense()
+
+
+class Applies(torch.nn.Module):
+    """A model of one function."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor", "ignore:.*quantize")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: (Adjacent(), torch.rand(3, 4)), r"buffer adjacent is sparse \(torch.sparse_csr\).*\n.*to_dense"),
+        (lambda: (Net().to("meta"), torch.rand(3, 4)), r"parameter linear.weight is on the meta device.*\n.*to_empty"),
+        (lambda: (Applies(Tensor.to_dense), torch.eye(4).to_sparse()), r"input x is sparse \(torch.sparse_coo\)"),
+        (lambda: (Applies(Tensor.to_sparse), torch.rand(3, 4)), r"output 0 is sparse \(torch.sparse_coo\)"),
+        (
+            lambda: (Applies(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)), torch.rand(3, 4)),
+            r"output 0 is quantized \(torch.qint8\).*\n.*dequantize",
+        ),
+    ],
+)
+def test_tensors_that_are_no_plain_arrays_are_refused_by_name(make, message: str, tmp_path: Path) -> None:
+    model, x = make()
+    with pytest.raises(UsageError, match=message):
+        exported(model, tmp_path, x)
+
+
+class DynamicCache:
+    """Has the name of transformers' class."""
+
+    __module__ = "transformers.cache_utils"
+
+
+def test_a_cache_is_refused_with_what_to_give_instead(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"transformers.cache_utils.DynamicCache.*\n.*use_cache=False.*own-models.md"):
+        exported(Applies(lambda x: (x, DynamicCache())), tmp_path)
+
+
+@pytest.mark.parametrize("parameters", ["*inputs", "**inputs"])
+@pytest.mark.parametrize("given", [(), ("x=float32[2,3]",)])
+def test_a_forward_without_named_parameters_is_told_to_name_them(
+    parameters: str, given: tuple[str, ...], tmp_path: Path
+) -> None:
+    source = (
+        f"import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, {parameters}):\n        return inputs\n"
+    )
+    (tmp_path / f"variadic_{parameters.count('*')}.py").write_text(source)
+    with pytest.raises(
+        UsageError, match=r"\n.*Wrap the model in a module whose forward has them: `def forward\(self, x"
+    ):
+        resolve(f"{tmp_path}/variadic_{parameters.count('*')}.py:Net", inputs=given)
