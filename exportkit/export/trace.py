@@ -5,10 +5,12 @@ from __future__ import annotations
 import unicodedata
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from exportkit.errors import ExportError
@@ -157,13 +159,23 @@ def trace_with_torch_export(spec: ExportSpec, bound: BoundCall, sizes: DynamicSi
         arguments = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
         dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), attention_of_no_machine():
                 program = torch.export.export(spec.model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         except Exception as error:
             # torch.export raises about thirty unrelated classes.
             raise explain_export_error(error, sizes, log) from error
     _refuse_mutation(program)
     return program
+
+
+def attention_of_no_machine() -> AbstractContextManager[None]:
+    """Keeps this machine's choice of an attention kernel out of a trace.
+
+    The graph holds scaled_dot_product_attention itself, and the compiler chooses the kernel. But tracing asks for a
+    kernel too, and CUDA's in float32 wants a mask whose length is a multiple of 8, which becomes a guard on that size.
+    The kernel made of matrix products wants nothing.
+    """
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def _refuse_mutation(program: torch.export.ExportedProgram) -> None:

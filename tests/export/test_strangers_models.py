@@ -158,3 +158,22 @@ def test_a_forward_without_named_parameters_is_told_to_name_them(
         UsageError, match=r"\n.*Wrap the model in a module whose forward has them: `def forward\(self, x"
     ):
         resolve(f"{tmp_path}/variadic_{parameters.count('*')}.py:Net", inputs=given)
+
+
+def test_a_trace_does_not_depend_on_the_attention_kernels_of_the_machine(tmp_path: Path) -> None:
+    enabled = []
+
+    def attend(x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            backends = torch.backends.cuda
+            enabled.append((backends.mem_efficient_sdp_enabled(), backends.flash_sdp_enabled()))
+        return torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])
+
+    exported(Applies(attend), tmp_path)
+    assert enabled == [(False, False)]
+    with PackageReader(tmp_path / "x.pt2") as reader:
+        assert reader.manifest.program is not None
+        reader.extract(reader.manifest.program.record, tmp_path / "program.pt2")
+    graph = torch.export.load(tmp_path / "program.pt2").graph
+    called = [node.target for node in graph.nodes if node.op == "call_function"]
+    assert torch.ops.aten.scaled_dot_product_attention.default in called  # the compiler chooses the kernel
