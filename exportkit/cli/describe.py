@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from exportkit.package.manifest import Call, ConstantNode, Library, Manifest, Size, Target, TensorNode
+from exportkit.package.manifest import ANY_VALUE, Call, ConstantNode, Library, Manifest, Size, Target, TensorNode
 
 
 def shape_text(shape: Sequence[int | Size | None]) -> str:
@@ -36,6 +36,8 @@ def output_rows(call: Call) -> Iterator[tuple[str, ...]]:
         tolerance = output.tolerance
         if tolerance.ranking_of is not None:
             text = f"ranks `{tolerance.ranking_of}`"
+        elif tolerance.atol == ANY_VALUE:
+            text = "any values"
         elif tolerance.rtol == tolerance.atol == 0:
             text = "exact"
         else:

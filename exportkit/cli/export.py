@@ -81,6 +81,11 @@ _TRACE = TraceOptions()
     is_flag=True,
     help="Keep the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.",
 )
+@click.option(
+    "--allow-nondeterministic",
+    is_flag=True,
+    help="Export a model that answers the same inputs differently. Only dtypes and shapes are verified then.",
+)
 @public_key_options("MODEL (an exported program)")
 @click.option("--name", help="The package's name. Default: the model's name.")
 @click.option("--model-version", default=_TRACE.version, show_default=True, help="The model's version.")

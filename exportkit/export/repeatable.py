@@ -19,6 +19,8 @@ from exportkit.export.explain import where_traced
 from exportkit.package.structure import plain
 from exportkit.sizes import label_of
 
+_ALLOW = "--allow-nondeterministic permits it; then only dtypes and shapes of the outputs are verified."
+
 
 def check_repeatable(
     model: torch.nn.Module,
@@ -72,7 +74,7 @@ def check_repeatable(
             "the model does not repeat itself when it is called again with the same inputs"
             + (f": {_listed(differing)} differs" if differing else "")
             + "".join(f"\n    {line}" for line in (reason, *_changed(*kept))),
-            hint="Take what changes as an input.",
+            hint=f"Take what changes as an input. {_ALLOW}",
         )
 
 
@@ -91,7 +93,7 @@ def check_random(program: torch.export.ExportedProgram) -> None:
         raise ExportError(
             "the model draws random numbers, and a package would not draw the ones that eager draws:"
             + "".join(f"\n    {line}" for line in drawing),
-            hint="Take the numbers as an input, or turn them off: F.dropout draws unless training=False.",
+            hint=f"Take the numbers as an input, or turn them off: F.dropout draws unless training=False. {_ALLOW}",
         )
 
 
@@ -116,7 +118,7 @@ def check_traced(
                 f"the traced program does not answer what eager answers at {label_of(case.sizes)}, in "
                 f"{_listed(differing)}: tracing made a constant of something that the model computes in Python, such "
                 "as a counter, the time, or a value kept from an earlier call",
-                hint="Compute it with torch's operators, or take it as an input.",
+                hint=f"Compute it with torch's operators, or take it as an input. {_ALLOW}",
             )
 
 

@@ -6,7 +6,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,9 +32,9 @@ from exportkit.export.shapes import (
     torch_dimensions,
     torch_shape,
 )
-from exportkit.package.manifest import Call, Operator, Provenance, Source
+from exportkit.package.manifest import ANY_VALUE, Call, Operator, Provenance, Source
 from exportkit.package.structure import names
-from exportkit.spec import ExportSpec
+from exportkit.spec import ExportSpec, Tolerance
 
 Progress = Callable[[str], None]
 
@@ -91,6 +91,8 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
             result = check_model(call_model, device)
             output = describe_output(result)
             check_repeatable(spec.model, bound, call_model, result, names(output), allow_nondeterministic=free)
+        if free:
+            spec = replace(spec, tolerances={name: Tolerance(rtol=0.0, atol=ANY_VALUE) for name in names(output)})
         progress("tracing with torch.export")
         program = trace_with_torch_export(spec, bound, sizes)
         if not free:

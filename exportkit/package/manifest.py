@@ -5,6 +5,7 @@ Does not import torch, because `inspect` and the loader's checks run without it.
 
 from __future__ import annotations
 
+import sys
 from typing import Literal, Union
 
 import msgspec
@@ -60,6 +61,10 @@ class OutputTolerance(Strict, frozen=True):
     atol: float
     ranking_of: str | None = None
     rows_of: str | None = None
+
+
+# The `atol` of an output whose values need not repeat. Every finite value is within it.
+ANY_VALUE = sys.float_info.max
 
 
 class TensorOutput(Strict, frozen=True):

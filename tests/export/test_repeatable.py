@@ -13,9 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exportkit import ExportSpec
+from exportkit.cli.describe import output_rows
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.artifact import export_program
+from exportkit.export.export_options import TraceOptions
 from exportkit.export.repeatable import agree
+from exportkit.package.manifest import ANY_VALUE, Manifest
+from exportkit.verify.compare import compare_outputs
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import Match, WrongDtype, WrongShape
+from exportkit.verify.verify import verify
 
 
 class Function(torch.nn.Module):
@@ -34,9 +41,12 @@ class Function(torch.nn.Module):
         return self.function(self, x)
 
 
-def export(function: Callable[[Function, Tensor], Tensor], tmp_path: Path) -> None:
+def export(
+    function: Callable[[Function, Tensor], Tensor], tmp_path: Path, *, allow_nondeterministic: bool = False
+) -> Manifest:
     spec = ExportSpec(Function(function), (torch.rand(3, 4),), dynamic_shapes={"x": {0: "n[2:8]"}})
-    export_program(spec, tmp_path / "x.pt2")
+    options = TraceOptions(allow_nondeterministic=allow_nondeterministic)
+    return export_program(spec, tmp_path / "x.pt2", options)
 
 
 def counter(m: Function, x: Tensor) -> Tensor:
@@ -75,8 +85,9 @@ def by_export(m: Function, x: Tensor) -> Tensor:
     ],
 )
 def test_a_model_that_does_not_repeat_itself_is_refused_with_the_line(function, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=message):
+    with pytest.raises(ExportError, match=message) as caught:
         export(function, tmp_path)
+    assert "--allow-nondeterministic" in str(caught.value)
     assert not (tmp_path / "x.pt2").exists()
 
 
@@ -94,8 +105,9 @@ def test_a_model_that_does_not_repeat_itself_is_refused_with_the_line(function, 
     ],
 )
 def test_what_a_call_writes_is_refused_with_the_line(function, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=message):
-        export(function, tmp_path)
+    for allow in (False, True):
+        with pytest.raises(ExportError, match=message):
+            export(function, tmp_path, allow_nondeterministic=allow)
 
 
 def filled(m: Function, x: Tensor) -> Tensor:
@@ -131,6 +143,22 @@ def first_call(m: Function, x: Tensor) -> Tensor:
 def test_what_repeats_itself_is_exported(function, tmp_path: Path) -> None:
     export(function, tmp_path)
     assert (tmp_path / "x.pt2").exists()
+
+
+def test_what_need_not_repeat_itself_is_verified_by_dtype_and_shape_alone(tmp_path: Path) -> None:
+    manifest = export(lambda m, x: x + torch.randn_like(x), tmp_path, allow_nondeterministic=True)
+    assert [row[2] for row in output_rows(manifest.call)] == ["any values"]
+    outputs = manifest.call.outputs
+    drawn = [torch.randn(3, 4) for _ in range(2)]
+    assert isinstance(compare_outputs(outputs, drawn[:1], drawn[1:]), Match)
+    assert isinstance(compare_outputs(outputs, drawn[:1], [torch.randn(2, 4)]), WrongShape)
+    assert isinstance(compare_outputs(outputs, drawn[:1], [torch.randn(3, 4).double()]), WrongDtype)
+    assert verify(tmp_path / "x.pt2", VerifyOptions(against="cases")).exit_code == 0
+
+
+def test_a_spec_may_allow_what_the_option_allows(tmp_path: Path) -> None:
+    spec = ExportSpec(Function(counter), (torch.rand(3, 4),), allow_nondeterministic=True)
+    assert export_program(spec, tmp_path / "x.pt2").call.outputs[0].tolerance.atol == ANY_VALUE
 
 
 @pytest.fixture
