@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from exportkit.errors import UsageError
@@ -66,10 +67,9 @@ def check_plain(what: str, tensor: torch.Tensor) -> None:
     elif tensor.is_nested:
         kind, advice = "nested", "Use torch.nested.to_padded_tensor, and a mask."
     elif tensor.layout is not torch.strided:
-        kind, advice = (
-            f"sparse ({tensor.layout})",
-            "Use tensor.to_dense(), or pass its indices and values, which are dense.",
-        )
+        kind, advice = f"sparse ({tensor.layout})", "Use tensor.to_dense(), or pass its indices and its values."
+    elif is_traceable_wrapper_subclass(tensor):
+        kind, advice = f"a {type(tensor).__name__}, which wraps other tensors", "Pass these, and make it in forward."
     else:
         return
     raise UsageError(f"{what} is {kind}, which a package cannot hold", hint=advice)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from exportkit.errors import HostError, UsageError
 from exportkit.export.call_signature import BoundCall, check_plain, describe_call
@@ -21,7 +22,7 @@ from exportkit.spec import ExportSpec
 def prepared(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) -> Iterator[ExportSpec]:
     """Yields the spec with its model in eval mode, and model and example inputs on a device and in a dtype.
 
-    The caller's model does not change: it is copied if it must move.
+    The caller's model does not change: it is copied if it must move, or if its weights wrap other tensors.
 
     Raises:
         UsageError: An input, a parameter or a buffer is no plain tensor.
@@ -29,21 +30,35 @@ def prepared(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) 
     bound = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
     for name, tensor in zip(bound.names, bound.tensors):
         check_plain(f"input {name}", tensor)
-    for kind, named in (("parameter", spec.model.named_parameters()), ("buffer", spec.model.named_buffers())):
-        for name, tensor in named:
-            if not is_lazy(tensor):
-                check_plain(f"{kind} {name}", tensor)
     tensors = tuple(_place(tensor, device, dtype) for tensor in bound.tensors)
     args, kwargs = bound.with_tensors(tensors)
-    state = [*spec.model.parameters(), *spec.model.buffers()]
-    moves = any(t.device != device or (dtype and t.is_floating_point() and t.dtype != dtype) for t in state)
-    model = copy.deepcopy(spec.model).to(device=device, dtype=dtype) if moves else spec.model
+    model = _placed(spec.model, device, dtype)
     training = [module for module in model.modules() if module.training]
     try:
         yield replace(spec, model=model.eval(), example_inputs=args, example_kwargs=kwargs)
     finally:
         for module in training:
             module.training = True
+
+
+def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | None) -> torch.nn.Module:
+    """Returns the model, or a copy that is on the device, in the dtype and of plain tensors."""
+    state: dict[str, torch.Tensor] = {f"parameter {name}": tensor for name, tensor in model.named_parameters()}
+    state |= {f"buffer {name}": tensor for name, tensor in model.named_buffers()}
+    wrapped = any(map(is_traceable_wrapper_subclass, state.values()))
+    for name, tensor in state.items():
+        if not (is_lazy(tensor) or is_traceable_wrapper_subclass(tensor)):
+            check_plain(name, tensor)
+    if any(t.device != device or (dtype and t.is_floating_point() and t.dtype != dtype) for t in state.values()):
+        model = copy.deepcopy(model).to(device=device, dtype=dtype)
+    elif wrapped:
+        model = copy.deepcopy(model)
+    if not wrapped:
+        return model
+    from torch._functorch._aot_autograd.subclass_parametrization import unwrap_tensor_subclass_parameters
+
+    # Such as torchao's quantized weights: the tensors within become parameters of their own.
+    return unwrap_tensor_subclass_parameters(model)
 
 
 def on_device(bound: BoundCall, device: torch.device) -> BoundCall:

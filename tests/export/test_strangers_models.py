@@ -94,6 +94,37 @@ def test_a_class_gives_a_package_a_legal_name(name: str, legal: str, tmp_path: P
     assert exported(type(name, (Net,), {})(), tmp_path).name == legal
 
 
+class Scaled(Tensor):
+    """A weight of int8 with a scale, as torchao's are."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.linear:
+            x, weight, bias = args
+            return func(x, weight.whole * weight.scale, bias)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def __new__(cls, whole: Tensor, scale: Tensor) -> Scaled:
+        return Tensor._make_wrapper_subclass(cls, whole.shape, dtype=scale.dtype, device=whole.device)
+
+    def __init__(self, whole: Tensor, scale: Tensor) -> None:
+        self.whole, self.scale = whole, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["whole", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], *_: object) -> Scaled:
+        return Scaled(inner["whole"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        assert func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default)
+        return cls(func(args[0].whole), func(args[0].scale))
+
+
 class Adjacent(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -114,6 +145,10 @@ class Applies(torch.nn.Module):
         return self.function(x)
 
 
+def scaled(x: Tensor) -> Scaled:
+    return Scaled(x.to(torch.int8), x.sum())
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor", "ignore:.*quantize")
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -122,6 +157,7 @@ class Applies(torch.nn.Module):
         (lambda: (Net().to("meta"), torch.rand(3, 4)), r"parameter linear.weight is on the meta device.*\n.*to_empty"),
         (lambda: (Applies(Tensor.to_dense), torch.eye(4).to_sparse()), r"input x is sparse \(torch.sparse_coo\)"),
         (lambda: (Applies(Tensor.to_sparse), torch.rand(3, 4)), r"output 0 is sparse \(torch.sparse_coo\)"),
+        (lambda: (Applies(scaled), torch.rand(3, 4)), r"output 0 is a Scaled, which wraps other tensors"),
         (
             lambda: (Applies(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)), torch.rand(3, 4)),
             r"output 0 is quantized \(torch.qint8\).*\n.*dequantize",
@@ -132,6 +168,21 @@ def test_tensors_that_are_no_plain_arrays_are_refused_by_name(make, message: str
     model, x = make()
     with pytest.raises(UsageError, match=message):
         exported(model, tmp_path, x)
+
+
+def test_weights_that_wrap_other_tensors_are_exported_and_the_callers_stay(tmp_path: Path) -> None:
+    net = Net().requires_grad_(False)
+    whole, scale = torch.randint(-128, 128, (2, 4), dtype=torch.int8), torch.tensor(0.01)
+    net.linear.weight = torch.nn.Parameter(Scaled(whole, scale), requires_grad=False)
+    exported(net, tmp_path)
+    assert isinstance(net.linear.weight, Scaled)
+    with PackageReader(tmp_path / "x.pt2") as reader:
+        assert reader.manifest.program is not None
+        reader.extract(reader.manifest.program.record, tmp_path / "program.pt2")
+    program = torch.export.load(tmp_path / "program.pt2")
+    assert torch.int8 in {tensor.dtype for tensor in program.state_dict.values()}
+    x = torch.rand(3, 4)
+    torch.testing.assert_close(program.module()(x), torch.nn.functional.linear(x, whole * scale, net.linear.bias))
 
 
 class DynamicCache:
