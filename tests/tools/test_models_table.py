@@ -1,0 +1,101 @@
+"""The table of models: the page has a row for what was run, and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from exportkit import ExportSpec
+from tools import model_catalogue, models_table, more_models
+from tools.model_catalogue import CATALOGUE
+from tools.models_table import page, run
+
+RESULTS = {
+    "device": "cpu",
+    "dtype": "float32",
+    "machine": "CPU",
+    "versions": {"torch": "2.13.0", "diffusers": None},
+    "models": {
+        "unet": {"seconds": {"export": 20.5, "package": 4.0, "verify": 6.1}, "ended": "ok", "calls": 12},
+        "bert": {
+            "seconds": {"export": 3.0},
+            "ended": "export failed",
+            "exit_code": 1,
+            "said": "it cannot\nWrite another",
+        },
+    },
+}
+
+
+def test_every_model_of_the_catalogue_has_a_title_of_its_own_and_a_function_that_makes_it() -> None:
+    assert len(CATALOGUE) >= 30
+    assert max(Counter(model.title for model in CATALOGUE.values()).values()) == 1
+    for name, model in CATALOGUE.items():
+        module, _, function = model.source.partition(":")
+        maker = getattr({"tools.model_catalogue": model_catalogue, "tools.more_models": more_models}[module], function)
+        assert function == name
+        assert inspect.signature(maker).return_annotation == "ExportSpec"
+
+
+@pytest.mark.parametrize("name", [name for name, model in CATALOGUE.items() if not model.needs and name != "arr_coc"])
+def test_a_model_without_dependencies_runs_on_its_own_inputs(name: str) -> None:
+    spec = getattr(more_models, name)()
+    assert isinstance(spec, ExportSpec)
+    spec.model.eval()(*spec.example_inputs, **spec.example_kwargs)
+
+
+def test_the_page_has_a_row_for_each_result_and_says_why_one_failed() -> None:
+    text = page([RESULTS])
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
+    assert rows == [
+        "| model | kind | result | export s | package s | verify s |",
+        "| BERT | text encoder | **export failed** (below) | 3.0 |  |  |",
+        "| U-Net | convolutions | 12 calls agree | 20.5 | 4.0 | 6.1 |",
+    ]
+    assert "1 of 2 models. torch 2.13.0." in text
+    assert "BERT, export failed, exit code 1:\n\n```text\nit cannot\nWrite another\n```" in text
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that were run. They say what exportkit says; nothing is exported."""
+    called: list[list[str]] = []
+
+    def answer(command: list[str], **_: object) -> SimpleNamespace:
+        called.append(command)
+        step = command[3]
+        if step == "package":
+            Path(command[command.index("-o") + 1]).write_bytes(b"0" * 2_000_000)
+        checks = [{"against": "cases", "label": "case 0", "verdict": {"exit_code": 1, "message": "off by one"}}]
+        if step == "verify" and "gru" in str(called[-3]):
+            return SimpleNamespace(returncode=1, stdout=json.dumps({"checks": checks}), stderr="")
+        return SimpleNamespace(returncode=0, stdout=json.dumps({"checks": [1, 2]}), stderr="")
+
+    monkeypatch.setattr(models_table.subprocess, "run", answer)
+    return called
+
+
+def test_a_run_goes_on_where_it_was_stopped(commands: list[list[str]], tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    run(["lstm"], "cpu", "float32", output, again=False)
+    run(["lstm", "gru"], "cpu", "float32", output, again=False)
+    assert [command[3] for command in commands] == ["export", "package", "verify"] * 2
+    models = json.loads(output.read_text())["models"]
+    assert (models["lstm"]["ended"], models["lstm"]["calls"], models["lstm"]["megabytes"]) == ("ok", 2, 2.0)
+    assert (models["gru"]["ended"], models["gru"]["said"]) == ("verify failed", "cases, case 0: off by one")
+    with pytest.raises(SystemExit, match="has results of cpu in float32"):
+        run(["gru"], "cpu", "bfloat16", output, again=False)
+
+
+def test_a_model_whose_library_is_missing_is_left_out(
+    commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(models_table.importlib.util, "find_spec", lambda name: None)
+    run(["bert"], "cpu", "float32", tmp_path / "results.json", again=False)
+    assert commands == []
+    assert "bert: left out, transformers is not installed" in capsys.readouterr().err

@@ -1,0 +1,181 @@
+"""Exports, packages and verifies the models of the catalogue, and writes docs/models.md from the results.
+
+    python -m tools.models_table run --device cuda --dtype bfloat16 -o results.json [NAME ...]
+    python -m tools.models_table page results.json ... > docs/models.md
+
+`run` needs exportkit and the libraries of the models; it leaves a model out if its library is missing, and says so. It
+writes each result as soon as it is known, and goes on where it was stopped. `page` has a row only for what was run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tools.more_models  # noqa: F401 (adds to the catalogue)
+from tools.model_catalogue import CATALOGUE, Model
+
+_STEPS = ("export", "package", "verify")
+Results = dict[str, Any]
+
+
+def run(names: Sequence[str], device: str, dtype: str, output: Path, *, again: bool) -> None:
+    """Runs models that the file has no result of, each step in a process of its own."""
+    document: Results = {"device": device, "dtype": dtype, "models": {}}
+    if output.exists():
+        document = json.loads(output.read_text())
+    if (document["device"], document["dtype"]) != (device, dtype):
+        sys.exit(f"{output} has results of {document['device']} in {document['dtype']}")
+    document["versions"] = {name: _version(name) for name in ("torch", "transformers", "diffusers", "torchao")}
+    document["machine"] = _machine(device)
+    for name in names or CATALOGUE:
+        if name in document["models"] and not again:
+            continue
+        model = CATALOGUE[name]
+        if missing := [module for module in model.needs if importlib.util.find_spec(module) is None]:
+            print(f"{name}: left out, {', '.join(missing)} is not installed", file=sys.stderr)
+            continue
+        document["models"][name] = result = run_model(model, device, dtype)
+        temporary = output.with_suffix(".part")
+        temporary.write_text(json.dumps(document, indent=1) + "\n")
+        temporary.replace(output)
+        print(f"{name}: {result['ended']}", file=sys.stderr)
+
+
+def run_model(model: Model, device: str, dtype: str) -> Results:
+    """Returns how far a model came, the seconds of each step, and what the last one said."""
+    result: Results = {"seconds": {}}
+    with tempfile.TemporaryDirectory(prefix="exportkit-models-") as folder:
+        artifact, package = Path(folder) / "artifact.pt2", Path(folder) / "package.pt2"
+        arguments = {
+            "export": [model.source, "-o", artifact, "--device", device, "--dtype", dtype],
+            "package": [artifact, "-o", package],
+            "verify": [package, "--device", device],
+        }
+        for step in _STEPS:
+            started = time.monotonic()
+            command = [sys.executable, "-m", "exportkit", step, *map(str, arguments[step]), "--json"]
+            done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+            result["seconds"][step] = round(time.monotonic() - started, 1)
+            answer = _json(done.stdout)
+            if done.returncode != 0:
+                return {
+                    **result,
+                    "ended": f"{step} failed",
+                    "exit_code": done.returncode,
+                    "said": _said(answer, done.stderr),
+                }
+            if step == "package":
+                result["megabytes"] = round(package.stat().st_size / 1e6, 1)
+        return {**result, "ended": "ok", "calls": len(answer["checks"])}
+
+
+def page(documents: Iterable[Results]) -> str:
+    """Returns docs/models.md."""
+    lines = ["# Models that were exported", "", _INTRODUCTION]
+    for document in documents:
+        models = {name: result for name, result in document["models"].items() if name in CATALOGUE}
+        good = sum(result["ended"] == "ok" for result in models.values())
+        versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
+        lines += [
+            f"## {document['machine']}, {document['dtype']}",
+            "",
+            f"{good} of {len(models)} models. {versions}.",
+            "",
+            "| model | kind | result | export s | package s | verify s |",
+            "| --- | --- | --- | ---: | ---: | ---: |",
+        ]
+        notes = []
+        for name in sorted(models, key=list(CATALOGUE).index):
+            result, model = models[name], CATALOGUE[name]
+            ended = f"{result['calls']} calls agree" if result["ended"] == "ok" else f"**{result['ended']}** (below)"
+            seconds = " | ".join(f"{result['seconds'].get(step, '')}" for step in _STEPS)
+            lines.append(f"| {model.title} | {model.kind} | {ended} | {seconds} |")
+            if result["ended"] != "ok":
+                notes += [f"{model.title}, {result['ended']}, exit code {result['exit_code']}:", "", "```text"]
+                notes += [*result["said"].splitlines(), "```", ""]
+        lines += ["", *notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_INTRODUCTION = """\
+Written by `python -m tools.models_table` from real runs. The models are small and their weights are random; the batch,
+and the length of texts, vary. Each is exported, packaged (which replays the recorded calls in a fresh process), and
+verified against eager at other sizes. The seconds are those of each command, Python's start included, on a machine that
+may have been busy. [tools/model_catalogue.py](../tools/model_catalogue.py) has the models.
+"""
+
+
+def _environment() -> Mapping[str, str]:
+    # A model makes itself in a process for export and another for verify. Neither may ask the network for anything.
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return None
+
+
+def _said(answer: Any, stderr: str) -> str:
+    """Returns the message of a command that failed."""
+    if isinstance(answer, dict) and "error" in answer:
+        return "\n".join(filter(None, (answer["error"]["message"], answer["error"]["hint"])))
+    report = (answer or {}).get("verification") or answer or {}
+    for check in report.get("checks", ()):
+        if check["verdict"]["exit_code"] != 0:
+            return f"{check['against']}, {check['label']}: {check['verdict']['message']}"
+    lines = stderr.strip().splitlines()
+    start = next((number for number, line in enumerate(lines) if line.startswith(("error:", "FAILED"))), -20)
+    return "\n".join(lines[start:])
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _machine(device: str) -> str:
+    if device == "cpu":
+        return "CPU"
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run")
+    running.add_argument("names", nargs="*", metavar="NAME", help="models to run; default: all")
+    running.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    running.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    running.add_argument("-o", "--output", type=Path, required=True)
+    running.add_argument("--again", action="store_true", help="run models that have a result as well")
+    writing = commands.add_parser("page")
+    writing.add_argument("results", nargs="+", type=Path)
+    options = parser.parse_args()
+    if options.command == "run":
+        if unknown := [name for name in options.names if name not in CATALOGUE]:
+            parser.error(f"there is no model {', '.join(unknown)}; there is {', '.join(CATALOGUE)}")
+        run(options.names, options.device, options.dtype, options.output, again=options.again)
+    else:
+        print(page(json.loads(path.read_text()) for path in options.results), end="")
+
+
+if __name__ == "__main__":
+    main()
