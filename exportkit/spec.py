@@ -52,7 +52,8 @@ class ExportSpec:
             because torch.export specialises 0 and 1, and treats equal sizes as the same size.
         example_kwargs: Keyword inputs for tracing.
         dynamic_shapes: Maps parameter names to dimensions to expressions, as on the command line: "batch[1:64]", or
-            "16*gh[8:96]" for a size of 16 times `gh`, with gh from 8 to 96. A name has the same value everywhere.
+            "16*gh[8:96]" for a size of 16 times `gh`, with gh from 8 to 96; "4" for a fixed size. A name has the same
+            value everywhere.
         tolerances: Maps output names to tolerances that replace the dtype's default. An output's name is its key in a
             dict, its field in a named tuple, or else "0", "1", ...; a dot joins nested names. If --dtype casts the
             model, an output of that dtype gets at least the dtype's default. An integer output that is allowed any

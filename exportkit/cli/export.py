@@ -40,7 +40,8 @@ _TRACE = TraceOptions()
     "--dynamic",
     multiple=True,
     metavar="PARAM:DIM=SIZE",
-    help="A size that varies, such as image:0=batch[1:64], or image:2=16*gh[8:96] for multiples. Repeatable.",
+    help="A size that varies, such as image:0=batch[1:64], or image:2=16*gh[8:96] for multiples; image:0=4 fixes it. "
+    "Repeatable.",
 )
 @click.option("--static", is_flag=True, help="Fix every size, even if the model's spec makes it vary.")
 @op_library_option("An operator library that the model calls. Repeatable. Omit exportkit's own libraries.")

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from exportkit.export.dispatch import OperatorMode
-from exportkit.export.explain import where_now
+from exportkit.export.source_lines import where_now
 from exportkit.libraries import TORCH_NAMESPACES
 
 _UNWRITTEN = {

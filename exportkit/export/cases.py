@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.call_signature import BoundCall, describe_call
-from exportkit.export.explain import users_code
 from exportkit.export.shapes import evaluate
+from exportkit.export.source_lines import users_code
 from exportkit.package.case_files import named_tensors
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Call, TensorInput

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.dispatch import OperatorMode, watched_by
-from exportkit.export.explain import user_frame, where_raised
+from exportkit.export.source_lines import user_frame, where_raised
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
 

@@ -15,7 +15,7 @@ from exportkit.export.call_signature import BoundCall
 from exportkit.export.call_trail import CallTrail, Writes, changed_number, fingerprint, first_difference
 from exportkit.export.cases import RecordedCase, eager_mode
 from exportkit.export.dispatch import watched_by
-from exportkit.export.explain import where_traced
+from exportkit.export.source_lines import where_traced
 from exportkit.package.structure import plain
 from exportkit.sizes import label_of
 

@@ -17,9 +17,9 @@ import torch
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.call_signature import NAMED, bind_call, parameter_names, rebind
-from exportkit.export.explain import users_code
 from exportkit.export.program_file import load_program
 from exportkit.export.resolved import EagerModel, ResolvedModel
+from exportkit.export.source_lines import users_code
 from exportkit.libraries import load_library
 from exportkit.package.describe_library import describe_library
 from exportkit.package.dtypes import DTYPES

@@ -19,7 +19,7 @@ _EXPRESSION = re.compile(
     r"(?:\[(?P<min>[0-9]+):(?P<max>[0-9]+)\])?"
 )
 _PLACE = re.compile(r"(?P<tensor>[^:=]+):(?P<dim>[0-9]+)=(?P<expression>.+)")
-_FORM = "NAME:DIM=NAME[MIN:MAX] or NAME:DIM=16*NAME[MIN:MAX], such as image:0=batch[1:64]"
+_FORM = "NAME:DIM=NAME[MIN:MAX] or NAME:DIM=16*NAME[MIN:MAX], such as image:0=batch[1:64]; NAME:DIM=4 fixes a size"
 
 Shapes = Mapping[str, Mapping[int, str]]
 """Tensor name -> dimension -> expression, as in ExportSpec.dynamic_shapes."""
@@ -83,6 +83,9 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
     for tensor, dims in shapes.items():
         for dim, text in dims.items():
             _check_place(tensor, dim, text, tensors)
+            if text.strip().isdecimal():
+                _check_fixed(f"{tensor}:{dim}", int(text), tensors[tensor][dim])
+                continue
             size, given = parse_expression(text)
             if given and ranges.setdefault(size.dimension, given) != given:
                 known = ranges[size.dimension]
@@ -98,7 +101,7 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
             if size.dimension not in ranges:
                 raise UsageError(
                     f"`{size.dimension}` ({tensor}:{dim}) has no range",
-                    hint=f"Write its range once: {tensor}:{dim}={_text(size)}[1:64].",
+                    hint=f"Write its range once: {tensor}:{dim}={size_text(size)}[1:64].",
                 )
             _solve(f"{tensor}:{dim}", size, tensors[tensor][dim], ranges[size.dimension], example)
     _check_lower_ends(places, ranges)
@@ -242,7 +245,8 @@ def _linear(expression: sympy.Expr) -> tuple[sympy.Symbol, int, int] | None:
     return symbol, int(scale), int(offset)
 
 
-def _text(size: Size) -> str:
+def size_text(size: Size) -> str:
+    """Returns such as `16*h+1`."""
     text = size.dimension if size.scale == 1 else f"{size.scale}*{size.dimension}"
     return f"{text}{size.offset:+d}" if size.offset else text
 
@@ -263,11 +267,19 @@ def _check_place(tensor: str, dim: int, text: str, tensors: Mapping[str, Sequenc
         )
 
 
+def _check_fixed(place: str, size: int, actual: int) -> None:
+    if size != actual:
+        raise UsageError(
+            f"{place} is {actual} in the example inputs, and {place}={size} would fix it at another size",
+            hint="Give example inputs of that size.",
+        )
+
+
 def _solve(place: str, size: Size, actual: int, ends: tuple[int, int], example: dict[str, int]) -> None:
     """Computes a name's value from the example inputs and checks it."""
     number, rest = divmod(actual - size.offset, size.scale)
     if rest:
-        raise UsageError(f"{place} is {actual} in the example inputs, which is not {_text(size)} for any integer")
+        raise UsageError(f"{place} is {actual} in the example inputs, which is not {size_text(size)} for any integer")
     if not ends[0] <= number <= ends[1]:
         raise UsageError(
             f"{place} is {actual} in the example inputs, so `{size.dimension}` is {number}, which is outside "

@@ -5,33 +5,24 @@ from __future__ import annotations
 import unicodedata
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
 
 from exportkit.errors import ExportError
-from exportkit.export.call_signature import BoundCall, describe_call, is_tensor, plain_tuples
+from exportkit.export.call_signature import BoundCall, describe_call
 from exportkit.export.cases import RecordedCase, case_sizes, draw_inputs, eager_mode, record_case, state_sha256
 from exportkit.export.describe_program import describe_output, describe_program
-from exportkit.export.explain import explain_export_error, guard_log
+from exportkit.export.explain import explain_refusal
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import on_device, parse_floating, prepared
 from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
 from exportkit.export.provenance import provenance
 from exportkit.export.repeatable import check_random, check_repeatable, check_traced
 from exportkit.export.resolved import EagerModel
-from exportkit.export.shapes import (
-    DynamicSizes,
-    dynamic_sizes,
-    merge_shapes,
-    parse_places,
-    torch_dimensions,
-    torch_shape,
-)
+from exportkit.export.shapes import DynamicSizes, dynamic_sizes, merge_shapes, parse_places
+from exportkit.export.torch_export import RefusedByTorch, TracingTask, export_with
 from exportkit.package.manifest import ANY_VALUE, Call, Operator, Provenance, Source
 from exportkit.package.structure import names
 from exportkit.spec import ExportSpec, Tolerance
@@ -154,30 +145,13 @@ def trace_with_torch_export(spec: ExportSpec, bound: BoundCall, sizes: DynamicSi
     Raises:
         ExportError: torch.export refused the model.
     """
-    dims = torch_dimensions(sizes)
-    shape_of = iter([torch_shape(sizes, dims, name) for name in bound.names])
-    with guard_log() as log, plain_tuples(spec.model, bound.args, bound.kwargs) as (args, kwargs):
-        # A tree like the arguments, by parameter, with None for leaves that are not tensors.
-        arguments = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
-        dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
-        try:
-            with torch.no_grad(), attention_of_no_machine():
-                program = torch.export.export(spec.model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-        except Exception as error:
-            # torch.export raises about thirty unrelated classes.
-            raise explain_export_error(error, sizes, log) from error
+    task = TracingTask(spec, bound)
+    try:
+        program = export_with(task, sizes)
+    except RefusedByTorch as refused:
+        raise explain_refusal(refused, task) from refused.error
     _refuse_mutation(program)
     return program
-
-
-def attention_of_no_machine() -> AbstractContextManager[None]:
-    """Keeps this machine's choice of an attention kernel out of a trace.
-
-    The graph holds scaled_dot_product_attention itself, and the compiler chooses the kernel. But tracing asks for a
-    kernel too, and CUDA's in float32 wants a mask whose length is a multiple of 8, which becomes a guard on that size.
-    The kernel made of matrix products wants nothing.
-    """
-    return sdpa_kernel(SDPBackend.MATH)
 
 
 def _refuse_mutation(program: torch.export.ExportedProgram) -> None:

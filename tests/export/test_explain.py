@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import shlex
+import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import exportkit
 from exportkit import ExportSpec
 from exportkit.errors import ExportError
 from exportkit.export.call_signature import describe_call
-from exportkit.export.shapes import dynamic_sizes
+from exportkit.export.shapes import dynamic_sizes, merge_shapes, parse_places
+from exportkit.export.source_lines import user_frame
 from exportkit.export.trace import trace_with_torch_export
 
 
-def refused(model: torch.nn.Module, *args: Tensor, **shapes: dict[int, str]) -> ExportError:
+def traced(model: torch.nn.Module, args: tuple[Tensor, ...], shapes: dict[str, dict[int, str]]) -> Any:
     spec = ExportSpec(model=model, example_inputs=args, dynamic_shapes=shapes)
     bound = describe_call(model, args, {})
     sizes = dynamic_sizes(shapes, {name: tuple(t.shape) for name, t in zip(bound.names, bound.tensors)})
+    return trace_with_torch_export(spec, bound, sizes)
+
+
+def refused(model: torch.nn.Module, *args: Tensor, **shapes: dict[int, str]) -> ExportError:
     with pytest.raises(ExportError) as caught:
-        trace_with_torch_export(spec, bound, sizes)
+        traced(model, args, shapes)
     assert caught.value.__cause__ is not None
     assert "TORCH_LOGS" not in str(caught.value)
     return caught.value
+
+
+def options_in(error: ExportError) -> list[str]:
+    """The --dynamic options that a hint tells to write, read as a shell reads them."""
+    words = shlex.split((error.hint or "").replace("(", "'(").replace(")", ")'"))
+    return [following for word, following in itertools.pairwise(words) if word == "--dynamic"]
+
+
+def advised(model: torch.nn.Module, *args: Tensor, **shapes: dict[int, str]) -> tuple[ExportError, list[str]]:
+    """The error and its options, with which torch.export takes the model."""
+    error = refused(model, *args, **shapes)
+    options = options_in(error)
+    assert options
+    traced(model, args, merge_shapes(shapes, parse_places(options)))
+    return error, options
 
 
 class Fixed(torch.nn.Module):
@@ -32,11 +58,12 @@ class Fixed(torch.nn.Module):
 
 
 def test_a_size_that_the_code_fixes_is_named_with_the_line_that_fixes_it() -> None:
-    error = refused(Fixed(), torch.rand(4, 3), x={0: "batch[1:8]"})
+    error, options = advised(Fixed(), torch.rand(4, 3), x={0: "batch[1:8]"})
     assert "`batch` (x:0)" in error.message
     assert "test_explain.py" in error.message
-    assert "`return x + torch.ones(4, 3)`" in error.message
-    assert "that size is always 4" in (error.hint or "")
+    assert "`return x + torch.ones(4, 3)` needs x:0 == 4" in error.message
+    assert options == ["x:0=4"]
+    assert "x:0 is always 4" in (error.hint or "")
 
 
 class Branch(torch.nn.Module):
@@ -47,9 +74,9 @@ class Branch(torch.nn.Module):
 
 
 def test_a_branch_on_a_size_says_which_range_takes_one_way_through_it() -> None:
-    error = refused(Branch(), torch.rand(4, 3), x={0: "batch[1:8]"})
+    error, options = advised(Branch(), torch.rand(4, 3), x={0: "batch[1:8]"})
     assert "`if x.shape[0] > 5:` needs x:0 <= 5" in error.message
-    assert error.hint == "Write --dynamic x:0=batch[1:5]."
+    assert options == ["x:0=batch[1:5]"]
 
 
 class Rows(torch.nn.Module):
@@ -59,10 +86,10 @@ class Rows(torch.nn.Module):
 
 
 def test_a_size_that_must_be_a_multiple_is_suggested_as_one() -> None:
-    error = refused(Rows(), torch.rand(2, 64, 8), image={0: "batch[1:8]", 1: "h[32:128]"})
+    error, options = advised(Rows(), torch.rand(2, 64, 8), image={0: "batch[1:8]", 1: "h[32:128]"})
     assert "`h` (image:1)" in error.message
     assert "`return image.reshape(b, h // 16, 16, w)`" in error.message
-    assert error.hint == "Write --dynamic image:1=16*h[2:8]."
+    assert options == ["image:1=16*h[2:8]"]
 
 
 class Sum(torch.nn.Module):
@@ -71,14 +98,29 @@ class Sum(torch.nn.Module):
 
 
 def test_sizes_that_must_be_equal_are_to_get_one_name() -> None:
-    error = refused(Sum(), torch.rand(4, 3), torch.rand(4, 3), x={0: "a[1:8]"}, y={0: "b[1:8]"})
-    assert "--dynamic y:0=a" in (error.hint or "")
+    _, options = advised(Sum(), torch.rand(4, 3), torch.rand(4, 3), x={0: "a[1:8]"}, y={0: "b[1:8]"})
+    assert options == ["y:0=a[1:8]"]
 
 
-def test_a_size_tied_to_one_that_is_fixed_is_explained() -> None:
-    error = refused(Sum(), torch.rand(4, 3), torch.rand(4, 3), x={0: "a[1:8]"})
-    assert "`return x + y` needs" in error.message
-    assert "that size is always 4" in (error.hint or "")
+def test_one_name_for_ranges_that_differ_has_the_sizes_of_both() -> None:
+    _, options = advised(Sum(), torch.rand(4, 3), torch.rand(4, 3), x={0: "a[1:8]"}, y={0: "b[2:64]"})
+    assert options == ["x:0=a[2:8]", "y:0=a[2:8]"]
+
+
+def test_a_size_that_another_input_has_too_is_suggested_to_vary_there_too() -> None:
+    error, options = advised(Sum(), torch.rand(4, 3), torch.rand(4, 3), x={0: "a[1:8]"})
+    assert "`return x + y` needs x:0 == 4" in error.message
+    assert options == ["y:0=a[1:8]"]
+
+
+class Unrelated(torch.nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x + torch.ones(4, 3)).sum() + y.sum()
+
+
+def test_equal_sizes_that_have_nothing_to_do_with_each_other_stay_apart() -> None:
+    _, options = advised(Unrelated(), torch.rand(4, 3), torch.rand(4, 5), x={0: "a[1:8]"})
+    assert options == ["x:0=4"]
 
 
 class OneOff(torch.nn.Module):
@@ -86,10 +128,29 @@ class OneOff(torch.nn.Module):
         return x[1:].contiguous() * 2
 
 
-def test_a_value_within_the_range_that_the_code_excludes_is_told() -> None:
-    error = refused(OneOff(), torch.rand(5, 3), x={0: "n[2:9]"})
-    assert "x:0" in error.message
-    assert "range in which that holds" in (error.hint or "")
+def test_a_value_within_the_range_that_the_code_excludes_bounds_the_suggested_range() -> None:
+    error, options = advised(OneOff(), torch.rand(5, 3), x={0: "n[2:9]"})
+    assert "needs x:0 - 1 != 1" in error.message
+    assert options == ["x:0=n[3:9]"]
+
+
+def test_nothing_is_suggested_that_does_not_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exportkit.export.explain.sizes_that_trace", lambda *_: None)
+    error = refused(Fixed(), torch.rand(4, 3), x={0: "batch[1:8]"})
+    assert "--dynamic" not in (error.hint or "")
+    assert "No range that exportkit tried works" in (error.hint or "")
+
+
+def test_the_callers_own_frames_are_no_lines_of_the_model() -> None:
+    def a_script_that_exports() -> traceback.FrameSummary | None:
+        return guarded()
+
+    def guarded() -> traceback.FrameSummary | None:
+        stack = traceback.extract_stack()
+        ours = traceback.FrameSummary(str(Path(exportkit.__file__).with_name("cli") / "export.py"), 131, "command")
+        return user_frame([*stack, ours, traceback.FrameSummary(torch.__file__, 5, "export")])
+
+    assert a_script_that_exports() is None
 
 
 class ByValue(torch.nn.Module):
@@ -104,12 +165,21 @@ class ByItem(torch.nn.Module):
         return x.new_zeros(3) if int(x.sum().item()) > 2 else x
 
 
-@pytest.mark.parametrize(("model", "line"), [(ByValue(), "`if x.sum() > 0:`"), (ByItem(), "int(x.sum().item())")])
-def test_control_flow_by_value_names_the_line_and_what_to_write_instead(model: torch.nn.Module, line: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "what", "advice"),
+    [
+        (ByValue(), "branches on the value of a tensor at test_explain.py:{}: `if x.sum() > 0:`", "torch.cond"),
+        (ByItem(), "needs a number from a tensor as Python's own number at test_explain.py:{}: ", "Leave int()"),
+    ],
+)
+def test_control_flow_by_value_names_the_line_and_what_to_write_instead(
+    model: torch.nn.Module, what: str, advice: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     error = refused(model, torch.rand(2, 3))
-    assert "branches on the value of a tensor" in error.message
-    assert line in error.message
-    assert "torch.where" in (error.hint or "")
+    line = inspect.getsourcelines(type(model))[1] + 2
+    assert what.format(f"{line} in forward") in error.message
+    assert advice in (error.hint or "")
+    assert capfd.readouterr() == ("", "")  # neither half a graph nor advice about torch's own tools
 
 
 class Numpy(torch.nn.Module):

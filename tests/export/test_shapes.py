@@ -148,3 +148,15 @@ def test_a_foreign_programs_symbols_become_dimensions_with_their_ranges() -> Non
     (dimension,) = symbols.dimensions
     assert (dimension.min, dimension.max) == (3, 9)
     assert symbols.size(outputs[0].shape[0]) == Size(dimension=dimension.name, offset=-1)
+
+
+def test_a_plain_number_fixes_a_size_that_a_spec_makes_vary() -> None:
+    shapes = merge_shapes({"x": {0: "n[1:8]", 1: "m[1:8]"}}, parse_places(["x:0=4"]))
+    sizes = dynamic_sizes(shapes, {"x": (4, 3)})
+    assert sizes.at("x", 0) is None
+    assert [dimension.name for dimension in sizes.dimensions] == ["m"]
+
+
+def test_a_plain_number_that_is_not_the_examples_size_is_refused() -> None:
+    with pytest.raises(UsageError, match="x:0 is 4 in the example inputs, and x:0=8 would fix it at another size"):
+        dynamic_sizes({"x": {0: "8"}}, {"x": (4, 3)})

@@ -1,0 +1,88 @@
+"""Finds the line of the user's code that an error or a traced operator comes from."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from exportkit.errors import ExportError, ExportkitError
+
+_EXPORTKIT = str(Path(__file__).parents[1])
+_MODELS = str(Path(__file__).parents[1] / "models")  # a built-in model's lines are shown like a user's
+_TORCH = str(Path(torch.__file__).parent)
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+_PYTHON = "/lib/python3."
+_TRACED = re.compile(r'File "(.*?)", line (\d+), in (\w+)\n\s*(.*)')
+
+
+def user_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """Returns the innermost frame of the user's code: else of a package that it calls; never torch's or exportkit's.
+
+    Frames outside of exportkit's first one called exportkit. They are not part of the model.
+    """
+    frames = list(stack)
+    first = next((i for i, frame in enumerate(frames) if _is_exportkit(frame)), -1)
+    inside = [frame for frame in reversed(frames[first + 1 :]) if not _is_machinery(frame)]
+    own = [f for f in inside if not any(part in f.filename for part in (*_PACKAGES, _PYTHON))]
+    of_packages = [f for f in inside if any(part in f.filename for part in _PACKAGES)]
+    return next(iter(own or of_packages), None)
+
+
+def where_raised(error: BaseException) -> str:
+    """Returns the line of the model's code that raised an error, as "model.py:12 in forward: `x + 1`", or ""."""
+    frame = user_frame(traceback.extract_tb(error.__traceback__))
+    return where(frame) if frame else ""
+
+
+def where(frame: traceback.FrameSummary) -> str:
+    """Returns a frame as "model.py:12 in forward: `x + 1`"."""
+    code = f": `{frame.line}`" if frame.line else ""
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}{code}"
+
+
+def where_now() -> str:
+    """Returns the line of the model's code that is running, or ""."""
+    frame = user_frame(traceback.extract_stack())
+    return where(frame) if frame else ""
+
+
+def where_traced(node: torch.fx.Node) -> str:
+    """Returns the line of the model's code that a node of a graph was traced from, or ""."""
+    stack = _TRACED.findall(node.meta.get("stack_trace") or "")
+    frame = user_frame(traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in stack)
+    return where(frame) if frame else ""
+
+
+@contextmanager
+def users_code(doing: str) -> Iterator[None]:
+    """Runs the caller's code, and raises its errors as errors of that code.
+
+    Args:
+        doing: What the code does, for the message: "importing model.py".
+
+    Raises:
+        ExportError: The code raised an error, or tried to end the process.
+    """
+    try:
+        yield
+    except ExportkitError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = where_raised(error)
+        raise ExportError(
+            f"{doing} failed{' at ' + place if place else ''}: {type(error).__name__}: {error}",
+            hint="--debug shows the whole traceback.",
+        ) from error
+
+
+def _is_exportkit(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_EXPORTKIT) and not frame.filename.startswith(_MODELS)
+
+
+def _is_machinery(frame: traceback.FrameSummary) -> bool:
+    return _is_exportkit(frame) or frame.filename.startswith((_TORCH, "<"))

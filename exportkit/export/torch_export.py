@@ -1,0 +1,132 @@
+"""Calls torch.export, and other sizes after an error about sizes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+from exportkit.export.call_signature import BoundCall, is_tensor, plain_tuples
+from exportkit.export.guards import GuardLog, guard_log
+from exportkit.export.shapes import DynamicSizes, torch_dimensions, torch_shape
+from exportkit.export.size_changes import Examples, proposals
+from exportkit.spec import ExportSpec
+
+
+@dataclass(frozen=True)
+class TracingTask:
+    """What torch.export gets, except for the dynamic sizes.
+
+    Attributes:
+        spec: The model, in eval mode and on its device.
+        bound: Its example call.
+    """
+
+    spec: ExportSpec
+    bound: BoundCall
+
+    @property
+    def examples(self) -> Examples:
+        """The sizes of the example inputs, by name."""
+        return {name: tuple(tensor.shape) for name, tensor in zip(self.bound.names, self.bound.tensors)}
+
+
+class RefusedByTorch(Exception):
+    """torch.export refused the model.
+
+    Attributes:
+        error: torch.export's error.
+        sizes: The dynamic sizes of that call.
+        log: What that call concluded about sizes.
+    """
+
+    def __init__(self, error: Exception, sizes: DynamicSizes, log: GuardLog) -> None:
+        super().__init__(str(error))
+        self.error, self.sizes, self.log = error, sizes, log
+
+
+def export_with(
+    task: TracingTask,
+    sizes: DynamicSizes,
+    export: Callable[..., torch.export.ExportedProgram] = torch.export.export,
+) -> torch.export.ExportedProgram:
+    """Calls torch.export, or a function with the same arguments, for these dynamic sizes.
+
+    Raises:
+        RefusedByTorch: torch.export refused the model.
+    """
+    dims = torch_dimensions(sizes)
+    bound = task.bound
+    shape_of = iter([torch_shape(sizes, dims, name) for name in bound.names])
+    with guard_log() as log, plain_tuples(task.spec.model, bound.args, bound.kwargs) as (args, kwargs):
+        # A tree like the arguments, by parameter, with None for leaves that are not tensors.
+        arguments = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
+        dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
+        try:
+            with torch.no_grad(), _quiet(), _attention_of_no_machine():
+                return export(task.spec.model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+        except Exception as error:
+            # torch.export raises about thirty unrelated classes.
+            raise RefusedByTorch(error, sizes, log) from error
+
+
+def _attention_of_no_machine() -> AbstractContextManager[None]:
+    """Keeps this machine's choice of an attention kernel out of a trace.
+
+    The graph holds scaled_dot_product_attention itself, and the compiler chooses the kernel. But tracing asks for a
+    kernel too, and CUDA's in float32 wants a mask whose length is a multiple of 8, which becomes a guard on that size.
+    The kernel made of matrix products wants nothing.
+    """
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def sizes_that_trace(
+    task: TracingTask, refused: RefusedByTorch, tries: int
+) -> tuple[DynamicSizes, torch.export.ExportedProgram] | None:
+    """Searches sizes near the refused ones for which torch.export takes the model.
+
+    Args:
+        task: The model and its example call.
+        refused: The first refusal.
+        tries: How often torch.export may be called.
+
+    Returns:
+        The sizes and their program; None if there was nothing to try, or nothing worked.
+    """
+    waiting = proposals(str(refused), refused.sizes, task.examples, refused.log)
+    for _ in range(tries):
+        if not waiting:
+            break
+        sizes = waiting.pop(0)
+        try:
+            return sizes, export_with(task, sizes)
+        except RefusedByTorch as again:
+            waiting = proposals(str(again), sizes, task.examples, again.log) + waiting
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from writing half a graph and advice about its own tools to stderr. The error says what is needed."""
+    disabled = logging.root.manager.disable
+    if "TORCH_LOGS" not in os.environ:
+        logging.disable(max(disabled, logging.ERROR))
+    # torch.export prints this attribute of an error if it has one.
+    refuses = property(_no_graph, lambda error, graph: None)
+    GuardOnDataDependentSymNode.partial_fx_graph = refuses  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        delattr(GuardOnDataDependentSymNode, "partial_fx_graph")
+        logging.disable(disabled)
+
+
+def _no_graph(error: object) -> object:
+    raise AttributeError("partial_fx_graph")
