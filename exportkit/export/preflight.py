@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -76,6 +77,11 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
             f"{type(error).__name__}: {str(error).partition('Exception raised from')[0].strip()}",
             hint="Give inputs that the model accepts in eager mode.",
         ) from error
+
+
+def checking_operators(device: torch.device) -> AbstractContextManager[object]:
+    """Checks each custom operator, at its first call in the block, as `check_model` does."""
+    return watched_by(_Inspector(device))
 
 
 def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -> None:

@@ -6,20 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from safetensors.torch import load
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.call_signature import BoundCall
 from exportkit.export.call_trail import CallTrail, Writes, changed_number, fingerprint, first_difference
-from exportkit.export.cases import RecordedCase, eager_mode
 from exportkit.export.dispatch import watched_by
 from exportkit.export.source_lines import where_traced
-from exportkit.package.structure import plain
-from exportkit.sizes import label_of
 
-_ALLOW = "--allow-nondeterministic permits it; then only dtypes and shapes of the outputs are verified."
+ALLOW = "--allow-nondeterministic permits it; then only dtypes and shapes of the outputs are verified."
+"""What the hint of an error about values says last."""
 
 
 def check_repeatable(
@@ -74,7 +71,7 @@ def check_repeatable(
             "the model does not repeat itself when it is called again with the same inputs"
             + (f": {_listed(differing)} differs" if differing else "")
             + "".join(f"\n    {line}" for line in (reason, *_changed(*kept))),
-            hint=f"Take what changes as an input. {_ALLOW}",
+            hint=f"Take what changes as an input. {ALLOW}",
         )
 
 
@@ -93,33 +90,8 @@ def check_random(program: torch.export.ExportedProgram) -> None:
         raise ExportError(
             "the model draws random numbers, and a package would not draw the ones that eager draws:"
             + "".join(f"\n    {line}" for line in drawing),
-            hint=f"Take the numbers as an input, or turn them off: F.dropout draws unless training=False. {_ALLOW}",
+            hint=f"Take the numbers as an input, or turn them off: F.dropout draws unless training=False. {ALLOW}",
         )
-
-
-def check_traced(
-    program: torch.export.ExportedProgram, bound: BoundCall, cases: Sequence[RecordedCase], names: Sequence[str]
-) -> None:
-    """Calls a traced program with the inputs of the recorded cases, and compares its answers with eager's.
-
-    Raises:
-        ExportError: They differ: tracing made a constant of something that the model computes.
-    """
-    module = program.module(check_guards=False)
-    for case in cases:
-        tensors = load(case.tensors)
-        given = tuple(tensors[f"input.{i}"].to(t.device) for i, t in enumerate(bound.tensors))
-        args, kwargs = bound.with_tensors(given)
-        with eager_mode():
-            answers = [answer.cpu() for answer in _tensors(module(*plain(args), **plain(kwargs)))]
-        wanted = [tensors[f"output.{i}"] for i in range(len(answers))]
-        if differing := [name for name, a, b in zip(names, answers, wanted) if not agree(a, b)]:
-            raise ExportError(
-                f"the traced program does not answer what eager answers at {label_of(case.sizes)}, in "
-                f"{_listed(differing)}: tracing made a constant of something that the model computes in Python, such "
-                "as a counter, the time, or a value kept from an earlier call",
-                hint=f"Compute it with torch's operators, or take it as an input. {_ALLOW}",
-            )
 
 
 def agree(one: torch.Tensor, other: torch.Tensor) -> bool:

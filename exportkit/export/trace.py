@@ -18,8 +18,9 @@ from exportkit.export.explain import explain_refusal
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import on_device, parse_floating, prepared
 from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
+from exportkit.export.program_check import TracedCall, check_program
 from exportkit.export.provenance import provenance
-from exportkit.export.repeatable import check_random, check_repeatable, check_traced
+from exportkit.export.repeatable import check_random, check_repeatable
 from exportkit.export.resolved import EagerModel
 from exportkit.export.shapes import DynamicSizes, dynamic_sizes, merge_shapes, parse_places
 from exportkit.export.torch_export import RefusedByTorch, TracingTask, export_with
@@ -92,9 +93,8 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         check_operators(operators, device)
         call = describe_program(program, bound, sizes, output, spec, cast=floating)
         cases = record_cases(spec, call, sizes.example, options, device, progress)
-        if not free:
-            progress("comparing the program with the cases")
-            check_traced(program, bound, cases, names(output))
+        progress("comparing the program with the cases")
+        check_program(TracedCall(TracingTask(spec, bound), sizes, program, call), cases, values=not free)
         source = Source(
             model=model.name,
             model_kwargs=dict(model.model_kwargs),

@@ -1,0 +1,91 @@
+"""A traced program that answers something else than eager is refused at export, with the line where that is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from exportkit import ExportSpec
+from exportkit.errors import ExportError
+from exportkit.export.artifact import export_program
+from exportkit.export.export_options import TraceOptions
+
+CONSTANT = "tracing made a constant of something that depends on a size"
+
+
+def export(model: torch.nn.Module, folder: Path, *inputs: Tensor, **options: object) -> None:
+    spec = ExportSpec(model=model, example_inputs=inputs, dynamic_shapes={"x": {0: "batch[2:8]"}})
+    export_program(spec, folder / "out.pt2", TraceOptions(**options))  # type: ignore[arg-type]
+
+
+class Remembers(torch.nn.Module):
+    """Keeps the size of the last eager call, as a shape cache does; tracing finds the example's there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting():
+            self.rows = x.shape[0]
+        return x.sum(0) / self.rows
+
+
+def test_a_size_that_became_a_constant_is_found_at_another_size_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=CONSTANT) as caught:
+        export(Remembers(), tmp_path, torch.rand(4, 3))
+    assert "answers other values than eager in output 0 at batch=2" in caught.value.message
+    assert "`return x.sum(0) / self.rows` has 4; at those sizes " in caught.value.message
+    assert not (tmp_path / "out.pt2").exists()
+
+
+def test_cases_of_the_examples_size_alone_cannot_tell(tmp_path: Path) -> None:
+    export(Remembers(), tmp_path, torch.rand(4, 3), cases=1)
+    assert (tmp_path / "out.pt2").exists()
+
+
+class Untold(torch.nn.Module):
+    """Adds a table of as many rows as the last eager call had: the traced program cannot add it to another number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting():
+            self.table = torch.ones(x.shape[0])
+        return torch.cat([x.sum(1), self.table])
+
+
+def test_an_output_of_another_size_than_eagers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ExportError, match=r"promises output 0 of \[6\], and eager answered \[4\] at batch=2.*"
+    ) as caught:
+        export(Untold(), tmp_path, torch.rand(4, 3))
+    assert CONSTANT in caught.value.message
+
+
+class Stubborn(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 3 if torch.compiler.is_exporting() else x
+
+
+def test_a_program_that_differs_at_the_examples_sizes_is_no_matter_of_sizes(tmp_path: Path) -> None:
+    with pytest.raises(
+        ExportError, match="answers other values than eager in output 0 at batch=4: tracing made"
+    ) as caught:
+        export(Stubborn(), tmp_path, torch.rand(4, 3))
+    assert CONSTANT not in caught.value.message
+
+
+class Sound(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x / x.shape[0]).softmax(0)
+
+
+def test_a_program_that_computes_with_sizes_passes(tmp_path: Path) -> None:
+    export(Sound(), tmp_path, torch.rand(4, 3))
+    assert (tmp_path / "out.pt2").exists()
