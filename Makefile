@@ -77,6 +77,7 @@ docs: build
 	$(BIN)/python -m tools.command_reference
 	$(BIN)/python -m tools.operator_table
 	$(BIN)/python -m tools.results_tables
+	$(BIN)/python -m tools.gallery_page
 
 bench: build
 	$(BIN)/exportkit bench ops -o artifacts/bench.json

@@ -13,6 +13,7 @@ from exportkit.export.aot_inductor import compile_program, read_inductor_config
 from exportkit.export.export_options import CompileOptions, TraceOptions, check_name
 from exportkit.export.placement import usable_device
 from exportkit.export.program_weights import ProgramWeights
+from exportkit.export.quiet import quiet_torch
 from exportkit.export.resolved import EagerModel, ResolvedModel
 from exportkit.export.saved_program import trace_saved
 from exportkit.export.toolchain import check_cpu_isa, default_cpu_isa, usable_compiler
@@ -117,7 +118,8 @@ def export_program(
     traced = _trace(model, out, options, device, progress)
     progress(f"writing {out}")
     buffer = io.BytesIO()
-    torch.export.save(traced.program, buffer)
+    with quiet_torch():
+        torch.export.save(traced.program, buffer)
     program = Program(
         record=PROGRAM_RECORD,
         device="cpu" if device.type == "cpu" else "cuda",

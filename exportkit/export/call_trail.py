@@ -27,9 +27,11 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def fingerprint(tensor: torch.Tensor) -> tuple[object, ...]:
     """Returns numbers that change with a tensor's dtype, sizes or bits."""
+    described = (tensor.dtype, tuple(tensor.shape))
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return described  # only within the model: a sparse tensor has no bits of its own to look at
     data = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
     bits = data.contiguous().view(_INTEGERS[data.element_size()])
-    described = (tensor.dtype, tuple(tensor.shape))
     return (*described, int(bits.sum()), int(torch.hash_tensor(bits).view(torch.int64))) if bits.numel() else described
 
 

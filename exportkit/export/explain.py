@@ -50,8 +50,8 @@ def sizes_error(refused: RefusedByTorch, changes: Sequence[SizeChange]) -> Expor
     if not changes:
         return ExportError(
             message,
-            hint="Change that line, or declare a range in which the condition holds. No range that exportkit tried "
-            "works; `--draft` tries more.",
+            hint="Change that line, declare a range in which the condition holds, or give example inputs of other "
+            "sizes. No sizes that exportkit tried work.",
         )
     return ExportError(message, hint=f"Write {advice(changes)}. The model traces with it.")
 

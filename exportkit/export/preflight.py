@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.dispatch import OperatorMode, watched_by
+from exportkit.export.quiet import quiet_torch
 from exportkit.export.source_lines import user_frame, where_raised
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
@@ -69,13 +70,13 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
             return call()
     except OperatorNotExportableError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # The model may raise anything. Its own traceback is chained.
         place = where_raised(error)
         raise ExportError(
             f"the model cannot run on its example inputs{' at ' + place if place else ''}: "
             f"{type(error).__name__}: {str(error).partition('Exception raised from')[0].strip()}",
-            hint="Give inputs that the model accepts in eager mode.",
+            hint="The model must run in eager mode first, on these inputs. --debug shows the whole traceback.",
         ) from error
 
 
@@ -165,7 +166,7 @@ def _check_fake(operator: OpOverload, at: str, args: tuple[Any, ...], kwargs: di
     mode = FakeTensorMode(shape_env=env, static_shapes=True)
     fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
     try:
-        with mode:
+        with mode, quiet_torch():
             fake = operator(*fake_args, **fake_kwargs)
     except (UnsupportedOperatorException, DynamicOutputShapeException) as error:
         raise OperatorNotExportableError(f"operator {name}{at} has no fake kernel that works: {error}") from error

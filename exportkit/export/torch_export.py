@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from exportkit.export.call_signature import BoundCall, is_tensor, plain_tuples
 from exportkit.export.guards import GuardLog, guard_log
+from exportkit.export.quiet import quiet_torch
 from exportkit.export.shapes import DynamicSizes, torch_dimensions, torch_shape
 from exportkit.export.size_changes import Examples, proposals
 from exportkit.spec import ExportSpec
@@ -70,7 +68,7 @@ def export_with(
         arguments = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
         dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
-            with torch.no_grad(), _quiet(), _attention_of_no_machine():
+            with torch.no_grad(), quiet_torch(), _attention_of_no_machine():
                 return export(task.spec.model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         except Exception as error:
             # torch.export raises about thirty unrelated classes.
@@ -110,23 +108,3 @@ def sizes_that_trace(
         except RefusedByTorch as again:
             waiting = proposals(str(again), sizes, task.examples, again.log) + waiting
     return None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps torch from writing half a graph and advice about its own tools to stderr. The error says what is needed."""
-    disabled = logging.root.manager.disable
-    if "TORCH_LOGS" not in os.environ:
-        logging.disable(max(disabled, logging.ERROR))
-    # torch.export prints this attribute of an error if it has one.
-    refuses = property(_no_graph, lambda error, graph: None)
-    GuardOnDataDependentSymNode.partial_fx_graph = refuses  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        delattr(GuardOnDataDependentSymNode, "partial_fx_graph")
-        logging.disable(disabled)
-
-
-def _no_graph(error: object) -> object:
-    raise AttributeError("partial_fx_graph")

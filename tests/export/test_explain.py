@@ -138,7 +138,7 @@ def test_nothing_is_suggested_that_does_not_trace(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("exportkit.export.explain.sizes_that_trace", lambda *_: None)
     error = refused(Fixed(), torch.rand(4, 3), x={0: "batch[1:8]"})
     assert "--dynamic" not in (error.hint or "")
-    assert "No range that exportkit tried works" in (error.hint or "")
+    assert "No sizes that exportkit tried work" in (error.hint or "")
 
 
 def test_the_callers_own_frames_are_no_lines_of_the_model() -> None:

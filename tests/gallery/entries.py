@@ -1,0 +1,140 @@
+"""The gallery's modules as a list, and how one is exported."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exportkit.cli.app import main
+from tests.made_once import one_maker
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent
+LIBRARY = "libexportkit_gallery.so"
+THEMES = ("sizes", "values", "programs", "structures", "operators")
+_ISSUE = re.compile(r"\b(pytorch|ao|executorch|TICO|kserve)#(\d+)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A module of the gallery. The attributes of its class say how it is exported and what is expected.
+
+    Attributes:
+        theme: Its file.
+        name: Its class.
+        summary: What is troublesome, with the issues that report it.
+        arguments: What `exportkit export` is given, MODEL first.
+        exit_code: The exit code expected.
+        says: A part of the message expected; empty if it exports.
+    """
+
+    theme: str
+    name: str
+    summary: str
+    arguments: Sequence[str]
+    exit_code: int
+    says: str
+
+    @property
+    def issues(self) -> list[tuple[str, str]]:
+        """The repository and the number of each issue."""
+        return [(match[1], match[2]) for match in _ISSUE.finditer(self.summary)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an export ended with.
+
+    Attributes:
+        exit_code: Its exit code.
+        document: The document that --json prints.
+        stderr: What else was written, without the lines of progress.
+    """
+
+    exit_code: int
+    document: dict
+    stderr: str
+
+    @property
+    def message(self) -> str:
+        """The error and its hint; empty if the export succeeded. Numbers that every run draws anew are left out."""
+        error = self.document.get("error", {"message": "", "hint": None})
+        text = "\n".join(filter(None, (error["message"], error["hint"])))
+        return re.sub(r"\b\d+\.\d{5,}", "...", text)
+
+
+def entries() -> list[Entry]:
+    """Returns every module, in the order of the files, which are read and not imported."""
+    found = []
+    for theme in THEMES:
+        tree = ast.parse((FOLDER / f"{theme}.py").read_text())
+        library = ["--op-library", LIBRARY] if "library" in _literals(tree) else []
+        modules = [node for node in tree.body if isinstance(node, ast.ClassDef) and "nn.Module" in _bases(node)]
+        found += [_entry(theme, node, library) for node in modules]
+    return found
+
+
+def _entry(theme: str, node: ast.ClassDef, library: Sequence[str]) -> Entry:
+    said = _literals(node)
+    has_maker = any(isinstance(part, ast.FunctionDef) and part.name == "make" for part in node.body)
+    arguments = [f"tests/gallery/{theme}.py:{node.name}{'.make' if has_maker else ''}", *library]
+    for option, texts in (("--input", said.get("inputs", ())), ("--dynamic", said.get("dynamic", ()))):
+        arguments += [word for text in texts for word in (option, text)]
+    summary = ast.get_docstring(node) or ""
+    return Entry(theme, node.name, summary, arguments, said.get("exit_code", 0), said.get("says", ""))
+
+
+def _bases(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base) for base in node.bases]
+
+
+def _literals(node: ast.Module | ast.ClassDef) -> dict[str, Any]:
+    """Returns what a file or a class assigns to plain names."""
+    return {
+        part.targets[0].id: ast.literal_eval(part.value)
+        for part in node.body
+        if isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Name) and _is_literal(part.value)
+    }
+
+
+def _is_literal(value: ast.expr) -> bool:
+    return all(isinstance(part, (ast.Constant, ast.Tuple, ast.Load)) for part in ast.walk(value))
+
+
+def export(entry: Entry, output: Path) -> Outcome:
+    """Exports a module as a program, in this process. The working directory is the repository's."""
+    arguments = [str(operator_library()) if argument == LIBRARY else argument for argument in entry.arguments]
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        code = main(["export", *arguments, "--format", "program", "-o", str(output), "--json"])
+    lines = [line for line in stderr.getvalue().splitlines() if not line.endswith(" ...")]
+    return Outcome(code, json.loads(stdout.getvalue()), "\n".join(lines))
+
+
+def operator_library() -> Path:
+    """Returns the library of operators.cpp. Builds it once for this source and this torch."""
+    source = FOLDER / "operators.cpp"
+    key = hashlib.sha256(source.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    library = ROOT / ".cache" / "gallery" / key / LIBRARY
+    with one_maker(library) as make:
+        if make:
+            torch_folder = Path(torch.__file__).parent
+            command = ["g++", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{torch_folder / 'include'}"]
+            command += ["-DTORCH_TARGET_VERSION=0x020b000000000000", str(source), f"-L{torch_folder / 'lib'}"]
+            temporary = library.with_name(f"{os.getpid()}.so")
+            command += [f"-Wl,-soname,{LIBRARY}", "-Wl,--no-as-needed", "-ltorch_cpu", "-o", str(temporary)]
+            subprocess.run(command, check=True)
+            temporary.replace(library)
+    return library

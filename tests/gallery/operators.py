@@ -1,0 +1,142 @@
+"""Modules that call operators of a stranger's library (operators.cpp), each with something missing or wrong."""
+
+import torch
+from torch import Tensor, nn
+
+library = "operators.cpp"
+ops = torch.ops.exportkit_gallery
+
+for _name, _fake in {
+    "good": torch.empty_like,
+    "wrong_fake": lambda x: x.new_empty(x.shape[0] + 1, *x.shape[1:]),
+    "wrong_dtype": lambda x: torch.empty_like(x, dtype=torch.float64),
+    "wrong_signature": lambda: torch.empty(()),
+    "wrong_beyond": torch.empty_like,
+    "without_kernel": torch.empty_like,
+    "overloaded": torch.empty_like,
+}.items():
+    torch.library.register_fake(f"exportkit_gallery::{_name}", _fake)
+
+
+@torch.library.register_fake("exportkit_gallery::number")
+def _number(x: Tensor) -> int:
+    return x.shape[0]
+
+
+@torch.library.custom_op("exportkit_gallery_python::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+twice.register_fake(torch.empty_like)
+
+
+class Complete(nn.Module):
+    """An operator with a kernel and a fake."""
+
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.good(x) + 1
+
+
+class WithoutFake(nn.Module):
+    """An operator without a fake kernel (pytorch#150809, pytorch#140048)."""
+
+    exit_code = 1
+    says = "has no fake kernel, so torch.export cannot know the shape it returns"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.without_fake(x)
+
+
+class WrongFake(nn.Module):
+    """A fake kernel that says a row too many."""
+
+    exit_code = 1
+    says = "it says [5, 3], the kernel returned [4, 3]"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.wrong_fake(x)
+
+
+class WrongSignature(nn.Module):
+    """A fake kernel that takes other arguments (pytorch#181851)."""
+
+    exit_code = 1
+    says = "the fake kernel of exportkit_gallery::wrong_signature"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.wrong_signature(x)
+
+
+class WrongDtype(nn.Module):
+    """A fake kernel that says another dtype."""
+
+    exit_code = 1
+    says = "it says torch.float64, the kernel returned torch.float32"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.wrong_dtype(x)
+
+
+class WrongBeyond(nn.Module):
+    """A fake kernel that is right at the example's size and wrong beyond (ao#3824)."""
+
+    exit_code = 1
+    says = "it says [8, 3], the kernel returned [6, 3], at batch=8"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.wrong_beyond(x)
+
+
+class WithoutKernel(nn.Module):
+    """An operator without a kernel for this device."""
+
+    exit_code = 1
+    says = "has no kernel for cpu"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.without_kernel(x)
+
+
+class Number(nn.Module):
+    """An operator that returns a Python number, which becomes a constant."""
+
+    exit_code = 1
+    says = "operators.py:"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * ops.number(x)
+
+
+class OverloadWithoutFake(nn.Module):
+    """An overload without a fake kernel, where the operator has one."""
+
+    exit_code = 1
+    says = "exportkit_gallery::overloaded.twice"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.overloaded.twice(x, 2)
+
+
+class InPython(nn.Module):
+    """An operator that only Python has (pytorch#143786)."""
+
+    exit_code = 1
+    says = "is implemented in Python, and hosts do not have its source"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return twice(x)

@@ -1,0 +1,323 @@
+"""Modules that do what a traced program cannot: NumPy, state, randomness, Python's own means."""
+
+import collections
+import random
+import sys
+import time
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class Numpy(nn.Module):
+    """NumPy in the middle of the model."""
+
+    exit_code = 1
+    says = "the model calls NumPy at programs.py"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(np.sqrt(x.numpy()))
+
+
+class NumpyOfSizes(nn.Module):
+    """NumPy that computes with sizes."""
+
+    exit_code = 1
+    says = "needs 3*x:0 == 12"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / float(np.prod(x.shape))
+
+
+class Prints(nn.Module):
+    """A print that was left behind."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        print("hello from forward")
+        return x + 1
+
+
+class Raises(nn.Module):
+    """A check of the model's own that the example does not pass."""
+
+    exit_code = 1
+    says = "ValueError: the width must be even"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] % 2:
+            raise ValueError("the width must be even")
+        return x
+
+
+class RaisesAtOtherSizes(nn.Module):
+    """A check of the model's own that the range does not pass."""
+
+    exit_code = 1
+    says = "Write --dynamic 'x:0=4*batch[1:4]'"
+    inputs = ("x=float32[8,3]",)
+    dynamic = ("x:0=batch[4:16]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] % 4:
+            raise ValueError("the batch must be a multiple of 4")
+        return x + 1
+
+
+class Recursion(nn.Module):
+    """A recursion without an end."""
+
+    exit_code = 1
+    says = "RecursionError"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward(x + 1)
+
+
+class Exits(nn.Module):
+    """A forward that ends the process."""
+
+    exit_code = 1
+    says = "SystemExit: no licence"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sys.exit("no licence")
+
+
+class OnTheGpu(nn.Module):
+    """A device in the code."""
+
+    exit_code = 1
+    says = 'x.to("cuda:7")'
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to("cuda:7") + 1
+
+
+class Counter(nn.Module):
+    """A buffer that counts the calls."""
+
+    exit_code = 1
+    says = "the model changes its buffers calls"
+    inputs = ("x=float32[4,3]",)
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+class PythonCounter(nn.Module):
+    """A Python number that counts the calls."""
+
+    exit_code = 1
+    says = "`calls` was"
+    inputs = ("x=float32[4,3]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+class WritesInput(nn.Module):
+    """A forward that writes into its input."""
+
+    exit_code = 1
+    says = "the model writes into its inputs x"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2) + 1
+
+
+class TrainedStatistics(nn.Module):
+    """Batch norm in training mode, which writes its statistics."""
+
+    exit_code = 1
+    says = "the model changes its buffers mean, var"
+    inputs = ("x=float32[4,3]",)
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("var", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.batch_norm(x, self.mean, self.var, training=True)
+
+
+class Noise(nn.Module):
+    """Random noise."""
+
+    exit_code = 1
+    says = "draws random numbers"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+class PythonNoise(nn.Module):
+    """A random number of Python's."""
+
+    exit_code = 1
+    says = "does not repeat itself"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + random.random()
+
+
+class Dropout(nn.Module):
+    """Dropout that stays on."""
+
+    exit_code = 1
+    says = "draws random numbers"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, training=True)
+
+
+class Clock(nn.Module):
+    """The time of day."""
+
+    exit_code = 1
+    says = "does not repeat itself"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + time.time() % 1000
+
+
+class Gradient(nn.Module):
+    """A gradient within the model."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            return torch.autograd.grad((y * y).sum(), y)[0]
+
+
+class Vmapped(nn.Module):
+    """torch.vmap within the model (kserve#4568)."""
+
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: row * row.sum())(x)
+
+
+class Compiled(nn.Module):
+    """A part that torch.compile wraps."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.compile(nn.Linear(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x)
+
+
+class Scripted(nn.Module):
+    """A part in TorchScript."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.jit.trace(nn.Linear(3, 3), torch.rand(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x)
+
+
+class DynamicallyQuantized(nn.Module):
+    """A layer of torch.ao's dynamic quantization."""
+
+    exit_code = 1
+    says = "packed object of torch.ao's quantization"
+    inputs = ("x=float32[4,3]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 3)), {nn.Linear})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x)
+
+
+class SparseInside(nn.Module):
+    """A sparse tensor within the model (pytorch#169488)."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(x.relu().to_sparse(), x.T)
+
+
+class Hooked(nn.Module):
+    """A forward hook that changes the answer."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(3, 3)
+        self.part.register_forward_hook(lambda module, args, result: result * 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x)
+
+
+class Cached(nn.Module):
+    """A function that remembers its answers."""
+
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + _ramp(x.shape[1])
+
+
+@lru_cache
+def _ramp(size: int) -> Tensor:
+    return torch.arange(size).float()
+
+
+class Ordered(nn.Module):
+    """Parameters kept in Python's containers, not in the module."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = collections.OrderedDict(first=torch.rand(3), second=torch.rand(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.parts["first"] + self.parts["second"]

@@ -1,0 +1,310 @@
+"""Modules whose sizes make trouble."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class ViewOfTheExample(nn.Module):
+    """A view with the example's batch written into it (pytorch#133653)."""
+
+    exit_code = 1
+    says = "Write --dynamic x:0=4 (x:0 is always 4)"
+    inputs = ("x=float32[4,6]",)
+    dynamic = ("x:0=batch[1:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(4, 2, 3) + 1
+
+
+class ConstantRows(nn.Module):
+    """A sum with a constant of the example's size (pytorch#151356)."""
+
+    exit_code = 1
+    says = "needs x:0 == 4"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[1:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ones(4, 3)
+
+
+class ExampleOfOne(nn.Module):
+    """A dynamic size whose example is 1 (TICO#248)."""
+
+    exit_code = 2
+    says = "torch.export treats sizes 0 and 1 as constants"
+    inputs = ("x=float32[1,6]",)
+    dynamic = ("x:0=batch[1:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], 2, 3)
+
+
+class ExampleAtTheEnd(nn.Module):
+    """An example at the lower end of its range (pytorch#176349)."""
+
+    inputs = ("x=float32[2,6]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], 2, 3).softmax(-1)
+
+
+class TwoNames(nn.Module):
+    """Two names for sizes that must be equal (pytorch#126127)."""
+
+    exit_code = 1
+    says = "Write --dynamic 'y:0=a[1:8]'"
+    inputs = ("x=float32[4,3]", "y=float32[4,3]")
+    dynamic = ("x:0=a[1:8]", "y:0=b[1:8]")
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+class OneNameMissing(nn.Module):
+    """Two sizes must be equal; only one is said to vary."""
+
+    exit_code = 1
+    says = "Write --dynamic 'y:0=a[1:8]'"
+    inputs = ("x=float32[4,3]", "y=float32[4,3]")
+    dynamic = ("x:0=a[1:8]",)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+
+class Square(nn.Module):
+    """A product that only square images allow."""
+
+    exit_code = 1
+    says = "Write --dynamic 'x:2=h[4:16]'"
+    inputs = ("x=float32[2,8,8]",)
+    dynamic = ("x:1=h[4:16]", "x:2=w[4:16]")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x
+
+
+class Patches(nn.Module):
+    """A size that must be a multiple (pytorch#140011)."""
+
+    exit_code = 1
+    says = "Write --dynamic 'image:1=16*h[2:8]'"
+    inputs = ("image=float32[2,64,8]",)
+    dynamic = ("image:0=batch[1:8]", "image:1=h[32:128]")
+
+    def forward(self, image: Tensor) -> Tensor:
+        b, h, _ = image.shape
+        return image.reshape(b, h // 16, 16, 8).sum(2)
+
+
+class Downsampled(nn.Module):
+    """Two halvings and the way back, which only multiples of 4 survive (pytorch#115492)."""
+
+    exit_code = 1
+    says = "Write --dynamic 'x:2=4*time[2:16]'"
+    inputs = ("x=float32[2,1,32]",)
+    dynamic = ("x:2=time[8:64]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv1d(1, 1, 4, stride=2, padding=1)
+        self.up = nn.ConvTranspose1d(1, 1, 4, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.up(self.up(self.down(self.down(x))))
+
+
+class BranchOnSize(nn.Module):
+    """A branch on a size."""
+
+    exit_code = 1
+    says = "Write --dynamic 'x:0=batch[1:5]'"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[1:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] > 5 else x
+
+
+class DiscreteSizes(nn.Module):
+    """Sizes of a list (pytorch#139307)."""
+
+    exit_code = 1
+    says = "needs x:0 == 8"
+    inputs = ("x=float32[8,3]",)
+    dynamic = ("x:0=batch[4:16]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] in (4, 8, 16) else x
+
+
+class OffByOne(nn.Module):
+    """A slice whose result may be of one row (pytorch#126127)."""
+
+    exit_code = 1
+    says = "Write --dynamic 'x:0=n[3:9]'"
+    inputs = ("x=float32[5,3]",)
+    dynamic = ("x:0=n[2:9]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[1:].contiguous() * 2
+
+
+class EverySecond(nn.Module):
+    """Every second column, whose number may be one."""
+
+    exit_code = 1
+    says = "Write --dynamic 'x:1=w[3:17]'"
+    inputs = ("x=float32[2,8]",)
+    dynamic = ("x:1=w[2:17]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, ::2].contiguous() * 2
+
+
+class LoopOverRows(nn.Module):
+    """A Python loop over a dynamic size (executorch#1379)."""
+
+    exit_code = 1
+    says = "`for row in x:` needs x:0 == 4"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[1:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros(3)
+        for row in x:
+            total = total + row
+        return total
+
+
+class Positions(nn.Module):
+    """A table of positions shorter than the range of the length (pytorch#140011)."""
+
+    exit_code = 1
+    says = "Write --dynamic 'ids:1=length[2:128]'"
+    inputs = ("ids=int64[2,16]",)
+    dynamic = ("ids:1=length[2:200]",)
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.rand(128, 4))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table[: ids.shape[1]] + ids[..., None]
+
+
+class SizeReturned(nn.Module):
+    """A size as an output."""
+
+    exit_code = 1
+    says = "output 1 of 2 is a number that varies from call to call"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[1:8]",)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        return x + 1, x.shape[0]
+
+
+class SizeRemembered(nn.Module):
+    """The first call's size, kept by Python code (ao#3824)."""
+
+    exit_code = 1
+    says = "tracing made a constant of something that depends on a size"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rows is None or torch.compiler.is_exporting() is False:
+            self.rows = x.shape[0]
+        return x.sum(0) / self.rows
+
+
+class RememberedRows(nn.Module):
+    """A table of the first call's size, kept for later calls."""
+
+    exit_code = 1
+    says = "needs x:0 <= 4"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or (self.table.shape[0] < x.shape[0]):
+            self.table = torch.arange(x.shape[0])[:, None].float()
+        return x + self.table[: x.shape[0]]
+
+
+class RootOfASize(nn.Module):
+    """Python's square root of a size."""
+
+    exit_code = 1
+    says = "`return x / math.sqrt(x.shape[0])` needs x:0 == 4"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / math.sqrt(x.shape[0])
+
+
+class LogarithmOfASize(nn.Module):
+    """Python's logarithm of a size, rounded."""
+
+    exit_code = 1
+    says = "needs x:0 == 4"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * math.floor(math.log2(x.shape[0]))
+
+
+class AdaptivePool(nn.Module):
+    """Adaptive pooling of images of any size."""
+
+    inputs = ("image=float32[2,3,32,24]",)
+    dynamic = ("image:2=h[14:64]", "image:3=w[14:64]")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool2d(7)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.pool(image)
+
+
+class Upsampled(nn.Module):
+    """Upsampling by a factor."""
+
+    inputs = ("image=float32[2,3,8,6]",)
+    dynamic = ("image:2=h[4:16]", "image:3=w[4:16]")
+
+    def forward(self, image: Tensor) -> Tensor:
+        return nn.functional.interpolate(image, scale_factor=2.0, mode="bilinear")
+
+
+class Recurrent(nn.Module):
+    """An LSTM over sequences of any length."""
+
+    exit_code = 1
+    says = "`return self.cell(x)[0]` needs x:1 == 5"
+    inputs = ("x=float32[2,5,3]",)
+    dynamic = ("x:1=length[2:16]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(x)[0]

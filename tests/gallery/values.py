@@ -1,0 +1,234 @@
+"""Modules whose control flow or sizes depend on the values of tensors."""
+
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+
+class BranchOnValue(nn.Module):
+    """A branch on a value (pytorch#145443)."""
+
+    exit_code = 1
+    says = "the model branches on the value of a tensor at values.py"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x + 1
+        return x
+
+
+class BranchOnOffset(nn.Module):
+    """A branch on the last offset (pytorch#145443)."""
+
+    exit_code = 1
+    says = "`if offsets[-1] > len(x):`"
+    inputs = ("x=float32[4,3]", "offsets=int64[3]")
+
+    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
+        if offsets[-1] > len(x):
+            raise ValueError("the offsets do not fit")
+        return x + offsets.sum()
+
+
+class BranchOnCount(nn.Module):
+    """A branch on how many elements there are."""
+
+    exit_code = 1
+    says = "the model branches on the value of a tensor"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x.nonzero()
+        return found.float().sum(0) if found.shape[0] > 2 else x.sum(0)[:2]
+
+
+class LoopOnValue(nn.Module):
+    """A Python loop until a value is small."""
+
+    exit_code = 1
+    says = "`while x.max() > 0.5:`"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        while x.max() > 0.5:
+            x = x / 2
+        return x
+
+
+class AssertOnValue(nn.Module):
+    """An assertion on a value."""
+
+    exit_code = 1
+    says = "`assert x.min() >= 0`"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.min() >= 0
+        return x.sqrt()
+
+
+class ItemBranch(nn.Module):
+    """A branch on a number that was read from a tensor."""
+
+    exit_code = 1
+    says = "the model needs a number from a tensor as Python's own number"
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(3) if int(x.sum().item()) > 2 else x[0]
+
+
+class ItemScale(nn.Module):
+    """A factor that was read from a tensor."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.max().item()
+
+
+class ItemSize(nn.Module):
+    """A size that was read from a tensor."""
+
+    exit_code = 1
+    says = "Leave int(), float() or range() out there"
+    inputs = ("x=float32[4,3]", "n=int64[]")
+
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        return x.new_zeros(int(n.item())).sum() + x
+
+
+class ItemSlice(nn.Module):
+    """A slice whose end was read from a tensor."""
+
+    inputs = ("x=float32[4,3]", "n=int64[]")
+
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        return x[: n.item()].sum(0)
+
+
+class ItemView(nn.Module):
+    """A view whose size was read from a tensor."""
+
+    exit_code = 1
+    says = "Leave int(), float() or range() out there"
+    inputs = ("x=float32[4,3]", "n=int64[]")
+
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        rows = int(n.item()) + 1
+        return x.reshape(rows, -1).sum(0)
+
+
+class ListLoop(nn.Module):
+    """A loop over a tensor's values."""
+
+    inputs = ("x=float32[4,3]", "order=int64[2]")
+
+    def forward(self, x: Tensor, order: Tensor) -> Tensor:
+        return torch.stack([x[row] for row in order.tolist()])
+
+
+class SplitByValues(nn.Module):
+    """A split whose sizes were read from a tensor."""
+
+    inputs = ("x=float32[2,3]", "lengths=int64[2]")
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        first, second = x.split((lengths * 0 + 1).tolist())
+        return first - second
+
+
+class Masked(nn.Module):
+    """Elements chosen by a mask."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0.5].sum() + x
+
+
+class MaskedReturned(nn.Module):
+    """An output whose size depends on values."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0.5] * 2
+
+
+class MaskedScatter(nn.Module):
+    """Elements replaced by a mask (pytorch#186146)."""
+
+    inputs = ("x=float32[4,3]", "y=float32[12]")
+    dynamic = ("x:0=n[2:4]",)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.masked_scatter(x > 0.5, y)
+
+
+class Unique(nn.Module):
+    """Values without repetition."""
+
+    inputs = ("ids=int64[8]",)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.unique(ids).sum() + ids
+
+
+class Repeated(nn.Module):
+    """Rows repeated as often as a tensor says."""
+
+    inputs = ("x=float32[4,3]", "times=int64[4]")
+
+    def forward(self, x: Tensor, times: Tensor) -> Tensor:
+        return x.repeat_interleave(times + 1, dim=0).sum(0)
+
+
+class Cond(nn.Module):
+    """A branch on a value by torch.cond."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
+class Checked(nn.Module):
+    """A size that was read from a tensor, without int() and with its range."""
+
+    inputs = ("x=float32[4,3]", "n=int64[]")
+
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        rows = n.item()
+        torch._check(rows >= 0)
+        torch._check(rows <= 4)
+        return torch.narrow(x, 0, 0, rows).sum(0)
+
+
+class Chosen(nn.Module):
+    """A choice by a value with torch.where."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x.sum() > 0, x + 1, x)
+
+
+class WhileLoop(nn.Module):
+    """A loop on a value by torch's own operator."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return while_loop(lambda x: x.max() > 0.5, lambda x: (x / 2,), (x,))[0]
+
+
+class Scan(nn.Module):
+    """A running sum by torch's own operator."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scan(lambda total, row: (total + row, total + row), torch.zeros(3), x)[1]

@@ -1,0 +1,78 @@
+"""Writes docs/gallery.md by exporting every module of tests/gallery: `python -m tools.gallery_page`.
+
+Run it after a module, an expectation or a message changed. A test exports the modules too, and fails when the page is
+stale.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+from tests.gallery.entries import THEMES, Entry, Outcome, entries, export
+from tools.generated import DOCS, ROOT
+
+DOCUMENT = DOCS / "gallery.md"
+
+_REPOSITORIES = {
+    "pytorch": "pytorch/pytorch",
+    "ao": "pytorch/ao",
+    "executorch": "pytorch/executorch",
+    "TICO": "Samsung/TICO",
+    "kserve": "kserve/kserve",
+}
+_TITLES = {
+    "sizes": "Sizes",
+    "values": "Control flow and sizes that depend on values",
+    "programs": "State, randomness, and code that is no operator",
+    "structures": "Inputs, outputs and weights of unusual kinds",
+    "operators": "Operators of a library",
+}
+_HEAD = """\
+# Modules that make trouble
+
+Written by `make docs` from real runs, with torch {torch} on a CPU. Do not edit it.
+
+Each module is a few lines in [tests/gallery](../tests/gallery). It was exported with `--format program`, which traces
+the model, checks its operators, records cases, and runs the traced program on them. "exports" means that the program
+answered what eager answered. Otherwise the exit code and the message are shown. A named issue reports such a failure.
+`exportkit export` was given the inputs and sizes that the class names.
+"""
+
+
+def page() -> str:
+    """Exports every module and returns the page."""
+    outcomes = []
+    with tempfile.TemporaryDirectory() as folder:
+        for entry in entries():
+            outcomes.append((entry, export(entry, Path(folder) / "out.pt2")))
+    sections = [_HEAD.format(torch=torch.__version__.partition("+")[0])]
+    for theme in THEMES:
+        rows = [row(entry, outcome) for entry, outcome in outcomes if entry.theme == theme]
+        head = ["| module | what it does | outcome |", "| --- | --- | --- |"]
+        sections.append("\n".join([f"## {_TITLES[theme]}", "", *head, *rows]) + "\n")
+    return "\n".join(sections)
+
+
+def row(entry: Entry, outcome: Outcome) -> str:
+    """Returns a module's row of its table."""
+    what = entry.summary.split(" (")[0].rstrip(".")
+    links = [
+        f"[{name}#{number}](https://github.com/{_REPOSITORIES[name]}/issues/{number})" for name, number in entry.issues
+    ]
+    ended = "exports" if not outcome.exit_code else f"exit {outcome.exit_code}: {_cell(outcome.message)}"
+    return f"| `{entry.name}` | {what}{'; ' + ', '.join(links) if links else ''} | {ended} |"
+
+
+def _cell(message: str) -> str:
+    """Returns a message for a cell of a table, its lines kept apart."""
+    escaped = message.replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
+    return "<br>".join(line.strip() for line in escaped.splitlines())
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    DOCUMENT.write_text(page())
