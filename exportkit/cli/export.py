@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from exportkit.cli.app import command as exportkit_command
+from exportkit.cli.draft_report import print_draft
 from exportkit.cli.output import print_json, print_table, progress, size_text
 from exportkit.cli.shared_options import (
     assignments,
@@ -20,12 +23,16 @@ from exportkit.cli.shared_options import (
 )
 from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, TraceOptions
 
+if TYPE_CHECKING:
+    from exportkit.export.size_changes import SizeChange
+    from exportkit.package.manifest import Manifest
+
 _TRACE = TraceOptions()
 
 
 @exportkit_command("export", short_help="Trace and compile a model, and record cases.")
 @click.argument("model")
-@output_option()
+@output_option(required=False)
 @click.option(
     "--format",
     "output_format",
@@ -42,6 +49,19 @@ _TRACE = TraceOptions()
     metavar="PARAM:DIM=SIZE",
     help="A size that varies, such as image:0=batch[1:64], or image:2=16*gh[8:96] for multiples; image:0=4 fixes it. "
     "Repeatable.",
+)
+@click.option(
+    "--draft",
+    is_flag=True,
+    help="Write nothing, and report everything that keeps the model from being exported, with sizes that work.",
+)
+@click.option(
+    "--apply-suggested-fixes",
+    is_flag=True,
+    help="Where the model does not take every size, change --dynamic to sizes that work, in at most five tries.",
+)
+@click.option(
+    "--allow-narrowing", is_flag=True, help="Let --apply-suggested-fixes fix a size or take away an end of its range."
 )
 @click.option("--static", is_flag=True, help="Fix every size, even if the model's spec makes it vary.")
 @op_library_option("An operator library that the model calls. Repeatable. Omit exportkit's own libraries.")
@@ -92,7 +112,7 @@ _TRACE = TraceOptions()
 @click.option("--model-version", default=_TRACE.version, show_default=True, help="The model's version.")
 def command(
     model: str,
-    output: Path,
+    output: Path | None,
     output_format: str,
     op_libraries: tuple[Path, ...],
     model_kwargs: dict[str, Any],
@@ -106,9 +126,12 @@ def command(
     inductor_config: dict[str, Any],
     embed_weights: bool,
     model_version: str,
+    draft: bool,
+    apply_suggested_fixes: bool,
+    allow_narrowing: bool,
     as_json: bool,
     **trace: Any,
-) -> None:
+) -> int:
     """Trace MODEL with torch.export, compile it with AOTInductor, record cases, and write the artifact.
 
     MODEL is a built-in name (arr-coc), package.module:attr, path/file.py:attr, or an ExportedProgram .pt2. The
@@ -117,14 +140,23 @@ def command(
     \b
     exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2
     exportkit export models/net.py:Net --input x=float32[4,3,64,64] --dynamic 'x:0=batch[1:32]' -o net.pt2
+    exportkit export models/net.py:Net --input x=float32[4,3,64,64] --dynamic 'x:0=batch[1:32]' --draft
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
+    if draft == (output is not None):
+        raise click.UsageError("Give --output FILE, or --draft, which writes no file.")
+    if draft and apply_suggested_fixes:
+        raise click.UsageError("--draft reports sizes that work, --apply-suggested-fixes takes them: give one of them.")
+    if allow_narrowing and not apply_suggested_fixes:
+        raise click.UsageError("--allow-narrowing is for --apply-suggested-fixes.")
     if output_format == "program" and (cpu_isas or inductor_config or embed_weights):
         raise click.UsageError(
             "--cpu-isa, --inductor-config and --embed-weights are for --format aoti: a program is compiled later."
         )
+    changes: Sequence[SizeChange] = ()
     with progress() as step:
         step(f"importing torch and {model}")
         from exportkit.export.artifact import export_aoti, export_program
+        from exportkit.export.draft import draft_of, suggested_changes, with_changes
         from exportkit.export.resolve import resolve
 
         options = TraceOptions(seed=seed, version=model_version, **trace)
@@ -138,17 +170,36 @@ def command(
             public_keys=public_keys,
             signature=signature,
         )
-        if output_format == "program":
+        if apply_suggested_fixes:
+            step("looking for sizes that the model takes")
+            changes = suggested_changes(resolved, options, allow_narrowing=allow_narrowing)
+            options = with_changes(options, changes)
+            for change in changes:
+                step(f"changed {change.place} from {change.before} to {change.after}: {change.meaning}")
+        if output is None:
+            step("looking for all that keeps the model from being exported")
+            report = draft_of(resolved, options)
+        elif output_format == "program":
             manifest = export_program(resolved, output, options, progress=step)
         else:
             compile_options = CompileOptions(cpu_isas, cuda_arch, inductor_config, embed_weights)
             manifest = export_aoti(resolved, output, options, compile_options, progress=step)
+    if output is None:
+        return print_draft(report, as_json)
     if as_json:
         import msgspec
 
         file = {"path": str(output), "size": output.stat().st_size}
-        print_json({"file": file, "manifest": msgspec.to_builtins(manifest)})
-        return
+        document = {"file": file, "manifest": msgspec.to_builtins(manifest)}
+        print_json(document | ({"changes": [asdict(change) for change in changes]} if apply_suggested_fixes else {}))
+        return 0
+    _print_manifest(output, manifest)
+    following = "package" if output_format == "aoti" else "export"
+    click.echo(f"Next: exportkit {following} {output} -o OUT.pt2")
+    return 0
+
+
+def _print_manifest(output: Path, manifest: Manifest) -> None:
     from exportkit.cli.describe import dimension_text, input_rows, output_rows, target_text
 
     click.echo(f"{output}  {size_text(output.stat().st_size)}")
@@ -159,5 +210,3 @@ def command(
     print_table([("target", target.name, target_text(target)) for target in manifest.targets])
     if operators := [operator.name for operator in manifest.operators]:
         click.echo(f"  calls {', '.join(operators)}")
-    following = "package" if output_format == "aoti" else "export"
-    click.echo(f"Next: exportkit {following} {output} -o OUT.pt2")

@@ -74,21 +74,22 @@ def _explained(error: Exception) -> ExportError:
     return ExportError(f"torch.export refused the model{at}: {type(error).__name__}: {_essence(text)}")
 
 
+BRANCHES = (
+    "the model branches on the value of a tensor",
+    "Compute both ways and choose with torch.where(condition, a, b), or write torch.cond(condition, f, g, (x,)). If "
+    "the condition always holds, remove the branch or state it with torch._check(condition).",
+)
+NEEDS_NUMBER = (
+    "the model needs a number from a tensor as Python's own number",
+    "Leave int(), float() or range() out there: .item() gives a number that torch.export follows. State its range with "
+    "torch._check(n >= 1) and torch._check(n <= 64), and take a part of a tensor with torch.narrow.",
+)
+
+
 def _depends_on_values(error: GuardOnDataDependentSymNode, at: str) -> ExportError:
-    """Explains that Python needs a number that only the values of a tensor give."""
-    if not isinstance(error.cond, (sympy.Rel, BooleanFunction)):
-        return ExportError(
-            f"the model needs a number from a tensor as Python's own number{at}, which is unknown when the model is "
-            "compiled",
-            hint="Leave int(), float() or range() out there: .item() gives a number that torch.export follows. State "
-            "its range with torch._check(n >= 1) and torch._check(n <= 64), and take a part of a tensor with "
-            "torch.narrow.",
-        )
-    return ExportError(
-        f"the model branches on the value of a tensor{at}, which is unknown when the model is compiled",
-        hint="Compute both ways and choose with torch.where(condition, a, b), or write torch.cond(condition, f, g, "
-        "(x,)). If the condition always holds, remove the branch or state it with torch._check(condition).",
-    )
+    """Explains that Python needs a value that only a call's tensors give."""
+    what, hint = BRANCHES if isinstance(error.cond, (sympy.Rel, BooleanFunction)) else NEEDS_NUMBER
+    return ExportError(f"{what}{at}, which is unknown when the model is compiled", hint=hint)
 
 
 _KNOWN = (

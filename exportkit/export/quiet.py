@@ -15,11 +15,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 def quiet_torch() -> Iterator[None]:
     """Drops torch's log, warnings and half-traced graphs while the block runs.
 
-    The model's own log and warnings were seen when it ran in eager mode. With TORCH_LOGS set, the log is kept.
+    The model's own warnings were seen when it ran in eager mode. With TORCH_LOGS set, the log is kept.
     """
-    disabled = logging.root.manager.disable
-    if "TORCH_LOGS" not in os.environ:
-        logging.disable(max(disabled, logging.ERROR))
+    levels = {} if "TORCH_LOGS" in os.environ else {handler: handler.level for handler in _torch_handlers()}
+    for handler in levels:
+        handler.setLevel(logging.CRITICAL + 1)
     # torch.export prints this attribute of an error if it has one.
     refuses = property(_no_graph, lambda error, graph: None)
     GuardOnDataDependentSymNode.partial_fx_graph = refuses  # type: ignore[attr-defined]
@@ -29,7 +29,13 @@ def quiet_torch() -> Iterator[None]:
             yield
     finally:
         del GuardOnDataDependentSymNode.partial_fx_graph  # type: ignore[attr-defined]
-        logging.disable(disabled)
+        for handler, level in levels.items():
+            handler.setLevel(level)
+
+
+def _torch_handlers() -> list[logging.Handler]:
+    names = [name for name in logging.root.manager.loggerDict if name == "torch" or name.startswith("torch.")]
+    return [handler for name in names for handler in logging.getLogger(name).handlers]
 
 
 def _no_graph(error: object) -> object:

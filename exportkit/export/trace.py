@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,11 +70,9 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         ExportError: torch.export refused the model. The message explains why.
     """
     floating = parse_floating(options.dtype)
-    shapes = {} if options.static else merge_shapes(model.spec.dynamic_shapes, parse_places(options.dynamic))
     free = options.allow_nondeterministic or model.spec.allow_nondeterministic
-    with prepared(model.spec, device, floating) as spec:
-        bound = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
-        sizes = dynamic_sizes(shapes, {n: tuple(t.shape) for n, t in zip(bound.names, bound.tensors)})
+    with ready_to_trace(model, options, device) as (task, sizes):
+        spec, bound = task.spec, task.bound
         progress("checking the model and its operators")
 
         def call_model() -> Any:
@@ -94,7 +93,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         call = describe_program(program, bound, sizes, output, spec, cast=floating)
         cases = record_cases(spec, call, sizes.example, options, device, progress)
         progress("comparing the program with the cases")
-        check_program(TracedCall(TracingTask(spec, bound), sizes, program, call), cases, values=not free)
+        check_program(TracedCall(task, sizes, program, call), cases, values=not free)
         source = Source(
             model=model.name,
             model_kwargs=dict(model.model_kwargs),
@@ -111,6 +110,21 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         provenance=provenance(),
         name=options.name or spec.name or _class_name(spec.model),
     )
+
+
+@contextmanager
+def ready_to_trace(
+    model: EagerModel, options: TraceOptions, device: torch.device
+) -> Iterator[tuple[TracingTask, DynamicSizes]]:
+    """Yields what to trace, on its device and in its dtype, and its dynamic sizes.
+
+    Raises:
+        UsageError: An option names an unknown parameter, dimension or dtype.
+    """
+    shapes = {} if options.static else merge_shapes(model.spec.dynamic_shapes, parse_places(options.dynamic))
+    with prepared(model.spec, device, parse_floating(options.dtype)) as spec:
+        task = TracingTask(spec, describe_call(spec.model, spec.example_inputs, spec.example_kwargs))
+        yield task, dynamic_sizes(shapes, task.examples)
 
 
 def record_cases(

@@ -1,0 +1,242 @@
+"""A draft names every reason at once, and suggested sizes are taken only as far as the caller allows."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from exportkit import ExportSpec
+from exportkit.cli.app import main
+from exportkit.errors import ExportError, UsageError
+from exportkit.export import torch_export
+from exportkit.export.call_signature import describe_call
+from exportkit.export.draft import TRIES, Draft, draft_of, suggested_changes, with_changes
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.resolve import resolve
+from exportkit.export.resolved import EagerModel, SavedProgram
+from exportkit.export.shapes import DynamicSizes, dynamic_sizes
+from exportkit.export.size_changes import changes_between
+from exportkit.export.torch_export import RefusedByTorch, TracingTask, export_with, sizes_that_trace
+from tests.gallery.entries import operator_library
+
+GALLERY = Path("tests/gallery")
+
+
+def eager(model: torch.nn.Module, *inputs: Tensor, **shapes: dict[int, str]) -> EagerModel:
+    return EagerModel(ExportSpec(model=model, example_inputs=inputs, dynamic_shapes=shapes))
+
+
+class TwoBranches(torch.nn.Module):
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = x + 1
+        rows = int(n)
+        return x * rows
+
+
+def lines_of(draft: Draft) -> list[tuple[str | None, int | None, str | None]]:
+    return [(finding.file, finding.line, finding.source) for finding in draft.findings]
+
+
+@pytest.mark.parametrize("again", [False, True])  # torch writes a file's name only once in a process
+def test_every_line_that_needs_a_value_is_reported_with_its_variables(again: bool) -> None:
+    draft = draft_of(eager(TwoBranches(), torch.ones(2, 3), torch.tensor(2)), TraceOptions())
+    first = inspect.getsourcelines(TwoBranches)[1] + 2
+    assert lines_of(draft) == [(__file__, first, "if x.sum() > 0:"), (__file__, first + 2, "rows = int(n)")]
+    branch, number = draft.findings
+    assert branch.kind == number.kind == "value"
+    assert "it was True for the example inputs" in branch.message
+    assert "torch.cond" in (branch.hint or "")
+    assert "Leave int()" in (number.hint or "")
+    assert "[2, 3]" in branch.variables["x"]
+
+
+def test_a_draft_leaves_no_file_behind_and_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert draft_of(eager(TwoBranches(), torch.ones(2, 3), torch.tensor(2)), TraceOptions()).findings
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("WithoutFake", "operator exportkit_gallery::without_fake has no fake kernel"),
+        ("WrongFake", "the fake kernel of exportkit_gallery::wrong_fake is wrong: mismatch between fake value 5"),
+        ("InPython", "operator exportkit_gallery_python::twice is implemented in Python"),
+    ],
+)
+def test_an_operator_that_cannot_travel_is_a_finding(name: str, message: str) -> None:
+    model = resolve(f"{GALLERY}/operators.py:{name}", inputs=["x=float32[4,3]"], op_libraries=[operator_library()])
+    (finding,) = draft_of(model, TraceOptions()).findings
+    assert finding.kind == "operator"
+    assert finding.operator is not None
+    assert finding.operator in message
+    assert finding.message.startswith(message)
+    assert finding.hint
+
+
+class Rows(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0] // 8, 8, -1).sum(1)
+
+
+class Sum(torch.nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+class Fixed(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ones(4, 3)
+
+
+class Short(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.shape[0] <= 5 else x * 2
+
+
+ROWS = (Rows(), (torch.rand(64, 3),), {"x": {0: "n[8:100]"}})
+SUM = (Sum(), (torch.rand(4, 3), torch.rand(4, 3)), {"x": {0: "a[1:8]"}, "y": {0: "b[1:8]"}})
+FIXED = (Fixed(), (torch.rand(4, 3),), {"x": {0: "n[1:8]"}})
+SHORT = (Short(), (torch.rand(4, 3),), {"x": {0: "n[1:8]"}})
+
+
+def test_a_size_is_a_finding_with_the_sizes_that_work() -> None:
+    model, inputs, shapes = ROWS
+    draft = draft_of(eager(model, *inputs, **shapes), TraceOptions())
+    assert [finding.kind for finding in draft.findings] == ["size"]
+    assert [change.option for change in draft.changes] == ["--dynamic 'x:0=8*n[1:12]'"]
+
+
+def test_a_sound_model_has_no_findings() -> None:
+    assert draft_of(eager(Sum(), torch.rand(4, 3), torch.rand(4, 3)), TraceOptions()) == Draft(())
+
+
+@pytest.mark.parametrize(("case", "dynamic"), [(ROWS, ("x:0=8*n[1:12]",)), (SUM, ("y:0=a[1:8]",))])
+def test_ties_and_multiples_are_applied_unasked(case, dynamic: Sequence[str]) -> None:
+    model, inputs, shapes = case
+    resolved = eager(model, *inputs, **shapes)
+    changes = suggested_changes(resolved, TraceOptions(), allow_narrowing=False)
+    options = with_changes(TraceOptions(), changes)
+    assert options.dynamic == dynamic
+    assert suggested_changes(resolved, options, allow_narrowing=False) == ()  # the model traces with them
+
+
+@pytest.mark.parametrize(("case", "dynamic"), [(FIXED, ("x:0=4",)), (SHORT, ("x:0=n[1:5]",))])
+def test_a_range_is_narrowed_only_where_that_is_allowed(case, dynamic: Sequence[str]) -> None:
+    model, inputs, shapes = case
+    with pytest.raises(ExportError, match=r"narrower than those asked for.*--allow-narrowing takes them"):
+        suggested_changes(eager(model, *inputs, **shapes), TraceOptions(), allow_narrowing=False)
+    changes = suggested_changes(eager(model, *inputs, **shapes), TraceOptions(), allow_narrowing=True)
+    assert with_changes(TraceOptions(), changes).dynamic == dynamic
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "narrows"),
+    [
+        ("n[8:100]", "8*n[1:12]", False),  # 96 is the last multiple
+        ("n[8:100]", "8*n[2:12]", True),
+        ("n[8:100]", "8*n[1:11]", True),
+        ("n[8:100]", "n[9:100]", True),
+        ("n[8:100]", "n[8:99]", True),
+        ("n[8:100]", "m[8:100]", False),
+        ("n[8:100]", "16", True),
+        ("16", "n[8:100]", False),
+    ],
+)
+def test_what_counts_as_narrowing(before: str, after: str, narrows: bool) -> None:
+    examples = {"x": (16,)}
+    old, new = (dynamic_sizes({"x": {0: text}}, examples) for text in (before, after))
+    (change,) = changes_between(old, new, examples)
+    assert (change.place, change.before, change.after, change.narrows) == ("x:0", before, after, narrows)
+
+
+def test_a_changed_place_replaces_the_option_given_for_it() -> None:
+    (change,) = changes_between(dynamic_sizes({"x": {0: "n[1:8]"}}, {"x": (4, 3)}), DynamicSizes(), {"x": (4, 3)})
+    options = with_changes(TraceOptions(dynamic=("x:0=n[1:8]", "x:1=m[1:8]")), [change])
+    assert options.dynamic == ("x:1=m[1:8]", "x:0=4")
+
+
+def test_the_search_ends_after_the_tries_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs, shapes = FIXED
+    task = TracingTask(ExportSpec(model=model, example_inputs=inputs), describe_call(model, inputs, {}))
+    sizes = dynamic_sizes(shapes, task.examples)
+    with pytest.raises(RefusedByTorch) as refused:
+        export_with(task, sizes)
+    tried: list[DynamicSizes] = []
+
+    def refuse(task: TracingTask, sizes: DynamicSizes) -> None:
+        tried.append(sizes)
+        raise refused.value
+
+    monkeypatch.setattr(torch_export, "export_with", refuse)
+    monkeypatch.setattr(torch_export, "proposals", lambda *_: [sizes, sizes])
+    assert sizes_that_trace(task, refused.value, TRIES) is None
+    assert len(tried) == TRIES == 5
+
+
+def test_an_exported_program_has_no_sizes_to_change(tmp_path: Path) -> None:
+    program = torch.export.export(Fixed(), (torch.rand(4, 3),))
+    spec = ExportSpec(model=Fixed(), example_inputs=(torch.rand(4, 3),))
+    saved = SavedProgram(spec, program, tmp_path / "a.pt2", None)
+    with pytest.raises(UsageError, match=r"--draft: .* is an exported program"):
+        draft_of(saved, TraceOptions())
+    with pytest.raises(UsageError, match=r"--apply-suggested-fixes: .* is an exported program"):
+        suggested_changes(saved, TraceOptions(), allow_narrowing=True)
+
+
+PATCHES = [
+    "export",
+    f"{GALLERY}/sizes.py:Patches",
+    "--input",
+    "image=float32[2,64,8]",
+    "--dynamic",
+    "image:1=h[32:128]",
+]
+
+
+def test_the_command_prints_the_draft_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PATCHES, "--draft", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [finding["kind"] for finding in document["findings"]] == ["size"]
+    assert document["changes"][0]["after"] == "16*h[2:8]"
+    assert main([*PATCHES, "--draft"]) == 1
+    assert "1. the model does not take every size that `h` (image:1)" in capsys.readouterr().out
+    assert main([*PATCHES[:4], "--draft"]) == 0
+    assert capsys.readouterr().out == "Nothing keeps the model from being exported.\n"
+
+
+def test_the_command_applies_what_it_suggests_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.pt2"
+    assert main([*PATCHES, "--format", "program", "-o", str(out), "--apply-suggested-fixes", "--json"]) == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert [change["after"] for change in document["changes"]] == ["16*h[2:8]"]
+    assert document["manifest"]["call"]["inputs"][0]["shape"][1] == {"dimension": "h", "scale": 16, "offset": 0}
+    assert "changed image:1 from h[32:128] to 16*h[2:8]: image:1 is a multiple of 16" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "Give --output FILE, or --draft"),
+        (["--draft", "-o", "x.pt2"], "Give --output FILE, or --draft"),
+        (["--draft", "--apply-suggested-fixes"], "give one of them"),
+        (["-o", "x.pt2", "--allow-narrowing"], "--allow-narrowing is for --apply-suggested-fixes"),
+    ],
+)
+def test_options_that_exclude_each_other(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*PATCHES, *options]) == 2
+    assert message in capsys.readouterr().err
