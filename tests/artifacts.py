@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fixtures import stable_library
 from tests.made_once import one_maker
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +55,7 @@ class Recipe:
     dynamic: Sequence[str] = ()
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     softpool: bool = False  # needs the third-party library
+    operators: str | None = None  # the source of a library of the stable ABI that it needs
     program: bool = False
     trace: Mapping[str, Any] = field(default_factory=dict)  # of TraceOptions
     compile: Mapping[str, Any] = field(default_factory=dict)  # of CompileOptions
@@ -66,6 +68,11 @@ _SOFTPOOL = Recipe(
     inputs=["tokens=float32[3,6,8]", "bias=float32[3,6]"],
     dynamic=["tokens:0=batch[1:16]", "tokens:1=length[2:64]", "bias:0=batch", "bias:1=length"],
     softpool=True,
+)
+_SHAPES = Recipe(
+    "tests/export/shapes_models.py:shapes",
+    ["tests/export/shapes_models.py", "tests/export/op_shapes.cpp"],
+    operators="tests/export/op_shapes.cpp",
 )
 _TRITON = Recipe("tests/export/export_models.py:quantize", ["tests/export/export_models.py", "exportkit/ops"])
 _WEIGHTED = Recipe(
@@ -80,6 +87,8 @@ RECIPES: Mapping[str, Recipe] = {
     "patches-program": Recipe(_PATCHES.model, _PATCHES.sources, program=True),
     # Somebody else's operators, a named tuple of outputs, an input by keyword.
     "softpool": _SOFTPOOL,
+    # Operators with every kind of argument and result.
+    "op-shapes": _SHAPES,
     # Operators whose kernels AOTInductor compiles into the package.
     "triton-cpu": replace(_TRITON, compile={"embed_weights": True}),  # torch's own loaders run them
     "triton-cuda": replace(_TRITON, trace={"device": "cuda"}, compile={"embed_weights": True}),
@@ -108,6 +117,8 @@ def artifact(name: str) -> Path:
         library = softpool_library()
         libraries = [str(library)]
         environment["SOFTPOOL_LIBRARY"] = str(library)
+    if recipe.operators is not None:
+        libraries = [str(stable_library.build(ROOT / recipe.operators))]
     path = CACHE / _key(recipe) / f"{name}.pt2"
     task = {
         "model": recipe.model,

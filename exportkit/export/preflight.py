@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch._higher_order_ops.auto_functionalize import can_auto_functionalize
 from torch._library.simple_registry import singleton as _registry
 from torch._library.triton import triton_ops_to_kernels
+from torch._library.utils import can_generate_trivial_fake_impl
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -21,6 +24,9 @@ from exportkit.export.quiet import quiet_torch
 from exportkit.export.source_lines import user_frame, where_raised
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
+
+# Results in a schema's text that a traced graph cannot hold.
+_NUMBER = re.compile(r"\b(int|float|bool|Scalar|str|Device|ScalarType)\b(\[\])?")
 
 
 def is_custom(operator: object) -> bool:
@@ -89,10 +95,17 @@ def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -
     """Checks the operators of a graph without calling them.
 
     Raises:
-        OperatorNotExportableError: An operator has no fake kernel, or is implemented in Python only.
+        OperatorNotExportableError: An operator has no fake kernel, is implemented in Python only, or returns something
+            that compiled code cannot hold.
     """
     for operator in operators.values():
         _check_registered(operator, device, "")
+        if "SymInt" in _results(operator):
+            raise OperatorNotExportableError(
+                f"operator {qualified_name(operator)} returns SymInt, and AOTInductor cannot compile that: "
+                f"{operator._schema}",
+                hint="Return a tensor without dimensions. Take sizes from a tensor's shape.",
+            )
 
 
 class _Inspector(OperatorMode):
@@ -122,7 +135,7 @@ class _Inspector(OperatorMode):
 
 
 def _check_registered(operator: OpOverload, device: torch.device, at: str) -> None:
-    """Checks that an operator comes from a shared library and has a fake kernel."""
+    """Checks that an operator comes from a shared library, has a fake kernel, and returns what a graph can hold."""
     name = qualified_name(operator)
     if operator._schema.name in triton_ops_to_kernels:
         return  # A triton_op: the model contains the kernels that it calls, or ATen operators where Triton is missing.
@@ -132,12 +145,36 @@ def _check_registered(operator: OpOverload, device: torch.device, at: str) -> No
             hint="Define it in C++ (TORCH_LIBRARY for the schema, TORCH_LIBRARY_IMPL for the kernel) and name that "
             "library with --op-library; only its fake kernel and its gradient may stay in Python.",
         )
+    _check_returns(operator, at)
     if not _has_fake(operator):
         raise OperatorNotExportableError(
             f"operator {name}{at} has no fake kernel, so torch.export cannot know the shape it returns",
-            hint=f'Register one: @torch.library.register_fake("{operator._schema.name}") on a Python function that '
+            hint=f'Register one: @torch.library.register_fake("{name}") on a Python function that '
             "returns empty tensors of the right shape and dtype, or a Meta kernel with TORCH_LIBRARY_IMPL in C++.",
         )
+
+
+def _check_returns(operator: OpOverload, at: str) -> None:
+    """Refuses results that share memory with an argument, and numbers, which torch.export takes for constants."""
+    name, schema = qualified_name(operator), operator._schema
+    if any(result.alias_info for result in schema.returns) and not can_auto_functionalize(operator):
+        without = str(schema).rpartition(" -> ")[0]
+        raise OperatorNotExportableError(
+            f"operator {name}{at} returns memory of an argument, and torch.export cannot trace that: {schema}",
+            hint=f"Return nothing, `{without} -> ()`, and use the argument after the call."
+            if schema.is_mutable
+            else "Return a copy, and leave the aliases such as `(a)` out of the schema.",
+        )
+    if number := _NUMBER.search(_results(operator)):
+        raise OperatorNotExportableError(
+            f"operator {name}{at} returns {number[0]}, of which torch.export makes a constant: {schema}",
+            hint="Return a tensor without dimensions. Take sizes from a tensor's shape.",
+        )
+
+
+def _results(operator: OpOverload) -> str:
+    """Returns the types of the results. The schema's text tells SymInt from int; its objects do not."""
+    return str(operator._schema).rpartition(" -> ")[2]
 
 
 def _is_python(operator: OpOverload, device: torch.device) -> bool:
@@ -153,7 +190,9 @@ def _is_python(operator: OpOverload, device: torch.device) -> bool:
 
 
 def _has_fake(operator: OpOverload) -> bool:
-    if _registry.find(operator._schema.name).fake_impl.kernel is not None:
+    if _registry.find(qualified_name(operator)).fake_impl.kernel is not None:
+        return True
+    if can_generate_trivial_fake_impl(operator):  # it writes into its arguments and returns nothing
         return True
     keys = ("Meta", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(qualified_name(operator), key) for key in keys)

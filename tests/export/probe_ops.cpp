@@ -6,6 +6,7 @@
 using torch::stable::Tensor;
 
 static Tensor same(const Tensor& x) { return torch::stable::clone(x); }
+static void write(const Tensor x, Tensor out) { torch::stable::copy_(out, x); }
 
 STABLE_TORCH_LIBRARY(exportkit_probe, m) {
   m.def("without_fake(Tensor x) -> Tensor");
@@ -16,6 +17,13 @@ STABLE_TORCH_LIBRARY(exportkit_probe, m) {
   m.def("without_kernel(Tensor x) -> Tensor");
   m.def("python_kernel(Tensor x) -> Tensor");
   m.def("good(Tensor x) -> Tensor");
+  m.def("good.pair(Tensor x, Tensor y) -> Tensor");
+  m.def("write(Tensor x, Tensor(a!) out) -> ()");
+  m.def("twice_(Tensor(a!) x) -> Tensor(a!)");
+  m.def("view(Tensor(a) x) -> Tensor(a)");
+  m.def("rows(Tensor x) -> int");
+  m.def("largest(Tensor x) -> (Tensor values, float value)");
+  m.def("count(Tensor x) -> SymInt");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(exportkit_probe, CPU, m) {
@@ -25,4 +33,5 @@ STABLE_TORCH_LIBRARY_IMPL(exportkit_probe, CPU, m) {
   m.impl("wrong_strides", TORCH_BOX(&same));
   m.impl("wrong_signature", TORCH_BOX(&same));
   m.impl("good", TORCH_BOX(&same));
+  m.impl("write", TORCH_BOX(&write));
 }

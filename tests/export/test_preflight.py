@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,28 +12,15 @@ from torch import Tensor
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.preflight import check_model, check_operators, graph_operators, qualified_name
 from exportkit.libraries import load_library
+from tests.fixtures import stable_library
 
 CPU = torch.device("cpu")
-SOURCE = Path(__file__).with_name("probe_ops.cpp")
-CACHE = Path(__file__).parents[2] / ".cache" / "probe"
 
 
 @pytest.fixture(scope="session")
 def ops() -> torch._ops._OpNamespace:
     """The operators of probe_ops.cpp, with what Python adds to them."""
-    key = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
-    library = CACHE / key / "libexportkit_probe.so"
-    if not library.exists():
-        if shutil.which("g++") is None:
-            pytest.skip("no g++ to build the operators with")
-        library.parent.mkdir(parents=True, exist_ok=True)
-        torch_folder = Path(torch.__file__).parent
-        command = ["g++", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{torch_folder / 'include'}"]
-        command += ["-DTORCH_TARGET_VERSION=0x020b000000000000", str(SOURCE), f"-L{torch_folder / 'lib'}"]
-        temporary = library.with_name(f"{os.getpid()}.so")
-        command += ["-Wl,-soname,libexportkit_probe.so", "-Wl,--no-as-needed", "-ltorch_cpu", "-o", str(temporary)]
-        subprocess.run(command, check=True)
-        temporary.replace(library)
+    library = stable_library.build(Path(__file__).with_name("probe_ops.cpp"))
     load_library(library, defines=["exportkit_probe"])
     fakes: dict[str, Callable[..., Tensor]] = {
         "good": torch.empty_like,
@@ -64,12 +47,38 @@ def ops() -> torch._ops._OpNamespace:
         ("wrong_signature", r"the fake kernel of exportkit_probe::wrong_signature.* raised TypeError"),
         ("without_kernel", r"exportkit_probe::without_kernel.* has no kernel for cpu.*\n.*--op-library"),
         ("python_kernel", r"exportkit_probe::python_kernel.* is implemented in Python.*\n.*TORCH_LIBRARY"),
+        (
+            "twice_",
+            r"::twice_ .* returns memory of an argument.*\n.*`exportkit_probe::twice_\(Tensor\(a!\) x\) -> \(\)`",
+        ),
+        ("view", r"exportkit_probe::view .* returns memory of an argument.*\n.*Return a copy"),
+        ("rows", r"exportkit_probe::rows .* returns int, of which.* a constant.*\n.*a tensor without dimensions"),
+        ("largest", r"exportkit_probe::largest .* returns float, of which"),
     ],
 )
 def test_an_operator_that_cannot_travel_is_named_with_what_to_do(ops, name: str, message: str) -> None:
     with pytest.raises(OperatorNotExportableError, match=message) as caught:
         check_model(lambda: getattr(ops, name)(torch.rand(3, 4)), CPU)
     assert "test_preflight.py" in caught.value.message
+
+
+def test_an_operator_that_writes_into_an_argument_and_returns_nothing_needs_no_fake_kernel(ops) -> None:
+    x, out = torch.rand(3, 4), torch.empty(3, 4)
+    check_model(lambda: ops.write(x, out), CPU)
+    assert torch.equal(out, x)
+
+
+def test_each_overload_needs_a_fake_kernel_of_its_own(ops) -> None:
+    with pytest.raises(
+        OperatorNotExportableError, match=r'good.pair.* has no fake kernel.*\n.*\("exportkit_probe::good.pair"'
+    ):
+        check_model(lambda: ops.good(torch.rand(3), torch.rand(3)), CPU)
+
+
+def test_an_operator_of_a_graph_that_returns_a_size_is_refused(ops) -> None:
+    torch.library.register_fake("exportkit_probe::count", lambda x: torch.library.get_ctx().new_dynamic_size())
+    with pytest.raises(OperatorNotExportableError, match="count returns SymInt, and AOTInductor cannot compile that"):
+        check_operators({"exportkit_probe::count": ops.count.default}, CPU)
 
 
 def test_a_complete_operator_passes_and_the_models_answer_comes_back(ops) -> None:

@@ -1,0 +1,38 @@
+"""Operators with every kind of argument and result, from the model to a package that answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from exportkit import load
+from exportkit.packaging import build_package
+from exportkit.verify.options import VerifyOptions
+from tests.artifacts import ROOT, artifact
+from tests.fixtures import stable_library
+
+
+def test_operators_of_every_shape_are_packaged_and_compute_what_they_are_named_after(tmp_path: Path) -> None:
+    library = stable_library.build(ROOT / "tests" / "export" / "op_shapes.cpp")
+    package = tmp_path / "shapes.pt2"
+    options = VerifyOptions(against="cases", device="cpu")
+    manifest, report = build_package([artifact("op-shapes")], package, op_libraries=[library], verify_options=options)
+    assert report is not None
+    assert report.exit_code == 0
+    assert {operator.name.removeprefix("op_shapes::") for operator in manifest.operators} == {
+        "add_out", "twice_", "scaled", "scaled.Tensor", "sum_of", "halves", "filled", "positive"
+    }  # fmt: skip
+    x = torch.randn(7, 3)
+    expected = {
+        "total": 2 * x + 1,
+        "doubled": 2 * x,
+        "number": 3 * x,
+        "tensor": 5 * x,
+        "sum": 6.5 * x,
+        "filled": torch.ones(7, 3, dtype=torch.int64),
+        "like": torch.zeros(7, 3),
+        "positive": x.relu().sum(),
+    }
+    with load(package) as model:
+        torch.testing.assert_close(model(x), expected)
