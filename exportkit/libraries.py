@@ -14,7 +14,7 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -80,7 +80,7 @@ class LoadedLibrary(NamedTuple):
 os.register_at_fork(before=loading.acquire, after_in_parent=loading.release, after_in_child=loading.release)
 
 
-def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
+def load_library(path: Path, *, defines: Collection[str] = (), beside: Sequence[LoadedLibrary] = ()) -> LoadedLibrary:
     """Loads an operator library, or returns the same build if this process already has it.
 
     Args:
@@ -88,6 +88,8 @@ def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
         defines: The namespaces that the library is known to define. They are compared with the registered ones before
             the dynamic linker runs any code. If the library can define operators and mentions another registered
             namespace, another process checks whether it defines that one too, which takes seconds.
+        beside: Libraries that belong together with this one and were loaded before it. They may define other operators
+            of the same namespaces.
 
     Raises:
         LibraryConflictError: Another build of a namespace is loaded, or another build of a file with this name that
@@ -100,11 +102,17 @@ def load_library(path: Path, *, defines: Collection[str] = ()) -> LoadedLibrary:
             sha256, size = file_sha256(path), path.stat().st_size
         except OSError as error:
             raise LibraryLoadError(f"cannot read the operator library {path}: {error.strerror}") from error
-        return loaded_library(sha256, size, defines=defines) or load_verified(path, sha256, defines=defines)
+        known = loaded_library(sha256, size, defines=defines)
+        return known or load_verified(path, sha256, defines=defines, beside=beside)
 
 
 def load_verified(
-    path: Path, sha256: str, *, defines: Collection[str] = (), schemas: Mapping[str, str] | None = None
+    path: Path,
+    sha256: str,
+    *,
+    defines: Collection[str] = (),
+    schemas: Mapping[str, str] | None = None,
+    beside: Sequence[LoadedLibrary] = (),
 ) -> LoadedLibrary:
     """Loads a file whose digest was just checked and that `loaded_library` does not know.
 
@@ -113,6 +121,7 @@ def load_verified(
         sha256: The digest of the file.
         defines: The same as for `load_library`.
         schemas: The known schemas by operator. A conflict's message compares them with the registered ones.
+        beside: The same as for `load_library`.
 
     Raises:
         LibraryConflictError: The same as for `load_library`.
@@ -125,9 +134,9 @@ def load_verified(
         if can_define := bool(defines) or bool(_found_in(path, _DEFINING_SYMBOLS)):
             registered = list_namespaces()
             if undeclared := _mentioned(path, registered - namespaces - TORCH_NAMESPACES):
-                schemas = {**registrations(path).defines, **(schemas or {})}
+                schemas = {**_definitions(path, beside), **(schemas or {})}
                 namespaces |= undeclared & {name.partition("::")[0] for name in schemas}
-            _refuse_second_definition(path, sha256, namespaces & registered, schemas)
+            _refuse_second_definition(path, sha256, namespaces & registered, schemas, beside)
         else:
             _refuse_other_kernels(path, sha256)
         if can_define and not defines:
@@ -222,7 +231,7 @@ def _all_namespaces() -> set[str]:
 list_namespaces: Callable[[], set[str]] = _all_namespaces
 
 
-def _mapped_files() -> list[tuple[Path, os.stat_result]]:
+def mapped_files() -> list[tuple[Path, os.stat_result]]:
     """Returns the files whose code is mapped into the process and that still exist."""
     with open("/proc/self/maps", errors="surrogateescape") as maps:
         mapped = set(_EXECUTABLE_MAPPING.findall(maps.read()))
@@ -240,7 +249,7 @@ def _mapped_files() -> list[tuple[Path, os.stat_result]]:
 
 def _mapped_copy(sha256: str, size: int) -> Path | None:
     """Returns a file with this content that the process mapped without exportkit, by dlopen or an import."""
-    for path, status in _mapped_files():
+    for path, status in mapped_files():
         with contextlib.suppress(OSError):
             if status.st_size == size and file_sha256(path) == sha256:
                 return path
@@ -277,14 +286,25 @@ def _open(path: Path) -> None:
         raise LibraryLoadError(f"the dynamic linker refused {path.name}: {said}", hint=_hint(said))
 
 
+def _definitions(path: Path, beside: Sequence[LoadedLibrary]) -> Mapping[str, str]:
+    """Returns the operators that a library defines, which another process finds out."""
+    return registrations(*(library.path for library in beside), path)[-1].defines
+
+
 def _refuse_second_definition(
-    path: Path, sha256: str, defines: Collection[str], schemas: Mapping[str, str] | None
+    path: Path,
+    sha256: str,
+    defines: Collection[str],
+    schemas: Mapping[str, str] | None,
+    beside: Sequence[LoadedLibrary],
 ) -> None:
     """Refuses another build of registered namespaces, because dlopen would end the process."""
     for namespace in sorted(defines):
         if there := registered_schemas(namespace):
-            known = registrations(path).defines if schemas is None else schemas
+            known = _definitions(path, beside) if schemas is None else schemas
             here = {name: known[name] for name in _in_namespaces(known, [namespace])}
+            if any(namespace in library.namespaces for library in beside) and not here.keys() & there.keys():
+                continue
             raise LibraryConflictError(
                 f"operator namespace `{namespace}` is already registered, by {_owner_of(namespace)}; {path.name} "
                 f"(sha256 {sha256}) defines it too{_differences(there, here)}",
@@ -311,7 +331,7 @@ def _owner_of(namespace: str) -> str:
         if namespace in library.namespaces:
             return f"sha256 {library.sha256} from {library.path}"
     found = []
-    for path, _ in _mapped_files():
+    for path, _ in mapped_files():
         if not path.is_relative_to(Path(torch.__file__).parent):
             with contextlib.suppress(OSError):
                 if _mentioned(path, [namespace]) and _found_in(path, _DEFINING_SYMBOLS):

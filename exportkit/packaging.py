@@ -14,9 +14,9 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.core import Demand
-from exportkit.package.describe_library import describe_library
+from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.keys import PrivateKey
-from exportkit.package.manifest import Manifest, encode_manifest
+from exportkit.package.manifest import Library, Manifest, encode_manifest
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import demand
 from exportkit.verify.options import VerifyOptions
@@ -77,10 +77,10 @@ def build_package(
     for artifact in artifacts:
         progress(f"checking {artifact.name}")
         libraries += [path for path in _built_in(artifact, asked) if path not in libraries]
-    described = []
+    described: list[tuple[Path, Library]] = []
     for library in libraries:
         progress(f"inspecting {library.name}")
-        described.append((library, describe_library(library)))
+        described += describe_with_needed(library)
     # A hidden folder beside the output, so that the last step is a rename. It is removed if anything fails.
     with temporary_folder(output.parent, f".{output.name[:200]}") as folder:
         unverified = folder / output.name

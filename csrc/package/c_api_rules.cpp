@@ -120,10 +120,10 @@ int ek_parse_device(const char* device, ek_text* parsed) {
   });
 }
 
-int ek_survey(const char* targets, const char* device, const char* host, ek_text* out) {
+int ek_survey(const char* targets, const char* libraries, const char* device, const char* host, ek_text* out) {
   return guarded([&] {
     const std::vector<Target> decoded = decode_targets(targets);
-    const Survey found = survey(decoded, device, parse_host(host));
+    const Survey found = survey(decoded, decode_libraries(libraries), device, parse_host(host));
     std::string rejected;
     for (const auto& [target, reason] : found.rejected) {
       rejected += (rejected.empty() ? "" : ",") + json_text(target->name) + ":" + json_text(reason);

@@ -207,16 +207,13 @@ void check_consistency(const Manifest& manifest) {
   check_cases(manifest);
 }
 
-std::vector<const Library*> libraries_for(const Manifest& manifest, const Target& target) {
+std::vector<const Library*> libraries_for(const std::vector<Library>& libraries, const Target& target) {
   std::vector<const Library*> usable;
-  for (const Library& library : manifest.libraries) {
+  for (const Library& library : libraries) {
     const bool fits = library.device == "cpu" || library.device == target.device;
     if (library.platform == target.platform && fits) usable.push_back(&library);
   }
-  std::sort(usable.begin(), usable.end(), [](const Library* one, const Library* other) {
-    return std::pair(one->device != "cpu", std::string_view(one->record)) <
-           std::pair(other->device != "cpu", std::string_view(other->record));
-  });
+  std::stable_partition(usable.begin(), usable.end(), [](const Library* library) { return library->device == "cpu"; });
   return usable;
 }
 

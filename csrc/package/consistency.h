@@ -16,7 +16,7 @@ inline constexpr int kMaxStructureDepth = 32;  // of containers within container
 void check_consistency(const Manifest& manifest);
 
 // The libraries a target needs, in loading order. CPU libraries come first, because they define the operators.
-std::vector<const Library*> libraries_for(const Manifest& manifest, const Target& target);
+std::vector<const Library*> libraries_for(const std::vector<Library>& libraries, const Target& target);
 
 // The size of a weight's record in bytes.
 uint64_t weight_bytes(const Weight& weight);

@@ -405,6 +405,7 @@ void check_manifest_size(uint64_t bytes) {
 std::vector<Target> decode_targets(std::string_view json) { return decode_part(json, list(target)); }
 std::vector<Weight> decode_weights(std::string_view json) { return decode_part(json, list(weight)); }
 Library decode_library(std::string_view json) { return decode_part(json, library); }
+std::vector<Library> decode_libraries(std::string_view json) { return decode_part(json, list(library)); }
 
 Manifest decode_manifest(std::string_view text) {
   try {

@@ -195,6 +195,7 @@ void check_manifest_size(uint64_t bytes);
 std::vector<Target> decode_targets(std::string_view json);
 std::vector<Weight> decode_weights(std::string_view json);
 Library decode_library(std::string_view json);
+std::vector<Library> decode_libraries(std::string_view json);
 
 // Reads a manifest strictly: FormatVersionError or ManifestSyntaxError. consistency.h checks that its parts agree.
 Manifest decode_manifest(std::string_view json);

@@ -1,5 +1,6 @@
 #include "package/targets.h"
 
+#include <dlfcn.h>
 #include <sys/utsname.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <sstream>
 #include <tuple>
 
+#include "package/consistency.h"
 #include "package/errors.h"
 #include "package/text.h"
 
@@ -53,6 +55,8 @@ Version minor_version(const std::string& version) {
   }
   return {std::stoi(match[1]), std::stoi(match[2])};
 }
+
+std::string file_name(const Library& library) { return library.record.substr(library.record.rfind('/') + 1); }
 
 struct CudaArchitecture {
   Version version;
@@ -112,6 +116,29 @@ std::optional<std::string> rejection(const Target& target, const std::string& ki
   }
   if (auto reason = cpu_rejection(target, host)) return reason;
   return target.device == "cuda" ? cuda_rejection(target, index, host) : std::nullopt;
+}
+
+// Whether the dynamic linker finds a library by its name, in the process or on the machine.
+bool host_has(const std::string& library) {
+  void* const handle = dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL);
+  if (handle != nullptr) dlclose(handle);
+  return handle != nullptr;
+}
+
+// Why the libraries of a target do not load on this host; nothing if they do. The package's own libraries are loaded
+// before those that need them. A name with a slash would be a path, and is no library's name.
+std::optional<std::string> needs_rejection(const std::vector<const Library*>& libraries) {
+  std::set<std::string> brought;
+  for (const Library* library : libraries) brought.insert(file_name(*library));
+  for (const Library* library : libraries) {
+    for (const std::string& need : library->needs) {
+      const bool version = need.starts_with("GLIBC");
+      if (version || brought.contains(need) || (need.find('/') == std::string::npos && host_has(need))) continue;
+      return "its operator library " + shown(file_name(*library)) + " needs " + shown(need) +
+             ", which this host does not have";
+    }
+  }
+  return std::nullopt;
 }
 
 // Refuses a name that no target has.
@@ -191,7 +218,8 @@ std::pair<std::string, std::optional<int>> parse_device(const std::string& devic
   return {match[1], match[2].matched ? std::optional(std::stoi(match[2])) : std::nullopt};
 }
 
-Survey survey(const std::vector<Target>& targets, const std::string& device, const Host& host) {
+Survey survey(const std::vector<Target>& targets, const std::vector<Library>& libraries, const std::string& device,
+              const Host& host) {
   const auto [kind, given] = parse_device(device);
   const int index = given.value_or(host.current_cuda);
   if (targets.empty()) {
@@ -201,7 +229,9 @@ Survey survey(const std::vector<Target>& targets, const std::string& device, con
   Survey found;
   std::string reasons;
   for (const Target& target : targets) {
-    if (auto reason = rejection(target, kind, index, host)) {
+    auto reason = rejection(target, kind, index, host);
+    if (!reason) reason = needs_rejection(libraries_for(libraries, target));
+    if (reason) {
       reasons += "\n  " + target.name + ": " + *reason;
       found.rejected.emplace_back(&target, *std::move(reason));
     } else {
@@ -218,12 +248,12 @@ Survey survey(const std::vector<Target>& targets, const std::string& device, con
   return found;
 }
 
-Choice pick(const std::vector<Target>& targets, const std::string& device, const Host& host,
-            const std::optional<std::string>& name) {
-  if (!name) return survey(targets, device, host).fitting.front();
+Choice pick(const std::vector<Target>& targets, const std::vector<Library>& libraries, const std::string& device,
+            const Host& host, const std::optional<std::string>& name) {
+  if (!name) return survey(targets, libraries, device, host).fitting.front();
   require(targets, *name);
   const auto found = std::find_if(targets.begin(), targets.end(), [&](const Target& t) { return t.name == *name; });
-  Choice choice = survey({*found}, device, host).fitting.front();
+  Choice choice = survey({*found}, libraries, device, host).fitting.front();
   choice.target = &*found;
   return choice;
 }

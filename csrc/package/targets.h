@@ -43,11 +43,13 @@ struct Survey {
 
 // Compares every target with a host. CUDA is better than CPU, newer instructions are better than older ones.
 // UsageError; NoTargetError if no target runs here, with the reason for each.
-Survey survey(const std::vector<Target>& targets, const std::string& device, const Host& host);
+// A target does not run where a library that it loads cannot find another one: the dynamic linker is asked for those.
+Survey survey(const std::vector<Target>& targets, const std::vector<Library>& libraries, const std::string& device,
+              const Host& host);
 
 // The best target that runs here. With a name, only that target is considered.
-Choice pick(const std::vector<Target>& targets, const std::string& device, const Host& host,
-            const std::optional<std::string>& name = std::nullopt);
+Choice pick(const std::vector<Target>& targets, const std::vector<Library>& libraries, const std::string& device,
+            const Host& host, const std::optional<std::string>& name = std::nullopt);
 
 // Why an operator library does not work with this torch version; nothing if it does.
 std::optional<std::string> library_rejection(const Library& library, const std::string& torch);

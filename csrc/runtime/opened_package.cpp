@@ -40,7 +40,7 @@ Choice choose(const Manifest& manifest, const OpenOptions& options) {
   };
   const bool with_cuda = std::any_of(manifest.targets.begin(), manifest.targets.end(), may_use_cuda);
   const Host host = this_host(with_cuda && parse_device(options.device).first != "cpu");
-  return pick(manifest.targets, options.device, host, options.target);
+  return pick(manifest.targets, manifest.libraries, options.device, host, options.target);
 }
 
 }  // namespace

@@ -55,6 +55,12 @@ std::string file_name(const std::string& record) { return record.substr(record.r
 
 std::string namespace_of(const std::string& name) { return name.substr(0, name.find("::")); }
 
+std::set<std::string> namespaces_of(const Library& library) {
+  std::set<std::string> names;
+  for (const Operator& op : library.defines) names.insert(namespace_of(op.name));
+  return names;
+}
+
 std::string joined(const std::vector<std::string>& parts, const char* by = ", ") {
   std::string text;
   for (const std::string& part : parts) text += (text.empty() ? "" : by) + part;
@@ -185,8 +191,10 @@ std::string differences(const Schemas& there, const Schemas& here) {
   return lines.empty() ? "" : "\n    " + joined(lines, "\n    ");
 }
 
-// Refuses another build of a registered namespace, for which dlopen would end the process.
-void refuse_second_definition(const std::string& file, const Library& library, const std::set<std::string>& defines) {
+// Refuses another build of a registered namespace, for which dlopen would end the process. Libraries of the package
+// that were loaded before may have defined other operators of the namespaces in `shared`.
+void refuse_second_definition(const std::string& file, const Library& library, const std::set<std::string>& defines,
+                              const std::set<std::string>& shared) {
   for (const std::string& name_space : defines) {
     const Schemas there = registered_in(name_space);
     if (there.empty()) continue;
@@ -194,6 +202,8 @@ void refuse_second_definition(const std::string& file, const Library& library, c
     for (const Operator& op : library.defines) {
       if (namespace_of(op.name) == name_space) here.emplace(op.name, op.schema);
     }
+    const auto is_there = [&](const auto& one) { return there.contains(one.first); };
+    if (shared.contains(name_space) && std::none_of(here.begin(), here.end(), is_there)) continue;
     throw Error(errors::kLibraryConflict,
                 "operator namespace `" + name_space + "` is already registered, by " + owner_of(name_space) + "; " +
                     file + " (sha256 " + library.sha256 + ") defines it too" + differences(there, here),
@@ -225,9 +235,9 @@ const char* linker_hint(const std::string& complaint) {
 
 // --- loading ---------------------------------------------------------------------------------------------------------
 
-void load(const PackageReader& reader, const Library& library, const Unpacking& how) {
-  std::set<std::string> defines;
-  for (const Operator& op : library.defines) defines.insert(namespace_of(op.name));
+void load(const PackageReader& reader, const Library& library, const std::set<std::string>& shared,
+          const Unpacking& how) {
+  std::set<std::string> defines = namespaces_of(library);
   const std::lock_guard lock(loading);
   if (loaded.contains(library.sha256)) return;
   if (const auto mapped = mapped_copy(library.sha256, reader.record(library.record).size)) {
@@ -240,7 +250,7 @@ void load(const PackageReader& reader, const Library& library, const Unpacking& 
   const bool can_define = !defines.empty() || has_defining_symbol(content_of(path));
   const std::set<std::string> before = can_define ? registered_names() : std::set<std::string>();
   if (!can_define) refuse_other_kernels(file, library.sha256);
-  refuse_second_definition(file, library, defines);
+  refuse_second_definition(file, library, defines, shared);
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
     const char* said = dlerror();
     const std::string complaint = said == nullptr ? "" : said;
@@ -280,7 +290,7 @@ void check_operators(const Manifest& manifest, const std::vector<const Library*>
 }  // namespace
 
 void load_operators(const PackageReader& reader, const Target& target, const std::string& torch, const Unpacking& how) {
-  const std::vector<const Library*> libraries = libraries_for(reader.manifest(), target);
+  const std::vector<const Library*> libraries = libraries_for(reader.manifest().libraries, target);
   for (const Library* library : libraries) {
     if (const auto reason = library_rejection(*library, torch)) {
       throw Error(errors::kTorchVersion,
@@ -288,7 +298,11 @@ void load_operators(const PackageReader& reader, const Target& target, const std
                   "Install a torch that it works with, or build it for the stable ABI (torch/csrc/stable).");
     }
   }
-  for (const Library* library : libraries) load(reader, *library, how);
+  std::set<std::string> shared;
+  for (const Library* library : libraries) {
+    load(reader, *library, shared, how);
+    shared.merge(namespaces_of(*library));
+  }
   check_operators(reader.manifest(), libraries);
 }
 

@@ -14,9 +14,9 @@ Kernels = Literal["cpu", "cuda", "any"]
 
 
 class Probe(Message, frozen=True):
-    """Asks the child to load a library. The answer is Registrations."""
+    """Asks the child to load libraries, one after the other. The answer is Probed."""
 
-    library: str
+    libraries: tuple[str, ...]
 
 
 class Registrations(Message, frozen=True):
@@ -31,20 +31,30 @@ class Registrations(Message, frozen=True):
     kernels: tuple[Kernels, ...]
 
 
-def registrations(library: Path) -> Registrations:
-    """Loads a library into a child process. It takes as long as importing torch, and is never cut short.
+class Probed(Message, frozen=True):
+    """What each library registers that those before it did not."""
+
+    libraries: tuple[Registrations, ...]
+
+
+def registrations(*libraries: Path) -> tuple[Registrations, ...]:
+    """Loads libraries into a child process. It takes as long as importing torch, and is never cut short.
 
     Args:
-        library: The shared library.
+        libraries: The shared libraries, in loading order: each after those that it needs.
+
+    Returns:
+        What each of them registers.
 
     Raises:
-        LibraryLoadError: The dynamic linker refused the library (then without a hint), or the library raised an error
-            or ended the process.
+        LibraryLoadError: The dynamic linker refused a library (then without a hint), or a library raised an error or
+            ended the process.
         HostError: No child process can be started.
     """
+    library = libraries[-1]
     with Conversation("exportkit.child.probe_worker", search_path="installed") as child:
         try:
-            answer = child.ask(Probe(str(library.resolve())), Registrations)
+            answer = child.ask(Probe(tuple(str(path.resolve()) for path in libraries)), Probed)
         except ChildEndedError as error:
             printed = child.printed()
             raise LibraryLoadError(
@@ -58,4 +68,4 @@ def registrations(library: Path) -> Registrations:
         if answer.error == LibraryLoadError.__name__:
             raise LibraryLoadError(answer.message, hint=answer.hint)
         raise LibraryLoadError(f"{library.name} cannot be loaded: {answer.error}: {answer.message}")
-    return answer
+    return answer.libraries

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from exportkit.child.messages import serve
-from exportkit.child.probe import Kernels, Probe, Registrations
+from exportkit.child.probe import Kernels, Probe, Probed, Registrations
 from exportkit.errors import LibraryLoadError
 
 _KERNELS: Mapping[str, Kernels] = {
@@ -20,14 +20,19 @@ _KERNELS: Mapping[str, Kernels] = {
 }
 
 
-def probe(command: Probe) -> Registrations:
-    """Loads the library and compares what is registered before and after."""
+def probe(command: Probe) -> Probed:
+    """Loads the libraries."""
+    return Probed(tuple(map(_registrations, command.libraries)))
+
+
+def _registrations(library: str) -> Registrations:
+    """Loads a library and compares what is registered before and after."""
     schemas_before, kernels_before = _schemas(), _kernels()
     try:
-        torch.ops.load_library(command.library)
+        torch.ops.load_library(library)
     except OSError as error:
         reason = str(error.__cause__ or error)
-        raise LibraryLoadError(f"the dynamic linker refused {Path(command.library).name}: {reason}") from error
+        raise LibraryLoadError(f"the dynamic linker refused {Path(library).name}: {reason}") from error
     defines = {name: schema for name, schema in _schemas().items() if schemas_before.get(name) != schema}
     added = {_KERNELS[key] for key, _ in _kernels() - kernels_before}
     return Registrations(defines, tuple(sorted(added)))

@@ -20,8 +20,8 @@ from exportkit.export.call_signature import NAMED, bind_call, parameter_names, r
 from exportkit.export.program_file import load_program
 from exportkit.export.resolved import EagerModel, ResolvedModel
 from exportkit.export.source_lines import users_code
-from exportkit.libraries import load_library
-from exportkit.package.describe_library import describe_library
+from exportkit.libraries import LoadedLibrary, load_library
+from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.dtypes import DTYPES
 from exportkit.spec import ExportSpec
 
@@ -100,11 +100,12 @@ def load_operator_libraries(libraries: Iterable[Path]) -> None:
         LibraryLoadError: A file is not an operator library, or cannot be loaded.
         LibraryConflictError: Another build of a library's operators is loaded.
     """
-    for path in map(Path, libraries):
-        described = describe_library(path)
+    beside: list[LoadedLibrary] = []
+    for path, described in (each for library in libraries for each in describe_with_needed(Path(library))):
         if described.device == "cuda" and torch.version.cuda is None:
             continue
-        load_library(path, defines=sorted({operator.name.partition("::")[0] for operator in described.defines}))
+        defines = sorted({operator.name.partition("::")[0] for operator in described.defines})
+        beside.append(load_library(path, defines=defines, beside=beside))
 
 
 def _refuse_for_program(model: str, kwargs: Mapping[str, Any], inputs: Sequence[str], weights: Path | None) -> None:

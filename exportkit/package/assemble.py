@@ -12,7 +12,7 @@ import msgspec
 from exportkit.errors import ManifestSyntaxError, MergeError, MissingLibraryError, SchemaChangedError, UsageError
 from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, StoredRecord, write_package
-from exportkit.package.consistency import libraries_for, missing_operators
+from exportkit.package.consistency import libraries_for, loading_order, missing_operators
 from exportkit.package.manifest import Call, Library, Manifest, Operator, Target, Weight, check, encode_manifest
 
 
@@ -32,8 +32,8 @@ def assemble(
 
     Args:
         artifacts: Artifacts from `exportkit export`, or packages. Each has one or several targets.
-        libraries: Library files, each with its description by `describe_library`. The artifacts' own libraries are
-            kept.
+        libraries: Library files, each with its description by `describe_with_needed`. The artifacts' own libraries
+            are kept.
         out: The package to write.
         name: The package's name. Default: the first artifact's.
         version: The model's version. Default: the first artifact's.
@@ -147,7 +147,7 @@ def _merge_manifests(parts: Sequence[PackageReader], name: str | None, version: 
         weights=_merge_weights(parts),
         program=next((manifest.program for manifest in manifests if manifest.program), None),
         operators=tuple(operators[key] for key in sorted(operators)),
-        libraries=tuple(libraries[key] for key in sorted(libraries)),
+        libraries=tuple(libraries.values()),
         cases=next((manifest.cases for manifest in manifests if manifest.cases), ()),
     )
 
@@ -182,7 +182,8 @@ def _checked_name(manifest: Manifest, name: str) -> str:
 def _add_libraries(manifest: Manifest, given: Sequence[tuple[Path, Library]], records: dict[str, Content]) -> Manifest:
     """Adds libraries to the manifest and their files to `records`."""
     libraries = {library.record: library for library in manifest.libraries}
-    for path, library in given:
+    # A library that others need may have been described twice, and then CPU targets need it, too.
+    for path, library in sorted(given, key=lambda item: item[1].device != "cpu"):
         other = libraries.setdefault(library.record, library)
         if other.sha256 != library.sha256:
             raise MergeError(
@@ -191,7 +192,7 @@ def _add_libraries(manifest: Manifest, given: Sequence[tuple[Path, Library]], re
                 hint="A package has one build of a library per platform. Give only one, or rename one.",
             )
         records.setdefault(library.record, path)
-    return msgspec.structs.replace(manifest, libraries=tuple(libraries[key] for key in sorted(libraries)))
+    return msgspec.structs.replace(manifest, libraries=loading_order(libraries.values()))
 
 
 # --- required contents ------------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ def _check_definitions(manifest: Manifest, target: Target) -> None:
     """Checks that the target's libraries define every operator of the graph."""
     for operator in missing_operators(manifest, target):
         elsewhere = [lib.record for lib in manifest.libraries if any(op.name == operator.name for op in lib.defines)]
-        reason = f"; {elsewhere[0]} defines it for another platform or device" if elsewhere else ""
+        reason = f"; {elsewhere[0]} defines it for another platform" if elsewhere else ""
         raise MissingLibraryError(
             f"no library for target {target.name} ({target.platform}, {target.device}) defines the operator "
             f"{operator.name}{reason}",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
 from exportkit.package.manifest import Library, Manifest, Operator, Target
 
 AOTINDUCTOR_DIR = "data/aotinductor"
@@ -28,4 +31,23 @@ def libraries_for(manifest: Manifest, target: Target) -> tuple[Library, ...]:
     usable = [
         lib for lib in manifest.libraries if lib.platform == target.platform and lib.device in ("cpu", target.device)
     ]
-    return tuple(sorted(usable, key=lambda library: (library.device != "cpu", library.record)))
+    return tuple(sorted(usable, key=lambda library: library.device != "cpu"))  # keeps their order
+
+
+def loading_order(libraries: Iterable[Library]) -> tuple[Library, ...]:
+    """Sorts libraries as the manifest lists them: by record, but each after the libraries that it needs."""
+    waiting = {library.record: library for library in sorted(libraries, key=lambda library: library.record)}
+    ordered: list[Library] = []
+
+    def take(library: Library) -> None:
+        if waiting.pop(library.record, None) is None:
+            return
+        folder = PurePosixPath(library.record).parent
+        for name in library.needs:
+            if needed := waiting.get(str(folder / name)):
+                take(needed)
+        ordered.append(library)
+
+    for library in list(waiting.values()):
+        take(library)
+    return tuple(ordered)

@@ -25,18 +25,21 @@ _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 # symbol, because std::vector<c10::IValue> depends on torch like c10::IValue.
 _CPP_TORCH_NAME = re.compile(r"^_Z.*(?<!\d)(?:3c10|2at|5torch|6caffe2)(?=[\dCDIL])")
 _SHIM_NAME = re.compile(r"^(aoti_|torch_)")
-_CUDA_SYMBOL = re.compile(
-    r"^(aoti_|torch_)\w*cuda|^_ZNK?3c104cuda|^_ZNK?2at4cuda|^cuda[A-Z]|^cu[A-Z]\w+$|^__cudaRegister"
-)
+_TORCH_CUDA_SYMBOL = re.compile(r"^(aoti_|torch_)\w*cuda|^_ZNK?3c104cuda|^_ZNK?2at4cuda")
+_TORCH_CUDA_LIBRARY = re.compile(r"^lib(torch|c10)_cuda\b")
+_CUDA_SYMBOL = re.compile(r"^cuda[A-Z]|^cu[A-Z]\w+$|^__cudaRegister")
 _CUDA_LIBRARY = re.compile(
-    r"^lib(cuda|cudart|c10_cuda|torch_cuda|cublas|cublasLt|cudnn|cufft|curand|cusparse|cusolver|nvrtc|nvJitLink|nccl)\b"
+    r"^lib(cuda|cudart|cublas|cublasLt|cudnn|cufft|curand|cusparse|cusolver|nvrtc|nvJitLink|nccl)\b"
 )
 _REGISTRATION_SYMBOL = re.compile(r"^(aoti_torch_library_|torch_library_)|^_ZN5torch7Library")
+# exportkit/libraries.py searches whole files for the same symbols.
+_DEFINITION_SYMBOL = re.compile(
+    r"^aoti_torch_library_init_(def|fragment)$|^_ZNR5torch7Library4_defE|^_ZN3c1017RegisterOperators"
+)
 
-# Libraries that every Linux host has (a short form of the manylinux policies' list) or that torch's wheel contains.
+# Libraries that every Linux host has (a short form of the manylinux policies' list) or that every torch contains.
 _HOST_LIBRARY = re.compile(
-    r"^(lib(c|m|mvec|dl|rt|pthread|util|gcc_s|stdc\+\+|gomp)\.so\b|ld-linux)"
-    r"|^lib(torch|torch_cpu|torch_cuda|torch_python|c10|c10_cuda|shm)\.so"
+    r"^(lib(c|m|mvec|dl|rt|pthread|util|gcc_s|stdc\+\+|gomp)\.so\b|ld-linux)|^lib(torch|torch_cpu|torch_python|c10|shm)\.so"
 )
 
 
@@ -46,7 +49,9 @@ class Elf:
 
     Attributes:
         machine: The machine, as `uname -m` prints it, such as "x86_64".
+        soname: The name that it has for the dynamic linker once it is loaded, or None.
         needed: The libraries that the dynamic linker must load first.
+        search_path: The folders of its RPATH or RUNPATH, where `$ORIGIN` is its own folder.
         undefined: The names, without versions, of the symbols that other libraries must define. Weak symbols are left
             out, because they may be absent.
         glibc: The newest glibc version that its symbols need, such as "2.34", or None.
@@ -56,7 +61,9 @@ class Elf:
     """
 
     machine: str
+    soname: str | None
     needed: tuple[str, ...]
+    search_path: tuple[str, ...]
     undefined: frozenset[str]
     glibc: str | None
     glibcxx: str | None
@@ -68,12 +75,14 @@ class Elf:
         return frozenset(name for name in self.undefined if _SHIM_NAME.match(name) or _CPP_TORCH_NAME.match(name))
 
     @property
-    def device(self) -> str:
-        """`cuda` if the library needs CUDA to load or to be useful; else `cpu`."""
+    def needs_torch_cuda(self) -> bool:
+        """Whether it loads only beside a torch with CUDA."""
         # Every library that uses the stable ABI's Device type refers to the constants of all devices.
         symbols = self.undefined - {"aoti_torch_device_type_cuda"}
-        uses_cuda = any(map(_CUDA_SYMBOL.match, symbols)) or any(map(_CUDA_LIBRARY.match, self.needed))
-        return "cuda" if uses_cuda else "cpu"
+        if any(map(_TORCH_CUDA_SYMBOL.match, symbols)) or any(map(_TORCH_CUDA_LIBRARY.match, self.needed)):
+            return True
+        # Without a library that has CUDA's functions, it finds those that torch loaded.
+        return any(map(_CUDA_SYMBOL.match, symbols)) and not any(map(_CUDA_LIBRARY.match, self.needed))
 
     @property
     def registers_operators(self) -> bool:
@@ -81,10 +90,24 @@ class Elf:
         return any(map(_REGISTRATION_SYMBOL.match, self.undefined))
 
     @property
+    def defines_operators(self) -> bool:
+        """Whether the library calls a function that defines operators."""
+        return any(map(_DEFINITION_SYMBOL.match, self.undefined))
+
+    @property
     def host_needs(self) -> tuple[str, ...]:
         """The host's requirements besides torch: "GLIBC_2.34", "GLIBCXX_3.4.29", and uncommon libraries."""
         versions = [f"GLIBC_{self.glibc}"] * bool(self.glibc) + [f"GLIBCXX_{self.glibcxx}"] * bool(self.glibcxx)
-        return (*versions, *(name for name in self.needed if not _HOST_LIBRARY.match(name)))
+        libraries = [name for name in self.needed if not _HOST_LIBRARY.match(name)]
+        if self.needs_torch_cuda and not any(map(_TORCH_CUDA_LIBRARY.match, libraries)):
+            libraries.append("libtorch_cuda.so")
+        return (*versions, *libraries)
+
+    @property
+    def uncommon(self) -> tuple[str, ...]:
+        """The needed libraries that neither every Linux host, nor torch, nor CUDA has."""
+        known = (_HOST_LIBRARY, _TORCH_CUDA_LIBRARY, _CUDA_LIBRARY)
+        return tuple(name for name in self.needed if not any(pattern.match(name) for pattern in known))
 
 
 def read_elf(path: Path) -> Elf:
@@ -153,11 +176,16 @@ def _read(elf: ELFFile, path: Path) -> Elf:
         )
     symbols = elf.get_section_by_name(".dynsym")
     needed: list[str] = []
+    search_path: list[str] = []
+    soname: str | None = None
     versions: list[str] = []
     for section in elf.iter_sections():
         if isinstance(section, DynamicSection):
             tags: list[Any] = list(section.iter_tags())  # the value of an entry is the attribute with its tag's name
             needed += [tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"]
+            soname = next((tag.soname for tag in tags if tag.entry.d_tag == "DT_SONAME"), soname)
+            search_path += [tag.rpath for tag in tags if tag.entry.d_tag == "DT_RPATH"]
+            search_path += [tag.runpath for tag in tags if tag.entry.d_tag == "DT_RUNPATH"]
         if isinstance(section, GNUVerNeedSection):
             versions += [auxiliary.name for _, auxiliaries in section.iter_versions() for auxiliary in auxiliaries]
     if not isinstance(symbols, SymbolTableSection):
@@ -170,7 +198,9 @@ def _read(elf: ELFFile, path: Path) -> Elf:
     dynamic_cxx = any(name.startswith(("libstdc++", "libc++")) for name in needed)
     return Elf(
         machine=machine,
+        soname=soname,
         needed=tuple(needed),
+        search_path=tuple(folder for entry in search_path for folder in entry.split(":") if folder),
         undefined=undefined,
         glibc=_newest(versions, "GLIBC_"),
         glibcxx=_newest(versions, "GLIBCXX_"),

@@ -188,11 +188,11 @@ class Operator(Strict, frozen=True):
 class Library(Strict, frozen=True):
     """An operator library, under exportkit/ops/<platform>/.
 
-    `defines` are the operators it defines; a library that only adds kernels defines none. `kernels` are the devices of
-    its kernels; "any" is for kernels that call other operators. `torch_bound` is the only torch minor version that a
-    library beyond the stable ABI works with, such as "2.13". It is null for a stable library, which works with
-    `needs_torch` and newer. `needs` are the host's requirements besides torch: versions of glibc and libstdc++, such as
-    "GLIBC_2.34", and libraries.
+    `defines` are the operators it defines; a library that only adds kernels defines none, and has device "cuda" if they
+    are CUDA kernels. `kernels` are the devices of its kernels; "any" is for kernels that call other operators.
+    `torch_bound` is the only torch minor version that a library beyond the stable ABI works with, such as "2.13". It is
+    null for a stable library, which works with `needs_torch` and newer. `needs` are its requirements besides torch:
+    versions of glibc and libstdc++, such as "GLIBC_2.34", and libraries, which the package or the host has.
     """
 
     record: str

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 
 from exportkit.errors import MissingLibraryError, SchemaChangedError, TorchVersionError, UsageError
-from exportkit.libraries import load_verified, loaded_library, schemas_of
+from exportkit.libraries import LoadedLibrary, load_verified, loaded_library, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
 from exportkit.package.manifest import Library, Manifest, Target
@@ -101,7 +101,8 @@ def load_opened(
         kind, always = runner_class(), verify == "always"
         reader.verify_once(always=always)
         candidates = targets.named(reader.manifest.targets, target)
-        choice = targets.pick(candidates, str(device), targets.host_for(candidates, str(device)))
+        host = targets.host_for(candidates, str(device))
+        choice = targets.pick(candidates, str(device), host, reader.manifest.libraries)
         plan = InputPlan(reader.manifest.call, torch.device(choice.device))
         if plan.device.type == "cuda":
             torch.cuda.init()  # lets torch recognise forks, which cannot use CUDA
@@ -132,12 +133,17 @@ def _load_operators(reader: PackageReader, target: Target, *, always: bool) -> N
                 f"the operator library {Path(library.record).name} does not work here: {reason}",
                 hint="Install the torch it works with, or build it for the stable ABI (torch/csrc/stable).",
             )
+    beside: list[LoadedLibrary] = []
     for library in libraries:
         schemas = {operator.name: operator.schema for operator in library.defines}
         namespaces = {name.partition("::")[0] for name in schemas}
-        if loaded_library(library.sha256, reader.record(library.record).size, defines=namespaces) is None:
+        loaded = loaded_library(library.sha256, reader.record(library.record).size, defines=namespaces)
+        if loaded is None:
             with closing(unpack_library(reader, library, always=always)) as entry:
-                load_verified(entry.library, library.sha256, defines=namespaces, schemas=schemas)
+                loaded = load_verified(
+                    entry.library, library.sha256, defines=namespaces, schemas=schemas, beside=beside
+                )
+        beside.append(loaded)
     _check_operators(reader.manifest, libraries)
 
 

@@ -102,20 +102,27 @@ def named(targets: Sequence[Target], name: str | None) -> Sequence[Target]:
     return found
 
 
-def pick(targets: Sequence[Target], device: str, host: Host) -> Choice:
+def pick(targets: Sequence[Target], device: str, host: Host, libraries: Sequence[Library] = ()) -> Choice:
     """Returns the best target that runs on `host`. Arguments and errors are the same as for `survey`."""
-    return survey(targets, device, host).fitting[0]
+    return survey(targets, device, host, libraries).fitting[0]
 
 
-def survey(targets: Sequence[Target], device: str, host: Host) -> Survey:
+def survey(targets: Sequence[Target], device: str, host: Host, libraries: Sequence[Library] = ()) -> Survey:
     """Checks every target against `host`. CUDA is better than CPU; newer instructions are better than older ones.
+
+    Args:
+        targets: The targets.
+        device: The requested device.
+        host: The machine.
+        libraries: The package's operator libraries. The dynamic linker of this process is asked for what they need.
 
     Raises:
         UsageError: `parse_device` refuses `device`.
         NoTargetError: No target runs here. The message gives a reason for each.
     """
     machine, candidates = msgspec.json.encode(host._asdict()), msgspec.json.encode(targets)
-    found = msgspec.json.decode(core.text("ek_survey", candidates, core.encoded(device), machine))
+    brought = msgspec.json.encode(libraries)
+    found = msgspec.json.decode(core.text("ek_survey", candidates, brought, core.encoded(device), machine))
     by_name = {target.name: target for target in targets}
     return Survey(tuple(Choice(by_name[name], index) for name, index in found["fitting"]), found["rejected"])
 

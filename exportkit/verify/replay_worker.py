@@ -48,12 +48,13 @@ class Replay:
         sys.meta_path.insert(0, BlockedImports([*EXPORTER, *command.blocked]))
         import torch
 
-        from exportkit.libraries import load_library
+        from exportkit.libraries import LoadedLibrary, load_library
 
         # Use TF32 exactly if the recording did: convolutions use it by default, which changes their outputs slightly.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = command.tf32
+        loaded: list[LoadedLibrary] = []
         for library, namespaces in command.libraries:
-            load_library(Path(library), defines=namespaces)
+            loaded.append(load_library(Path(library), defines=namespaces, beside=loaded))
         start = time.perf_counter()
         reader = _opened(command)
         if command.target is None:

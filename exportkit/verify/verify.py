@@ -11,7 +11,7 @@ from exportkit.errors import ExportkitError, PolicyError, SignatureError, Signat
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
-from exportkit.package.describe_library import describe_library
+from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Manifest
 from exportkit.package.trust import demand, demanded_by
 from exportkit.runtime.targets import host_for, named, parse_device, survey
@@ -117,7 +117,8 @@ def _targets(manifest: Manifest, options: VerifyOptions) -> tuple[list[_Run], li
     candidates = named(manifest.targets, options.target)
     if not candidates and manifest.program is not None:
         return [_Run(None, manifest.program.device if kind == "auto" else options.device)], []
-    found = survey(candidates, options.device, host_for(candidates, options.device))
+    host = host_for(candidates, options.device)
+    found = survey(candidates, options.device, host, manifest.libraries)
     left_out = [TargetReport(name, left_out=reason) for name, reason in found.rejected.items()]
     return [_Run(choice.target.name, choice.device) for choice in found.fitting], left_out
 
@@ -134,7 +135,8 @@ def _needed_libraries(
     if any(name.startswith("arr_coc::") for name in missing):
         kinds = {"cpu", *(device.partition(":")[0] for device in devices)}  # the CPU library defines the operators
         libraries += [path for device, path in built_in_libraries().items() if device in kinds]
-    given = {library: [operator.name for operator in describe_library(library).defines] for library in libraries}
+    described = (each for library in libraries for each in describe_with_needed(library))
+    given = {path: [operator.name for operator in library.defines] for path, library in described}
     for name in missing:
         if not any(name in names for names in given.values()):
             advice = "name one with --op-library, or add it with `exportkit package`"

@@ -17,9 +17,22 @@ PRELUDE = """
 #include <stdlib.h>
 extern int32_t aoti_torch_library_init_def(const char*, const char*, uint32_t, void**);
 extern int32_t aoti_torch_library_def(void*, const char*);
+extern int32_t aoti_torch_library_init_fragment(const char*, const char*, uint32_t, void**);
+extern int32_t aoti_torch_library_init_impl(const char*, const char*, const char*, uint32_t, void**);
+extern int32_t aoti_torch_library_impl(void*, const char*, void (*)(uint64_t*, uint64_t, uint64_t));
 static void define(const char* ns, const char* schema) {
   void* library;
   if (aoti_torch_library_init_def(ns, "toy.c", 1, &library) || aoti_torch_library_def(library, schema)) abort();
+}
+static void fragment(const char* ns, const char* schema) {
+  void* library;
+  if (aoti_torch_library_init_fragment(ns, "toy.c", 1, &library) || aoti_torch_library_def(library, schema)) abort();
+}
+static void run(uint64_t* stack, uint64_t arguments, uint64_t results) {}
+static void kernel(const char* ns, const char* key) {
+  void* library;
+  if (aoti_torch_library_init_impl(ns, key, "toy.c", 1, &library) || aoti_torch_library_impl(library, "twice", run))
+    abort();
 }
 """
 

@@ -83,6 +83,36 @@ def test_targets_are_merged_and_the_cases_are_the_first_artifacts(tmp_path: Path
         assert reader.read("data/aotinductor/gpu/model.wrapper.so") == b"gpu"
 
 
+def test_one_library_with_kernels_for_both_devices_serves_both_targets(tmp_path: Path) -> None:
+    both = library(tmp_path, "_C.abi3.so", kernels=("cpu", "cuda"), needs=("libcudart.so.13",))
+    sources = [artifact(tmp_path / "cpu.pt2"), artifact(tmp_path / "cuda.pt2", target=CUDA)]
+    manifest = assemble(sources, [both], tmp_path / "toy.pt2")
+    assert is_complete(manifest)
+    for target in manifest.targets:
+        assert [Path(lib.record).name for lib in libraries_for(manifest, target)] == ["_C.abi3.so"]
+
+
+def test_libraries_are_listed_after_those_that_they_need(tmp_path: Path) -> None:
+    needed = library(tmp_path, "libz.so", b"z", kernels=(), defines=(), needs=())
+    also = library(tmp_path, "libm.so", b"m", kernels=(), defines=(), needs=("libz.so", "libc.so.6"))
+    main = library(tmp_path, needs=("libm.so", "libz.so"))
+    for given in ([main, also, needed], [needed, main, also]):
+        manifest = assemble([artifact(tmp_path / "cpu.pt2")], given, tmp_path / "toy.pt2")
+        loaded = [Path(lib.record).name for lib in libraries_for(manifest, samples.target())]
+        assert loaded == ["libz.so", "libm.so", "libtoy_cpu.so"]
+    assert assemble([tmp_path / "toy.pt2"], [], tmp_path / "again.pt2").libraries == manifest.libraries
+
+
+def test_a_library_that_a_cpu_and_a_cuda_library_need_is_for_both(tmp_path: Path) -> None:
+    needed = [
+        library(tmp_path, "libz.so", b"z", device=device, kernels=(), defines=(), needs=())
+        for device in ("cuda", "cpu")
+    ]
+    sources = [artifact(tmp_path / "cpu.pt2"), artifact(tmp_path / "cuda.pt2", target=CUDA)]
+    manifest = assemble(sources, [*needed, library(tmp_path), kernels_only(tmp_path)], tmp_path / "toy.pt2")
+    assert "libz.so" in [Path(lib.record).name for lib in libraries_for(manifest, samples.target())]
+
+
 def test_name_and_version_are_the_callers_to_say(tmp_path: Path) -> None:
     manifest = assemble(
         [artifact(tmp_path / "a.pt2")], [library(tmp_path)], tmp_path / "toy.pt2", name="mine", version="7"

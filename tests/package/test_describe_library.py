@@ -10,12 +10,15 @@ import torch
 
 from exportkit.errors import LibraryLoadError, NotAnOperatorLibraryError
 from exportkit.libraries import built_in_libraries, host_platform
-from exportkit.package.describe_library import describe_library
+from exportkit.package.describe_library import describe_library, describe_with_needed
 from tests.fixtures import softpool_library
 from tests.package.c_library import PRELUDE, build, operator_library
 
 MINOR = ".".join(torch.__version__.split(".")[:2])
 HAS_CUDA = torch.version.cuda is not None
+
+
+CALLS_CUDA = "extern void torch_c10_cuda_check_msg(void); void f(void) { torch_c10_cuda_check_msg(); }"
 
 
 def constructor(body: str) -> str:
@@ -57,13 +60,30 @@ def test_a_library_with_torchs_cpp_is_bound_to_this_torch() -> None:
 
 @pytest.mark.skipif(HAS_CUDA, reason="torch has CUDA here: the library is loaded")
 def test_a_cuda_library_is_described_without_loading_it_where_torch_has_no_cuda(tmp_path: Path) -> None:
-    source = (
-        constructor("abort();")
-        + "extern void torch_c10_cuda_check_msg(void); void f(void) { torch_c10_cuda_check_msg(); }"
-    )
-    library = describe_library(build(tmp_path, source))
+    adds = '__attribute__((constructor)) static void start(void) { kernel("toy", "CUDA"); abort(); }'
+    library = describe_library(build(tmp_path, PRELUDE + adds + CALLS_CUDA))
     assert (library.device, library.kernels, library.defines) == ("cuda", ("cuda",), ())
     assert library.needs_torch == "2.11"
+    assert "libtorch_cuda.so" in library.needs
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="torch has CUDA here: the library is loaded")
+def test_where_torch_has_no_cuda_a_library_that_needs_it_and_defines_operators_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LibraryLoadError, match=r"which operators it defines: libtoy_cpu\.so needs a torch with CUDA"):
+        describe_library(build(tmp_path, constructor("abort();") + CALLS_CUDA))
+
+
+def test_one_library_with_kernels_for_cpu_and_cuda_is_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's CUDAExtension builds it. The CUDA runtime is one that the test makes."""
+    build(tmp_path, "void cudaLaunchKernel(void) {}", "-Wl,-soname,libcudart.so.99", name="libcudart.so.99")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    calls = "extern void cudaLaunchKernel(void); void never(void) { cudaLaunchKernel(); }"
+    body = constructor('define("toy", "twice(Tensor x) -> Tensor"); kernel("toy", "CPU"); kernel("toy", "CUDA");')
+    flags = ("-Wl,--no-as-needed", f"-L{tmp_path}", "-l:libcudart.so.99")
+    library = describe_library(build(tmp_path, body + calls, *flags, name="_C.abi3.so"))
+    assert (library.device, library.kernels) == ("cpu", ("cpu", "cuda"))
+    assert [operator.name for operator in library.defines] == ["toy::twice"]
+    assert "libcudart.so.99" in library.needs
 
 
 def calling(symbol: str) -> str:
@@ -95,6 +115,40 @@ def test_a_shim_that_this_torch_has_not(tmp_path: Path) -> None:
 def test_a_library_that_ends_its_process_is_named_and_ends_only_that(tmp_path: Path, body: str, named: str) -> None:
     with pytest.raises(LibraryLoadError, match=rf"libtoy_cpu\.so .*{named}"):
         describe_library(build(tmp_path, constructor(body)))
+
+
+def test_a_library_that_finds_others_through_its_runpath_brings_them_in_loading_order(tmp_path: Path) -> None:
+    """The last of three needs both others; the second defines an operator of the same namespace."""
+    beside = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{tmp_path}")
+    build(tmp_path, "int helper(void) { return 1; }", "-Wl,-soname,libzz.so", name="libzz.so")
+    more = PRELUDE + (
+        '__attribute__((constructor)) static void start(void) { fragment("toy", "more(Tensor x) -> Tensor"); }'
+    )
+    build(tmp_path, more, "-Wl,-soname,libmm.so", *beside, "-lzz", name="libmm.so")
+    first = constructor('define("toy", "twice(Tensor x) -> Tensor");')
+    described = describe_with_needed(build(tmp_path, first, *beside, "-lmm", "-lzz", name="libaa.so"))
+    assert [path.name for path, _ in described] == ["libzz.so", "libmm.so", "libaa.so"]
+    assert [[operator.name for operator in library.defines] for _, library in described] == [
+        [], ["toy::more"], ["toy::twice"]
+    ]  # fmt: skip
+    assert [library.device for _, library in described] == ["cpu"] * 3
+    assert describe_library(tmp_path / "libaa.so") == described[-1][1]
+
+
+def test_a_library_beside_it_without_its_own_name_cannot_come_along(tmp_path: Path) -> None:
+    build(tmp_path, "int other(void) { return 1; }", name="libother.so")
+    flags = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{tmp_path}", "-lother")
+    with pytest.raises(LibraryLoadError, match=r"needs .*libother\.so, which .*: its soname is missing") as caught:
+        describe_library(build(tmp_path, constructor(""), *flags))
+    assert "-Wl,-soname,libother.so" in (caught.value.hint or "")
+
+
+def test_a_python_module_whose_operators_are_in_a_library_beside_it_is_refused_with_that_name(tmp_path: Path) -> None:
+    build(tmp_path, constructor(""), "-Wl,-soname,libops.so", name="libops.so")
+    flags = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{tmp_path}", "-lops")
+    with pytest.raises(NotAnOperatorLibraryError, match="registers no operators") as caught:
+        describe_library(build(tmp_path, "int module(void) { return 1; }", *flags, name="_C.so"))
+    assert "libops.so" in (caught.value.hint or "")
 
 
 def test_a_library_that_wants_another_library(tmp_path: Path) -> None:

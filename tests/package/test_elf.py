@@ -51,12 +51,14 @@ def test_the_list_of_shims_is_sorted_and_holds_names_only() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_our_own_libraries_are_stable_and_know_their_device(device: str) -> None:
     elf = read_elf(operator_library(device))
-    assert elf.device == device
+    assert elf.needs_torch_cuda == (device == "cuda")
+    assert elf.defines_operators == (device == "cpu")
     assert elf.registers_operators
     assert is_stable(elf.torch_symbols)
     assert oldest_torch(elf.torch_symbols) == "2.11"
     assert not elf.static_libstdcxx
-    assert all(need.startswith("GLIBC") for need in elf.host_needs)
+    others = [need for need in elf.host_needs if not need.startswith("GLIBC")]
+    assert others == (["libtorch_cuda.so"] if device == "cuda" else [])
     assert elf.glibc is not None
     assert tuple(map(int, elf.glibc.split("."))) <= (2, 38)
 
@@ -64,9 +66,17 @@ def test_our_own_libraries_are_stable_and_know_their_device(device: str) -> None
 def test_names_versions_and_needs_are_read(tmp_path: Path) -> None:
     build(tmp_path, "int other(void) { return 1; }", "-Wl,-soname,libother.so.3", name="libother.so")
     source = PRELUDE + "extern int other(void); void f(void) { define(0, 0); other(); }"
-    flags = ("-Wl,-soname,libmine.so", "-Wl,--no-as-needed", f"-L{tmp_path}", "-lother", "-lm")
+    flags = (
+        "-Wl,-soname,libmine.so",
+        "-Wl,-rpath,$ORIGIN:/opt/x",
+        "-Wl,--no-as-needed",
+        f"-L{tmp_path}",
+        "-lother",
+        "-lm",
+    )
     elf = read_elf(build(tmp_path, source, *flags))
     assert elf.needed == ("libother.so.3", "libm.so.6", "libtorch_cpu.so", "libc.so.6")
+    assert (elf.soname, elf.search_path, elf.uncommon) == ("libmine.so", ("$ORIGIN", "/opt/x"), ("libother.so.3",))
     assert elf.torch_symbols == {"aoti_torch_library_init_def", "aoti_torch_library_def"}
     assert "other" in elf.undefined
     assert elf.host_needs == (f"GLIBC_{elf.glibc}", "libother.so.3")
@@ -74,30 +84,43 @@ def test_names_versions_and_needs_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("symbol", "device"),
+    ("symbol", "needed"),
     [
-        ("aoti_torch_device_type_cuda", "cpu"),  # a constant that every library with a Device has
-        ("aoti_torch_get_current_cuda_stream", "cuda"),
-        ("torch_c10_cuda_check_msg", "cuda"),
-        ("cudaLaunchKernel", "cuda"),
-        ("cuInit", "cuda"),
-        ("customary", "cpu"),
+        ("aoti_torch_device_type_cuda", False),  # a constant that every library with a Device has
+        ("aoti_torch_get_current_cuda_stream", True),
+        ("torch_c10_cuda_check_msg", True),
+        ("cudaLaunchKernel", True),
+        ("cuInit", True),
+        ("customary", False),
     ],
 )
-def test_the_device_is_inferred_from_what_the_library_calls(tmp_path: Path, symbol: str, device: str) -> None:
+def test_what_a_library_calls_says_whether_it_needs_a_torch_with_cuda(
+    tmp_path: Path, symbol: str, needed: bool
+) -> None:
     call = f"extern int {symbol}(void); int f(void) {{ return {symbol}(); }}"
-    assert read_elf(build(tmp_path, call)).device == device
+    elf = read_elf(build(tmp_path, call))
+    assert elf.needs_torch_cuda == needed
+    assert ("libtorch_cuda.so" in elf.host_needs) == needed
 
 
 def test_one_file_for_both_devices_has_weak_cuda_symbols(tmp_path: Path) -> None:
     declaration = "extern int __attribute__((weak)) torch_c10_cuda_check_msg(void);"
     call = "int f(void) { return torch_c10_cuda_check_msg ? torch_c10_cuda_check_msg() : 0; }"
-    assert read_elf(build(tmp_path, declaration + call)).device == "cpu"
+    assert not read_elf(build(tmp_path, declaration + call)).needs_torch_cuda
 
 
-def test_a_library_that_needs_cudas_libraries_is_for_cuda(tmp_path: Path) -> None:
-    build(tmp_path, "int x;", "-Wl,-soname,libcudart.so.13", name="libcudart.so")
-    assert read_elf(build(tmp_path, "int f;", f"-L{tmp_path}", "-Wl,--no-as-needed", "-lcudart")).device == "cuda"
+@pytest.mark.parametrize(
+    ("name", "needed", "symbol"),
+    [("cudart.so.13", False, "cudaLaunchKernel"), ("torch_cuda.so", True, "f"), ("c10_cuda.so", True, "f")],
+)
+def test_cudas_libraries_are_needed_of_the_host(tmp_path: Path, name: str, needed: bool, symbol: str) -> None:
+    build(tmp_path, f"void {symbol}(void) {{}}", f"-Wl,-soname,lib{name}", name="libgiven.so")
+    calls = f"extern void {symbol}(void); void g(void) {{ {symbol}(); }}"
+    flags = ("-Wl,-rpath,$ORIGIN", f"-L{tmp_path}", "-Wl,--no-as-needed", "-lgiven")
+    elf = read_elf(build(tmp_path, calls, *flags))
+    assert elf.needs_torch_cuda == needed
+    assert [need for need in elf.host_needs if need.startswith("lib")] == [f"lib{name}"]
+    assert elf.uncommon == ()
 
 
 def test_a_copy_of_libstdcxx_inside_is_found(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
 import pytest
 
 from exportkit.errors import ManifestConsistencyError, NoTargetError, UsageError
@@ -234,18 +238,52 @@ def test_a_newer_torch_runs_what_an_older_one_compiled():
 # --- libraries --------------------------------------------------------------------------------------------------------
 
 
-def library(needs_torch: str, torch_bound: str | None) -> Library:
+def library(
+    needs_torch: str = "2.11",
+    torch_bound: str | None = None,
+    *,
+    name: str = "libx.so",
+    device: Literal["cpu", "cuda"] = "cpu",
+    needs: Sequence[str] = (),
+) -> Library:
     return Library(
-        record="exportkit/ops/linux-x86_64/libx.so",
+        record=f"exportkit/ops/linux-x86_64/{name}",
         sha256="0" * 64,
         platform="linux-x86_64",
-        device="cpu",
+        device=device,
         kernels=("cpu",),
         defines=(),
         needs_torch=needs_torch,
         torch_bound=torch_bound,
-        needs=(),
+        needs=tuple(needs),
     )
+
+
+def test_a_target_does_not_run_where_its_library_lacks_one_that_it_needs():
+    libraries = [library(name="_C.abi3.so", needs=["GLIBC_2.34", "libc.so.6", "libcudart.so.99"])]
+    reason = "its operator library '_C.abi3.so' needs 'libcudart.so.99', which this host does not have"
+    assert survey([cpu(), cuda()], "cuda", H200_HOST, []).rejected.keys() == {"cpu"}
+    with pytest.raises(NoTargetError, match=f"\n  cpu: {reason}\n  cuda: {reason}"):
+        survey([cpu(), cuda()], "auto", H200_HOST, libraries)
+
+
+def test_libraries_that_the_host_or_the_package_has_are_not_missed():
+    libraries = [library(needs=["libc.so.6", "liby.so"]), library(name="liby.so", needs=["GLIBCXX_3.4.99"])]
+    assert pick([cpu()], "cpu", CPU_HOST, libraries).device == "cpu"
+
+
+def test_what_a_library_for_another_device_or_platform_needs_is_not_asked_for():
+    needy = library(device="cuda", needs=["libcudart.so.99"])
+    assert survey([cpu()], "cpu", CPU_HOST, [needy]).rejected == {}
+    elsewhere = msgspec.structs.replace(library(needs=["libcudart.so.99"]), platform="linux-aarch64")
+    assert survey([cpu()], "cpu", CPU_HOST, [elsewhere]).rejected == {}
+
+
+def test_a_need_that_is_a_path_is_not_opened(tmp_path):
+    body = "#include <stdlib.h>\n__attribute__((constructor)) static void start(void) { abort(); }"
+    evil = c_library.build(tmp_path, body, name="libevil.so")
+    with pytest.raises(NoTargetError, match=r"libevil\.so', which this host does not have"):
+        pick([cpu()], "cpu", CPU_HOST, [library(needs=[str(evil)])])
 
 
 def test_a_stable_library_works_from_its_torch_on():
