@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from exportkit.errors import UsageError
+from exportkit.errors import ExportError, LibraryLoadError, MissingLibraryError, ModelNotFoundError, UsageError
+from exportkit.export.find_libraries import find_libraries
 from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import check_writable, temporary_folder
-from exportkit.package.core import Demand
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.keys import PrivateKey
 from exportkit.package.manifest import Library, Manifest, encode_manifest
 from exportkit.package.signing import sign_package
-from exportkit.package.trust import demand
+from exportkit.package.trust import demand, demanded_by
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
@@ -28,7 +29,7 @@ def build_package(
     artifacts: Sequence[Path],
     output: Path,
     *,
-    op_libraries: Sequence[Path] = (),
+    op_libraries: Sequence[Path | str] = (),
     name: str | None = None,
     version: str | None = None,
     weights: Path | None = None,
@@ -47,7 +48,9 @@ def build_package(
     Args:
         artifacts: Compiled artifacts. Each becomes a target.
         output: The package to write.
-        op_libraries: Operator libraries to add. exportkit's own are added if the model calls their operators.
+        op_libraries: Operator libraries to add, or modules whose import loads them. Default: those that importing the
+            recorded model loads, unless signatures are required; then only `verify_options.model` is imported.
+            exportkit's own are added if the model calls their operators.
         name: The package's name. Default: the first artifact's.
         version: The model's version. Default: the first artifact's.
         weights: A file with another fine-tune's weights. The package then has no cases.
@@ -73,12 +76,17 @@ def build_package(
             "one signature file was given for several artifacts", hint="Put each signature beside its artifact."
         )
     asked = demand(public_keys or None, signature)
-    libraries = list(op_libraries)
+    manifests = []
     for artifact in artifacts:
         progress(f"checking {artifact.name}")
-        libraries += [path for path in _built_in(artifact, asked) if path not in libraries]
+        with PackageReader(artifact, demand=asked) as reader:
+            manifests.append(reader.manifest)
+    model = verify_options.model if verify_options else None
+    if model is None and demanded_by(public_keys or None, signature) is None:
+        model = manifests[0].source.model if manifests else None
+    libraries = [*_given(op_libraries, model, _missing(manifests), progress), *_built_in(manifests)]
     described: list[tuple[Path, Library]] = []
-    for library in libraries:
+    for library in dict.fromkeys(libraries):
         progress(f"inspecting {library.name}")
         described += describe_with_needed(library)
     # A hidden folder beside the output, so that the last step is a rename. It is removed if anything fails.
@@ -104,13 +112,47 @@ def build_package(
     return manifest, report
 
 
-def _built_in(artifact: Path, asked: Demand) -> list[Path]:
-    """Returns exportkit's own libraries that an artifact needs: one per device of its targets."""
-    with PackageReader(artifact, demand=asked) as reader:
-        manifest = reader.manifest
-    brought = {operator.name for library in manifest.libraries for operator in library.defines}
-    if not any(op.name.startswith("arr_coc::") and op.name not in brought for op in manifest.operators):
-        return []
-    # The CPU library defines the operators; the CUDA one only adds kernels.
-    devices = {"cpu", *(target.device for target in manifest.targets)}
+def _missing(manifests: Sequence[Manifest]) -> list[str]:
+    """Returns the operators that neither the artifacts' libraries nor exportkit's own define."""
+    brought = {
+        operator.name for manifest in manifests for library in manifest.libraries for operator in library.defines
+    }
+    called = {operator.name for manifest in manifests for operator in manifest.operators}
+    return sorted(name for name in called - brought if not name.startswith("arr_coc::"))
+
+
+def _given(
+    op_libraries: Sequence[Path | str], model: str | None, missing: Sequence[str], progress: Callable[[str], None]
+) -> list[Path]:
+    """Returns the libraries that were given, and those that the given modules load, or else the model's module."""
+    libraries = []
+    for given in op_libraries:
+        if isinstance(given, Path):
+            libraries.append(given)
+            continue
+        progress(f"importing {given} to find its operator libraries")
+        if not (found := find_libraries(given, missing)):
+            raise MissingLibraryError(
+                f"{given} loads no library that registers {' or '.join(missing) or 'an operator of the graph'}",
+                hint="Give the library itself: --op-library <path>.",
+            )
+        libraries += found
+    source = (model or "").rpartition(":")[0]
+    if not op_libraries and source and missing:
+        progress(f"importing {source} to find the library of {', '.join(missing)}")
+        with contextlib.suppress(ModelNotFoundError, ExportError, LibraryLoadError):  # then none is found
+            libraries = find_libraries(source, missing)
+        for path in libraries:
+            progress(f"taking {path}, which {source} loads")
+    return libraries
+
+
+def _built_in(manifests: Sequence[Manifest]) -> list[Path]:
+    """Returns exportkit's own libraries that artifacts need: one per device of their targets."""
+    devices = set()
+    for manifest in manifests:
+        brought = {operator.name for library in manifest.libraries for operator in library.defines}
+        if any(op.name.startswith("arr_coc::") and op.name not in brought for op in manifest.operators):
+            # The CPU library defines the operators; the CUDA one only adds kernels.
+            devices |= {"cpu", *(target.device for target in manifest.targets)}
     return [path for device, path in built_in_libraries().items() if device in devices]

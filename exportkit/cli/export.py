@@ -64,7 +64,11 @@ _TRACE = TraceOptions()
     "--allow-narrowing", is_flag=True, help="Let --apply-suggested-fixes fix a size or take away an end of its range."
 )
 @click.option("--static", is_flag=True, help="Fix every size, even if the model's spec makes it vary.")
-@op_library_option("An operator library that the model calls. Repeatable. Omit exportkit's own libraries.")
+@op_library_option(
+    "An operator library that the model calls, or a Python module that loads some. Repeatable. Omit exportkit's own "
+    "libraries.",
+    modules=True,
+)
 @click.option(
     "--model-kwargs", metavar="JSON", callback=json_object, help="Keyword arguments of the callable that MODEL names."
 )
@@ -114,7 +118,7 @@ def command(
     model: str,
     output: Path | None,
     output_format: str,
-    op_libraries: tuple[Path, ...],
+    op_libraries: tuple[Path | str, ...],
     model_kwargs: dict[str, Any],
     weights: Path | None,
     inputs: tuple[str, ...],

@@ -27,7 +27,11 @@ from exportkit.errors import HostError
 @exportkit_command("package", short_help="Add operator libraries, and verify.")
 @click.argument("artifacts", type=EXISTING_FILE, nargs=-1, required=True, metavar="ARTIFACT...")
 @output_option()
-@op_library_option("An operator library that the model calls. Repeatable. Libraries of exportkit are added if needed.")
+@op_library_option(
+    "An operator library that the model calls, or a Python module that loads some. Repeatable. Default: the libraries "
+    "that importing MODEL loads, unless signatures are required. Libraries of exportkit are added if needed.",
+    modules=True,
+)
 @click.option("--name", help="The package's name. Default: the first artifact's.")
 @click.option("--model-version", help="The model's version. Default: the first artifact's.")
 @weights_option("Replace the weights with another fine-tune's: the model's whole state_dict.")
@@ -42,7 +46,7 @@ from exportkit.errors import HostError
 def command(
     artifacts: tuple[Path, ...],
     output: Path,
-    op_libraries: tuple[Path, ...],
+    op_libraries: tuple[Path | str, ...],
     name: str | None,
     model_version: str | None,
     weights: Path | None,

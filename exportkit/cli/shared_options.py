@@ -27,9 +27,23 @@ def output_option(required: bool = True) -> Callable[[F], F]:
     )
 
 
-def op_library_option(text: str) -> Callable[[F], F]:
-    """--op-library, repeatable."""
-    return click.option("--op-library", "op_libraries", type=EXISTING_FILE, multiple=True, metavar="LIB", help=text)
+class _LibraryOrModule(click.ParamType):
+    """A shared library's Path, or the name of a module that loads some."""
+
+    name = "library"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path | str:
+        if Path(value).is_file():
+            return Path(value)
+        if all(part.isidentifier() for part in str(value).split(".")) and not str(value).endswith(".so"):
+            return str(value)
+        self.fail(f"there is no file {value!r}, and no Python module can have such a name", parameter, context)
+
+
+def op_library_option(text: str, *, modules: bool = False) -> Callable[[F], F]:
+    """--op-library, repeatable. `modules`: whether a module may be named in place of a file."""
+    kind, shown = (_LibraryOrModule(), "LIB|MODULE") if modules else (EXISTING_FILE, "LIB")
+    return click.option("--op-library", "op_libraries", type=kind, multiple=True, metavar=shown, help=text)
 
 
 def weights_option(text: str) -> Callable[[F], F]:

@@ -23,6 +23,7 @@ from exportkit.export.source_lines import users_code
 from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.dtypes import DTYPES
+from exportkit.package.manifest import Library
 from exportkit.spec import ExportSpec
 
 BUILT_IN: Mapping[str, str] = {"arr-coc": "exportkit.models.arr_coc:export_spec"}
@@ -36,7 +37,7 @@ def resolve(
     model_kwargs: Mapping[str, Any] | None = None,
     inputs: Sequence[str] = (),
     weights: Path | None = None,
-    op_libraries: Sequence[Path] = (),
+    op_libraries: Sequence[Path | str] = (),
     seed: int = 0,
     public_keys: Sequence[Path] = (),
     signature: Path | None = None,
@@ -51,8 +52,8 @@ def resolve(
         inputs: Example inputs, as "NAME=float32[2,3,256,256]". An nn.Module needs all of them. They replace a spec's
             inputs.
         weights: A safetensors file with every parameter and buffer of the model.
-        op_libraries: Operator libraries, which are loaded before the model is imported. The spec's libraries are loaded
-            after it.
+        op_libraries: Operator libraries, or modules that load some. They are loaded before
+            the model is imported. The spec's libraries are loaded after it.
         seed: The seed of torch's generators while the model and its example inputs are made.
         public_keys: PEM files. One of the keys must have signed the `.pt2`. Policies add their own requirements.
         signature: The signature file, if it is not beside the `.pt2` under its name.
@@ -91,17 +92,29 @@ def resolve(
     return EagerModel(spec=spec, name=model, model_kwargs=kwargs, seed=seed)
 
 
-def load_operator_libraries(libraries: Iterable[Path]) -> None:
-    """Loads operator libraries. A separate process tries each one first, so a bad library cannot end this process.
+def load_operator_libraries(libraries: Iterable[Path | str]) -> None:
+    """Loads operator libraries. A separate process tries each file first, so a bad library cannot end this process.
 
     Skips a library that needs CUDA if torch has no CUDA.
 
+    Args:
+        libraries: Files, or modules that load some when they are imported.
+
     Raises:
+        ModelNotFoundError: A module cannot be imported.
+        ExportError: A module raised an error.
         LibraryLoadError: A file is not an operator library, or cannot be loaded.
         LibraryConflictError: Another build of a library's operators is loaded.
     """
     beside: list[LoadedLibrary] = []
-    for path, described in (each for library in libraries for each in describe_with_needed(Path(library))):
+    described_files: list[tuple[Path, Library]] = []
+    for library in libraries:
+        if isinstance(library, str):
+            with users_code(f"importing {library}"):
+                import_code(library)
+        else:
+            described_files += describe_with_needed(library)
+    for path, described in described_files:
         if described.device == "cuda" and torch.version.cuda is None:
             continue
         defines = sorted({operator.name.partition("::")[0] for operator in described.defines})
@@ -129,7 +142,7 @@ def _attribute(model: str) -> Any:
             hint=f"Give a built-in name ({', '.join(BUILT_IN)}), package.module:attr, path/file.py:attr, or an "
             "ExportedProgram .pt2.",
         )
-    module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
+    module = import_code(module_name)
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
@@ -147,6 +160,15 @@ def _is_candidate(name: str, item: Any, module: ModuleType) -> bool:
     if isinstance(item, (ExportSpec, torch.nn.Module)):
         return True
     return callable(item) and getattr(item, "__module__", None) == module.__name__
+
+
+def import_code(name: str) -> ModuleType:
+    """Imports `package.module` or `path/file.py`. The working directory and the file's folder are searched last.
+
+    Raises:
+        ModelNotFoundError: It cannot be imported.
+    """
+    return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
 
 
 def _import_module(name: str) -> ModuleType:

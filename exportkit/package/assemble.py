@@ -218,7 +218,8 @@ def _check_definitions(manifest: Manifest, target: Target) -> None:
         raise MissingLibraryError(
             f"no library for target {target.name} ({target.platform}, {target.device}) defines the operator "
             f"{operator.name}{reason}",
-            hint=f"Give the library that defines it: --op-library <path>. Its schema is {operator.schema!r}",
+            hint="Give the library that defines it, or the Python module that loads it: --op-library <path or module>. "
+            f"Its schema is {operator.schema!r}",
         )
 
 

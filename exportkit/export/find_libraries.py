@@ -1,0 +1,60 @@
+"""Finds the operator libraries that Python code loads. Another process imports the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.messages import Failed, Message
+from exportkit.child.process import describe_end
+from exportkit.errors import LibraryLoadError
+
+
+class Import(Message, frozen=True):
+    """Asks the child to import a module, or the file of one. The answer is Loaded."""
+
+    code: str
+
+
+class Loaded(Message, frozen=True):
+    """The files that the process then has, which could register operators."""
+
+    libraries: tuple[str, ...]
+
+
+def find_libraries(code: str, operators: Iterable[str]) -> list[Path]:
+    """Returns the libraries that a module loads and that mention one of the operators.
+
+    Args:
+        code: `package.module`, or a path such as `model.py`. It is executed.
+        operators: The operators' names, such as `namespace::name.overload`.
+
+    Raises:
+        ExportkitError: The code cannot be imported. The class is that of `exportkit.export.resolve`.
+        LibraryLoadError: The process that imports it ended.
+    """
+    with Conversation("exportkit.export.find_libraries_worker", search_path="caller") as child:
+        try:
+            answer = child.ask(Import(code), Loaded)
+        except ChildEndedError as error:
+            raise LibraryLoadError(
+                f"a process that imports {code} {describe_end(error.status)}:\n{child.printed()}"
+            ) from error
+    if isinstance(answer, Failed):
+        raise answer.exception()
+    wanted = [_mentions(name) for name in operators]
+    found = []
+    for path in map(Path, answer.libraries):
+        content = path.read_bytes()
+        if any(namespace.search(content) and name.search(content) for namespace, name in wanted):
+            found.append(path)
+    return found
+
+
+def _mentions(operator: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+    """Returns what a library that registers an operator contains: the namespace, and the name in a schema or alone."""
+    namespace, _, name = operator.partition("::")
+    base = re.escape(name.partition(".")[0]).encode()
+    return re.compile(namespace.encode() + rb"(\0|::)"), re.compile(base + rb"[\0.(]")

@@ -1,0 +1,83 @@
+"""Operator libraries that are found through the Python module that loads them, while a package is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exportkit.cli.app import main
+from exportkit.errors import MissingLibraryError, ModelNotFoundError
+from exportkit.package.archive import write_package
+from exportkit.package.signing import sign_package
+from exportkit.packaging import build_package
+from tests.fresh import run_python
+from tests.package import samples, signers
+from tests.package.c_library import PRELUDE, build, operator_library
+
+MODULE = """
+from pathlib import Path
+import torch
+folder = Path(__file__).parent
+(folder / "imported").touch()
+for name in ("libother.so", "libtoy_cpu.so"):
+    torch.ops.load_library(folder / name)
+"""
+
+
+@pytest.fixture
+def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `export` writes for MODEL `toy:spec`. The module `toy` loads its operator's library, and another one."""
+    defining = '{ define("toy", "twice(Tensor x) -> Tensor"); kernel("toy", "CPU"); }'
+    build(tmp_path, PRELUDE + f"__attribute__((constructor)) static void start(void) {defining}")
+    operator_library(tmp_path, "twice(Tensor x) -> Tensor", namespace="other", name="libother.so")
+    (tmp_path / "toy.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    records = {name: content for name, content in samples.RECORDS.items() if name != samples.LIBRARY}
+    write_package(tmp_path / "artifact.pt2", samples.manifest(libraries=()), records)
+    return tmp_path / "artifact.pt2"
+
+
+@pytest.mark.parametrize("given", [["toy"], []])
+def test_the_library_is_the_one_that_the_named_module_or_the_models_loads(artifact: Path, given: list[str]) -> None:
+    steps: list[str] = []
+    out = artifact.with_name("out.pt2")
+    manifest, _ = build_package([artifact], out, op_libraries=given, progress=steps.append)
+    assert [Path(library.record).name for library in manifest.libraries] == ["libtoy_cpu.so"]
+    assert given or f"taking {artifact.with_name('libtoy_cpu.so')}, which toy loads" in steps
+
+
+def test_where_a_signature_is_demanded_nothing_that_an_artifact_names_is_imported(artifact: Path) -> None:
+    release = signers.signer(artifact.parent)
+    sign_package(artifact, release.key)
+    with pytest.raises(MissingLibraryError, match="defines the operator toy::twice") as caught:
+        build_package([artifact], artifact.with_name("out.pt2"), public_keys=[release.public])
+    assert "--op-library <path or module>" in (caught.value.hint or "")
+    assert not artifact.with_name("imported").exists()
+
+
+def test_a_module_that_loads_no_such_library_is_refused(artifact: Path) -> None:
+    with pytest.raises(MissingLibraryError, match="json loads no library that registers toy::twice"):
+        build_package([artifact], artifact.with_name("out.pt2"), op_libraries=["json"])
+
+
+def test_a_module_that_is_not_there_is_named(artifact: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="there is no module 'nowhere'"):
+        build_package([artifact], artifact.with_name("out.pt2"), op_libraries=["nowhere.ops"])
+
+
+def test_what_is_neither_a_file_nor_a_modules_name_is_refused(
+    artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["package", str(artifact), "-o", "x.pt2", "--op-library", "build/libtoy.so"]) == 2
+    assert "there is no file 'build/libtoy.so', and no Python module can have such a name" in capsys.readouterr().err
+
+
+def test_export_imports_the_module(artifact: Path) -> None:
+    code = """
+import torch
+from exportkit.export.resolve import load_operator_libraries
+load_operator_libraries(["toy"])
+print(torch.ops.toy.twice.default._schema)
+"""
+    assert run_python(code, cwd=artifact.parent) == "toy::twice(Tensor x) -> Tensor\n"
