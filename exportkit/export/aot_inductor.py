@@ -27,7 +27,7 @@ from exportkit.export.program_weights import ProgramWeights
 from exportkit.export.toolchain import compiling_for, last_lines, torch_minor, usable_compiler
 from exportkit.export.torch_internals import replaced
 from exportkit.export.trace import Progress, Traced
-from exportkit.libraries import TORCH_NAMESPACES, host_platform
+from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.elf import oldest_torch, read_elf
 from exportkit.package.manifest import Operator, Target
@@ -114,7 +114,7 @@ def compile_program(
     target = _target(device, cpu_isa, ptx, _library(files))
     if weights:
         target = msgspec.structs.replace(target, constants=weights.take(constants, device))
-    records, operators = _records(files, target.name, traced)
+    records, operators = _records(files, target.name)
     return Compiled(target, records, operators)
 
 
@@ -265,7 +265,7 @@ def _target(device: torch.device, cpu_isa: str | None, ptx: bool, library: Path)
     )
 
 
-def _records(files: list[Path], target: str, traced: Traced) -> tuple[dict[str, bytes | Path], tuple[Operator, ...]]:
+def _records(files: list[Path], target: str) -> tuple[dict[str, bytes | Path], tuple[Operator, ...]]:
     """Returns the files for the package, and the operators that the code calls."""
     folder = f"{AOTINDUCTOR_DIR}/{target}"
     records: dict[str, bytes | Path] = {}
@@ -278,10 +278,9 @@ def _records(files: list[Path], target: str, traced: Traced) -> tuple[dict[str, 
             records[f"{folder}/{file.name}"] = file
         if file.name.endswith(".wrapper.json"):
             called |= called_operators(json.loads(file.read_text()))
-    operators = {operator.name: operator for operator in traced.operators}
-    if unknown := called - operators.keys():
-        raise ExportError(f"the compiled code calls {', '.join(sorted(unknown))}, which the traced program does not")
-    return records, tuple(operators[name] for name in sorted(called))
+    # They may be others than the traced program calls: an operator without kernels of its own calls some.
+    operators = tuple(Operator(name=name, schema=schema) for name, schema in schemas_of(called).items())
+    return records, operators
 
 
 def called_operators(nodes: Mapping[str, Any]) -> set[str]:

@@ -51,6 +51,15 @@ Tensor filled(const Tensor x, std::optional<ScalarType> dtype, torch::stable::De
   return torch::stable::fill_(out, how == "ones" ? 1 : 0);
 }
 
+Tensor negated(const Tensor x) { return scaled(x, -1); }
+
+// It has no kernel for a device: it calls another operator.
+Tensor minus(const Tensor x) {
+  StableIValue stack[] = {torch::stable::detail::from(x)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("op_shapes::negated", "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
 Tensor positive(const Tensor x) {
   std::vector<float> kept;
   for (int64_t i = 0; i < x.numel(); ++i) {
@@ -72,6 +81,8 @@ STABLE_TORCH_LIBRARY(op_shapes, m) {
   m.def("sum_of(Tensor[] xs, Tensor? bias=None, *, int[] weights) -> Tensor");
   m.def("halves(Tensor x) -> Tensor[]");
   m.def("filled(Tensor x, ScalarType? dtype, Device device, str how) -> Tensor");
+  m.def("negated(Tensor x) -> Tensor");
+  m.def("minus(Tensor x) -> Tensor");
   m.def("positive(Tensor x) -> Tensor");
 }
 
@@ -83,5 +94,8 @@ STABLE_TORCH_LIBRARY_IMPL(op_shapes, CPU, m) {
   m.impl("sum_of", TORCH_BOX(&sum_of));
   m.impl("halves", TORCH_BOX(&halves));
   m.impl("filled", TORCH_BOX(&filled));
+  m.impl("negated", TORCH_BOX(&negated));
   m.impl("positive", TORCH_BOX(&positive));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(op_shapes, CompositeImplicitAutograd, m) { m.impl("minus", TORCH_BOX(&minus)); }

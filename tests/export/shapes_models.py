@@ -13,6 +13,7 @@ _FAKES = {
     "sum_of": lambda xs, bias=None, *, weights: torch.empty_like(xs[0]),
     "halves": lambda x: [torch.empty_like(x), torch.empty_like(x)],
     "filled": lambda x, dtype, device, how: torch.empty_like(x, dtype=dtype, device=device),
+    "negated": torch.empty_like,
     "positive": lambda x: x.new_empty(torch.library.get_ctx().new_dynamic_size()),
 }
 for _name, _fake in _FAKES.items():
@@ -37,6 +38,7 @@ class Shapes(torch.nn.Module):
             "sum": ops.sum_of([x, first], second, weights=[1, 2]) + ops.sum_of([x], weights=[4]),
             "filled": ops.filled(x, torch.int64, x.device, "ones"),
             "like": ops.filled(x, None, x.device, "zeros"),
+            "minus": ops.minus(x),
             "positive": ops.positive(x).sum(),
         }
 

@@ -21,7 +21,7 @@ def test_operators_of_every_shape_are_packaged_and_compute_what_they_are_named_a
     assert report is not None
     assert report.exit_code == 0
     assert {operator.name.removeprefix("op_shapes::") for operator in manifest.operators} == {
-        "add_out", "twice_", "scaled", "scaled.Tensor", "sum_of", "halves", "filled", "positive"
+        "add_out", "twice_", "scaled", "scaled.Tensor", "sum_of", "halves", "filled", "negated", "positive"
     }  # fmt: skip
     x = torch.randn(7, 3)
     expected = {
@@ -32,6 +32,7 @@ def test_operators_of_every_shape_are_packaged_and_compute_what_they_are_named_a
         "sum": 6.5 * x,
         "filled": torch.ones(7, 3, dtype=torch.int64),
         "like": torch.zeros(7, 3),
+        "minus": -x,
         "positive": x.relu().sum(),
     }
     with load(package) as model:
