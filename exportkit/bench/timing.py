@@ -173,6 +173,7 @@ def _measure_cuda(alternatives: Sequence[Alternative], seconds: float, graphs: b
         try:
             captured[alternative.name] = _capture(alternative, timing.median)
         except RuntimeError as error:
+            _end_capture_of_random_numbers()
             notes[alternative.name] = f"no CUDA graph: {str(error).partition(chr(10))[0]}"
     replays = [_replay_sampler(graph, count) for graph, count in captured.values()]
     kernels = dict(zip(captured, _take_turns(replays, seconds / 2))) if replays else {}
@@ -227,6 +228,14 @@ def _capture(alternative: Alternative, milliseconds: float) -> tuple[torch.cuda.
     finally:
         torch.cuda.synchronize()
     return graph, count
+
+
+def _end_capture_of_random_numbers() -> None:
+    """Gives the GPU's generator a state like its own: after a capture that failed, torch refuses to draw with the old."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    fresh = torch.Generator(generator.device)
+    fresh.set_state(generator.get_state())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def _replay_sampler(graph: torch.cuda.CUDAGraph, count: int) -> Callable[[], float]:
