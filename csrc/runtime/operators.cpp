@@ -233,6 +233,18 @@ const char* linker_hint(const std::string& complaint) {
   return "`ldd` says which of the libraries it needs are missing here.";
 }
 
+// Opens a library; returns what the dynamic linker says against it. A library that is a Python module too calls Python
+// in a function that only Python calls: in a program without Python, functions are then looked up when they are called.
+std::string opened(const fs::path& path) {
+  const auto complaint_of = [&](int binding) -> std::string {
+    if (dlopen(path.c_str(), binding | RTLD_LOCAL) != nullptr) return {};
+    const char* const said = dlerror();
+    return said == nullptr ? "no reason given" : said;
+  };
+  const std::string complaint = complaint_of(RTLD_NOW);
+  return complaint.find("undefined symbol: Py") == std::string::npos ? complaint : complaint_of(RTLD_LAZY);
+}
+
 // --- loading ---------------------------------------------------------------------------------------------------------
 
 void load(const PackageReader& reader, const Library& library, const std::set<std::string>& shared,
@@ -251,9 +263,7 @@ void load(const PackageReader& reader, const Library& library, const std::set<st
   const std::set<std::string> before = can_define ? registered_names() : std::set<std::string>();
   if (!can_define) refuse_other_kernels(file, library.sha256);
   refuse_second_definition(file, library, defines, shared);
-  if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
-    const char* said = dlerror();
-    const std::string complaint = said == nullptr ? "" : said;
+  if (const std::string complaint = opened(path); !complaint.empty()) {
     throw Error(errors::kLibraryLoad, "the dynamic linker refused " + file + ": " + complaint, linker_hint(complaint));
   }
   if (can_define && defines.empty()) {

@@ -16,12 +16,19 @@ from tests.fresh import run_python
 from tests.package import c_library
 from tests.runtime import exportkit_run
 
+MODULE = """
+extern "C" void* PyModule_Create2(void*, int);
+extern "C" __attribute__((visibility("default"))) void* PyInit_first() { return PyModule_Create2(nullptr, 0); }
+"""
 SOURCE = ROOT / "tests" / "export" / "op_shapes.cpp"
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """op-shapes with its operators in two libraries, which both call a third. The libraries are then removed."""
+    """op-shapes with its operators in two libraries, which both call a third. The libraries are then removed.
+
+    The first is a Python module too, as torch's CUDAExtension builds it.
+    """
     folder = tmp_path_factory.mktemp("libraries")
     addition = "a.const_data_ptr<float>()[i] + b.const_data_ptr<float>()[i]"
     called = SOURCE.read_text().replace(addition, "added(a.const_data_ptr<float>()[i], b.const_data_ptr<float>()[i])")
@@ -30,6 +37,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = called
     for line in positive:
         first = first.replace(line, "")
+    first += MODULE
     second = called[: called.index("STABLE_TORCH_LIBRARY(")] + (
         f"STABLE_TORCH_LIBRARY_FRAGMENT(op_shapes, m) {{ {positive[0]} }}\n"
         f"STABLE_TORCH_LIBRARY_IMPL(op_shapes, CPU, m) {{ {positive[1]} }}\n"
