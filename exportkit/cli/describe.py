@@ -67,12 +67,14 @@ def library_text(library: Library) -> str:
     """Says what a library contains, and what it needs."""
     count = len(library.defines)
     what = f"{count} operators" if count != 1 else "1 operator"
-    what = what if count else f"{' and '.join(library.kernels)} kernels of operators defined elsewhere"
+    if not count:
+        what = "kernels of operators defined elsewhere" if library.kernels else "needed by other libraries"
     if library.torch_bound is not None:
         needs = f"torch {library.torch_bound} only: it uses more than the stable ABI"
     else:
         needs = f"torch {library.needs_torch} or newer"
-    return ", ".join([library.device.upper(), library.platform, what, needs, *library.needs])
+    devices = [device.upper() for device in library.kernels if device != "any"] or [library.device.upper()]
+    return ", ".join([" and ".join(devices), library.platform, what, needs, *library.needs])
 
 
 def providers(manifest: Manifest) -> dict[str, Library | None]:
