@@ -231,7 +231,7 @@ def _capture(alternative: Alternative, milliseconds: float) -> tuple[torch.cuda.
 
 
 def _end_capture_of_random_numbers() -> None:
-    """Gives the GPU's generator a new state like its own: after a failed capture, torch refuses to draw with the old."""
+    """Gives the GPU's generator a new state: after a capture that failed, torch refuses to draw with the old one."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     fresh = torch.Generator(generator.device)
     fresh.set_state(generator.get_state())
