@@ -12,6 +12,7 @@ import torch
 
 from exportkit.errors import ExportError, ExportkitError
 
+_EXPORT = str(Path(__file__).parent)
 _EXPORTKIT = str(Path(__file__).parents[1])
 _MODELS = str(Path(__file__).parents[1] / "models")  # a built-in model's lines are shown like a user's
 _TORCH = str(Path(torch.__file__).parent)
@@ -23,10 +24,10 @@ _TRACED = re.compile(r'File "(.*?)", line (\d+), in (\w+)\n\s*(.*)')
 def user_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
     """Returns the innermost frame of the user's code: else of a package that it calls; never torch's or exportkit's.
 
-    Frames outside of exportkit's first one called exportkit. They are not part of the model.
+    Frames outside of the exporter's first one called it. They are not part of the model.
     """
     frames = list(stack)
-    first = next((i for i, frame in enumerate(frames) if _is_exportkit(frame)), -1)
+    first = next((i for i, frame in enumerate(frames) if frame.filename.startswith(_EXPORT)), -1)
     inside = [frame for frame in reversed(frames[first + 1 :]) if not _is_machinery(frame)]
     own = [f for f in inside if not any(part in f.filename for part in (*_PACKAGES, _PYTHON))]
     of_packages = [f for f in inside if any(part in f.filename for part in _PACKAGES)]

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 from torch import Tensor
@@ -142,15 +143,12 @@ def test_nothing_is_suggested_that_does_not_trace(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_callers_own_frames_are_no_lines_of_the_model() -> None:
-    def a_script_that_exports() -> traceback.FrameSummary | None:
-        return guarded()
-
-    def guarded() -> traceback.FrameSummary | None:
-        stack = traceback.extract_stack()
-        ours = traceback.FrameSummary(str(Path(exportkit.__file__).with_name("cli") / "export.py"), 131, "command")
-        return user_frame([*stack, ours, traceback.FrameSummary(torch.__file__, 5, "export")])
-
-    assert a_script_that_exports() is None
+    package = Path(exportkit.__file__).parent
+    files = ["/home/me/script.py", package / "cli" / "app.py", click.__file__, package / "export" / "artifact.py"]
+    inside = ["/home/me/model.py", torch.__file__]
+    frames = [traceback.FrameSummary(str(file), 1, "function") for file in (*files, *inside)]
+    assert user_frame(frames) is frames[4]
+    assert user_frame([*frames[:4], frames[5]]) is None
 
 
 class ByValue(torch.nn.Module):

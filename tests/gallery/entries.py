@@ -69,10 +69,10 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """The error and its hint; empty if the export succeeded. Numbers that every run draws anew are left out."""
+        """The error and its hint, without the numbers that every run draws anew; empty if the export succeeded."""
         error = self.document.get("error", {"message": "", "hint": None})
         text = "\n".join(filter(None, (error["message"], error["hint"])))
-        return re.sub(r"\b\d+\.\d{5,}", "...", text)
+        return re.sub(r"\b\d+\.\d{5,}", "...", text.replace(f"{ROOT}/", ""))
 
 
 def entries() -> list[Entry]:

@@ -14,6 +14,9 @@ static Tensor first_rows(const Tensor& x) {
 
 static int64_t rows(const Tensor& x) { return x.size(0); }
 
+// A composite kernel: torch.export traces through it, and in C++ the size is a number, the example's.
+static Tensor zeros_like_rows(const Tensor& x) { return torch::stable::new_zeros(x, {x.size(0), 3}); }
+
 static Tensor twice(const Tensor& x, int64_t times) { return torch::stable::clone(x); }
 
 STABLE_TORCH_LIBRARY(exportkit_gallery, m) {
@@ -27,6 +30,7 @@ STABLE_TORCH_LIBRARY(exportkit_gallery, m) {
   m.def("overloaded(Tensor x) -> Tensor");
   m.def("overloaded.twice(Tensor x, int times) -> Tensor");
   m.def("good(Tensor x) -> Tensor");
+  m.def("composite(Tensor x) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(exportkit_gallery, CPU, m) {
@@ -39,4 +43,8 @@ STABLE_TORCH_LIBRARY_IMPL(exportkit_gallery, CPU, m) {
   m.impl("overloaded", TORCH_BOX(&same));
   m.impl("overloaded.twice", TORCH_BOX(&twice));
   m.impl("good", TORCH_BOX(&same));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(exportkit_gallery, CompositeImplicitAutograd, m) {
+  m.impl("composite", TORCH_BOX(&zeros_like_rows));
 }

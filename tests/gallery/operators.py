@@ -97,6 +97,18 @@ class WrongBeyond(nn.Module):
         return ops.wrong_beyond(x)
 
 
+class Composite(nn.Module):
+    """A composite kernel in C++, where a size is a number: 625 went into a graph this way (ao#3824)."""
+
+    exit_code = 1
+    says = "`return ops.composite(x) + x.sum()` needs x:0 == 4"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.composite(x) + x.sum()
+
+
 class WithoutKernel(nn.Module):
     """An operator without a kernel for this device."""
 
@@ -112,7 +124,7 @@ class Number(nn.Module):
     """An operator that returns a Python number, which becomes a constant."""
 
     exit_code = 1
-    says = "operators.py:"
+    says = "returns int, of which torch.export makes a constant"
     inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
@@ -124,7 +136,7 @@ class OverloadWithoutFake(nn.Module):
     """An overload without a fake kernel, where the operator has one."""
 
     exit_code = 1
-    says = "exportkit_gallery::overloaded.twice"
+    says = "no fake kernel, so torch.export cannot know"
     inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:
