@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from exportkit.package.dtypes import ITEM_BYTES
-from exportkit.package.manifest import Call, Dimension, TensorInput
+from exportkit.package.manifest import Call, Dimension, Size, TensorInput, TensorOutput
 
 _WORK = 500_000  # sizes to evaluate per planned call; all of them take a quarter of a second
 
@@ -127,6 +127,17 @@ def input_bytes(call: Call, sizes: Mapping[str, int]) -> int:
 def shape_at(tensor: TensorInput, sizes: Mapping[str, int]) -> list[int]:
     """Returns the shape of an input at these sizes."""
     return [s if isinstance(s, int) else s.scale * sizes[s.dimension] + s.offset for s in tensor.shape]
+
+
+def traced_shape(tensor: TensorInput | TensorOutput, sizes: Mapping[str, int]) -> list[int | None]:
+    """Returns the shape of a tensor at these sizes; None for a size that does not depend on one dimension."""
+    return [s.scale * sizes[s.dimension] + s.offset if isinstance(s, Size) else s for s in tensor.shape]
+
+
+def contradicts(tensor: TensorInput | TensorOutput, shape: Sequence[int], sizes: Mapping[str, int]) -> bool:
+    """Returns whether the manifest does not allow this shape of a tensor at these sizes."""
+    wanted = traced_shape(tensor, sizes)
+    return len(wanted) != len(shape) or any(size not in (None, given) for size, given in zip(wanted, shape))
 
 
 def _draw(

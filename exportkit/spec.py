@@ -16,19 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The allowed difference between an output and eager's.
+    """How an output is compared with eager's.
+
+    Without numbers, a floating output must be as accurate as eager (FORMAT.md, "Verdicts"). With them, it may differ
+    from eager's by `atol + rtol * |eager|`.
 
     Attributes:
         rtol: Relative tolerance, as in torch.testing.assert_close.
         atol: Absolute tolerance, as in torch.testing.assert_close.
         ranking_of: For an output of indices [B, K] that rank another output [B, N]: the name of that output. An index
-            may differ from eager's if the two values are equal within that output's tolerance. Indices may not repeat.
+            may differ if the two values are equal within that output's error or tolerance. Indices may not repeat.
         rows_of: For an output [B, K, ...] gathered by such indices: the name of the index output. Only rows whose
             indices agree are compared.
     """
 
-    rtol: float
-    atol: float
+    rtol: float | None = None
+    atol: float | None = None
     ranking_of: str | None = None
     rows_of: str | None = None
 
@@ -36,9 +39,13 @@ class Tolerance:
         """Checks the tolerances.
 
         Raises:
-            UsageError: `rtol` or `atol` is negative, infinite or NaN.
+            UsageError: Only one of `rtol` and `atol` is given, or one is negative, infinite or NaN.
         """
-        if not all(0 <= part < math.inf for part in (self.rtol, self.atol)):
+        if (self.rtol is None) != (self.atol is None):
+            raise UsageError(
+                f"rtol {self.rtol}, atol {self.atol}: only one of them is given", hint="Give both numbers, or neither."
+            )
+        if not all(part is None or 0 <= part < math.inf for part in (self.rtol, self.atol)):
             raise UsageError(f"rtol {self.rtol}, atol {self.atol}: both tolerances must be finite and not negative")
 
 
@@ -54,10 +61,11 @@ class ExportSpec:
         dynamic_shapes: Maps parameter names to dimensions to expressions, as on the command line: "batch[1:64]", or
             "16*gh[8:96]" for a size of 16 times `gh`, with gh from 8 to 96; "4" for a fixed size. A name has the same
             value everywhere.
-        tolerances: Maps output names to tolerances that replace the dtype's default. An output's name is its key in a
-            dict, its field in a named tuple, or else "0", "1", ...; a dot joins nested names. If --dtype casts the
-            model, an output of that dtype gets at least the dtype's default. An integer output that is allowed any
-            difference gets at least the default's relative part.
+        tolerances: Maps output names to tolerances. An output without one must be as accurate as eager, or equal if it
+            is an integer. An output's name is its key in a dict, its field in a named tuple, or else "0", "1", ...; a
+            dot joins nested names. If --dtype casts the model, the numbers of an output of that dtype are at least the
+            dtype's default. An integer output that is allowed any difference gets at least the default's relative
+            part.
         operator_libraries: Shared libraries that define operators the model calls. exportkit's own may be omitted.
         name: The package's name. Default: the model's class.
         draw_inputs: A function (sizes by dimension name, generator) -> (args, kwargs), for cases and verification. By

@@ -2,6 +2,7 @@
 #include <new>
 #include <optional>
 
+#include "package/accuracy.h"
 #include "package/c_api.h"
 #include "package/consistency.h"
 #include "package/json.h"
@@ -169,6 +170,27 @@ int ek_signatures(const char* path, ek_text* content) {
 
 int ek_demanded(const ek_demand* demand, ek_text* by) {
   return guarded([&] { answer(by, demanded_by(request_of(*demand))); });
+}
+
+// --- accuracy --------------------------------------------------------------------------------------------------------
+
+int ek_typical_magnitude(const double* reference, size_t count, double* magnitude) {
+  return guarded([&] { *magnitude = typical_magnitude({reference, count}); });
+}
+
+int ek_measure_error(const double* reference, const double* values, const uint8_t* selected, size_t count,
+                     double typical, double limit, ek_measured_error* error) {
+  return guarded([&] {
+    const MeasuredError found = measure_error({reference, count}, values, selected, typical, limit);
+    *error = {{found.size.rms, found.size.greatest}, found.compared, found.beyond, found.greatest_at};
+  });
+}
+
+int ek_allowed_error(const ek_accuracy* eager, const char* dtype, ek_accuracy* allowed) {
+  return guarded([&] {
+    const Accuracy found = allowed_error({eager->rms, eager->greatest}, dtype);
+    *allowed = {found.rms, found.greatest};
+  });
 }
 
 // --- writing ---------------------------------------------------------------------------------------------------------

@@ -169,6 +169,30 @@ void check_libraries(const Manifest& manifest, const Digests& records) {
   }
 }
 
+// Checks the outputs of a case that have references.
+void check_accuracy(const Case& recorded, const Call& call) {
+  const std::string what = "case " + shown(recorded.record);
+  require(recorded.accuracy.empty() != recorded.reference_dtype.has_value(),
+          [&] { return what + " must have a reference_dtype if it has references, and only then"; });
+  std::map<std::string_view, const std::optional<Accuracy>*> given;
+  for (const auto& [name, accuracy] : recorded.accuracy) given.emplace(name, &accuracy);
+  size_t known = 0;
+  for (const TensorOutput& output : call.outputs) {
+    const auto found = given.find(output.name);
+    if (found == given.end()) continue;
+    const bool floating = output.dtype.starts_with("float") || output.dtype == "bfloat16";
+    require(found->second->has_value() == floating, [&] {
+      return what + ": the accuracy of " + shown(output.name) + ", which is " + output.dtype + ", must " +
+             (floating ? "not be null" : "be null");
+    });
+    const auto& rows_of = output.tolerance.rows_of;
+    require(!floating || !rows_of || given.contains(*rows_of),
+            [&] { return what + ": " + shown(output.name) + " has a reference, but its indices have none"; });
+    ++known;
+  }
+  require(known == given.size(), [&] { return what + " has a reference of something that is not an output"; });
+}
+
 void check_cases(const Manifest& manifest) {
   distinct(manifest.cases, kRecord, "case");
   const Dimensions dimensions = dimensions_of(manifest.call);
@@ -190,6 +214,7 @@ void check_cases(const Manifest& manifest) {
                std::to_string(found->second->min) + " to " + std::to_string(found->second->max);
       });
     }
+    check_accuracy(recorded, manifest.call);
   }
 }
 

@@ -32,7 +32,7 @@ int64_t bounded(JsonReader& json, int64_t least, int64_t most) {
 int64_t count(JsonReader& json) { return bounded(json, 0, kMaxCount); }
 int64_t scale(JsonReader& json) { return bounded(json, 1, std::numeric_limits<int64_t>::max()); }
 
-double tolerance_number(JsonReader& json) {
+double not_negative(JsonReader& json) {
   const double value = json.number();
   if (value < 0) json.fail("expected a number that is at least 0");
   return value;
@@ -190,7 +190,7 @@ TensorInput tensor_input(JsonReader& json) {
 
 OutputTolerance output_tolerance(JsonReader& json) {
   OutputTolerance out;
-  fields(json, field("rtol", out.rtol, tolerance_number), field("atol", out.atol, tolerance_number),
+  fields(json, field("rtol", out.rtol, not_negative), field("atol", out.atol, not_negative),
          optional_field("ranking_of", out.ranking_of, nullable(text)),
          optional_field("rows_of", out.rows_of, nullable(text)));
   return out;
@@ -313,9 +313,17 @@ std::vector<std::pair<std::string, int64_t>> sizes(JsonReader& json) {
   return out;
 }
 
+Accuracy accuracy(JsonReader& json) {
+  Accuracy out;
+  fields(json, field("rms", out.rms, not_negative), field("greatest", out.greatest, not_negative));
+  return out;
+}
+
 Case case_(JsonReader& json) {
   Case out;
-  fields(json, field("record", out.record, text), field("sizes", out.sizes, sizes));
+  fields(json, field("record", out.record, text), field("sizes", out.sizes, sizes),
+         optional_field("reference_dtype", out.reference_dtype, nullable(one_of("float64", "float32"))),
+         optional_field("accuracy", out.accuracy, object_of(nullable(accuracy))));
   return out;
 }
 
@@ -366,21 +374,27 @@ void survey(const JsonReader& start) {
     throw JsonError("it is not an object with an integer `format_version`");
   }
   const std::string_view version = json.number_text();
-  static_assert(kFormatVersion == 3);
-  if (version != "1" && version != "2" && version != "3") {
+  static_assert(kFormatVersion == 4);
+  if (version != "1" && version != "2" && version != "3" && version != "4") {
     throw Error(
         errors::kFormatVersion,
-        "the package has format version " + std::string(version.substr(0, 40)) + "; this exportkit reads 1 to 3",
+        "the package has format version " + std::string(version.substr(0, 40)) + "; this exportkit reads 1 to 4",
         "Install an exportkit that reads it, or export the model again with this one.");
   }
   if (!whole.oddity().empty()) throw JsonError("it contains " + whole.oddity());
 }
 
-void check_version_1(const Manifest& manifest) {
+// Checks that a manifest has nothing that came with a later version.
+void check_age(const Manifest& manifest) {
   const auto has_constants = [](const Target& target) { return !target.constants.empty(); };
   if (manifest.format_version == 1 &&
       (!manifest.weights.empty() || std::any_of(manifest.targets.begin(), manifest.targets.end(), has_constants))) {
     throw JsonError("it has weights outside the code, which format version 1 does not allow");
+  }
+  const auto has_references = [](const Case& recorded) { return !recorded.accuracy.empty(); };
+  if (manifest.format_version < 4 && std::any_of(manifest.cases.begin(), manifest.cases.end(), has_references)) {
+    throw JsonError("its cases have references, which format version " + std::to_string(manifest.format_version) +
+                    " does not allow");
   }
 }
 
@@ -412,7 +426,7 @@ Manifest decode_manifest(std::string_view text) {
     JsonReader json(text, kMaxManifestDepth);
     survey(json);
     Manifest out = manifest(json);
-    check_version_1(out);
+    check_age(out);
     return out;
   } catch (const JsonError& error) {
     throw Error(errors::kManifestSyntax,

@@ -12,7 +12,7 @@
 
 namespace exportkit {
 
-inline constexpr int64_t kFormatVersion = 3;  // the version written; 1 and 2 can be read
+inline constexpr int64_t kFormatVersion = 4;  // the version written; 1 to 3 can be read
 inline constexpr size_t kMaxManifestBytes = size_t{16} << 20;
 inline constexpr int kMaxManifestDepth = 80;  // of brackets
 inline constexpr std::string_view kManifestName = "exportkit/manifest.json";
@@ -143,10 +143,19 @@ struct Library {
   std::vector<std::string> needs;
 };
 
-// A recorded call: the inputs and eager's outputs, tensors `input.<i>` and `output.<i>`.
+// How far an output is from its reference, relative to the reference's magnitude: accuracy.h.
+struct Accuracy {
+  double rms = 0, greatest = 0;
+};
+
+// A recorded call: the inputs and eager's outputs, tensors `input.<i>` and `output.<i>`, and references of some
+// outputs, tensors `reference.<i>`.
 struct Case {
   std::string record;
   std::vector<std::pair<std::string, int64_t>> sizes;  // by dimension, in the file's order
+  std::optional<std::string> reference_dtype;          // what the references were computed in
+  // By output: eager's error, or nothing for an output that ranks another.
+  std::vector<std::pair<std::string, std::optional<Accuracy>>> accuracy;
 };
 
 // The eager model that was exported.

@@ -143,6 +143,27 @@ EK_API int ek_signatures(const char* path, ek_text* content);
 /* Who requires a signature, the caller or a policy; empty if nobody does. */
 EK_API int ek_demanded(const ek_demand* demand, ek_text* by);
 
+/* --- accuracy ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+  double rms, greatest;
+} ek_accuracy;
+
+typedef struct {
+  ek_accuracy size;   /* relative to the reference's magnitude, or to the typical magnitude if that is greater */
+  size_t compared;    /* elements */
+  size_t beyond;      /* elements whose difference exceeds the limit */
+  size_t greatest_at; /* the index of the greatest difference */
+} ek_measured_error;
+
+/* The median magnitude of the elements that are neither 0 nor infinite nor NaN; 1 if there is none. */
+EK_API int ek_typical_magnitude(const double* reference, size_t count, double* magnitude);
+/* Compares values with their reference. `selected` has a nonzero byte for each element to compare, or is null. */
+EK_API int ek_measure_error(const double* reference, const double* values, const uint8_t* selected, size_t count,
+                            double typical, double limit, ek_measured_error* error);
+/* The greatest error that a package may have in an output of this dtype where eager has this one. */
+EK_API int ek_allowed_error(const ek_accuracy* eager, const char* dtype, ek_accuracy* allowed);
+
 /* --- writing ----------------------------------------------------------------------------------------------------- */
 
 EK_API ek_writer* ek_writer_new(void);

@@ -114,7 +114,7 @@ RecordedCase Model::recorded_case(size_t index) const { return read_case(impl_->
 
 CaseReport Model::replay(size_t index) const {
   const RecordedCase recorded = recorded_case(index);
-  CaseReport report = compare(impl_->manifest().call.outputs, recorded.outputs, run(recorded.inputs));
+  CaseReport report = compare(impl_->manifest(), recorded, run(recorded.inputs));
   report.sizes = recorded.sizes;
   return report;
 }

@@ -210,7 +210,7 @@ def _print_manifest(output: Path, manifest: Manifest) -> None:
     print_table([("takes", *row) for row in input_rows(manifest.call)])
     if ranges := dimension_text(manifest.call):
         click.echo(f"  where {ranges}")
-    print_table([("returns", *row) for row in output_rows(manifest.call)])
+    print_table([("returns", *row) for row in output_rows(manifest.call, manifest.cases)])
     print_table([("target", target.name, target_text(target)) for target in manifest.targets])
     if operators := [operator.name for operator in manifest.operators]:
         click.echo(f"  calls {', '.join(operators)}")

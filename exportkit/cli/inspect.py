@@ -83,7 +83,7 @@ def _print(artifact: Path, reader: PackageReader, signature_rows: Sequence[tuple
     if ranges := dimension_text(manifest.call):
         click.echo(f"  where {printable(ranges)}")
     click.echo("\nReturns")
-    print_table(output_rows(manifest.call))
+    print_table(output_rows(manifest.call, manifest.cases))
     click.echo("\nTargets")
     print_table([(t.name, target_text(t), size_text(_target_size(sizes, t.name))) for t in manifest.targets])
     if manifest.weights:

@@ -97,7 +97,7 @@ def timeout_option(function: F) -> F:
 def tolerance_options(function: F) -> F:
     """--rtol and --atol. Both or neither must be given, as for torch.testing.assert_close."""
     at_least_zero = click.FloatRange(min=0)
-    text = "Replaces the recorded tolerance of every floating output. Needs --{}."
+    text = "Allows this difference from eager in every floating output, whatever its error. Needs --{}."
     function = click.option("--atol", type=at_least_zero, help=text.format("rtol"))(function)
     return click.option("--rtol", type=at_least_zero, help=text.format("atol"))(function)
 

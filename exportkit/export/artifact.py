@@ -170,7 +170,15 @@ def _write(
         program=program,
         operators=operators,
         libraries=(),
-        cases=tuple(Case(record=record, sizes=dict(case.sizes)) for record, case in cases.items()),
+        cases=tuple(
+            Case(
+                record=record,
+                sizes=dict(case.sizes),
+                reference_dtype=case.reference_dtype,
+                accuracy=dict(case.accuracy),
+            )
+            for record, case in cases.items()
+        ),
         source=traced.source,
         provenance=traced.provenance,
         records=(),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -15,12 +15,14 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.call_signature import BoundCall, describe_call
+from exportkit.export.preflight import check_model
+from exportkit.export.reference import references
 from exportkit.export.shapes import evaluate
 from exportkit.export.source_lines import users_code
-from exportkit.package.case_files import named_tensors
+from exportkit.package.case_files import named_references, named_tensors
 from exportkit.package.dtypes import DTYPES
-from exportkit.package.manifest import Call, TensorInput
-from exportkit.sizes import input_bytes, label_of, plan_sizes
+from exportkit.package.manifest import Accuracy, Call, TensorInput, TensorOutput
+from exportkit.sizes import contradicts, input_bytes, label_of, plan_sizes, traced_shape
 from exportkit.spec import ExportSpec
 
 # Limits the inputs of one recorded case, to keep packages small. `verify --against eager` tests the larger sizes.
@@ -29,10 +31,12 @@ MAX_CASE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class RecordedCase:
-    """One call: its sizes by dimension, and its tensors as a safetensors file."""
+    """One call: its sizes by dimension, its tensors as a safetensors file, and eager's error as in the manifest."""
 
     sizes: Mapping[str, int]
     tensors: bytes
+    reference_dtype: Literal["float64", "float32"] | None
+    accuracy: Mapping[str, Accuracy | None]
 
 
 def case_sizes(call: Call, example: Mapping[str, int], count: int, seed: int) -> list[dict[str, int]]:
@@ -78,14 +82,35 @@ def draw_inputs(
     return drawn.with_tensors(tuple(t.contiguous() for t in tensors))
 
 
-def record_case(model: torch.nn.Module, bound: BoundCall, sizes: Mapping[str, int]) -> RecordedCase:
-    """Runs the eager model and packs its inputs and outputs.
+def record_case(
+    model: torch.nn.Module,
+    bound: BoundCall,
+    sizes: Mapping[str, int],
+    outputs: Sequence[TensorOutput],
+    wanted: Collection[str],
+) -> RecordedCase:
+    """Runs the eager model and packs its inputs and outputs, with references of the outputs.
+
+    Args:
+        model: The model, on the device of the call.
+        bound: The call.
+        sizes: Its sizes by dimension.
+        outputs: The manifest's outputs.
+        wanted: The names of the floating outputs that need a reference.
 
     Raises:
-        ExportError: The model raised.
+        ExportError: The model raised, or returned other sizes than it was traced with.
     """
-    outputs = run_eager(model, bound, f"a case of {label_of(sizes)}")
-    return RecordedCase(dict(sizes), save(named_tensors("input", bound.tensors) | named_tensors("output", outputs)))
+    what = f"a case of {label_of(sizes)}"
+    eager = run_eager(model, bound, what)
+    _check_sizes(model, bound, outputs, eager, sizes)
+    with eager_mode():
+        known = references(model, bound, eager, outputs, wanted)
+    tensors = named_tensors("input", bound.tensors) | named_tensors("output", eager)
+    if known is None:
+        return RecordedCase(dict(sizes), save(tensors), None, {})
+    tensors |= named_references(outputs, known.outputs)
+    return RecordedCase(dict(sizes), save(tensors), known.dtype, known.accuracy)
 
 
 def run_eager(model: torch.nn.Module, bound: BoundCall, what: str) -> list[torch.Tensor]:
@@ -190,3 +215,29 @@ def _check_drawn(drawn: BoundCall, call: Call, sizes: Mapping[str, int]) -> None
         raise UsageError(
             "the spec's draw_inputs returned another structure, or other constants, than the example inputs"
         )
+
+
+def _check_sizes(
+    model: torch.nn.Module,
+    bound: BoundCall,
+    outputs: Sequence[TensorOutput],
+    eager: Sequence[torch.Tensor],
+    sizes: Mapping[str, int],
+) -> None:
+    """Holds eager's outputs against the sizes that the program was traced with.
+
+    Raises:
+        OperatorNotExportableError: They differ, because the fake kernel of an operator is wrong at these sizes.
+        ExportError: They differ for another reason.
+    """
+    for output, tensor in zip(outputs, eager):
+        if contradicts(output, tensor.shape, sizes):
+            with eager_mode():
+                check_model(lambda: model(*bound.args, **bound.kwargs), tensor.device)
+            traced = ", ".join("*" if size is None else str(size) for size in traced_shape(output, sizes))
+            raise ExportError(
+                f"eager's output `{output.name}` has shape {list(tensor.shape)} at {label_of(sizes)}; the traced "
+                f"program says [{traced}]",
+                hint="The model takes another path at these sizes than for the example inputs. Make it take the same "
+                "one, or narrow the range (--dynamic).",
+            )

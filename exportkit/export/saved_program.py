@@ -70,7 +70,10 @@ def _recorded(saved: SavedProgram, manifest: Manifest) -> tuple[RecordedCase, ..
             raise DigestMismatchError(
                 f"{saved.path} was replaced by another package while it was exported", hint="Export it again."
             )
-        return tuple(RecordedCase(case.sizes, reader.read(case.record)) for case in manifest.cases)
+        return tuple(
+            RecordedCase(case.sizes, reader.read(case.record), case.reference_dtype, case.accuracy)
+            for case in manifest.cases
+        )
 
 
 def _trace_foreign(

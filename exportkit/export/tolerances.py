@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.package.manifest import OutputTolerance
+from exportkit.package.manifest import ANY_VALUE, OutputTolerance, TensorOutput
 from exportkit.spec import Tolerance
 
 # Compiled code fuses operators, so it rounds and sums in another order than eager mode. The defaults of torch.testing
@@ -51,30 +50,38 @@ def output_tolerances(
                 )
     found = []
     for name, dtype in outputs:
-        tolerance = given[name] if name in given else _default(dtype, cast)
-        if cast is not None:
-            tolerance = _widened(tolerance, dtype, cast)
-        found.append(
-            OutputTolerance(
-                rtol=tolerance.rtol, atol=tolerance.atol, ranking_of=tolerance.ranking_of, rows_of=tolerance.rows_of
-            )
-        )
+        tolerance = given.get(name, Tolerance())
+        rtol, atol = _numbers(tolerance, dtype, cast)
+        found.append(OutputTolerance(rtol=rtol, atol=atol, ranking_of=tolerance.ranking_of, rows_of=tolerance.rows_of))
     return tuple(found)
 
 
-def _default(dtype: torch.dtype, cast: torch.dtype | None) -> Tolerance:
-    """Returns the default of a dtype, or of the dtype that the model computes in if that is less precise."""
-    rtol, atol = DEFAULTS.get(dtype, (0.0, 0.0))
-    if cast is None or not dtype.is_floating_point:
-        return Tolerance(rtol, atol)
-    return Tolerance(max(rtol, DEFAULTS[cast][0]), max(atol, DEFAULTS[cast][1]))
+def accuracy_outputs(outputs: Sequence[TensorOutput], given: Mapping[str, Tolerance]) -> tuple[str, ...]:
+    """Returns the floating outputs that are held to eager's accuracy: those for which the spec gives no numbers."""
+    return tuple(
+        output.name
+        for output in outputs
+        if getattr(torch, output.dtype).is_floating_point and given.get(output.name, Tolerance()).rtol is None
+        and output.tolerance.atol != ANY_VALUE
+    )
 
 
-def _widened(tolerance: Tolerance, dtype: torch.dtype, cast: torch.dtype) -> Tolerance:
-    rtol, atol = DEFAULTS[cast]
-    if dtype == cast:
-        return replace(tolerance, rtol=max(tolerance.rtol, rtol), atol=max(tolerance.atol, atol))
-    if not dtype.is_floating_point and max(tolerance.rtol, tolerance.atol) > 0:
+def _numbers(tolerance: Tolerance, dtype: torch.dtype, cast: torch.dtype | None) -> tuple[float, float]:
+    """Returns rtol and atol: the given ones, widened to the precision of a cast, or the default of the dtype.
+
+    The default is that of the dtype that the model computes in if that is less precise.
+    """
+    if tolerance.rtol is None or tolerance.atol is None:
+        rtol, atol = DEFAULTS.get(dtype, (0.0, 0.0))
+        widen = dtype.is_floating_point
+    else:
+        rtol, atol = tolerance.rtol, tolerance.atol
+        widen = dtype == cast
+    if cast is None:
+        return rtol, atol
+    if widen:
+        return max(rtol, DEFAULTS[cast][0]), max(atol, DEFAULTS[cast][1])
+    if not dtype.is_floating_point and max(rtol, atol) > 0:
         # The output was rounded from a floating value, whose error grows with its size.
-        return replace(tolerance, rtol=max(tolerance.rtol, rtol))
-    return tolerance
+        return max(rtol, DEFAULTS[cast][0]), atol
+    return rtol, atol

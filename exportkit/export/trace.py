@@ -24,6 +24,7 @@ from exportkit.export.provenance import provenance
 from exportkit.export.repeatable import check_random, check_repeatable
 from exportkit.export.resolved import EagerModel
 from exportkit.export.shapes import DynamicSizes, dynamic_sizes, merge_shapes, parse_places
+from exportkit.export.tolerances import accuracy_outputs
 from exportkit.export.torch_export import RefusedByTorch, TracingTask, export_with
 from exportkit.package.manifest import ANY_VALUE, Call, Operator, Provenance, Source
 from exportkit.package.structure import names
@@ -146,10 +147,11 @@ def record_cases(
         progress: Called with a description of each case.
     """
     cases = []
+    wanted = accuracy_outputs(call.outputs, spec.tolerances)
     for number, sizes in enumerate(case_sizes(call, example, options.cases, options.seed)):
         progress(f"recording case {number + 1}")
         drawn = describe_call(spec.model, *draw_inputs(spec, call, sizes, options.seed + number))
-        cases.append(record_case(spec.model, on_device(drawn, device), sizes))
+        cases.append(record_case(spec.model, on_device(drawn, device), sizes, call.outputs, wanted))
     return tuple(cases)
 
 

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the type of the result, then those
     "ek_public_key": (c_int, c_char_p, _TEXT),
     "ek_signatures": (c_int, c_char_p, _TEXT),
     "ek_demanded": (c_int, _DEMAND, _TEXT),
+    "ek_typical_magnitude": (c_int, c_void_p, c_size_t, POINTER(c_double)),
+    "ek_measure_error": (c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_double, c_double, c_void_p),
+    "ek_allowed_error": (c_int, c_void_p, c_char_p, c_void_p),
     "ek_writer_new": (c_void_p,),
     "ek_writer_add_bytes": (c_int, c_void_p, c_char_p, c_void_p, c_size_t),
     "ek_writer_add_file": (c_int, c_void_p, c_char_p, c_char_p),

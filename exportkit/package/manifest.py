@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from exportkit.package import core
 
-FORMAT_VERSION = 3  # written; versions 1 and 2 are read as well
+FORMAT_VERSION = 4  # written; versions 1 to 3 are read as well
+FIRST_WITH_REFERENCES = 4  # the format version since which floating outputs are held to eager's accuracy
 MANIFEST_NAME = "exportkit/manifest.json"
 
 
@@ -206,11 +207,24 @@ class Library(Strict, frozen=True):
     needs: tuple[str, ...]
 
 
+class Accuracy(Strict, frozen=True):
+    """How far an output is from its reference, relative to the reference's magnitude; see FORMAT.md, "Verdicts"."""
+
+    rms: float
+    greatest: float
+
+
 class Case(Strict, frozen=True):
-    """A recorded call of eager: exportkit/cases/<n>.safetensors with `input.<i>` and `output.<i>`."""
+    """A recorded call of eager: exportkit/cases/<n>.safetensors with `input.<i>`, `output.<i>` and `reference.<i>`.
+
+    `accuracy` has eager's error by the name of the output, or null for an index output, and `reference_dtype` what the
+    references were computed in.
+    """
 
     record: str
     sizes: dict[str, int]
+    reference_dtype: Literal["float64", "float32"] | None = None
+    accuracy: dict[str, Accuracy | None] = {}
 
 
 class Record(Strict, frozen=True):

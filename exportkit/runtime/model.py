@@ -18,6 +18,7 @@ from exportkit.package.structure import builder
 from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.runtime.runner import Runner
 from exportkit.runtime.weights import Weights, WeightsSource, mapped_weights, replaced_weights
+from exportkit.sizes import contradicts, traced_shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +210,7 @@ class Cases(Sequence[LoadedCase]):
             raise CaseError(f"{case.record} is not a safetensors file: {error}") from error
         inputs = _tensors_of(case, "input", call.inputs, tensors)
         outputs = _tensors_of(case, "output", call.outputs, tensors)
+        _check_references(case, call.outputs, outputs, tensors)
         if tensors:
             raise CaseError(f"{case.record} has an unexpected tensor: {min(tensors)}")
         inputs, outputs = ([tensor.to(self._device) for tensor in part] for part in (inputs, outputs))
@@ -233,18 +235,34 @@ def _tensors_of(
         tensor = tensors.pop(f"{kind}.{index}", None)
         if tensor is None:
             raise CaseError(f"{case.record} has no {kind}.{index} ({described.name})")
-        sizes = [
-            size.scale * case.sizes[size.dimension] + size.offset if isinstance(size, package.Size) else size
-            for size in described.shape
-        ]
-        fits = len(sizes) == tensor.ndim and all(size in (None, given) for size, given in zip(sizes, tensor.shape))
-        if not fits or tensor.dtype is not getattr(torch, described.dtype):
+        if contradicts(described, tensor.shape, case.sizes) or tensor.dtype is not getattr(torch, described.dtype):
+            sizes = ["*" if size is None else size for size in traced_shape(described, case.sizes)]
             raise CaseError(
                 f"{case.record}: {kind}.{index} ({described.name}) is {_describe(tensor)}; the manifest says "
-                f"{described.dtype}{['*' if size is None else size for size in sizes]}"
+                f"{described.dtype}{sizes}"
             )
         found.append(tensor)
     return found
+
+
+def _check_references(
+    case: package.Case,
+    outputs: Sequence[package.TensorOutput],
+    eager: Sequence[torch.Tensor],
+    tensors: dict[str, torch.Tensor],
+) -> None:
+    """Pops the case's references from `tensors`. Raises CaseError if one does not fit its output."""
+    for index, (output, answer) in enumerate(zip(outputs, eager)):
+        if output.name not in case.accuracy:
+            continue
+        wide = torch.float64 if answer.dtype in (torch.float32, torch.float64) else torch.float32
+        dtype = wide if answer.is_floating_point() else answer.dtype
+        found = tensors.pop(f"reference.{index}", None)
+        if found is None or found.dtype is not dtype or found.shape != answer.shape:
+            raise CaseError(
+                f"{case.record} must have a reference.{index} ({output.name}) of {str(dtype).removeprefix('torch.')} "
+                f"and the sizes of {_describe(answer)}"
+            )
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import Node
+from exportkit.package.manifest import FIRST_WITH_REFERENCES, Node
 from exportkit.sizes import SizePlan, label_of
 from exportkit.verify.commands import InputsDrawn, ModelCalled
 from exportkit.verify.eager import EagerProcess
@@ -91,24 +91,32 @@ class TargetCalls:
         answer = self.replay.call(inputs, outputs, doing=doing)
         if not isinstance(answer, ModelCalled):
             return Check(against, label, dict(sizes), answer, target=self.target)
-        verdict = self._judge(answer.structure, expected, outputs)
+        verdict = self._judge(answer.structure, expected, outputs, sizes, fresh=against == "eager")
         outputs.unlink()
         return Check(against, label, dict(sizes), verdict, answer.seconds, self.target)
 
-    def _judge(self, structure: str, expected: Path, outputs: Path) -> Verdict:
+    def _judge(
+        self, structure: str, expected: Path, outputs: Path, sizes: Mapping[str, int], *, fresh: bool
+    ) -> Verdict:
         from safetensors.torch import load_file
 
-        from exportkit.verify.compare import compare_outputs
+        from exportkit.package.case_files import recorded_errors, references_in
+        from exportkit.verify.compare import Reference, compare_outputs
 
         if (wrong := self._compare_structure(structure)) is not None:
             return wrong
-        described = self.reader.manifest.call.outputs
+        manifest = self.reader.manifest
+        described = manifest.call.outputs
         want, got = load_file(expected), load_file(outputs)
         names = [f"output.{i}" for i in range(len(described))]
+        # Packages of older formats were released with their tolerances.
+        known = references_in(described, want) if manifest.format_version >= FIRST_WITH_REFERENCES else {}
         return compare_outputs(
             described,
             [want[name] for name in names],
             [got[name] for name in names],
+            reference=Reference(known, recorded_errors(manifest.cases), fresh),
+            sizes=sizes,
             rtol=self.options.rtol,
             atol=self.options.atol,
         )

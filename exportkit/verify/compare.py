@@ -1,14 +1,47 @@
-"""Compares outputs with expected outputs. Each output has a tolerance."""
+"""Compares outputs with a reference, or with eager's within a tolerance."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from exportkit.package.manifest import OutputTolerance, TensorOutput
-from exportkit.verify.outcomes import Match, Mismatch, OutputComparison, WrongDtype, WrongShape, WrongStructure
+from exportkit.accuracy import (
+    allowed_error,
+    eager_error,
+    measure_error,
+    rows_at,
+    typical_magnitude,
+    whole_rows,
+)
+from exportkit.package.case_files import worst
+from exportkit.package.manifest import Accuracy, OutputTolerance, TensorOutput
+from exportkit.sizes import contradicts, traced_shape
+from exportkit.verify.outcomes import (
+    Match,
+    Mismatch,
+    OutputComparison,
+    OutputError,
+    WrongDtype,
+    WrongShape,
+    WrongStructure,
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What eager should have answered, for the outputs whose accuracy is known.
+
+    Attributes:
+        outputs: By output, its value in a wider dtype; for an output of indices, the indices.
+        errors: By output, eager's errors in the recorded cases.
+        fresh: Whether eager was run for this comparison. Its error in this call then counts as well.
+    """
+
+    outputs: Mapping[str, torch.Tensor]
+    errors: Mapping[str, Sequence[Accuracy]]
+    fresh: bool = False
 
 
 def compare_outputs(
@@ -16,19 +49,23 @@ def compare_outputs(
     expected: Sequence[torch.Tensor],
     actual: Sequence[torch.Tensor],
     *,
+    reference: Reference | None = None,
+    sizes: Mapping[str, int] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Match | Mismatch | WrongDtype | WrongShape | WrongStructure:
-    """Compares the outputs of a call with the expected outputs.
+    """Compares the outputs of a call with the expected outputs, by the rule of FORMAT.md, "Verdicts".
 
     Dtypes and shapes are compared before values. NaN equals NaN, and an infinity equals itself. Integers and booleans
     must be equal unless their recorded tolerance is not zero.
 
     Args:
         outputs: The manifest's outputs in flat order.
-        expected: One tensor per output, on any device.
+        expected: Eager's outputs, one tensor each, on any device.
         actual: One tensor per output, on any device.
-        rtol: Replaces, together with `atol`, the recorded tolerances of floating outputs.
+        reference: What eager should have answered. An output without it is held to its recorded tolerance.
+        sizes: The sizes of the call by dimension, to compare the shapes with the manifest too.
+        rtol: Replaces, together with `atol`, the reference and the recorded tolerances of floating outputs.
         atol: See `rtol`.
     """
     if not len(outputs) == len(expected) == len(actual):
@@ -40,11 +77,17 @@ def compare_outputs(
     for output, want, got in zip(outputs, expected, actual):
         if got.shape != want.shape:
             return WrongShape(output.name, tuple(want.shape), tuple(got.shape))
-    tolerances = {output.name: _allowed(output, rtol, atol) for output in outputs}
-    wanted = {output.name: want.detach().cpu() for output, want in zip(outputs, expected)}
-    given = {output.name: got.detach().cpu() for output, got in zip(outputs, actual)}
-    compared = tuple(_compare(output.name, tolerances, wanted, given) for output in outputs)
-    return Mismatch(compared) if any(output.mismatched for output in compared) else Match(compared)
+        if sizes is not None and contradicts(output, got.shape, sizes):
+            return WrongShape(output.name, tuple(traced_shape(output, sizes)), tuple(got.shape))
+    comparison = _Comparison(
+        {output.name: output for output in outputs},
+        {output.name: _allowed(output, rtol, atol) for output in outputs},
+        {output.name: want.detach().cpu() for output, want in zip(outputs, expected)},
+        {output.name: got.detach().cpu() for output, got in zip(outputs, actual)},
+        reference if rtol is None and reference is not None else Reference({}, {}),
+    )
+    compared = tuple(comparison.of(output.name) for output in outputs)
+    return Match(compared) if all(output.agrees for output in compared) else Mismatch(compared)
 
 
 def _allowed(output: TensorOutput, rtol: float | None, atol: float | None) -> OutputTolerance:
@@ -54,25 +97,80 @@ def _allowed(output: TensorOutput, rtol: float | None, atol: float | None) -> Ou
     return OutputTolerance(rtol=rtol, atol=atol, ranking_of=tolerance.ranking_of, rows_of=tolerance.rows_of)
 
 
-def _compare(
-    name: str,
-    tolerances: Mapping[str, OutputTolerance],
-    wanted: Mapping[str, torch.Tensor],
-    given: Mapping[str, torch.Tensor],
-) -> OutputComparison:
-    tolerance = tolerances[name]
-    if tolerance.ranking_of is not None:
-        of = tolerance.ranking_of
-        return _compare_ranking(name, wanted[name], given[name], of, wanted[of], given[of], tolerances[of])
-    selected = None
-    if tolerance.rows_of is not None:
-        agree = wanted[tolerance.rows_of] == given[tolerance.rows_of]
-        selected = agree.reshape(agree.shape + (1,) * (wanted[name].dim() - agree.dim())).expand(wanted[name].shape)
+@dataclass(frozen=True)
+class _Comparison:
+    """The outputs of one call by name, and what they are compared with."""
+
+    outputs: Mapping[str, TensorOutput]
+    tolerances: Mapping[str, OutputTolerance]
+    wanted: Mapping[str, torch.Tensor]
+    given: Mapping[str, torch.Tensor]
+    reference: Reference
+
+    def of(self, name: str) -> OutputComparison:
+        """Compares one output."""
+        of = self.tolerances[name].ranking_of
+        if of is not None and name in self.reference.outputs and self._has_reference(of):
+            # The places of a ranking are as uncertain as the values that it ranks.
+            error = self._allowed_error(of).greatest
+            typical = typical_magnitude(self.reference.outputs[of])
+            return self._ranking(name, self.reference.outputs, OutputTolerance(rtol=error, atol=error * typical))
+        if of is not None:
+            return self._ranking(name, self.wanted, self.tolerances[of])
+        result = self._difference_from_eager(name)
+        return self._error(name, result) if self._has_reference(name) else result
+
+    def _has_reference(self, name: str) -> bool:
+        return name in self.reference.outputs and self.wanted[name].is_floating_point()
+
+    def _allowed_error(self, name: str) -> Accuracy:
+        output, errors = self.outputs[name], list(self.reference.errors.get(name, ()))
+        if self.reference.fresh:
+            errors.append(eager_error(output, self.wanted, self.reference.outputs))
+        return allowed_error(worst(errors), output.dtype)
+
+    def _difference_from_eager(self, name: str) -> OutputComparison:
+        tolerance, wanted, given = self.tolerances[name], self.wanted[name], self.given[name]
+        if tolerance.rows_of is None:
+            return compare_tensors(name, wanted, given, tolerance.rtol, tolerance.atol)
+        agree = self.wanted[tolerance.rows_of] == self.given[tolerance.rows_of]
+        result = compare_tensors(name, wanted, given, tolerance.rtol, tolerance.atol, whole_rows(agree, wanted))
+        if result.compared == wanted.numel():
+            return result
         rows = f"{int(agree.sum())} of {agree.numel()} rows compared: those whose `{tolerance.rows_of}` agree"
-    result = compare_tensors(name, wanted[name], given[name], tolerance.rtol, tolerance.atol, selected)
-    if selected is not None and result.compared < wanted[name].numel():
         return replace(result, note=rows)
-    return result
+
+    def _error(self, name: str, difference: OutputComparison) -> OutputComparison:
+        """Judges an output by its error, and keeps its difference from eager as information."""
+        reference, given, rows_of = self.reference.outputs, self.given[name], self.tolerances[name].rows_of
+        values, found = rows_at(self.outputs[name], reference, self.given)
+        allowed = self._allowed_error(name)
+        typical = typical_magnitude(reference[name])
+        measured = measure_error(values, given, found, typical=typical, limit=allowed.greatest)
+        note = None
+        if measured.compared < given.numel():
+            note = (
+                f"{measured.compared} of {given.numel()} elements compared: the rows of `{rows_of}` that the reference "
+                "has"
+            )
+        return replace(
+            difference,
+            compared=measured.compared,
+            mismatched=measured.beyond,
+            error=OutputError(
+                rms=measured.size.rms,
+                rms_allowed=allowed.rms,
+                greatest=measured.size.greatest,
+                greatest_allowed=allowed.greatest,
+                greatest_at=_place(measured.greatest_at, given.shape),
+            ),
+            note=note,
+        )
+
+    def _ranking(self, name: str, expected: Mapping[str, torch.Tensor], tolerance: OutputTolerance) -> OutputComparison:
+        of = self.tolerances[name].ranking_of
+        assert of is not None
+        return _compare_ranking(name, expected[name], self.given[name], of, expected[of], self.given[of], tolerance)
 
 
 def compare_tensors(
@@ -198,13 +296,17 @@ def _greatest(values: torch.Tensor, counts: torch.Tensor) -> tuple[float | None,
     if not bool(counts.any()):
         return None, None
     values = torch.where(counts, values.nan_to_num(nan=0.0, posinf=torch.inf), torch.full_like(values, -1.0))
-    flat = int(values.argmax())
+    at = _place(int(values.argmax()), values.shape)
+    return float(values[at]), at
+
+
+def _place(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the index of an element in a tensor of this shape."""
     index = []
-    for size in reversed(values.shape):
+    for size in reversed(shape):
         index.append(flat % size)
         flat //= size
-    at = tuple(reversed(index))
-    return float(values[at]), at
+    return tuple(reversed(index))
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -48,7 +48,9 @@ class Eager:
         from exportkit.export.call_signature import describe_call, is_tensor
         from exportkit.export.cases import draw_inputs, eager_mode
         from exportkit.export.placement import on_device
-        from exportkit.package.case_files import named_tensors
+        from exportkit.export.reference import references
+        from exportkit.export.tolerances import accuracy_outputs
+        from exportkit.package.case_files import named_references, named_tensors
         from exportkit.package.structure import flatten
 
         model = self._spec.model
@@ -56,10 +58,16 @@ class Eager:
         # Saved before the call: a model may write into its inputs.
         save_file(named_tensors("input", bound.tensors), command.inputs)
         bound = on_device(bound, self._device)
+        args, kwargs = bound.with_tensors(tuple(tensor.clone() for tensor in bound.tensors))
         with eager_mode(tf32=self._tf32):
-            result = model(*bound.args, **bound.kwargs)
+            result = model(*args, **kwargs)
         node, leaves = flatten(result, is_tensor, where="the model's output")
-        save_file(named_tensors("output", leaves), command.outputs)
+        outputs = self._call.outputs
+        wanted = accuracy_outputs(outputs, self._spec.tolerances) if len(leaves) == len(outputs) else ()
+        with eager_mode():
+            known = references(model, bound, leaves, outputs, wanted)
+        tensors = named_references(outputs, known.outputs) if known else {}
+        save_file(named_tensors("output", leaves) | tensors, command.outputs)
         return InputsDrawn(msgspec.json.encode(node).decode())
 
 

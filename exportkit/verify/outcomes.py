@@ -15,6 +15,38 @@ from exportkit.child.process import describe_end
 
 
 @dataclass(frozen=True)
+class OutputError:
+    """The error of one output against its reference, and the greatest that is allowed.
+
+    Errors are relative to the reference's magnitude, or to its typical magnitude where that is greater.
+
+    Attributes:
+        rms: The root of the mean square.
+        rms_allowed: The greatest allowed `rms`.
+        greatest: The greatest error of an element.
+        greatest_allowed: The greatest allowed `greatest`.
+        greatest_at: The index of `greatest`.
+    """
+
+    rms: float
+    rms_allowed: float
+    greatest: float
+    greatest_allowed: float
+    greatest_at: tuple[int, ...]
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the output is as accurate as eager."""
+        return self.rms <= self.rms_allowed and self.greatest <= self.greatest_allowed
+
+    def __str__(self) -> str:
+        return (
+            f"rms error {self.rms:.3g} ({self.rms_allowed:.3g} allowed), greatest error {self.greatest:.3g} at "
+            f"{self.greatest_at} ({self.greatest_allowed:.3g} allowed)"
+        )
+
+
+@dataclass(frozen=True)
 class OutputComparison:
     """The comparison of one output with its expected value.
 
@@ -23,14 +55,16 @@ class OutputComparison:
         dtype: The dtype of both tensors, such as "float32".
         shape: The shape of both tensors.
         compared: The number of compared elements. Rows whose indices differ are not compared.
-        mismatched: The number of elements outside the tolerance.
-        max_abs: Greatest absolute difference; inf if only one side is NaN or infinite; None if nothing was compared.
+        mismatched: The number of elements outside the tolerance, or with a greater error than allowed.
+        max_abs: Greatest absolute difference from eager; inf if only one side is NaN or infinite; None if nothing was
+            compared.
         max_abs_at: The index of `max_abs`.
         max_rel: Greatest difference relative to the expected value; inf if the expected value is 0.
         max_rel_at: The index of `max_rel`.
         rtol: The allowed relative tolerance: |actual - expected| <= atol + rtol * |expected|.
         atol: The allowed absolute tolerance.
         note: A remark, such as how many indices differ within a tie.
+        error: The error, for an output with a reference; `rtol` and `atol` are then not used.
     """
 
     name: str
@@ -45,15 +79,23 @@ class OutputComparison:
     rtol: float
     atol: float
     note: str | None = None
+    error: OutputError | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the output is within its tolerance, or as accurate as eager."""
+        return not self.mismatched and (self.error is None or self.error.allowed)
 
     def __str__(self) -> str:
         if self.compared == 0:
             text = "nothing to compare"
+        elif self.error is not None:
+            text = f"{'as accurate as eager' if self.agrees else 'less accurate than eager'}: {self.error}"
         elif self.mismatched:
             text = f"{self.mismatched} of {self.compared} elements differ ({self.mismatched / self.compared:.2%})"
         else:
             text = f"{self.compared} elements agree"
-        if self.max_abs:
+        if self.max_abs and self.error is None:
             text += f"; greatest absolute difference {self.max_abs:.3g} at {self.max_abs_at} ({self.atol:.3g} allowed)"
             text += f", greatest relative difference {self.max_rel:.3g} at {self.max_rel_at} ({self.rtol:.3g} allowed)"
         return f"{self.name}: {text}" + (f"; {self.note}" if self.note else "")
@@ -64,7 +106,7 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class Match:
-    """Every output is within its tolerance."""
+    """Every output is as accurate as eager, or within its tolerance."""
 
     outputs: tuple[OutputComparison, ...]
     kind: ClassVar[str] = "match"
@@ -80,7 +122,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """An output has values outside the tolerance."""
+    """An output is less accurate than eager, or has values outside its tolerance."""
 
     outputs: tuple[OutputComparison, ...]
     kind: ClassVar[str] = "mismatch"
@@ -89,7 +131,7 @@ class Mismatch:
     @property
     def message(self) -> str:
         """A line for each output that differs."""
-        return "\n".join(str(output) for output in self.outputs if output.mismatched)
+        return "\n".join(str(output) for output in self.outputs if not output.agrees)
 
 
 @dataclass(frozen=True)
@@ -110,10 +152,10 @@ class WrongDtype:
 
 @dataclass(frozen=True)
 class WrongShape:
-    """An output's shape differs from eager's."""
+    """An output's shape differs from eager's or from the manifest's. None is a size that may vary."""
 
     output: str
-    expected: tuple[int, ...]
+    expected: tuple[int | None, ...]
     actual: tuple[int, ...]
     kind: ClassVar[str] = "wrong_shape"
     exit_code: ClassVar[int] = 11
@@ -121,7 +163,11 @@ class WrongShape:
     @property
     def message(self) -> str:
         """One line."""
-        return f"output `{self.output}` has shape {list(self.actual)}; {list(self.expected)} was expected"
+        return f"output `{self.output}` has shape {list(self.actual)}; {_shape(self.expected)} was expected"
+
+
+def _shape(sizes: tuple[int | None, ...]) -> str:
+    return f"[{', '.join('*' if size is None else str(size) for size in sizes)}]"
 
 
 @dataclass(frozen=True)

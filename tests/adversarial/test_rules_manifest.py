@@ -14,15 +14,17 @@ from exportkit.errors import (
     ManifestSyntaxError,
 )
 from exportkit.package.archive import PackageReader
-from tests.adversarial.forge import Refused, at, changed, document, package, records
+from exportkit.package.manifest import FORMAT_VERSION, Accuracy
+from tests.adversarial.forge import Document, Refused, at, changed, document, package, records
 from tests.package import samples
 
 # --- rule 7 -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [0, 4, -1, 10**30])
+@pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, -1, 10**30])
 def test_rule_7_another_version_is_named(refused: Refused, version: int) -> None:
-    data = msgspec.json.encode(document()).replace(b'"format_version":3', b'"format_version":%d' % version)
+    known = b'"format_version":%d' % FORMAT_VERSION
+    data = msgspec.json.encode(document()).replace(known, b'"format_version":%d' % version)
     error = refused(package(data), FormatVersionError, str(version))
     assert "exportkit" in (error.hint or "")
 
@@ -244,6 +246,57 @@ def test_rule_8_format_version_1_has_no_weights(refused: Refused, file: Path, ke
     refused(
         package(changed(kept, at(document(), kept), changed("format_version", 1, without))), ManifestSyntaxError, "1"
     )
+
+
+REFERENCES = {"reference_dtype": "float64", "accuracy": {"scores": {"rms": 1e-8, "greatest": 1e-7}}}
+
+
+def referenced(**changes: object) -> Document:
+    """The sample with a reference of its output."""
+    return changed("cases.0", {**at(document(), "cases.0"), **REFERENCES, **changes})
+
+
+def test_rule_8_references_are_of_format_version_4(refused: Refused, file: Path) -> None:
+    file.write_bytes(package(referenced()))
+    with PackageReader(file) as reader:
+        assert reader.manifest.cases[0].accuracy == {"scores": Accuracy(rms=1e-8, greatest=1e-7)}
+    refused(package(changed("format_version", 3, referenced())), ManifestSyntaxError, "version 3 does not allow")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"reference_dtype": "float16"}, ManifestSyntaxError, "float16"),
+        ({"accuracy": {"scores": {"rms": -1e-8, "greatest": 0}}}, ManifestSyntaxError, "at least 0"),
+        ({"accuracy": {"scores": {"rms": 0}}}, ManifestSyntaxError, "greatest"),
+        ({"reference_dtype": None}, ManifestConsistencyError, "reference_dtype"),
+        ({"accuracy": {}}, ManifestConsistencyError, "reference_dtype"),
+        ({"accuracy": {"scores": None}}, ManifestConsistencyError, "must not be null"),
+        ({"accuracy": {**REFERENCES["accuracy"], "other": None}}, ManifestConsistencyError, "not an output"),
+    ],
+)
+def test_references_that_contradict_the_outputs(
+    refused: Refused, changes: dict[str, object], error: type[Exception], says: str
+) -> None:
+    refused(package(referenced(**changes)), error, says)
+
+
+def test_rule_9_integers_have_no_accuracy_and_rows_need_the_reference_of_their_indices(refused: Refused) -> None:
+    scores = at(document(), "call.outputs.0")
+    indices = {**scores, "name": "indices", "dtype": "int64"}
+    rows = {**scores, "name": "rows", "tolerance": {**scores["tolerance"], "rows_of": "indices"}}
+    call = {
+        **at(document(), "call"),
+        "outputs": [indices, rows],
+        "result": {
+            "type": "mapping",
+            "keys": ["indices", "rows"],
+            "items": [{"type": "tensor", "index": 0}, {"type": "tensor", "index": 1}],
+        },
+    }
+    error = {"rms": 0, "greatest": 0}
+    for accuracy, says in (({"indices": error}, "must be null"), ({"rows": error}, "its indices have none")):
+        refused(package(changed("call", call, referenced(accuracy=accuracy))), ManifestConsistencyError, says)
 
 
 def test_rule_9_a_tolerance_that_json_parsers_read_as_infinite(refused: Refused) -> None:

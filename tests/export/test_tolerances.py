@@ -5,8 +5,8 @@ import torch
 
 from exportkit import Tolerance
 from exportkit.errors import UsageError
-from exportkit.export.tolerances import DEFAULTS, output_tolerances
-from exportkit.package.manifest import OutputTolerance
+from exportkit.export.tolerances import DEFAULTS, accuracy_outputs, output_tolerances
+from exportkit.package.manifest import OutputTolerance, TensorOutput
 
 OUTPUTS = [("scores", torch.float32), ("best", torch.int64)]
 
@@ -35,6 +35,21 @@ def test_an_output_that_is_not_there_is_refused_with_those_that_are(given) -> No
 def test_a_tolerance_that_is_none_is_refused_where_it_is_written(part: float) -> None:
     with pytest.raises(UsageError, match="finite and not negative"):
         Tolerance(0, part)
+
+
+@pytest.mark.parametrize("numbers", [(1e-3, None), (None, 1e-3)])
+def test_one_number_alone_is_refused(numbers: tuple[float | None, float | None]) -> None:
+    with pytest.raises(UsageError, match=r"only one of them is given\n.*both"):
+        Tolerance(*numbers)
+
+
+def test_floating_outputs_without_numbers_are_held_to_eagers_accuracy() -> None:
+    outputs = [
+        TensorOutput(name=name, dtype=dtype, shape=(), tolerance=OutputTolerance(rtol=0, atol=0))
+        for name, dtype in (("free", "float32"), ("rows", "bfloat16"), ("numbers", "float32"), ("best", "int64"))
+    ]
+    given = {"rows": Tolerance(rows_of="best"), "numbers": Tolerance(0, 1e-3), "best": Tolerance(ranking_of="free")}
+    assert accuracy_outputs(outputs, given) == ("free", "rows")
 
 
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16])

@@ -53,7 +53,8 @@ def test_it_reads_on_any_machine(package: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "key"), [(1, "signature-1.pem"), (1, "model-signing-1.1.1.pem"), (3, "signature-3.pem")]
+    ("version", "key"),
+    [(1, "signature-1.pem"), (1, "model-signing-1.1.1.pem"), (3, "signature-3.pem"), (4, "signature-4.pem")],
 )
 def test_signatures_of_every_form_hold(version: int, key: str) -> None:
     folder = Path(__file__).parent

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save
@@ -67,15 +68,24 @@ def compiled_files() -> dict[str, Path]:
     return tiny.compiled(Meeting(), (torch.rand(4, 8), torch.rand(4, 8, 2)), {"x": {0: batch}, "rows": {0: batch}})
 
 
-def write(path: Path, cases: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = ()) -> Path:
-    """A package of the model with these recorded inputs and outputs."""
+def write(
+    path: Path,
+    cases: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = (),
+    references: Sequence[Sequence[torch.Tensor]] = (),
+    accuracy: m.Accuracy | None = None,
+) -> Path:
+    """A package of the model with these recorded inputs and outputs, and, if given, references of all outputs."""
     records: dict[str, bytes | Path] = {RECORD: library()}
     recorded = []
     for i, (inputs, outputs) in enumerate(cases):
         name = f"exportkit/cases/{i}.safetensors"
         tensors = {f"input.{k}": tensor for k, tensor in enumerate(inputs)}
-        records[name] = save(tensors | {f"output.{k}": tensor for k, tensor in enumerate(outputs)})
-        recorded.append(m.Case(record=name, sizes={"batch": len(inputs[0])}))
+        tensors |= {f"output.{k}": tensor for k, tensor in enumerate(outputs)}
+        tensors |= {f"reference.{k}": tensor for k, tensor in enumerate(references[i] if references else ())}
+        records[name] = save(tensors)
+        errors = {o.name: accuracy if o.dtype == "float32" else None for o in call().outputs} if references else {}
+        case = m.Case(record=name, sizes={"batch": len(inputs[0])}, accuracy=errors)
+        recorded.append(msgspec.structs.replace(case, reference_dtype="float64" if references else None))
     operator = m.Operator(name="meeting::meet", schema=SCHEMA)
     packed = m.Library(
         record=RECORD,

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load as load_safetensors
 from safetensors.torch import load_file, save_file
 
 import exportkit
 from exportkit.errors import (
+    CaseError,
     InputError,
     LibraryLoadError,
     UsageError,
 )
+from exportkit.package import manifest as m
+from exportkit.package.case_files import recorded_errors, references_in
 from exportkit.runtime.native import library_path
-from exportkit.verify.compare import compare_outputs
+from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.outcomes import Match, Mismatch
 from tests.artifacts import artifact
 from tests.runtime import exportkit_run, meeting, tiny
@@ -151,15 +155,17 @@ def recorded_wrongly() -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
     ]
 
 
-def test_it_judges_as_python_does(tmp_path):
-    cases = recorded_wrongly()
-    package = meeting.write(tmp_path / "wrong.pt2", cases)
+def check_judged_alike(package: Path, cases: Sequence[tuple[list[torch.Tensor], list[torch.Tensor]]]) -> list[bool]:
+    """Judges the calls of a package in both languages; returns which agree."""
     answer = exportkit_run.run(package)
     assert answer.code == 1
     with exportkit.load(package) as model:
-        outputs = model.manifest.call.outputs
-        for (inputs, recorded), judged in zip(cases, answer.document["cases"], strict=True):
-            expected = compare_outputs(outputs, recorded, list(model(*inputs).values()))
+        manifest = model.manifest
+        outputs = manifest.call.outputs
+        for index, ((inputs, recorded), judged) in enumerate(zip(cases, answer.document["cases"], strict=True)):
+            tensors = load_safetensors(model._reader.read(manifest.cases[index].record))
+            reference = Reference(references_in(outputs, tensors), recorded_errors(manifest.cases))
+            expected = compare_outputs(outputs, recorded, list(model(*inputs).values()), reference=reference)
             assert isinstance(expected, (Match, Mismatch))
             assert judged["ok"] is isinstance(expected, Match)
             for one, other in zip(judged["outputs"], expected.outputs, strict=True):
@@ -168,12 +174,47 @@ def test_it_judges_as_python_does(tmp_path):
                     other.compared,
                     other.mismatched,
                 )
-                if other.max_abs is None:
-                    assert one["max_abs"] is None
-                else:
-                    assert float(one["max_abs"]) == pytest.approx(other.max_abs, rel=1e-6)
-                    assert float(one["max_rel"]) == pytest.approx(other.max_rel, rel=1e-6)
-    assert [case["ok"] for case in answer.document["cases"]].count(True) >= 3
+                for key in ("max_abs", "max_rel"):
+                    value = getattr(other, key)
+                    assert one[key] is None if value is None else float(one[key]) == pytest.approx(value, rel=1e-6)
+                assert (one["error"] is None) == (other.error is None)
+                for key, value in (one["error"] or {}).items():
+                    assert float(value) == pytest.approx(getattr(other.error, key), rel=1e-6, abs=1e-15)
+    return [case["ok"] for case in answer.document["cases"]]
+
+
+def test_it_judges_as_python_does(tmp_path):
+    cases = recorded_wrongly()
+    assert check_judged_alike(meeting.write(tmp_path / "wrong.pt2", cases), cases).count(True) >= 3
+
+
+def test_it_judges_by_references_as_python_does(tmp_path):
+    """The recorded outputs are right, and the references are off: by noise, and by what the other test records."""
+    inputs, right = recorded_wrongly()[0]
+    noise = torch.Generator().manual_seed(2)
+    references = []
+    for _, outputs in recorded_wrongly():
+        wide = [t.double() * (1 + 1e-4 * torch.randn(t.shape, generator=noise)) for t in outputs]
+        references.append([outputs[2].clone() if i == 2 else tensor for i, tensor in enumerate(wide)])
+    cases = [(inputs, right)] * len(references)
+    accuracy = m.Accuracy(rms=1e-4, greatest=4e-4)
+    agree = check_judged_alike(meeting.write(tmp_path / "referenced.pt2", cases, references, accuracy), cases)
+    assert agree[0]
+    assert agree.count(False) >= 3
+
+
+@pytest.mark.parametrize("wrong", ["absent", "float32", "smaller"])
+def test_a_reference_that_does_not_fit_its_output_is_a_case_error(tmp_path, wrong):
+    inputs, right = recorded_wrongly()[0]
+    wide = [tensor.double() if tensor.is_floating_point() else tensor.clone() for tensor in right]
+    wide[3] = {"absent": wide[3], "float32": right[3].clone(), "smaller": wide[3][:, :1].contiguous()}[wrong]
+    references = wide[:3] if wrong == "absent" else wide
+    package = meeting.write(tmp_path / "bad.pt2", [(inputs, right)], [references], m.Accuracy(rms=0, greatest=0))
+    with exportkit.load(package) as model, pytest.raises(CaseError, match=r"reference\.3 \(kept\)") as python:
+        model.cases[0]
+    with pytest.raises(CaseError) as cpp:
+        exportkit_run.load(package)
+    assert cpp.value.message == python.value.message
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from exportkit.package.manifest import OutputTolerance, TensorOutput
-from exportkit.verify.compare import compare_outputs, compare_tensors
+from exportkit.package.manifest import Accuracy, OutputTolerance, Size, TensorOutput
+from exportkit.verify.compare import Reference, compare_outputs, compare_tensors
 from exportkit.verify.outcomes import Match, Mismatch, WrongDtype, WrongShape, WrongStructure
 
 
@@ -173,6 +173,129 @@ class TestRanking:
         verdict = self.judge([0, 2], features=torch.tensor([[[1.0], [9.0]]]))
         assert isinstance(verdict, Mismatch)
         assert verdict.outputs[2].max_abs_at == (0, 1, 0)
+
+
+class TestReference:
+    """Eager in bfloat16 is off by its rounding; a package may be, too, and no more."""
+
+    exact = torch.randn(64, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = torch.randn(64, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = output("y", dtype="bfloat16", rtol=0, atol=0)
+
+    def judge(self, actual, *, eager=None, errors=(), fresh=True, **options):
+        eager = (self.exact + 0.02 * self.noise).bfloat16() if eager is None else eager
+        reference = Reference({"y": self.exact.float()}, {"y": errors}, fresh)
+        return compare_outputs([self.y], [eager], [actual.bfloat16()], reference=reference, **options)
+
+    def test_another_rounding_of_the_same_size_matches_although_no_element_is_within_the_tolerance(self):
+        verdict = self.judge(self.exact - 0.02 * self.noise)
+        assert isinstance(verdict, Match)
+        (result,) = verdict.outputs
+        assert result.max_abs > 0.05
+        assert result.error.rms == pytest.approx(0.025, rel=0.5)
+        assert str(result).startswith("y: as accurate as eager: rms error 0.02")
+
+    def test_an_error_spread_over_all_elements_is_seen_in_the_rms(self):
+        verdict = self.judge(self.exact + 0.15 * self.noise.sign())
+        assert isinstance(verdict, Mismatch)
+        (result,) = verdict.outputs
+        assert result.mismatched == 0
+        assert result.error.rms > result.error.rms_allowed
+        assert "y: less accurate than eager: rms error 0." in verdict.message
+
+    def test_an_error_of_one_element_is_seen_in_the_greatest(self):
+        actual = self.exact + 0.02 * self.noise
+        actual[3, 4] += 2
+        verdict = self.judge(actual)
+        assert isinstance(verdict, Mismatch)
+        (result,) = verdict.outputs
+        assert (result.mismatched, result.error.greatest_at) == (1, (3, 4))
+        assert result.error.rms <= result.error.rms_allowed
+
+    def test_where_eager_is_exact_some_units_in_the_last_place_are_allowed(self):
+        eager = self.exact.bfloat16()
+        assert isinstance(self.judge(self.exact * (1 + 2**-7), eager=eager), Match)
+        assert isinstance(self.judge(self.exact * (1 + 2**-4), eager=eager), Mismatch)
+
+    def test_eagers_error_is_the_greatest_of_the_recorded_ones_and_this(self):
+        eager, actual = self.exact.bfloat16(), self.exact + 0.05 * self.noise.sign()
+        assert isinstance(self.judge(actual, eager=eager), Mismatch)
+        recorded = [Accuracy(rms=0.0, greatest=0.0), Accuracy(rms=0.03, greatest=0.3)]
+        assert isinstance(self.judge(actual, eager=eager, errors=recorded), Match)
+        assert isinstance(self.judge(actual, eager=eager, errors=recorded, fresh=False), Match)
+
+    def test_a_recorded_case_is_judged_by_the_recorded_errors_alone(self):
+        exact = [Accuracy(rms=0.0, greatest=0.0)]
+        assert isinstance(self.judge(self.exact + 0.02 * self.noise, errors=exact), Match)
+        assert isinstance(self.judge(self.exact + 0.02 * self.noise, errors=exact, fresh=False), Mismatch)
+
+    def test_what_only_one_side_has_as_infinite_or_nan_is_a_mismatch(self):
+        for value in (math.inf, -math.inf, math.nan):
+            actual = self.exact + 0
+            actual[0, 0] = value
+            assert isinstance(self.judge(actual), Mismatch)
+
+    def test_given_tolerances_replace_the_reference(self):
+        actual = self.exact - 0.02 * self.noise
+        assert isinstance(self.judge(actual, rtol=0.0, atol=0.3), Match)
+        assert isinstance(self.judge(actual, rtol=0.0, atol=0.01), Mismatch)
+
+
+class TestRankingByReference:
+    """Indices and rows are compared with the reference's, and the noise is that of the values that they rank."""
+
+    outputs = (
+        output("scores", rtol=0, atol=0),
+        output("indices", dtype="int64", rtol=0, atol=0, ranking_of="scores"),
+        output("features", rtol=0, atol=0, rows_of="indices"),
+    )
+    scores = torch.tensor([[0.9, 0.5, 0.51, 0.1]], dtype=torch.float64)
+    features = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]], dtype=torch.float64)
+
+    def judge(self, picked, features=None, noise=0.01):
+        """The reference picks 0, 2; eager is off by `noise` in its scores."""
+        known = torch.tensor([[0, 2]])
+        references = {"scores": self.scores, "indices": known, "features": self.features[:, [0, 2]]}
+        eager = [(self.scores + noise).float(), known, self.features[:, [0, 2]].float()]
+        picked = torch.tensor([picked])
+        features = self.features[0, picked] if features is None else features
+        actual = [self.scores.float(), picked, features.float()]
+        return compare_outputs(self.outputs, eager, actual, reference=Reference(references, {}, fresh=True))
+
+    def test_an_index_may_differ_within_the_noise_of_the_scores(self):
+        assert isinstance(self.judge([0, 1]), Match)
+        assert isinstance(self.judge([0, 1], noise=0.0), Mismatch)
+
+    def test_an_index_beyond_the_noise_or_one_that_repeats_is_a_mismatch(self):
+        assert isinstance(self.judge([0, 3]), Mismatch)
+        assert isinstance(self.judge([0, 0]), Mismatch)
+
+    def test_rows_are_compared_with_those_of_the_same_index_at_whatever_place(self):
+        verdict = self.judge([2, 0], noise=0.2)
+        assert isinstance(verdict, Match)
+        assert verdict.outputs[2].compared == 2
+        wrong = self.judge([2, 0], noise=0.2, features=torch.tensor([[[3.0], [1.5]]]))
+        assert [result.name for result in wrong.outputs if not result.agrees] == ["features"]
+        assert wrong.outputs[2].error.greatest_at == (0, 1, 0)
+
+    def test_rows_that_the_reference_has_not_are_left_out_and_counted(self):
+        verdict = self.judge([0, 1], features=torch.tensor([[[1.0], [99.0]]]))
+        assert isinstance(verdict, Match)
+        assert verdict.outputs[2].note == "1 of 2 elements compared: the rows of `indices` that the reference has"
+
+
+def test_a_shape_that_the_manifest_does_not_allow_is_wrong_even_where_eager_has_it_too():
+    batch = TensorOutput(
+        name="y",
+        dtype="float32",
+        shape=(Size(dimension="batch"), None, 5),
+        tolerance=OutputTolerance(rtol=0, atol=0),
+    )
+    six, two = torch.zeros(6, 2, 5), torch.zeros(2, 2, 5)
+    verdict = compare_outputs([batch], [six], [six], sizes={"batch": 16})
+    assert verdict == WrongShape("y", (16, None, 5), (6, 2, 5))
+    assert verdict.message == "output `y` has shape [6, 2, 5]; [16, *, 5] was expected"
+    assert isinstance(compare_outputs([batch], [two], [two], sizes={"batch": 2}), Match)
 
 
 def test_only_selected_elements_count():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from verify_artifacts import Affine, affine_call, right, write_artifact
 
 from exportkit.child.messages import Failed
@@ -104,13 +104,16 @@ class _Process:
 
 
 def replays(command, structure=STRUCTURE):
-    save_file({f"output.{i}": t for i, t in enumerate(right(X).values())}, command.outputs)
+    x = load_file(command.inputs)["input.0"]
+    save_file({f"output.{i}": t for i, t in enumerate(right(x).values())}, command.outputs)
     return ModelCalled(0.001, structure)
 
 
-def answers(command, x=X):
-    save_file({f"output.{i}": t for i, t in enumerate(right(x).values())}, command.outputs)
-    save_file({"input.0": X}, command.inputs)
+def answers(command, off=0.0):
+    """Draws inputs, and answers for these plus `off`."""
+    x = torch.arange(3.0 * command.sizes["rows"]).reshape(-1, 3)
+    save_file({"input.0": x}, command.inputs)
+    save_file({f"output.{i}": t for i, t in enumerate(right(x + off).values())}, command.outputs)
     return InputsDrawn(STRUCTURE)
 
 
@@ -191,7 +194,7 @@ def test_a_wrong_structure_shows_both(run):
 
 
 def test_eager_that_answers_otherwise_is_a_mismatch(run):
-    report = run(eager_draw=lambda command: answers(command, X + 1))
+    report = run(eager_draw=lambda command: answers(command, off=1.0))
     assert isinstance(eager(report)[0], Mismatch)
     assert report.exit_code == 1
 

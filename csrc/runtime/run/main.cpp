@@ -1,5 +1,7 @@
 // exportkit-run: checks a package, loads it without Python, replays its recorded cases, runs inputs, times calls. Uses
 // only the public header.
+#include <ATen/Context.h>
+
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -61,6 +63,13 @@ std::string shown(const std::vector<TensorInfo>& tensors) {
   return text;
 }
 
+Json to_json(const OutputError& error) {
+  return {{"rms", number(error.rms)},
+          {"rms_allowed", number(error.rms_allowed)},
+          {"greatest", number(error.greatest)},
+          {"greatest_allowed", number(error.greatest_allowed)}};
+}
+
 Json to_json(const OutputReport& output) {
   return {{"name", output.name},
           {"compared", output.compared},
@@ -69,15 +78,46 @@ Json to_json(const OutputReport& output) {
           {"max_rel", number(output.max_rel)},
           {"rtol", output.rtol},
           {"atol", output.atol},
+          {"error", output.error ? to_json(*output.error) : Json()},
           {"note", output.note.empty() ? Json() : Json(output.note)}};
 }
 
-void print(const OutputReport& output) {
-  say("    " + std::string(output.mismatched == 0 ? "ok  " : "BAD ") + output.name + ": " +
-      std::to_string(output.mismatched) + " of " + std::to_string(output.compared) + " elements differ (rtol " +
-      shown(output.rtol) + ", atol " + shown(output.atol) + "; greatest difference " + shown(output.max_abs) +
-      ", relative " + shown(output.max_rel) + ")" + (output.note.empty() ? "" : "; " + output.note));
+// How the output was judged: by its error against the reference, or by its difference from eager.
+std::string judged(const OutputReport& output) {
+  if (!output.error) {
+    return " (rtol " + shown(output.rtol) + ", atol " + shown(output.atol) + "; greatest difference " +
+           shown(output.max_abs) + ", relative " + shown(output.max_rel) + ")";
+  }
+  const OutputError& error = *output.error;
+  return " (rms error " + shown(error.rms) + ", " + shown(error.rms_allowed) + " allowed; greatest " +
+         shown(error.greatest) + ", " + shown(error.greatest_allowed) + " allowed)";
 }
+
+void print(const OutputReport& output) {
+  say("    " + std::string(output.ok() ? "ok  " : "BAD ") + output.name + ": " + std::to_string(output.mismatched) +
+      " of " + std::to_string(output.compared) + " elements differ" + judged(output) +
+      (output.note.empty() ? "" : "; " + output.note));
+}
+
+// Keeps CUDA from rounding the factors of float32 products to TF32, as eager did not when the cases were recorded.
+class FullPrecision {
+ public:
+  FullPrecision() : products_(context().allowTF32CuBLAS()), convolutions_(context().allowTF32CuDNN()) {
+    allow(false, false);
+  }
+  ~FullPrecision() { allow(products_, convolutions_); }
+  FullPrecision(const FullPrecision&) = delete;
+  FullPrecision& operator=(const FullPrecision&) = delete;
+
+ private:
+  static at::Context& context() { return at::globalContext(); }
+  static void allow(bool products, bool convolutions) {
+    context().setAllowTF32CuBLAS(products);
+    context().setAllowTF32CuDNN(convolutions);
+  }
+
+  const bool products_, convolutions_;
+};
 
 // The results, printed at once or collected for one JSON document.
 class Run {
@@ -126,6 +166,7 @@ class Run {
   }
 
   void replay(const Model& model) {
+    const FullPrecision as_recorded;
     document_["cases"] = Json::array();
     if (model.case_count() == 0 && !options_.json) say("  no recorded case to compare");
     for (size_t i = 0; i < model.case_count(); ++i) {

@@ -61,15 +61,24 @@ struct TensorInfo {
 struct RecordedCase {
   std::map<std::string, int64_t> sizes;  // of each dimension
   std::vector<at::Tensor> inputs, outputs;
+  std::map<std::string, at::Tensor> references;  // by output, in a wider dtype, on the CPU
+};
+
+// An error relative to the magnitude of the reference, and the greatest one that FORMAT.md allows.
+struct OutputError {
+  double rms, rms_allowed, greatest, greatest_allowed;
 };
 
 // The comparison of an output with its expected value.
-struct OutputReport {
+struct EXPORTKIT_API OutputReport {
   std::string name;
   int64_t compared, mismatched;  // elements
   double rtol, atol;
-  std::optional<double> max_abs, max_rel;  // the greatest differences; unset if no values were compared
+  std::optional<double> max_abs, max_rel;  // the greatest differences from eager; unset if no values were compared
   std::string note;                        // further remarks; may be empty
+  std::optional<OutputError> error;        // for an output that is compared with a reference, instead of rtol and atol
+
+  bool ok() const;
 };
 
 struct EXPORTKIT_API CaseReport {
@@ -112,7 +121,7 @@ class EXPORTKIT_API Model {
   size_t case_count() const;
   // Reads a recorded case: CaseError, DigestMismatchError.
   RecordedCase recorded_case(size_t index) const;
-  // Runs a case again and compares each output within its recorded tolerance.
+  // Runs a case again and compares each output by the rule of FORMAT.md.
   CaseReport replay(size_t index) const;
 
   struct Impl;

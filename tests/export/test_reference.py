@@ -1,0 +1,188 @@
+"""References are what exact arithmetic gives, whatever the model's code says about dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exportkit.export.call_signature import describe_call
+from exportkit.export.reference import References, references
+from exportkit.package.manifest import OutputTolerance, TensorOutput
+
+
+class Lambda(nn.Module):
+    def __init__(self, function: Callable[..., object], width: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(width, width)
+        self.function = function
+
+    def forward(self, x: Tensor) -> object:
+        return self.function(self.linear, x)
+
+
+def described(name: str, dtype: torch.dtype, **tolerance: str) -> TensorOutput:
+    limits = OutputTolerance(rtol=0, atol=0, **tolerance)
+    return TensorOutput(name=name, dtype=str(dtype).removeprefix("torch."), shape=(), tolerance=limits)
+
+
+def known(model: nn.Module, x: Tensor) -> References | None:
+    """The references of a model with one output, `y`."""
+    with torch.no_grad():
+        eager = model(x)
+        return references(model, describe_call(model, (x,), {}), [eager], [described("y", eager.dtype)], ["y"])
+
+
+X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+
+
+def exact(model: Lambda, x: Tensor) -> Tensor:
+    """The answer of a copy of the layer in float64."""
+    linear = nn.Linear(16, 16, dtype=torch.float64)
+    linear.load_state_dict({name: tensor.double() for name, tensor in model.linear.state_dict().items()})
+    with torch.no_grad():
+        return linear(x.double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("plain", lambda linear, x: linear(x)),
+        ("casts", lambda linear, x: linear(x.to(torch.bfloat16).to(x.dtype))),
+        (
+            "in float32",
+            lambda linear, x: torch.nn.functional.linear(x.float(), linear.weight.float(), linear.bias.float()).to(
+                x.dtype
+            ),
+        ),
+        ("factories", lambda linear, x: linear(x) + torch.zeros(16, dtype=x.dtype) * torch.ones(1)),
+        ("copied", lambda linear, x: torch.empty_like(x).copy_(linear(x))),
+        ("in place", lambda linear, x: linear(x).add_(x).sub_(x)),
+        ("cond", lambda linear, x: torch.cond(x.sum() > 1e9, lambda y: y * 2, lambda y: y * 1, (linear(x),))),
+    ],
+)
+def test_a_reference_is_exact_where_the_code_names_dtypes(
+    name: str, function: Callable[..., object], dtype: torch.dtype
+) -> None:
+    model = Lambda(function).to(dtype)
+    found = known(model, X.to(dtype))
+    assert found is not None
+    assert found.dtype == "float64"
+    expected = exact(model, X.to(dtype))
+    with torch.no_grad():
+        stored = torch.float64 if model(X.to(dtype)).dtype is torch.float32 else torch.float32
+    assert found.outputs["y"].dtype is stored
+    torch.testing.assert_close(
+        found.outputs["y"].double(), expected, rtol=1e-6, atol=1e-7 if stored is torch.float32 else 1e-14
+    )
+    accuracy = found.accuracy["y"]
+    assert accuracy is not None
+    assert 0 < accuracy.rms <= accuracy.greatest < 20 * torch.finfo(torch.bfloat16 if name == "casts" else dtype).eps
+
+
+def test_the_model_and_its_inputs_stay_as_they_are() -> None:
+    model, x = Lambda(lambda linear, x: linear(x.mul_(2))), X.clone()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    bound = describe_call(model, (x,), {})
+    with torch.no_grad():
+        eager = model(x.clone())
+        assert references(model, bound, [eager], [described("y", torch.float32)], ["y"]) is not None
+    assert torch.equal(x, X)
+    assert torch.get_default_dtype() is torch.float32
+    assert all(
+        tensor.dtype is torch.float32 and torch.equal(tensor, before[name])
+        for name, tensor in model.state_dict().items()
+    )
+
+
+def test_a_model_that_refuses_float64_is_computed_in_float32() -> None:
+    def function(linear: nn.Linear, x: Tensor) -> Tensor:
+        assert x.dtype is not torch.float64
+        return linear(x)
+
+    found = known(Lambda(function).bfloat16(), X.bfloat16())
+    assert found is not None
+    assert found.dtype == "float32"
+    assert known(Lambda(function), X) is None
+
+
+def test_a_model_in_float64_has_none() -> None:
+    assert known(Lambda(lambda linear, x: linear(x)).double(), X.double()) is None
+
+
+def test_an_operator_without_a_wide_kernel_runs_in_a_narrower_dtype() -> None:
+    """The layer before it is computed in float64 all the same."""
+    library = torch.library.Library("narrow_only", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+
+    def twice(x: Tensor) -> Tensor:
+        if x.dtype is torch.float64:
+            raise NotImplementedError("no kernel for float64")
+        return x * 2
+
+    library.impl("twice", twice, "CPU")
+    model = Lambda(lambda linear, x: torch.ops.narrow_only.twice(linear(x)))
+    found = known(model, X)
+    assert found is not None
+    assert found.dtype == "float64"
+    assert torch.equal(found.outputs["y"], (exact(model, X).float() * 2).double())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda linear, x: linear(x) + torch.randn(x.shape, dtype=x.dtype),
+        lambda linear, x: nn.functional.dropout(linear(x), 0.3, training=True),
+    ],
+    ids=["randn", "dropout"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_random_model_has_none(function: Callable[..., object], dtype: torch.dtype) -> None:
+    assert known(Lambda(function).to(dtype), X.to(dtype)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_least_number_of_a_dtype_and_infinities_are_eagers(dtype: torch.dtype) -> None:
+    def masked(linear: nn.Linear, x: Tensor) -> Tensor:
+        y = linear(x).masked_fill(x > 1, torch.finfo(x.dtype).min)
+        return y.masked_fill(x < -1, float("-inf"))
+
+    found = known(Lambda(masked).to(dtype), X.to(dtype))
+    assert found is not None
+    assert found.outputs["y"].min() == float("-inf")
+    assert found.outputs["y"][X.to(dtype) > 1].unique().tolist() == [torch.finfo(dtype).min]
+
+
+def test_indices_come_with_the_values_that_they_rank_and_the_rows_that_they_select() -> None:
+    def ranked(linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = linear(x)
+        indices = scores.topk(4).indices
+        return scores, indices, scores.gather(1, indices)
+
+    model = Lambda(ranked)
+    bound = describe_call(model, (X,), {})
+    outputs = [
+        described("scores", torch.float32),
+        described("indices", torch.int64, ranking_of="scores"),
+        described("best", torch.float32, rows_of="indices"),
+    ]
+    with torch.no_grad():
+        eager = model(X)
+        found = references(model, bound, eager, outputs, ["scores", "best"])
+        assert found is not None
+        assert found.accuracy.keys() == {"scores", "indices", "best"}
+        assert found.accuracy["indices"] is None
+        assert found.outputs["indices"].dtype is torch.int64
+        assert references(model, bound, eager, outputs, []) is None
+
+
+def test_a_saved_program_has_references_too() -> None:
+    model = Lambda(lambda linear, x: linear(x.to(torch.float32)).to(torch.bfloat16).to(torch.float32))
+    program = torch.export.export(model, (X,))
+    found = known(program.module(), X)
+    assert found is not None
+    torch.testing.assert_close(found.outputs["y"], exact(model, X), rtol=1e-12, atol=1e-12)
