@@ -76,6 +76,7 @@ format: $(READY)
 docs: build
 	$(BIN)/python -m tools.command_reference
 	$(BIN)/python -m tools.operator_table
+	$(BIN)/python -m tools.planted_errors
 	$(BIN)/python -m tools.results_tables
 	$(BIN)/python -m tools.gallery_page
 

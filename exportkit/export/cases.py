@@ -15,14 +15,13 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.call_signature import BoundCall, describe_call
-from exportkit.export.preflight import check_model
 from exportkit.export.reference import references
 from exportkit.export.shapes import evaluate
 from exportkit.export.source_lines import users_code
 from exportkit.package.case_files import named_references, named_tensors
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Accuracy, Call, TensorInput, TensorOutput
-from exportkit.sizes import contradicts, input_bytes, label_of, plan_sizes, traced_shape
+from exportkit.sizes import input_bytes, label_of, plan_sizes
 from exportkit.spec import ExportSpec
 
 # Limits the inputs of one recorded case, to keep packages small. `verify --against eager` tests the larger sizes.
@@ -99,11 +98,10 @@ def record_case(
         wanted: The names of the floating outputs that need a reference.
 
     Raises:
-        ExportError: The model raised, or returned other sizes than it was traced with.
+        ExportError: The model raised.
     """
     what = f"a case of {label_of(sizes)}"
     eager = run_eager(model, bound, what)
-    _check_sizes(model, bound, outputs, eager, sizes)
     with eager_mode():
         known = references(model, bound, eager, outputs, wanted)
     tensors = named_tensors("input", bound.tensors) | named_tensors("output", eager)
@@ -215,29 +213,3 @@ def _check_drawn(drawn: BoundCall, call: Call, sizes: Mapping[str, int]) -> None
         raise UsageError(
             "the spec's draw_inputs returned another structure, or other constants, than the example inputs"
         )
-
-
-def _check_sizes(
-    model: torch.nn.Module,
-    bound: BoundCall,
-    outputs: Sequence[TensorOutput],
-    eager: Sequence[torch.Tensor],
-    sizes: Mapping[str, int],
-) -> None:
-    """Holds eager's outputs against the sizes that the program was traced with.
-
-    Raises:
-        OperatorNotExportableError: They differ, because the fake kernel of an operator is wrong at these sizes.
-        ExportError: They differ for another reason.
-    """
-    for output, tensor in zip(outputs, eager):
-        if contradicts(output, tensor.shape, sizes):
-            with eager_mode():
-                check_model(lambda: model(*bound.args, **bound.kwargs), tensor.device)
-            traced = ", ".join("*" if size is None else str(size) for size in traced_shape(output, sizes))
-            raise ExportError(
-                f"eager's output `{output.name}` has shape {list(tensor.shape)} at {label_of(sizes)}; the traced "
-                f"program says [{traced}]",
-                hint="The model takes another path at these sizes than for the example inputs. Make it take the same "
-                "one, or narrow the range (--dynamic).",
-            )

@@ -62,7 +62,7 @@ def references(
     """
     state = [*model.parameters(), *model.buffers()]
     dtypes = {tensor.dtype for tensor in (*state, *bound.tensors, *eager) if tensor.dtype in _PRECISIONS}
-    if not wanted or not dtypes:
+    if not wanted or not dtypes or len(eager) != len(outputs):
         return None
     narrow = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     by_name = {output.name: tensor.detach().cpu() for output, tensor in zip(outputs, eager)}

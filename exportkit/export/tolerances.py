@@ -61,7 +61,8 @@ def accuracy_outputs(outputs: Sequence[TensorOutput], given: Mapping[str, Tolera
     return tuple(
         output.name
         for output in outputs
-        if getattr(torch, output.dtype).is_floating_point and given.get(output.name, Tolerance()).rtol is None
+        if getattr(torch, output.dtype).is_floating_point
+        and given.get(output.name, Tolerance()).rtol is None
         and output.tolerance.atol != ANY_VALUE
     )
 

@@ -129,7 +129,7 @@ def test_numbers_and_names_in_the_text_are_those_of_the_code() -> None:
         f"nested at most {constant('openssf.cpp', 'kMaxDepth')} brackets deep",
         f"{len(signature.statement('0' * 64, '0' * 64))} bytes in all",
         f"at most {constant('accuracy.h', 'kErrorFactor')} times eager's, plus "
-        f"{constant('accuracy.h', 'kOutputUlps')} units in the last place of its dtype, plus "
+        f"{constant('accuracy.h', 'kOutputUlps')} unit in the last place of its dtype, plus "
         f"{constant('accuracy.h', 'kFloat32Ulps')} of float32",
         "`/etc/exportkit/policy.json`",
         *(MANIFEST_NAME, AOTINDUCTOR_DIR, OPERATORS_DIR, CASES_DIR),
