@@ -32,9 +32,9 @@ _CUDA_LIBRARY = re.compile(
     r"^lib(cuda|cudart|cublas|cublasLt|cudnn|cufft|curand|cusparse|cusolver|nvrtc|nvJitLink|nccl)\b"
 )
 _REGISTRATION_SYMBOL = re.compile(r"^(aoti_torch_library_|torch_library_)|^_ZN5torch7Library")
-# exportkit/libraries.py searches whole files for the same symbols.
+# These define one operator. Unoptimised code of the stable ABI names those that open a library in any case.
 _DEFINITION_SYMBOL = re.compile(
-    r"^aoti_torch_library_init_(def|fragment)$|^_ZNR5torch7Library4_defE|^_ZN3c1017RegisterOperators"
+    r"^(aoti_torch_library|torch_library)_def$|^_ZNR5torch7Library4_defE|^_ZN3c1017RegisterOperators"
 )
 
 # Libraries that every Linux host has (a short form of the manylinux policies' list) or that every torch contains.

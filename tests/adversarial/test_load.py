@@ -26,6 +26,7 @@ from exportkit.errors import (
     UnlistedRecordError,
 )
 from exportkit.libraries import host_platform
+from exportkit.package.manifest import FORMAT_VERSION
 from exportkit.runtime import loader, native
 from tests.adversarial.forge import Document, changed, document, package, records
 from tests.package import samples
@@ -92,7 +93,7 @@ EXTRA = dict(sorted({**records(), "exportkit/ops/libevil.so": b"evil"}.items()))
         (flipped(WHOLE, b"FB"), ArchiveLayoutError),
         (package(runnable(), EXTRA), UnlistedRecordError),
         (package(changed("surprise", 1, runnable())), ManifestSyntaxError),
-        (package(changed("format_version", 4, runnable())), FormatVersionError),
+        (package(changed("format_version", FORMAT_VERSION + 1, runnable())), FormatVersionError),
         (package(changed("targets.0.platform", "plan9-vax", runnable())), NoTargetError),
         (package(changed("libraries.0.torch_bound", "1.13", runnable())), TorchVersionError),
     ],
