@@ -79,6 +79,7 @@ docs: build
 	$(BIN)/python -m tools.planted_errors
 	$(BIN)/python -m tools.results_tables
 	$(BIN)/python -m tools.gallery_page
+	$(BIN)/python -m tools.models_table page benchmarks/models/*.json > docs/models.md
 
 bench: build
 	$(BIN)/exportkit bench ops -o artifacts/bench.json

@@ -95,15 +95,17 @@ def page(documents: Iterable[Results]) -> str:
             "| model | kind | result | export s | package s | verify s |",
             "| --- | --- | --- | ---: | ---: | ---: |",
         ]
-        notes = []
+        failures: dict[str, list[str]] = {}
         for name in sorted(models, key=list(CATALOGUE).index):
             result, model = models[name], CATALOGUE[name]
             ended = f"{result['calls']} calls agree" if result["ended"] == "ok" else f"**{result['ended']}** (below)"
             seconds = " | ".join(f"{result['seconds'].get(step, '')}" for step in _STEPS)
             lines.append(f"| {model.title} | {model.kind} | {ended} | {seconds} |")
             if result["ended"] != "ok":
-                notes += [f"{model.title}, {result['ended']}, exit code {result['exit_code']}:", "", "```text"]
-                notes += [*result["said"].splitlines(), "```", ""]
+                failures.setdefault(result["said"], []).append(f"{model.title} (exit code {result['exit_code']})")
+        notes = []
+        for said, titles in failures.items():
+            notes += [f"{', '.join(titles)}:", "", "```text", *said.splitlines(), "```", ""]
         lines += ["", *notes]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -58,7 +58,7 @@ def test_the_page_has_a_row_for_each_result_and_says_why_one_failed() -> None:
         "| U-Net | convolutions | 12 calls agree | 20.5 | 4.0 | 6.1 |",
     ]
     assert "1 of 2 models. torch 2.13.0." in text
-    assert "BERT, export failed, exit code 1:\n\n```text\nit cannot\nWrite another\n```" in text
+    assert "BERT (exit code 1):\n\n```text\nit cannot\nWrite another\n```" in text
 
 
 @pytest.fixture
@@ -99,3 +99,9 @@ def test_a_model_whose_library_is_missing_is_left_out(
     run(["bert"], "cpu", "float32", tmp_path / "results.json", again=False)
     assert commands == []
     assert "bert: left out, transformers is not installed" in capsys.readouterr().err
+
+
+def test_the_page_is_that_of_the_recorded_results() -> None:
+    root = Path(__file__).parents[2]
+    results = sorted((root / "benchmarks" / "models").glob("*.json"))
+    assert page(json.loads(path.read_text()) for path in results) == (root / "docs" / "models.md").read_text()
