@@ -182,7 +182,8 @@ def opt() -> ExportSpec:
 
 def experts(spec: ExportSpec) -> ExportSpec:
     """Chooses products in batches for the experts. By default transformers calls an operator that is Python only."""
-    spec.model.get_submodule("").set_experts_implementation("batched_mm")  # type: ignore[operator]
+    model: Any = spec.model
+    model.set_experts_implementation("batched_mm")
     return spec
 
 

@@ -1,4 +1,4 @@
-# ruff: noqa: D102 - the subclasses override documented methods
+# ruff: noqa: D102 (the subclasses override documented methods)
 """Writes docs/verdicts.md, which planted errors the verdict sees at which precision: `python -m tools.planted_errors`.
 
 A small model is computed with an error planted in it, in eager mode, and judged like a package against the right one.

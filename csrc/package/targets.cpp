@@ -126,7 +126,7 @@ bool host_has(const std::string& library) {
 }
 
 // Why the libraries of a target do not load on this host; nothing if they do. The package's own libraries are loaded
-// before those that need them. A name with a slash would be a path, and is no library's name.
+// before those that need them. A name with a slash is a path: it is not opened.
 std::optional<std::string> needs_rejection(const std::vector<const Library*>& libraries) {
   std::set<std::string> brought;
   for (const Library* library : libraries) brought.insert(file_name(*library));

@@ -48,7 +48,7 @@ class GuardLog:
                 continue
             places = _places_of_symbols(env)
             known = {symbol: values[place] for symbol in symbols if (place := places.get(symbol) or "") in values}
-            if len(known) == len(symbols) and guard.xreplace(known) == sympy.false:  # type: ignore[attr-defined]
+            if isinstance(guard, sympy.Basic) and len(known) == len(symbols) and guard.xreplace(known) == sympy.false:
                 return False
         return True
 

@@ -22,13 +22,13 @@ def quiet_torch() -> Iterator[None]:
         handler.setLevel(logging.CRITICAL + 1)
     # torch.export prints this attribute of an error if it has one.
     refuses = property(_no_graph, lambda error, graph: None)
-    GuardOnDataDependentSymNode.partial_fx_graph = refuses  # type: ignore[attr-defined]
+    GuardOnDataDependentSymNode.partial_fx_graph = refuses  # type: ignore[attr-defined]  # torch declares none
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        del GuardOnDataDependentSymNode.partial_fx_graph  # type: ignore[attr-defined]
+        del GuardOnDataDependentSymNode.partial_fx_graph  # type: ignore[attr-defined]  # torch declares none
         for handler, level in levels.items():
             handler.setLevel(level)
 

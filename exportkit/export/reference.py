@@ -74,7 +74,7 @@ def references(
             try:
                 computed = _computed(model, bound, wide, mode)
             except Exception:
-                # The model's code may refuse another dtype in any way, and its wide weights may not fit into memory.
+                # The model's code may raise anything in another dtype, and its wide weights may not fit into memory.
                 continue
             if len(computed) == len(outputs):
                 known = {output.name: tensor.detach().cpu() for output, tensor in zip(outputs, computed)}

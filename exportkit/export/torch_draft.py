@@ -53,7 +53,7 @@ def draft_export(
     """
     with _trace_files():
         program = export_with(task, sizes, torch.export.draft_export)
-    report: Any = program._report  # type: ignore[attr-defined]
+    report: Any = program._report  # type: ignore[attr-defined]  # draft_export adds it
     return program, tuple(
         _of_operator(failure.data) if failure.failure_type.name in _OF_OPERATORS else _of_value(failure.data)
         for failure in report.failures

@@ -8,6 +8,8 @@ torch 2.11 to 2.13 have no option for any of these, so export replaces:
 - `CppBuilder.build`, so that the two sources of a model are compiled at the same time, and once (`model_sources`).
 - `sympy.simplify`, which takes seconds where Inductor looks for strides (`aot_inductor`).
 - `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`explain`).
+
+`quiet` adds an attribute instead, which an error does not have: with it, torch.export prints no half-traced graph.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ from exportkit.export.export_options import TraceOptions
 CONSTANT = "tracing made a constant of something that depends on a size"
 
 
-def export(model: torch.nn.Module, folder: Path, *inputs: Tensor, **options: object) -> None:
+def export(model: torch.nn.Module, folder: Path, *inputs: Tensor, **options: Any) -> None:
     spec = ExportSpec(model=model, example_inputs=inputs, dynamic_shapes={"x": {0: "batch[2:8]"}})
-    export_program(spec, folder / "out.pt2", TraceOptions(**options))  # type: ignore[arg-type]
+    export_program(spec, folder / "out.pt2", TraceOptions(**options))
 
 
 class Remembers(torch.nn.Module):
