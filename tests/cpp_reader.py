@@ -1,4 +1,4 @@
-"""Programs of csrc/package/tests, which answer questions about the library's parts, and the build of them."""
+"""Programs of csrc/package/tests, which answer questions about parts of the library, and how they are built."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from exportkit.package import core
 from tests.made_once import one_maker
 
 ROOT = Path(__file__).parents[1]
@@ -64,31 +63,19 @@ def program(name: str = "check_package") -> Path:
 
 
 def build(name: str, compiler: str, flags: Sequence[str]) -> Path:
-    """A program of csrc/package/tests with the library's sources. Both are compiled once for their content."""
-    digest = hashlib.sha256(repr((compiler, flags)).encode())
-    for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
+    """A program of csrc/package/tests, linked with the library as it was built. It is compiled once for its content."""
+    library = core.LIBRARY
+    digest = hashlib.sha256(repr((compiler, flags)).encode() + library.read_bytes())
+    for source in sorted((SOURCES / "tests").iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    folder = CACHE / digest.hexdigest()[:16]
-    library, built = folder / "library", folder / name
-    with one_maker(library) as ours:
-        if ours:
-            partial = Path(tempfile.mkdtemp(dir=folder))
-            commands = [
-                [compiler, *flags, "-c", str(source), "-o", str(partial / f"{source.stem}.o")]
-                for source in SOURCES.glob("*.cpp")
-            ]
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(_run, commands))
-            partial.rename(library)
+    built = CACHE / digest.hexdigest()[:16] / name
     with one_maker(built) as ours:
         if ours:
-            partial = folder / f"{name}.partial"
-            objects = map(str, library.glob("*.o"))
-            _run([compiler, *flags, str(SOURCES / "tests" / f"{name}.cpp"), *objects, "-ldl", "-o", str(partial)])
+            partial = built.with_suffix(".partial")
+            linked = [str(library), f"-Wl,-rpath,{library.parent}"]
+            source = SOURCES / "tests" / f"{name}.cpp"
+            command = [compiler, *flags, str(source), *linked, "-o", str(partial)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
             partial.rename(built)
     return built
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
