@@ -12,7 +12,7 @@ from collections.abc import Sequence
 _LENGTH = struct.Struct("!I")
 _MAX_BYTES = 16 << 20  # of one message: names, shapes and texts
 _FILE = struct.Struct("i")
-_ANCILLARY_BYTES = socket.CMSG_LEN(2 * _FILE.size)  # at most two files come with a message
+_ANCILLARY_BYTES = socket.CMSG_LEN(3 * _FILE.size)  # at most three files come with a message
 
 
 class Channel:

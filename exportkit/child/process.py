@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from exportkit.child.channel import Channel
+from exportkit.child.messages import decode, encode
+from exportkit.child.template import Ended, Fork, Forked, Kill
 from exportkit.errors import HostError
 
 SearchPath = Literal["caller", "installed"]
 
 _ROOT = Path(__file__).resolve().parents[2]  # the folder that has exportkit
 _PRINTED_BYTES = 4000
+
+# The beginnings of variables that nothing reads while torch is imported. Where others have changed since a template was
+# started, the next child gets another template.
+READ_LATER = ("EXPORTKIT_", "TMPDIR", "PWD", "OLDPWD")
 
 _SIGNAL_HINTS: Mapping[int, str] = {
     signal.SIGILL: ", an instruction this CPU does not have,",
@@ -52,14 +63,16 @@ def describe_end(status: int) -> str:
 class ChildProcess:
     """A Python process that runs `main(connection)` of a module, where `connection` is its end of a socket.
 
-    The child has the caller's environment, but inherits no imported module. Ctrl-C in a terminal does not reach it. The
-    kernel kills it when this process ends, however that happens.
+    It is forked from a template, a process that has imported torch and nothing of the caller's: the child has the
+    caller's environment, but inherits no other module. Ctrl-C in a terminal does not reach it. The kernel kills it when
+    this process ends, however that happens.
 
     Args:
         module: The module whose `main` the child runs.
         search_path: Where the child imports from. `caller`: where this process does. `installed`: what the interpreter
             finds by itself, and exportkit; not the working directory, since the child works in an empty folder.
         captured: Keeps what the child prints for `printed`, rather than passing it on to our stdout and stderr.
+        with_torch: Whether the child needs torch.
 
     Attributes:
         connection: Our end of the socket.
@@ -68,31 +81,43 @@ class ChildProcess:
         HostError: There is no Python interpreter, or the kernel refused to start a process.
     """
 
-    def __init__(self, module: str, *, search_path: SearchPath = "caller", captured: bool = False) -> None:
-        command = interpreter()
+    def __init__(
+        self,
+        module: str,
+        *,
+        search_path: SearchPath = "caller",
+        captured: bool = False,
+        with_torch: bool = True,
+    ) -> None:
         self._owner = os.getpid()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._failure: OSError | None = None
-        self._started = threading.Event()
+        self._template = _template(with_torch)
+        self._pid: int | None = None
+        self._status: int | None = None
+        self._forked, self._ended = threading.Event(), threading.Event()
+        # torch's loader unpacks into TMPDIR, and a killed process cannot clean up.
+        self._folder = tempfile.TemporaryDirectory(prefix="exportkit-child-", ignore_cleanup_errors=True)
         self._output: BinaryIO | None = tempfile.TemporaryFile() if captured else None  # noqa: SIM115 (end() closes it)
         self.connection, theirs = socket.socketpair()
-        # The kernel kills the child (PR_SET_PDEATHSIG) when the thread that started it ends, not the process. This
-        # thread lives as long as the child.
-        self._watcher = threading.Thread(
-            target=self._watch, args=(command, module, search_path, theirs), daemon=True, name="exportkit child"
-        )
-        self._watcher.start()
-        self._started.wait()
-        if self._failure is not None:
-            self.connection.close()
-            self._let_go()
-            raise HostError(f"cannot start a child process: {self._failure}") from self._failure
+        with theirs:
+            output, errors = (1, 2) if self._output is None else (self._output.fileno(),) * 2
+            self._template.fork(
+                self,
+                Fork(
+                    child=id(self),
+                    module=module,
+                    path=tuple(filter(os.path.isabs, sys.path)) if search_path == "caller" else None,
+                    folder=_working_folder(self._folder.name) if search_path == "caller" else self._folder.name,
+                    environment={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "TMPDIR": self._folder.name},
+                ),
+                (theirs.fileno(), output, errors),
+            )
 
     @property
     def pid(self) -> int:
         """The child's process id."""
-        assert self._process is not None
-        return self._process.pid
+        self._forked.wait()
+        assert self._pid is not None
+        return self._pid
 
     @property
     def is_ours(self) -> bool:
@@ -101,15 +126,15 @@ class ChildProcess:
 
     def wait(self, timeout: float | None = None) -> int | None:
         """The return code; None if the child still runs after `timeout` seconds."""
-        assert self._process is not None
-        self._watcher.join(timeout)
-        return self._process.returncode
+        self._ended.wait(timeout)
+        return self._status
 
     def end(self) -> None:
         """Kills the child, whatever it is doing, and forgets what it printed. Calling it again does no harm."""
-        if self.is_ours and self._process is not None:
-            self._process.kill()
-            self._let_go()
+        if self.is_ours:
+            self._template.kill(self)
+            if self._output is not None:
+                self._output.close()
 
     def printed(self) -> str:
         """The end of what a captured child has printed so far."""
@@ -118,45 +143,183 @@ class ChildProcess:
         self._output.seek(max(0, size - _PRINTED_BYTES))
         return self._output.read().decode(errors="replace").strip()
 
-    def _let_go(self) -> None:
-        """Waits until the child's folder is removed, and closes the file with what it printed."""
-        if threading.current_thread() is not self._watcher:  # the garbage collector may run this in the watcher
-            self._watcher.join(10)
-        if self._output is not None:
-            self._output.close()
+    def _set_pid(self, pid: int) -> None:
+        self._pid = pid
+        self._forked.set()
 
-    def _watch(self, command: str, module: str, search_path: SearchPath, theirs: socket.socket) -> None:
-        """Starts the child and stays until it ends; then its temporary files are removed."""
-        # torch's loader unpacks into TMPDIR, and a killed process cannot clean up. OpenMP's threads spin while they
-        # wait: two processes share the same cores here, and one would slow the other down.
-        with theirs, tempfile.TemporaryDirectory(prefix="exportkit-child-", ignore_cleanup_errors=True) as folder:
-            try:
-                self._process = subprocess.Popen(
-                    [command, "-c", _first_code(module, search_path, theirs.fileno(), self._owner)],
+    def _set_status(self, status: int) -> None:
+        """Remembers how the child ended, and removes its files."""
+        self._folder.cleanup()
+        self._status = status
+        self._forked.set()
+        self._ended.set()
+
+
+def _working_folder(otherwise: str) -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return otherwise
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Conditions:
+    """What a template has taken over from its parent when it was started, and its children have from it.
+
+    OpenMP's threads spin while they wait, unless OMP_WAIT_POLICY says otherwise: two processes share the same cores
+    here, and one would slow the other down.
+    """
+
+    owner: int
+    interpreter: str
+    torch: str | None
+    environment: Mapping[str, str]
+    limits: Sequence[tuple[int, int]]
+
+    @classmethod
+    def now(cls, with_torch: bool) -> _Conditions:
+        """Those of this process.
+
+        Raises:
+            HostError: There is no Python interpreter.
+        """
+        spec = importlib.util.find_spec("torch") if with_torch else None
+        limits = [resource.getrlimit(each) for name, each in vars(resource).items() if name.startswith("RLIMIT_")]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(READ_LATER)}
+        return cls(os.getpid(), interpreter(), spec.origin if spec else None, environment, limits)
+
+
+class _Template:
+    """The process of exportkit.child.template, and the children that have not ended.
+
+    Raises:
+        HostError: The kernel refused to start a process.
+    """
+
+    def __init__(self, conditions: _Conditions) -> None:
+        self.conditions = conditions
+        # The garbage collector may end a child while its thread is in here.
+        self._lock = threading.RLock()
+        self._children: dict[int, ChildProcess] = {}
+        self._retired = False
+        self._status: int | None = None
+        self._failure: OSError | None = None
+        connection, theirs = socket.socketpair()
+        self._channel = Channel(connection)
+        # The kernel kills the template (PR_SET_PDEATHSIG) when the thread that started it ends, not the process. This
+        # thread lives as long as the template.
+        started = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, args=(theirs, started), daemon=True)
+        self._watcher.start()
+        started.wait()
+        if self._failure is not None:
+            self._channel.close()
+            raise HostError(f"cannot start a child process: {self._failure}") from self._failure
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can fork."""
+        return self._status is None
+
+    def fork(self, child: ChildProcess, message: Fork, files: Sequence[int]) -> None:
+        """Starts a child. Where the template has ended, the child has, in the same way."""
+        with self._lock:
+            if self._status is None:
+                self._children[message.child] = child
+                with contextlib.suppress(ConnectionError):  # the watcher will notice, too
+                    self._channel.send(encode(message), files)
+                return
+        child._set_status(self._status)
+
+    def kill(self, child: ChildProcess) -> None:
+        """Kills a child, if it has not ended."""
+        with self._lock, contextlib.suppress(ConnectionError):
+            if id(child) in self._children:
+                self._channel.send(encode(Kill(id(child))))
+        if threading.current_thread() is not self._watcher:  # the garbage collector may run this there
+            child.wait(10)
+
+    def retire(self) -> None:
+        """Ends the template when its last child has ended."""
+        with self._lock:
+            self._retired = True
+            if not self._children:
+                self._channel.shut_down()
+
+    def _watch(self, theirs: socket.socket, started: threading.Event) -> None:
+        """Starts the template, and stays until it ends."""
+        conditions = self.conditions
+        try:
+            with theirs:
+                process = subprocess.Popen(
+                    [conditions.interpreter, "-c", _first_code(theirs.fileno(), conditions)],
                     stdin=subprocess.DEVNULL,
-                    stdout=self._output,
-                    stderr=self._output,
-                    cwd=folder if search_path == "installed" else None,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "TMPDIR": folder},
+                    env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
                     start_new_session=True,
                 )
-            except OSError as error:
-                self._failure = error
-                return
-            finally:
-                theirs.close()
-                self._started.set()
-            self._process.wait()
+        except OSError as error:
+            self._failure = error
+            return
+        finally:
+            started.set()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                message = decode(self._channel.receive()[0], Forked | Ended)
+                child = self._children[message.child]
+                if isinstance(message, Forked):
+                    child._set_pid(message.pid)
+                else:
+                    self._end(child, message.status)
+        status = process.wait()
+        with self._lock:
+            self._status = status
+            self._channel.close()
+        for child in list(self._children.values()):
+            self._end(child, status)
+
+    def _end(self, child: ChildProcess, status: int) -> None:
+        child._set_status(status)
+        with self._lock:
+            del self._children[id(child)]
+            if self._retired and not self._children:
+                self._channel.shut_down()
 
 
-def _first_code(module: str, search_path: SearchPath, connection: int, parent: int) -> str:
+_templates: dict[bool, _Template] = {}
+_templates_lock = threading.Lock()
+
+
+def _template(with_torch: bool) -> _Template:
+    """The template of this process as it is now."""
+    conditions = _Conditions.now(with_torch)
+    with _templates_lock:
+        found = _templates.get(with_torch)
+        if found is None or not found.alive or found.conditions != conditions:
+            _templates[with_torch] = _Template(conditions)
+            if found is not None and found.conditions.owner == conditions.owner:
+                found.retire()
+        return _templates[with_torch]
+
+
+def _forget_templates() -> None:
+    """In a fork: the templates are the parent's."""
+    global _templates_lock
+    _templates.clear()
+    _templates_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_templates)
+
+
+def _first_code(connection: int, conditions: _Conditions) -> str:
     """What the interpreter is told to run: it sets the search path before anything of ours is imported."""
-    if search_path == "caller":
-        path = repr([entry for entry in sys.path if os.path.isabs(entry)])
-    else:
-        path = f"[*filter(None, sys.path), {str(_ROOT)!r}]"  # '' is the working directory
     return (
-        f"import sys; sys.path[:] = {path}; from exportkit.child.start import start; "
-        f"start({module!r}, {connection}, {parent})"
+        f"import sys; sys.path[:] = [*filter(None, sys.path), {str(_ROOT)!r}]; "  # '' is the working directory
+        f"from exportkit.child.template import serve; serve({connection}, {conditions.owner}, {conditions.torch!r})"
     )
