@@ -67,7 +67,7 @@ def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
     path, library = artifact("softpool"), softpool_library()
     command = [sys.executable, "-m", "exportkit", "bench", str(path), "--op-library", str(library), "--json"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{THIRD_PARTY}", "SOFTPOOL_LIBRARY": str(library)}
-    command += ["--device", "cpu", "--against", "eager", "--seconds", "0.001"]
+    command += [*QUICK[:-1], "batch=2,length=4"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
