@@ -17,7 +17,6 @@ CXX_FILES := $(filter %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
 # What the C++ runtime is built with. Where they are missing and cannot be installed, the build says so and does without.
 APT_PACKAGES := cmake nlohmann-json3-dev
 
-.NOTPARALLEL:
 .PHONY: help setup build demo test check lint format docs bench wheel clean
 
 help:
@@ -38,13 +37,15 @@ $(TORCH): constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy "setuptools>=77" wheel ninja
 	@touch $@
 
-$(BUILT): $(TORCH) $(SOURCES)
-	$(BIN)/python setup.py -q build_ext --inplace
+# After the editable install, which would write into the build folder at the same time. ninja would ask make for jobs.
+$(BUILT): $(TORCH) $(SOURCES) | $(READY)
+	MAKEFLAGS= $(BIN)/python setup.py -q build_ext --inplace
 	@rm -f build/.built-* && touch $@
 
 # An editable install, once. It builds what is not built yet; $(BUILT) follows the sources.
 $(READY): pyproject.toml | $(TORCH)
-	EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
+	@echo "installing exportkit and compiling its operators: a minute or two"
+	MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
 	@touch $@
 
 build: $(BUILT) $(READY)
@@ -54,7 +55,9 @@ setup: build
 demo: build
 	$(BIN)/exportkit demo
 
-test: build lint
+# mypy uses one core; what there is to compile gets the others.
+test:
+	@$(MAKE) --no-print-directory -j2 -O build lint
 	$(PYTEST)
 
 # tests/ops is left out: it tries each operator in many ways, and who changes one runs tests/ops/test_<operator>.py.
