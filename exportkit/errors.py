@@ -161,6 +161,10 @@ class SignatureError(PackageError):
     """A signature is invalid: it was changed, it belongs to another package, or its file cannot be read."""
 
 
+class OnnxFileError(PackageError):
+    """A file of an ONNX model is missing, or it is not the one that the model's companion describes."""
+
+
 class CaseError(PackageError):
     """A recorded case does not fit the manifest's inputs and outputs."""
 

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "package/manifest_checks.h"
@@ -105,8 +106,8 @@ void check_target(const Target& target) {
 }
 
 void check_targets(const Manifest& manifest) {
-  require(!manifest.targets.empty() || manifest.program,
-          [] { return "the package has neither a target nor a program, so there is nothing to run"; });
+  require(!manifest.targets.empty() || manifest.program || manifest.onnx,
+          [] { return "the package has no target, no program and no ONNX model, so there is nothing to run"; });
   distinct(manifest.targets, kName, "target");
   std::set<std::string_view> names;  // sorted: a prefix comes right before what it is a prefix of
   for (const Target& target : manifest.targets) names.insert(target.name);
@@ -131,6 +132,24 @@ void check_targets(const Manifest& manifest) {
              target.name + "/*.so";
     });
     check_target(target);
+  }
+}
+
+void check_onnx(const Manifest& manifest) {
+  if (!manifest.onnx) return;
+  require(manifest.targets.empty() && !manifest.program && manifest.weights.empty() && manifest.libraries.empty(),
+          [] { return "the package describes an ONNX model, but has targets, a program, weights or libraries too"; });
+  const Names known = distinct(manifest.operators, kName, "operator");
+  std::set<std::tuple<std::string_view, std::string_view, std::string_view>> seen;
+  for (const OnnxFunction& function : manifest.onnx->functions) {
+    const auto what = [&] {
+      return "ONNX function " + shown(function.domain + "::" + function.name + ":" + function.overload);
+    };
+    require(!function.domain.empty() && !function.name.empty(), [&] { return what() + " has no domain or no name"; });
+    require(known.contains(function.op),
+            [&] { return what() + " computes " + shown(function.op) + ", which is not among the operators"; });
+    require(seen.emplace(function.domain, function.name, function.overload).second,
+            [&] { return what() + " appears twice"; });
   }
 }
 
@@ -228,6 +247,7 @@ void check_consistency(const Manifest& manifest) {
   check_targets(manifest);
   check_weights(manifest);
   check_operators(manifest.operators, "operators");
+  check_onnx(manifest);
   check_libraries(manifest, records);
   check_cases(manifest);
 }

@@ -5,6 +5,7 @@
 
 #include "package/errors.h"
 #include "package/json.h"
+#include "package/manifest_fields.h"
 #include "package/text.h"
 
 namespace exportkit {
@@ -30,6 +31,7 @@ int64_t bounded(JsonReader& json, int64_t least, int64_t most) {
 }
 
 int64_t count(JsonReader& json) { return bounded(json, 0, kMaxCount); }
+int64_t opset(JsonReader& json) { return bounded(json, kMinOpset, kMaxOpset); }
 int64_t scale(JsonReader& json) { return bounded(json, 1, std::numeric_limits<int64_t>::max()); }
 
 double not_negative(JsonReader& json) {
@@ -59,6 +61,19 @@ std::string checked_symbol(const JsonReader& json, std::string value) {
 
 std::string symbol(JsonReader& json) { return checked_symbol(json, json.string()); }
 
+// A file in the same folder. A longer name, or one with a control character, is a mistake.
+std::string file_name(JsonReader& json) {
+  std::string value = json.string();
+  const auto refused = [](char c) { return c == '/' || static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  if (value.empty() || value.size() > 255 || value == "." || value == ".." ||
+      std::any_of(value.begin(), value.end(), refused)) {
+    json.fail(
+        "expected the name of a file in the same folder, of 1 to 255 bytes without / and control characters, found " +
+        shown(value));
+  }
+  return value;
+}
+
 std::string sha256(JsonReader& json) { return json.sha256(); }
 
 Constant constant(JsonReader& json) {
@@ -78,95 +93,9 @@ Constant constant(JsonReader& json) {
   }
 }
 
-template <class... Words>
-auto one_of(Words... words) {
-  return [=](JsonReader& json) {
-    std::string value = json.string();
-    if (((value != words) && ...)) json.fail("unknown word " + shown(value));
-    return value;
-  };
-}
-
 const auto device = one_of("cpu", "cuda");
 
-template <class Read>
-auto nullable(Read read) {
-  return [=](JsonReader& json) -> std::optional<decltype(read(json))> {
-    if (json.peek() != JsonReader::Kind::kNull) return read(json);
-    json.null();
-    return std::nullopt;
-  };
-}
-
-template <class Read>
-auto list(Read read) {
-  return [=](JsonReader& json) {
-    std::vector<decltype(read(json))> items;
-    json.array([&] { items.push_back(read(json)); });
-    return items;
-  };
-}
-
-// An object with any keys and values of one kind, in the file's order.
-template <class Read>
-auto object_of(Read read) {
-  return [=](JsonReader& json) {
-    std::vector<std::pair<std::string, decltype(read(json))>> members;
-    json.object([&](std::string_view key) {
-      std::string kept(key);
-      members.emplace_back(std::move(kept), read(json));
-    });
-    return members;
-  };
-}
-
 // --- objects -------------------------------------------------------------------------------------------------------
-
-template <class T, class Read>
-struct Field {
-  const char* key;
-  T& value;
-  Read read;
-  bool required = true;
-};
-
-template <class T, class Read>
-Field<T, Read> field(const char* key, T& value, Read read) {
-  return {key, value, read};
-}
-
-// A key that may be absent; the value then stays as it is.
-template <class T, class Read>
-Field<T, Read> optional_field(const char* key, T& value, Read read) {
-  return {key, value, read, false};
-}
-
-// Reads an object with exactly these keys. The caller has checked that no key appears twice. Returns a bit mask of the
-// keys that were present; the first field is the lowest bit.
-template <class... Fields>
-uint32_t fields(JsonReader& json, const Fields&... each) {
-  uint32_t found = 0;
-  json.object([&](std::string_view key) {
-    uint32_t bit = 1;
-    const auto take = [&](const auto& field) {
-      const bool here = key == field.key;
-      if (here) {
-        field.value = field.read(json);
-        found |= bit;
-      }
-      bit <<= 1;
-      return here;
-    };
-    if (!(take(each) || ...)) json.fail("unknown key");
-  });
-  uint32_t bit = 1;
-  const auto check = [&](const auto& field) {
-    if (field.required && !(found & bit)) json.fail("object lacks the key " + shown(field.key));
-    bit <<= 1;
-  };
-  (check(each), ...);
-  return found;
-}
 
 Dimension dimension(JsonReader& json) {
   Dimension out;
@@ -288,6 +217,27 @@ Program program(JsonReader& json) {
   return out;
 }
 
+OnnxData onnx_data(JsonReader& json) {
+  OnnxData out;
+  fields(json, field("name", out.name, file_name), field("size", out.size, count), field("sha256", out.sha256, sha256));
+  return out;
+}
+
+OnnxFunction onnx_function(JsonReader& json) {
+  OnnxFunction out;
+  fields(json, field("operator", out.op, text), field("domain", out.domain, text), field("name", out.name, text),
+         field("overload", out.overload, text));
+  return out;
+}
+
+Onnx onnx(JsonReader& json) {
+  Onnx out;
+  fields(json, field("size", out.size, count), field("sha256", out.sha256, sha256),
+         field("data", out.data, nullable(onnx_data)), field("opset", out.opset, opset),
+         field("functions", out.functions, list(onnx_function)));
+  return out;
+}
+
 Operator operator_(JsonReader& json) {
   Operator out;
   fields(json, field("name", out.name, text), field("schema", out.schema, text));
@@ -354,10 +304,10 @@ Manifest manifest(JsonReader& json) {
   fields(json, field("format_version", out.format_version, integer), field("name", out.name, name),
          field("version", out.version, text), field("call", out.call, call),
          field("targets", out.targets, list(target)), optional_field("weights", out.weights, list(weight)),
-         field("program", out.program, nullable(program)), field("operators", out.operators, list(operator_)),
-         field("libraries", out.libraries, list(library)), field("cases", out.cases, list(case_)),
-         field("source", out.source, source), field("provenance", out.provenance, provenance),
-         field("records", out.records, list(record)));
+         field("program", out.program, nullable(program)), optional_field("onnx", out.onnx, nullable(onnx)),
+         field("operators", out.operators, list(operator_)), field("libraries", out.libraries, list(library)),
+         field("cases", out.cases, list(case_)), field("source", out.source, source),
+         field("provenance", out.provenance, provenance), field("records", out.records, list(record)));
   return out;
 }
 
@@ -394,6 +344,10 @@ void check_age(const Manifest& manifest) {
   const auto has_references = [](const Case& recorded) { return !recorded.accuracy.empty(); };
   if (manifest.format_version < 4 && std::any_of(manifest.cases.begin(), manifest.cases.end(), has_references)) {
     throw JsonError("its cases have references, which format version " + std::to_string(manifest.format_version) +
+                    " does not allow");
+  }
+  if (manifest.format_version < 4 && manifest.onnx) {
+    throw JsonError("it describes an ONNX model, which format version " + std::to_string(manifest.format_version) +
                     " does not allow");
   }
 }

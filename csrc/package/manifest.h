@@ -14,6 +14,8 @@ namespace exportkit {
 
 inline constexpr int64_t kFormatVersion = 4;  // the version written; 1 to 3 can be read
 inline constexpr size_t kMaxManifestBytes = size_t{16} << 20;
+inline constexpr int64_t kMinOpset = 18;  // of ONNX
+inline constexpr int64_t kMaxOpset = 23;
 inline constexpr int kMaxManifestDepth = 80;  // of brackets
 inline constexpr std::string_view kManifestName = "exportkit/manifest.json";
 
@@ -128,6 +130,28 @@ struct Program {
   std::string record, device, built_with_torch;
 };
 
+// The file beside an ONNX model that has its weights.
+struct OnnxData {
+  std::string name;
+  int64_t size;
+  std::string sha256;
+};
+
+// The ONNX function that computes a custom operator of the graph. An operator has several if dtypes or attributes
+// differ.
+struct OnnxFunction {
+  std::string op, domain, name, overload;
+};
+
+// The ONNX model that this package stands beside.
+struct Onnx {
+  int64_t size;
+  std::string sha256;
+  std::optional<OnnxData> data;
+  int64_t opset;
+  std::vector<OnnxFunction> functions;
+};
+
 // A custom operator of the graph, `namespace::name` or `namespace::name.overload`, with its full schema.
 struct Operator {
   std::string name, schema;
@@ -189,6 +213,7 @@ struct Manifest {
   std::vector<Target> targets;
   std::vector<Weight> weights;
   std::optional<Program> program;
+  std::optional<Onnx> onnx;
   std::vector<Operator> operators;
   std::vector<Library> libraries;
   std::vector<Case> cases;

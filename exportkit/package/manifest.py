@@ -179,6 +179,36 @@ class Program(Strict, frozen=True):
     built_with_torch: str
 
 
+class OnnxData(Strict, frozen=True):
+    """The file beside an ONNX model that has its weights."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class OnnxFunction(Strict, frozen=True):
+    """The ONNX function that computes a custom operator. `operator` is a name in the manifest's `operators`."""
+
+    operator: str
+    domain: str
+    name: str
+    overload: str
+
+
+class Onnx(Strict, frozen=True):
+    """The ONNX model that the package stands beside, and the file with its weights, if they are not inside it.
+
+    `functions` is empty if the model has no custom operators, or if they were inlined.
+    """
+
+    size: int
+    sha256: str
+    data: OnnxData | None
+    opset: int
+    functions: tuple[OnnxFunction, ...]
+
+
 class Operator(Strict, frozen=True):
     """A custom operator of the graph, `namespace::name` or `namespace::name.overload`, with its full schema."""
 
@@ -269,6 +299,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     targets: tuple[Target, ...]
     weights: tuple[Weight, ...] = ()
     program: Program | None
+    onnx: Onnx | None = None
     operators: tuple[Operator, ...]
     libraries: tuple[Library, ...]
     cases: tuple[Case, ...]

@@ -322,3 +322,80 @@ def test_rule_9_structures_nested_deeper_than_a_call_may_be(refused: Refused) ->
     for _ in range(33):
         node = {"type": "sequence", "kind": "list", "items": [node]}
     refused(package(changed("call.result", node)), ManifestConsistencyError, "nested deeper than 32")
+
+
+DATA = {"name": "model.onnx.data", "size": 2**40, "sha256": "1" * 64}
+FUNCTION = {"operator": "toy::twice", "domain": "toy", "name": "twice", "overload": "float32"}
+ONNX = {"size": 1, "sha256": "0" * 64, "data": DATA, "opset": 20, "functions": [FUNCTION]}
+
+
+def companion(**changes: object) -> bytes:
+    """A companion of an ONNX model, with some keys of `onnx` changed."""
+    return companion_with({}, **changes)
+
+
+def companion_with(manifest: dict[str, object], **changes: object) -> bytes:
+    """The same, with some keys of the manifest changed too."""
+    contents = {name: content for name, content in records().items() if name not in samples.RECORDS}
+    contents = dict(sorted({**contents, samples.CASE: samples.RECORDS[samples.CASE]}.items()))
+    nothing: dict[str, object] = {"targets": [], "weights": [], "libraries": []}
+    return package({**document(contents=contents), **nothing, "onnx": {**ONNX, **changes}, **manifest}, contents)
+
+
+def function(**changes: str) -> dict[str, str]:
+    return {**FUNCTION, **changes}
+
+
+def test_a_package_may_describe_an_onnx_model_and_nothing_else_that_runs(refused: Refused, file: Path) -> None:
+    file.write_bytes(companion())
+    with PackageReader(file) as reader:
+        assert msgspec.to_builtins(reader.manifest.onnx) == {**ONNX, "functions": (function(),)}
+    refused(package(changed("onnx", ONNX)), ManifestConsistencyError, "describes an ONNX model, but has")
+    unused = {**at(document(), "weights.0"), "record": None}
+    program = {"record": samples.CASE, "device": "cpu", "built_with_torch": "2.13"}
+    for more in ({"weights": [unused]}, {"program": program}):
+        refused(companion_with(more), ManifestConsistencyError, "describes an ONNX model, but has")
+    refused(companion_with({"onnx": None}), ManifestConsistencyError, "nothing to run")
+    refused(companion_with({"format_version": 3}), ManifestSyntaxError, "version 3 does not allow")
+
+
+@pytest.mark.parametrize("name", ["model.onnx.data", "Größe 1.data", ".data", "a" * 255, "a\\b"])
+def test_rule_8_a_plain_file_name_is_taken(file: Path, name: str) -> None:
+    file.write_bytes(companion(data={**DATA, "name": name}))
+    with PackageReader(file) as reader:
+        assert reader.manifest.onnx is not None
+        assert reader.manifest.onnx.data is not None
+        assert reader.manifest.onnx.data.name == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        *(
+            ({"data": {**DATA, "name": name}}, ManifestSyntaxError, "file in the same folder")
+            for name in ("", ".", "..", "../up", "/etc/passwd", "a/b", "a\n", "\x7f", "\0", "a" * 256)
+        ),
+        *(({"opset": opset}, ManifestSyntaxError, "from 18 to 23") for opset in (0, 17, 24, -1)),
+        ({"opset": "20"}, ManifestSyntaxError, "opset"),
+        ({"sha256": "A" * 64}, ManifestSyntaxError, "sha256"),
+        ({"size": -1}, ManifestSyntaxError, "size"),
+        ({"data": {**DATA, "extra": 1}}, ManifestSyntaxError, "extra"),
+        ({"data": {"name": "x", "size": 1}}, ManifestSyntaxError, "sha256"),
+        ({"functions": [function(operator="toy::thrice")]}, ManifestConsistencyError, "computes 'toy::thrice'"),
+        ({"functions": [function(), function()]}, ManifestConsistencyError, "'toy::twice:float32' appears twice"),
+        ({"functions": [function(domain="")]}, ManifestConsistencyError, "no domain or no name"),
+        ({"functions": [function(name="")]}, ManifestConsistencyError, "no domain or no name"),
+    ],
+)
+def test_rules_8_and_9_of_what_describes_an_onnx_model(
+    refused: Refused, changes: dict[str, object], error: type[Exception], says: str
+) -> None:
+    refused(companion(**changes), error, says)
+
+
+def test_one_operator_may_have_several_functions(file: Path) -> None:
+    overloads = [function(), function(overload="float16"), function(overload="")]
+    file.write_bytes(companion(functions=overloads))
+    with PackageReader(file) as reader:
+        assert reader.manifest.onnx is not None
+        assert msgspec.to_builtins(reader.manifest.onnx.functions) == tuple(overloads)

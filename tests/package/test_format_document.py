@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import NODEFAULT
 
 from exportkit import package
+from exportkit.onnx.files import COMPANION_SUFFIX
 from exportkit.package import core, manifest, openssf, signature
 from exportkit.package.archive import ROOT, PackageReader, write_package
 from exportkit.package.consistency import AOTINDUCTOR_DIR, CASES_DIR, OPERATORS_DIR, is_complete
@@ -124,6 +125,8 @@ def test_numbers_and_names_in_the_text_are_those_of_the_code() -> None:
         f"{ROOT}/ the archive's one root folder",
         f"at most {constant('small_files.cpp', 'kMaxBytes') >> 10} KiB",
         f"nested at most {constant('signature.cpp', 'kMaxDepth')} brackets deep",
+        f"that the model uses, {constant('manifest.h', 'kMinOpset')} to {constant('manifest.h', 'kMaxOpset')}.",
+        f"`model.onnx{COMPANION_SUFFIX}{signature.SUFFIX}`",
         f"`model.pt2{signature.SUFFIX}` beside",
         f"`model.pt2{openssf.SUFFIX}`",
         f"nested at most {constant('openssf.cpp', 'kMaxDepth')} brackets deep",

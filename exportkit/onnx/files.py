@@ -1,0 +1,291 @@
+"""Writes and opens the files of an ONNX model: the model, its weights, and the companion that describes both.
+
+The companion is a package without targets, beside the model: FORMAT.md, "ONNX models". Reading needs neither onnx nor
+onnxruntime, and parses neither the model nor its weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+
+from exportkit.errors import ExportError, OnnxFileError, UsageError
+from exportkit.package import core
+from exportkit.package.archive import Content, PackageReader, write_package
+from exportkit.package.atomic import temporary_folder, write_whole
+from exportkit.package.manifest import Manifest, Onnx, OnnxData, OnnxFunction
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+COMPANION_SUFFIX = ".exportkit"
+DATA_THRESHOLD = 2 * 10**9  # bytes of tensors inside the model; protobuf takes 2^31 with everything else
+_KEPT_INSIDE = 1024  # bytes of a tensor that stays in the model: shapes are among them, and checkers read those
+_ALIGNMENT = 4096  # of tensors in the data file, so that they can be mapped
+_CHUNK = 1 << 20
+_PACKAGE_START = b"PK\x03\x04"  # never that of an ONNX model: it would be a field of ModelProto that does not exist
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def companion_path(model: Path) -> Path:
+    """Returns the path of a model's companion."""
+    return model.with_name(model.name + COMPANION_SUFFIX)
+
+
+def named_model(given: Path) -> Path | None:
+    """Returns the ONNX model that a file belongs to: itself, or the one beside its companion. None for other files.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    if not given.is_file():
+        return None
+    try:
+        with given.open("rb") as file:
+            is_package = file.read(len(_PACKAGE_START)) == _PACKAGE_START
+    except OSError as error:
+        raise UsageError(f"cannot read {given}: {error.strerror}") from error
+    if not is_package:
+        return given if given.suffix == ".onnx" or companion_path(given).exists() else None
+    name = given.name.removesuffix(COMPANION_SUFFIX)
+    return given.with_name(name) if name not in ("", given.name) else None
+
+
+def _data_name(model: Path, sha256: str) -> str:
+    return f"{model.name}.{sha256[:16]}.data"
+
+
+def _beside(model: Path, name: str) -> Path:
+    """Returns a file beside the model; if there is none, and the model is a link, beside the file it links to."""
+    found = model.with_name(name)
+    return found if found.exists() or not model.is_symlink() else model.resolve().with_name(name)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_onnx(
+    out: Path,
+    model: onnx_ir.Model,
+    manifest: Manifest,
+    cases: Mapping[str, Content],
+    *,
+    functions: tuple[OnnxFunction, ...],
+    opset: int,
+    data_threshold: int = DATA_THRESHOLD,
+) -> Manifest:
+    """Writes a model, its weights if they do not fit into it, and its companion.
+
+    Each file gets its name when it is complete. The name of the data file has its digest, so a process that is killed
+    leaves no model with the weights of another. Data files of the model that is replaced are removed.
+
+    Args:
+        out: The `.onnx` to write. The name of the companion is longer by `.exportkit`.
+        model: The model. Its tensors may be lazy or in other files.
+        manifest: What describes the model, with its operators and cases, without targets, weights and libraries.
+        cases: The records of the manifest's cases.
+        functions: The model's functions that compute custom operators.
+        opset: The version of ONNX's operators that the model uses.
+        data_threshold: The bytes of tensors from which on they are written to a data file.
+
+    Returns:
+        The companion's manifest.
+
+    Raises:
+        ExportError: The model without its weights is larger than ONNX allows.
+        PackageError: The manifest breaks a rule of the format.
+        OSError: A file cannot be written.
+    """
+    with temporary_folder(out.parent, "exportkit-onnx") as folder, _outside(out, model, folder, data_threshold) as data:
+        content = _serialized(model)
+        if data is not None:
+            _place(folder / data.name, out.with_name(data.name))
+    write_whole(out, content)
+    onnx = Onnx(
+        size=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+        data=data,
+        opset=opset,
+        functions=functions,
+    )
+    written = write_package(companion_path(out), msgspec.structs.replace(manifest, onnx=onnx), cases)
+    _remove_old_data(out, data)
+    return written
+
+
+@contextmanager
+def _outside(out: Path, model: onnx_ir.Model, folder: Path, threshold: int) -> Iterator[OnnxData | None]:
+    """Puts large tensors into a data file in the folder while the block runs, if the model has too many bytes."""
+    import onnx_ir
+    from onnx_ir.external_data import convert_tensors_to_external
+
+    values = [value for graph in model.graphs() for value in graph.initializers.values()]
+    tensors = {
+        value: value.const_value
+        for value in values
+        if value.const_value is not None and value.const_value.dtype != onnx_ir.DataType.STRING
+    }
+    if sum(tensor.nbytes for tensor in tensors.values()) <= threshold:
+        yield None
+        return
+    large = {value: tensor for value, tensor in tensors.items() if tensor.nbytes > _KEPT_INSIDE}
+    placed = convert_tensors_to_external(
+        list(large.values()), folder, "data", alignment=_ALIGNMENT, align_threshold=_KEPT_INSIDE
+    )
+    with (folder / "data").open("rb") as file:
+        sha256, size = _digest(file), os.fstat(file.fileno()).st_size
+    data = OnnxData(name=_data_name(out, sha256), size=size, sha256=sha256)
+    (folder / "data").rename(folder / data.name)
+    try:
+        for value, tensor in zip(large, placed):
+            value.const_value = onnx_ir.ExternalTensor(
+                data.name, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name
+            )
+        yield data
+    finally:
+        for value, original in large.items():
+            value.const_value = original
+
+
+def _serialized(model: onnx_ir.Model) -> bytes:
+    from google.protobuf.message import EncodeError
+    from onnx_ir import serde
+
+    try:
+        content: bytes = serde.serialize_model(model).SerializeToString(deterministic=True)
+    except (EncodeError, ValueError) as error:
+        raise ExportError(
+            f"the model cannot be written as ONNX: {error}",
+            hint="Without its weights it may have 2 GB. Tensors that the code of forward makes count as well: make "
+            "them buffers.",
+        ) from error
+    return content
+
+
+def _place(file: Path, destination: Path) -> None:
+    """Gives a complete file its name after its content reached the disk."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+    file.replace(destination)
+
+
+def _remove_old_data(out: Path, data: OnnxData | None) -> None:
+    """Removes the data files that earlier models of this name left."""
+    pattern = re.compile(re.escape(out.name) + r"\.[0-9a-f]{16}\.data")
+    for file in out.parent.iterdir():
+        if pattern.fullmatch(file.name) and (data is None or file.name != data.name):
+            file.unlink(missing_ok=True)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReader:
+    """Opens the companion of a model, and checks the digests of all its records, of the model and of its data.
+
+    Args:
+        model: The `.onnx`.
+        demand: The caller's required signatures, as for PackageReader. They are checked first.
+
+    Returns:
+        The reader of the companion. Its manifest has `onnx`.
+
+    Raises:
+        OnnxFileError: A file is missing, or it is not the one that the companion describes.
+        PackageError: The companion breaks a rule of the format or lacks a required signature.
+        PolicyError: A policy cannot be read or trusted.
+    """
+    companion = _beside(model, companion_path(model).name)
+    if not companion.exists():
+        raise OnnxFileError(
+            f"{model.name} has no {companion_path(model).name} beside it, which has its digests and recorded cases",
+            hint="Copy all files that `exportkit export --format onnx` wrote. It cannot describe the ONNX models of "
+            "other exporters.",
+        )
+    reader = PackageReader(companion, demand=demand)
+    try:
+        reader.verify()
+        with open_model(model, described(reader)), open_data(model, described(reader)):
+            return reader
+    except BaseException:
+        reader.close()
+        raise
+
+
+def described(companion: PackageReader) -> Onnx:
+    """Returns what a companion says of its model.
+
+    Raises:
+        OnnxFileError: The package is not a companion.
+    """
+    onnx = companion.manifest.onnx
+    if onnx is None:
+        raise OnnxFileError(
+            f"{companion.path.name} is a package that describes no ONNX model", hint="Export the ONNX model again."
+        )
+    return onnx
+
+
+@contextmanager
+def open_model(model: Path, onnx: Onnx) -> Iterator[BinaryIO]:
+    """Opens a model that has the described size and digest.
+
+    Raises:
+        OnnxFileError: It is missing, or another model.
+    """
+    with _opened_as(model, onnx.size, onnx.sha256) as file:
+        yield file
+
+
+@contextmanager
+def open_data(model: Path, onnx: Onnx) -> Iterator[BinaryIO | None]:
+    """Opens the data file of a model, if it has one. Errors are the same as for `open_model`."""
+    if onnx.data is None:
+        yield None
+        return
+    with _opened_as(_beside(model, onnx.data.name), onnx.data.size, onnx.data.sha256) as file:
+        yield file
+
+
+@contextmanager
+def _opened_as(path: Path, size: int, sha256: str) -> Iterator[BinaryIO]:
+    if not path.is_file():
+        raise OnnxFileError(
+            f"there is no file {path.name} in {path.parent.absolute()}",
+            hint="Copy all files that `exportkit export --format onnx` wrote, or export again.",
+        )
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise OnnxFileError(f"cannot read {path}: {error.strerror}") from error
+    with file:
+        found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise _changed(path, f"it has {found} bytes; {size} were written")
+        if (digest := _digest(file)) != sha256:
+            raise _changed(path, f"its sha256 is {digest}; {sha256} was written")
+        file.seek(0)
+        yield file
+
+
+def _changed(path: Path, how: str) -> OnnxFileError:
+    return OnnxFileError(
+        f"{path.name} is not the file that was exported: {how}",
+        hint="It was changed, or it belongs to another export. Copy its files together, or export again.",
+    )
+
+
+def _digest(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
