@@ -138,7 +138,7 @@ def _run_elsewhere(
         given, returned = folder / "inputs.safetensors", folder / "outputs.safetensors"
         save_file(named_tensors("input", inputs), given)
         target = manifest.targets[0].name
-        with ReplayProcess(package, manifest, _CASES, target=target, device="cpu") as replay:
+        with ReplayProcess.of_target(package, manifest, _CASES, target=target, device="cpu") as replay:
             loaded = replay.load()
             if not isinstance(loaded, ArtifactLoaded):
                 raise ExportError(loaded.message)

@@ -187,7 +187,7 @@ class TorchVersionError(HostError):
 
 
 class ModelLoadError(HostError):
-    """torch's loader refused an intact target."""
+    """torch's loader refused an intact target, or ONNX Runtime an intact model."""
 
 
 class CacheError(HostError):

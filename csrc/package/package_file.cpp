@@ -65,6 +65,10 @@ PackageFile::PackageFile(const std::filesystem::path& path) : path_(path), file_
     throw Error(errors::kNotAnArchive, path.string() + " is not a file; a package is one .pt2 file");
   }
   opened_ = FileState::of(now);
+  if (path.extension() == ".onnx" && read_at(fd(), 0, 4) != "PK\3\4") {
+    throw Error(errors::kNotAnArchive, path.string() + " is an ONNX model, not a package",
+                "ONNX Runtime runs it without exportkit. `exportkit verify`, `inspect`, `sign` and `bench` take it.");
+  }
   const std::vector<Header> headers = read_directory(fd(), size());
   check_has_manifest(headers);
   std::vector<std::string_view> names;

@@ -224,7 +224,8 @@ Survey survey(const std::vector<Target>& targets, const std::vector<Library>& li
   const int index = given.value_or(host.current_cuda);
   if (targets.empty()) {
     throw Error(errors::kNoTarget, "the package has no compiled target",
-                "It has an exported program: compile it with `exportkit export`.");
+                "It has an exported program, which `exportkit export` compiles, or stands beside an ONNX model, which "
+                "`exportkit verify` runs.");
   }
   Survey found;
   std::string reasons;

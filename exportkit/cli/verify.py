@@ -110,7 +110,9 @@ def report_document(report: Report) -> dict[str, Any]:
 
 def print_report(report: Report) -> None:
     """Prints the report: the checks of each target under its name, then the failures in full."""
-    click.echo(f"{printable(report.artifact)}: {f'torch {report.torch}' if report.torch else 'not loaded'}")
+    versions = {"torch": report.torch, "ONNX Runtime": report.onnxruntime}
+    ran_by = next((f"{name} {version}" for name, version in versions.items() if version), "not loaded")
+    click.echo(f"{printable(report.artifact)}: {ran_by}")
     print_table([_row(check) for check in report.checks if check.target is None])
     for target in report.targets:
         if target.left_out is None:

@@ -214,11 +214,23 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
     reader = PackageReader(companion, demand=demand)
     try:
         reader.verify()
-        with open_model(model, described(reader)), open_data(model, described(reader)):
-            return reader
+        onnx = described(reader)
+        with _opened(model, onnx.size) as file, open_data(model, onnx):
+            _check_digest(model, _digest(file), onnx.sha256)
+        return reader
     except BaseException:
         reader.close()
         raise
+
+
+def refuse_companion(reader: PackageReader) -> None:
+    """Raises UsageError for the companion of an ONNX model, in which nothing can be run."""
+    if reader.manifest.onnx is not None:
+        raise UsageError(
+            f"{reader.path.name} describes an ONNX model, and has nothing that could run",
+            hint="Give the model: `exportkit verify`, `inspect`, `sign` and `bench` take it. The name of its "
+            f"companion must be the model's name with {COMPANION_SUFFIX}.",
+        )
 
 
 def described(companion: PackageReader) -> Onnx:
@@ -235,29 +247,32 @@ def described(companion: PackageReader) -> Onnx:
     return onnx
 
 
-@contextmanager
-def open_model(model: Path, onnx: Onnx) -> Iterator[BinaryIO]:
-    """Opens a model that has the described size and digest.
+def read_model(model: Path, onnx: Onnx) -> bytes:
+    """Reads a model and checks what was read.
 
     Raises:
         OnnxFileError: It is missing, or another model.
     """
-    with _opened_as(model, onnx.size, onnx.sha256) as file:
-        yield file
+    with _opened(model, onnx.size) as file:
+        content = file.read()
+    _check_digest(model, hashlib.sha256(content).hexdigest(), onnx.sha256)
+    return content
 
 
 @contextmanager
 def open_data(model: Path, onnx: Onnx) -> Iterator[BinaryIO | None]:
-    """Opens the data file of a model, if it has one. Errors are the same as for `open_model`."""
+    """Opens the data file of a model, if it has one, and checks it. Errors are the same as for `read_model`."""
     if onnx.data is None:
         yield None
         return
-    with _opened_as(_beside(model, onnx.data.name), onnx.data.size, onnx.data.sha256) as file:
+    path = _beside(model, onnx.data.name)
+    with _opened(path, onnx.data.size) as file:
+        _check_digest(path, _digest(file), onnx.data.sha256)
         yield file
 
 
 @contextmanager
-def _opened_as(path: Path, size: int, sha256: str) -> Iterator[BinaryIO]:
+def _opened(path: Path, size: int) -> Iterator[BinaryIO]:
     if not path.is_file():
         raise OnnxFileError(
             f"there is no file {path.name} in {path.parent.absolute()}",
@@ -271,10 +286,12 @@ def _opened_as(path: Path, size: int, sha256: str) -> Iterator[BinaryIO]:
         found = os.fstat(file.fileno()).st_size
         if found != size:
             raise _changed(path, f"it has {found} bytes; {size} were written")
-        if (digest := _digest(file)) != sha256:
-            raise _changed(path, f"its sha256 is {digest}; {sha256} was written")
-        file.seek(0)
         yield file
+
+
+def _check_digest(path: Path, found: str, written: str) -> None:
+    if found != written:
+        raise _changed(path, f"its sha256 is {found}; {written} was written")
 
 
 def _changed(path: Path, how: str) -> OnnxFileError:

@@ -6,7 +6,7 @@ Each command's docstring names the class of its answer. Nothing here imports tor
 from __future__ import annotations
 
 from exportkit.child.messages import Message
-from exportkit.package.manifest import Call, Source
+from exportkit.package.manifest import Call, Onnx, Source
 
 
 class LoadArtifact(Message, frozen=True):
@@ -36,11 +36,27 @@ class LoadArtifact(Message, frozen=True):
     unsigned: str | None
 
 
+class LoadOnnx(Message, frozen=True):
+    """Tells the process of ONNX Runtime to load a model. The answer is ArtifactLoaded.
+
+    Attributes:
+        model: The absolute path. A link is not resolved, because the data may be beside the link.
+        onnx: What the verified companion says of the model. The process loads nothing that has another digest.
+        call: The model's call.
+        blocked: Top-level packages that cannot be imported, besides torch, the exporter and exportkit's operators.
+    """
+
+    model: str
+    onnx: Onnx
+    call: Call
+    blocked: tuple[str, ...]
+
+
 class ArtifactLoaded(Message, frozen=True):
-    """The device, the version of torch, and the seconds that loading took."""
+    """The device, the version of torch or of ONNX Runtime, and the seconds that loading took."""
 
     device: str
-    torch: str
+    version: str
     seconds: float
 
 

@@ -1,4 +1,4 @@
-"""Runs the packaged model in a separate process. replay_worker.py is the other side."""
+"""Runs the packaged model in a separate process. replay_worker.py and onnx_worker.py are the other side."""
 
 from __future__ import annotations
 
@@ -8,26 +8,45 @@ from pathlib import Path
 
 from typing_extensions import Self
 
-from exportkit.child.messages import Failed
+from exportkit.child.messages import Failed, Message
+from exportkit.onnx.files import described
+from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest
-from exportkit.verify.commands import ArtifactLoaded, CallModel, LoadArtifact, ModelCalled
+from exportkit.verify.commands import ArtifactLoaded, CallModel, LoadArtifact, LoadOnnx, ModelCalled
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, MissingOperator, NotRun, TimedOut, Verdict
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
 
 # The process itself needs these, so a MODEL such as torch.nn:Linear does not block them.
 _NEVER_BLOCKED = frozenset({"torch", "exportkit", "numpy", "safetensors", "msgspec", "typing_extensions"})
+_WORKERS: Mapping[type[Message], str] = {
+    LoadArtifact: "exportkit.verify.replay_worker",
+    LoadOnnx: "exportkit.verify.onnx_worker",
+}
 _MAX_DEAD = 2  # processes that may die before the remaining calls are skipped
 
 
 class ReplayProcess:
-    """Runs one target in a process that cannot import the exporter, or the source of the model or operators.
+    """Runs a target or an ONNX model in a process that cannot import the exporter, or the model's or operators' source.
 
     If a call kills the process, the next call starts another.
     """
 
-    def __init__(
-        self,
+    def __init__(self, command: LoadArtifact | LoadOnnx, timeout: float) -> None:
+        """Does not start the process yet.
+
+        Args:
+            command: What the process loads.
+            timeout: Seconds that a call may take.
+        """
+        self._command = command
+        self._timeout = timeout
+        self._worker: VerifyWorker | None = None
+        self._dead = 0
+
+    @classmethod
+    def of_target(
+        cls,
         artifact: Path,
         manifest: Manifest,
         options: VerifyOptions,
@@ -36,8 +55,8 @@ class ReplayProcess:
         device: str,
         libraries: Mapping[Path, Sequence[str]] | None = None,
         unsigned: str | None = None,
-    ) -> None:
-        """Does not start the process yet.
+    ) -> Self:
+        """The process of a target, which torch runs.
 
         Args:
             artifact: The artifact's file.
@@ -49,7 +68,7 @@ class ReplayProcess:
             unsigned: The same as for `verify`.
         """
         keys = tuple(str(key.absolute()) for key in options.public_keys)
-        self._command = LoadArtifact(
+        command = LoadArtifact(
             artifact=str(artifact.absolute()),
             target=target,
             device=device,
@@ -60,9 +79,19 @@ class ReplayProcess:
             signature=str(options.signature.absolute()) if options.signature else None,
             unsigned=unsigned,
         )
-        self._timeout = options.timeout
-        self._worker: VerifyWorker | None = None
-        self._dead = 0
+        return cls(command, options.timeout)
+
+    @classmethod
+    def of_onnx(cls, model: Path, companion: PackageReader, options: VerifyOptions) -> Self:
+        """The process of an ONNX model, which ONNX Runtime runs."""
+        manifest = companion.manifest
+        command = LoadOnnx(
+            model=str(model.absolute()),
+            onnx=described(companion),
+            call=manifest.call,
+            blocked=blocked(options.model or manifest.source.model),
+        )
+        return cls(command, options.timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +102,7 @@ class ReplayProcess:
 
     def load(self) -> ArtifactLoaded | Verdict:
         """Starts a process and loads the artifact in it. Returns a verdict if that fails."""
-        self._worker = VerifyWorker("exportkit.verify.replay_worker", search_path="installed")
+        self._worker = VerifyWorker(_WORKERS[type(self._command)], search_path="installed")
         timeout = max(self._timeout, LOAD_TIMEOUT)
         answer = self._worker.ask(self._command, ArtifactLoaded, doing="loading the artifact", timeout=timeout)
         return _load_failure(answer) if isinstance(answer, Failed) else answer
@@ -110,9 +139,12 @@ def blocked(model: str | None) -> tuple[str, ...]:
 
 
 def _load_failure(answer: Failed) -> Verdict:
-    # The messages of exportkit's loader and of torch for an operator that is not registered.
-    pattern = r"operator ([\w:.]+) is not loaded|Could not find schema for ([\w:.]+?)\.?(?:\s|$)"
+    # The messages of exportkit's loader, of torch and of ONNX Runtime for an operator that is not registered.
+    pattern = (
+        r"operator ([\w:.]+) is not loaded|Could not find schema for ([\w:.]+?)\.?(?:\s|$)"
+        r"|(\S+)\(-?\d+\) is not a registered function/op"
+    )
     if missing := re.search(pattern, answer.detail):
-        return MissingOperator(missing[1] or missing[2], answer.detail)
+        return MissingOperator(missing[1] or missing[2] or missing[3], answer.detail)
     # Other errors come from torch's loader, which could not read the package.
     return LoadFailed(answer.error, answer.detail, answer.exit_code or 3)

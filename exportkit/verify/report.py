@@ -19,7 +19,7 @@ class Check:
         sizes: The dimensions of the call, by name.
         verdict: The result.
         seconds: The time of the call, including input checks; None if the model was not called.
-        target: The checked target, "program" for an exported program; None if the check covers all targets.
+        target: The checked target, as TargetReport names it; None if the check covers all targets.
     """
 
     against: Literal["package", "cases", "eager"]
@@ -37,10 +37,10 @@ class Check:
 
 @dataclass(frozen=True)
 class TargetReport:
-    """The run of one target, or of the exported program.
+    """The run of one target, of the exported program, or of an ONNX model.
 
     Attributes:
-        name: The target's name; "program" for an exported program.
+        name: The target's name; "program" for an exported program, "onnx" for an ONNX model.
         device: The device, such as "cpu" or "cuda:0"; None if the target was not run.
         load_seconds: The time of exportkit.load in the fresh process, without importing torch; None if not loaded.
         left_out: The reason the target was not run, or None.
@@ -58,10 +58,11 @@ class Report:
 
     Attributes:
         artifact: The verified file.
-        torch: The version of torch that ran it; None if nothing was loaded.
+        torch: The version of torch that ran it; None if nothing was loaded, or for an ONNX model.
         targets: All targets. The ones that were run come first, the best of them first.
         checks: The checks in the order they were made.
         skipped: Sizes that were not compared with eager, each with the reason.
+        onnxruntime: The version of ONNX Runtime that ran it; None if it is not a loaded ONNX model.
     """
 
     artifact: str
@@ -69,6 +70,7 @@ class Report:
     targets: tuple[TargetReport, ...]
     checks: tuple[Check, ...]
     skipped: tuple[str, ...] = ()
+    onnxruntime: str | None = None
 
     @property
     def failure(self) -> Check | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from exportkit.errors import ExportkitError, PolicyError, SignatureError, SignatureMissingError, UsageError
 from exportkit.libraries import built_in_libraries
+from exportkit.onnx.files import named_model, open_onnx, refuse_companion
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.describe_library import describe_with_needed
@@ -23,6 +24,8 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import LoadFailed, MissingOperator, Signed
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Check, Report, TargetReport
+
+ONNX = "onnx"  # stands where a target's name does
 
 
 def verify(
@@ -42,7 +45,7 @@ def verify(
     is a verdict, even a crash.
 
     Args:
-        artifact: A `.pt2` that exportkit wrote.
+        artifact: A `.pt2` that exportkit wrote, or an ONNX model with its companion beside it.
         options: The options; see VerifyOptions.
         unsigned: The sha256 of a manifest that needs no signature, because the caller made the artifact and verifies it
             before signing. MODEL must be named all the same.
@@ -56,15 +59,16 @@ def verify(
     progress(f"checking {artifact.name}")
     try:
         asked = options.public_keys or None, options.signature
-        by = demanded_by(*asked)
-        opened = PackageReader(artifact, demand=None if unsigned else demand(*asked))
+        by, required = demanded_by(*asked), None if unsigned else demand(*asked)
+        model = named_model(artifact)
+        opened = PackageReader(artifact, demand=required) if model is None else open_onnx(model, demand=required)
         with opened as reader, temporary_folder(None, "exportkit-verify") as folder:
             keys = tuple(key.id for key in reader.signers)
             signed = [Check("package", "signature", {}, Signed(keys))] if keys else []
             reader.verify()
             _check_comparable(artifact, reader.manifest, options, by)
-            runs, left_out = _targets(reader.manifest, options)
-            libraries = _needed_libraries(reader.manifest, options, {run.device for run in runs})
+            runs, left_out = _onnx_run(model, options) if model is not None else _targets(reader, options)
+            libraries = _needed_libraries(reader.manifest, options, runs)
             if isinstance(libraries, MissingOperator):
                 missing = Check("package", "operators", {}, libraries)
                 left_out += [TargetReport(run.name, left_out="an operator is missing") for run in runs]
@@ -96,23 +100,37 @@ def _check_comparable(artifact: Path, manifest: Manifest, options: VerifyOptions
 
 @dataclass(frozen=True)
 class _Run:
-    """A target and its device. The target is None for an exported program."""
+    """A target and its device. The target is None for an exported program, and for an ONNX model."""
 
     target: str | None
     device: str
+    onnx_model: Path | None = None
 
     @property
     def name(self) -> str:
-        return self.target or "program"
+        return self.target or ("program" if self.onnx_model is None else ONNX)
 
 
-def _targets(manifest: Manifest, options: VerifyOptions) -> tuple[list[_Run], list[TargetReport]]:
+def _onnx_run(model: Path, options: VerifyOptions) -> tuple[list[_Run], list[TargetReport]]:
+    """Returns the only run of an ONNX model. Raises UsageError if the options ask for another."""
+    kind, _ = parse_device(options.device)
+    if kind == "cuda" or options.target not in (None, ONNX):
+        raise UsageError(
+            f"{model.name} is an ONNX model, which is verified on ONNX Runtime's CPUExecutionProvider",
+            hint="Leave out --device and --target.",
+        )
+    return [_Run(None, "cpu", model)], []
+
+
+def _targets(reader: PackageReader, options: VerifyOptions) -> tuple[list[_Run], list[TargetReport]]:
     """Returns the targets that run here, the best first, and the others.
 
     Raises:
         UsageError: The device or the target does not exist.
         NoTargetError: No target runs here. The message gives a reason for each.
     """
+    refuse_companion(reader)
+    manifest = reader.manifest
     kind, _ = parse_device(options.device)
     candidates = named(manifest.targets, options.target)
     if not candidates and manifest.program is not None:
@@ -124,16 +142,21 @@ def _targets(manifest: Manifest, options: VerifyOptions) -> tuple[list[_Run], li
 
 
 def _needed_libraries(
-    manifest: Manifest, options: VerifyOptions, devices: Set[str]
+    manifest: Manifest, options: VerifyOptions, runs: Sequence[_Run]
 ) -> dict[Path, list[str]] | MissingOperator:
-    """Returns the libraries that the artifact needs but does not contain, each with the namespaces it defines."""
+    """Returns the libraries that the artifact needs but does not contain, each with the namespaces it defines.
+
+    An ONNX model needs none: it has functions.
+    """
+    if manifest.onnx is not None:
+        return {}
     brought = {operator.name for library in manifest.libraries for operator in library.defines}
     missing = [operator.name for operator in manifest.operators if operator.name not in brought]
     if not missing:
         return {}
     libraries = [Path(library).resolve() for library in options.op_libraries]
     if any(name.startswith("arr_coc::") for name in missing):
-        kinds = {"cpu", *(device.partition(":")[0] for device in devices)}  # the CPU library defines the operators
+        kinds = {"cpu", *(run.device.partition(":")[0] for run in runs)}  # the CPU library defines the operators
         libraries += [path for device, path in built_in_libraries().items() if device in kinds]
     described = (each for library in libraries for each in describe_with_needed(library))
     given = {path: [operator.name for operator in library.defines] for path, library in described}
@@ -157,7 +180,7 @@ class _Verification:
     unsigned: str | None
     demanded_by: str | None
     checks: list[Check]
-    torch: str | None = None
+    version: str | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -182,11 +205,14 @@ class _Verification:
             )
             with eager_process as eager:
                 reports += [self._run(run, eager, plan) for run in same]
-        return Report(str(self.artifact), self.torch, (*reports, *left_out), tuple(self.checks), plan.skipped)
+        by_torch, by_onnx = (self.version, None) if self.manifest.onnx is None else (None, self.version)
+        targets = (*reports, *left_out)
+        return Report(str(self.artifact), by_torch, targets, tuple(self.checks), plan.skipped, by_onnx)
 
-    def _run(self, run: _Run, eager: EagerProcess, plan: SizePlan) -> TargetReport:
-        self.progress(f"loading {run.name} in a fresh process")
-        with ReplayProcess(
+    def _process(self, run: _Run) -> ReplayProcess:
+        if run.onnx_model is not None:
+            return ReplayProcess.of_onnx(run.onnx_model, self.reader, self.options)
+        return ReplayProcess.of_target(
             self.artifact,
             self.manifest,
             self.options,
@@ -194,12 +220,16 @@ class _Verification:
             device=run.device,
             libraries=self.libraries,
             unsigned=self.unsigned,
-        ) as replay:
+        )
+
+    def _run(self, run: _Run, eager: EagerProcess, plan: SizePlan) -> TargetReport:
+        self.progress(f"loading {run.name} in a fresh process")
+        with self._process(run) as replay:
             loaded = replay.load()
             if not isinstance(loaded, ArtifactLoaded):
                 self.checks.append(Check("package", "load", {}, loaded, target=run.name))
                 return TargetReport(run.name, run.device)
-            self.torch = loaded.torch
+            self.version = loaded.version
             calls = TargetCalls(run.name, replay, self.reader, self.options, self.folder, self.progress)
             if self.options.against != "eager":
                 self.checks += calls.with_cases()

@@ -210,7 +210,7 @@ def test_the_process_that_runs_it_takes_no_other_package_without_a_signature(
         manifest, digest = reader.manifest, reader.manifest_sha256
     require(release)
     for permitted, error in (("0" * 64, "DigestMismatchError"), (None, "SignatureMissingError"), (digest, None)):
-        process = ReplayProcess(path, manifest, CASES, target=None, device="cpu", unsigned=permitted)
+        process = ReplayProcess.of_target(path, manifest, CASES, target=None, device="cpu", unsigned=permitted)
         with process as replay:
             answer = replay.load()
         assert mark.exists() == (error is None)

@@ -1,0 +1,146 @@
+"""A small ONNX model with its companion, made without the exporter: y = 2 x w and n = argmax(y), for 1 to 8 rows.
+
+The factor 2 is the custom operator toy::twice, an ONNX function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import onnx
+import onnx_ir
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.torch import save
+
+from exportkit.export.cases import state_sha256
+from exportkit.onnx.files import DATA_THRESHOLD, write_onnx
+from exportkit.package import manifest as m
+
+OPSET = 20
+ROWS, COLUMNS = 3, 400  # w takes more than what stays inside a model
+CASE = "exportkit/cases/0.safetensors"
+FUNCTION = m.OnnxFunction(operator="toy::twice", domain="toy", name="twice", overload="")
+OPERATOR = m.Operator(name="toy::twice", schema="toy::twice(Tensor x) -> Tensor")
+SOURCE = "net.py:Net"
+NET = "from tests.onnx.small_models import Net\n"
+
+
+class Net(torch.nn.Module):
+    """The model in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("w", torch.linspace(-1, 1, ROWS * COLUMNS).reshape(ROWS, COLUMNS).sin())
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = (x * 2) @ self.w
+        return {"y": y, "n": y.argmax(1)}
+
+
+def model_proto(w: torch.Tensor | None = None) -> onnx.ModelProto:
+    """The model in ONNX; `w` are other weights than those of Net."""
+    weights = Net().w if w is None else w
+    twice = helper.make_function(
+        "toy",
+        "twice",
+        ["x"],
+        ["y"],
+        [helper.make_node("Add", ["x", "x"], ["y"])],
+        opset_imports=[helper.make_opsetid("", OPSET)],
+    )
+    nodes = [
+        helper.make_node("twice", ["x"], ["doubled"], domain="toy"),
+        helper.make_node("MatMul", ["doubled", "w"], ["y"]),
+        helper.make_node("ArgMax", ["y"], ["n"], axis=1, keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", ROWS])],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", COLUMNS]),
+            helper.make_tensor_value_info("n", TensorProto.INT64, ["rows"]),
+        ],
+        [numpy_helper.from_array(weights.numpy(), "w")],
+    )
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("toy", 1)]
+    return helper.make_model(graph, functions=[twice], opset_imports=imports, ir_version=10)
+
+
+def manifest(*, source: str | None = SOURCE) -> m.Manifest:
+    """What describes the model."""
+    rows = m.Size(dimension="rows")
+    zero = m.OutputTolerance(rtol=0, atol=0, ranking_of=None)
+    call = m.Call(
+        parameters=(m.Parameter(name="x", kind="positional", value=m.TensorNode(index=0)),),
+        inputs=(m.TensorInput(name="x", dtype="float32", shape=(rows, ROWS)),),
+        result=m.MappingNode(keys=("y", "n"), items=(m.TensorNode(index=0), m.TensorNode(index=1))),
+        outputs=(
+            m.TensorOutput(
+                name="y", dtype="float32", shape=(rows, COLUMNS), tolerance=m.OutputTolerance(rtol=1e-5, atol=1e-6)
+            ),
+            m.TensorOutput(name="n", dtype="int64", shape=(rows,), tolerance=zero),
+        ),
+        dimensions=(m.Dimension(name="rows", min=1, max=8),),
+    )
+    accuracy = {"y": m.Accuracy(rms=1e-7, greatest=1e-6)}
+    return m.Manifest(
+        format_version=m.FORMAT_VERSION,
+        name="small",
+        version="1",
+        call=call,
+        targets=(),
+        program=None,
+        operators=(OPERATOR,),
+        libraries=(),
+        cases=(m.Case(record=CASE, sizes={"rows": 2}, reference_dtype="float64", accuracy=accuracy),),
+        source=m.Source(model=source, model_kwargs={}, dtype=None, seed=0, state_sha256=state_sha256(Net())),
+        provenance=m.Provenance(exportkit="0", torch=str(torch.__version__), commit=None, dirty=None, tf32=False),
+        records=(),
+    )
+
+
+def case() -> bytes:
+    """The recorded case: eager's outputs, and y in float64."""
+    x = torch.linspace(-1, 1, 2 * ROWS).reshape(2, ROWS)
+    net = Net()
+    outputs = net(x)
+    wide = (x.double() * 2) @ net.w.double()
+    return save({"input.0": x, "output.0": outputs["y"], "output.1": outputs["n"], "reference.0": wide})
+
+
+def write_small(
+    out: Path,
+    change: Callable[[onnx.ModelProto], object] = lambda proto: None,
+    *,
+    data_threshold: int = DATA_THRESHOLD,
+    proto: onnx.ModelProto | None = None,
+    recorded: bytes | None = None,
+    **changes: object,
+) -> Path:
+    """Writes the model and its companion.
+
+    Args:
+        out: The `.onnx`.
+        change: Changes the model.
+        data_threshold: As for write_onnx.
+        proto: Another model.
+        recorded: Another content of the case.
+        changes: Other keys of the manifest.
+    """
+    proto = proto or model_proto()
+    change(proto)
+    described = msgspec.structs.replace(manifest(), **changes)
+    write_onnx(
+        out,
+        onnx_ir.serde.deserialize_model(proto),
+        described,
+        {recording.record: recorded or case() for recording in described.cases},
+        functions=(FUNCTION,),
+        opset=OPSET,
+        data_threshold=data_threshold,
+    )
+    return out
