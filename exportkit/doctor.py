@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 OLDEST_TORCH = (2, 11)
@@ -59,6 +60,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "export an ExportedProgram": ("torch", "package reader"),
     "compile for the CPU": ("platform", "torch", "package reader", "compiler", "temporary files"),
     "check signatures": ("package reader", "signatures"),
+    "export and verify ONNX models": ("torch", "package reader", "ONNX"),
     "use the arr_coc operators on the CPU": ("platform", "torch", "arr_coc, CPU"),
     "run the demo": ("platform", "torch", "compiler", "temporary files", "cache", "arr_coc, CPU", "photographs"),
     "load and run a CUDA package": ("platform", "torch", "package reader", "cache", "CUDA device"),
@@ -78,7 +80,7 @@ def diagnose(progress: Callable[[str], None] = lambda step: None) -> HostReport:
     """
     progress("checking torch and the machine")
     findings = [_python(), _platform(), _torch(), _if_torch("libstdc++", _libstdcxx), _package_reader()]
-    findings += [_signatures(), _if_reader("CPU", _cpu)]
+    findings += [_signatures(), _onnx(), _if_reader("CPU", _cpu)]
     findings += [_if_torch("C++ runtime", _runtime), _if_torch("CUDA device", _cuda_device)]
     findings.append(_if_torch("worker processes", _worker_processes))
     progress("compiling a probe")
@@ -173,6 +175,20 @@ def _signatures() -> Finding:
     signs = importlib.util.find_spec("cryptography") is not None
     can = "made and checked" if signs else "checked; to make them: pip install 'exportkit[sign]'"
     return Finding("signatures", True, f"{can}, {library}")
+
+
+def _onnx() -> Finding:
+    """Checks the optional packages that convert and run ONNX models."""
+    from exportkit.errors import HostError
+    from exportkit.onnx.session import import_onnxruntime
+
+    try:
+        found = [f"ONNX Runtime {import_onnxruntime().__version__}"]
+        found += [f"{name} {metadata.version(name)}" for name in ("onnx", "onnxscript", "onnx-ir")]
+    except (HostError, metadata.PackageNotFoundError) as error:
+        reason = error.message if isinstance(error, HostError) else f"{error.name} is not installed"
+        return Finding("ONNX", False, reason, "pip install 'exportkit[onnx]'. Only ONNX models need it.")
+    return Finding("ONNX", True, ", ".join(found))
 
 
 def _cpu() -> Finding:

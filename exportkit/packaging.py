@@ -12,6 +12,7 @@ from pathlib import Path
 from exportkit.errors import ExportError, LibraryLoadError, MissingLibraryError, ModelNotFoundError, UsageError
 from exportkit.export.find_libraries import find_libraries
 from exportkit.libraries import built_in_libraries
+from exportkit.onnx.files import refuse_companion
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import check_writable, temporary_folder
@@ -80,6 +81,7 @@ def build_package(
     for artifact in artifacts:
         progress(f"checking {artifact.name}")
         with PackageReader(artifact, demand=asked) as reader:
+            refuse_companion(reader)
             manifests.append(reader.manifest)
     model = verify_options.model if verify_options else None
     if model is None and demanded_by(public_keys or None, signature) is None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from exportkit.bench.onnx_runtime import ONNX_RUNTIME, load_onnx
 from exportkit.bench.references import NoOperators, OperatorCalled, References
 from exportkit.bench.results import OURS, OURS_EAGER, Measurement, Row
 from exportkit.bench.timing import Alternative, Within, measure
@@ -25,7 +26,7 @@ from exportkit.export.eager_model import rebuild_eager
 from exportkit.export.program_file import load_our_operators
 from exportkit.export.resolve import load_operator_libraries
 from exportkit.package.manifest import Call, Manifest
-from exportkit.package.trust import demanded_by
+from exportkit.package.trust import demand, demanded_by
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.sizes import label_of
@@ -55,6 +56,8 @@ class PackageOptions:
         model: MODEL. None: the package's recorded MODEL, which is not imported if a signature is required.
         weights: The weights file of the eager model, if it was exported with one.
         op_libraries: Operator libraries for packages that do not contain them.
+        onnx: An ONNX model with the package's inputs and outputs, which ONNX Runtime runs on the CPU. Its signature is
+            beside it.
         public_keys: PEM files. One of the keys must have signed each package. Policies add their own requirements.
         signature: The signature file of a single package, if it is not beside the package under its name.
     """
@@ -66,15 +69,9 @@ class PackageOptions:
     model: str | None = None
     weights: Path | None = None
     op_libraries: Sequence[Path] = ()
+    onnx: Path | None = None
     public_keys: Sequence[Path] = ()
     signature: Path | None = None
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    name: str
-    model: Model
-    milliseconds: float
 
 
 @dataclass(frozen=True)
@@ -85,6 +82,7 @@ class _Variant:
     what: str
     function: Callable[..., Any]
     within: Within = nullcontext
+    load_ms: float | None = None
 
 
 def bench_packages(
@@ -106,26 +104,48 @@ def bench_packages(
     load_our_operators()
     load_operator_libraries(options.op_libraries)
     with ExitStack() as stack:
-        loaded: list[_Loaded] = []
-        for path in paths:
-            progress(f"loading {path.name}")
-            loaded.append(_load(path, device, options, stack, first=not loaded))
-        manifest = loaded[0].model.manifest
-        for other in loaded[1:]:
-            if _interface(other.model.manifest.call) != _interface(manifest.call):
-                raise UsageError(f"{other.name} and {paths[0].name} have different inputs or outputs")
+        package, loaded = _load(paths, device, options, stack, progress)
+        manifest = package.manifest
         spec, note = _eager(manifest, device, options, stack, progress)
         stack.enter_context(eager_mode(tf32=manifest.provenance.tf32))
-        for sizes, inputs in _inputs(loaded[0].model, spec, options):
+        for sizes, inputs in _inputs(package, spec, options):
             progress(f"{paths[0].name} at {label_of(sizes)}")
-            yield _row(loaded, spec, note, sizes, inputs, device, options)
+            yield _row(package, loaded, spec, note, sizes, inputs, device, options)
 
 
-def _load(path: Path, device: torch.device, options: PackageOptions, stack: ExitStack, *, first: bool) -> _Loaded:
+def _load(
+    paths: Sequence[Path],
+    device: torch.device,
+    options: PackageOptions,
+    stack: ExitStack,
+    progress: Callable[[str], None],
+) -> tuple[Model, list[_Variant]]:
+    """Loads the packages and the ONNX model. Returns the first package, and all of them as variants."""
     trust: dict[str, Any] = {"public_key": options.public_keys or None, "signature": options.signature}
-    start = time.perf_counter()
-    model = stack.enter_context(load(path, device=str(device), **trust))
-    return _Loaded(OURS if first else str(path), model, (time.perf_counter() - start) * 1e3)
+    models: list[Model] = []
+    variants = []
+    for path in paths:
+        progress(f"loading {path.name}")
+        start = time.perf_counter()
+        model = stack.enter_context(load(path, device=str(device), **trust))
+        took = (time.perf_counter() - start) * 1e3
+        _check_interface(path, model.manifest.call, paths[0], models[0].manifest.call if models else None)
+        what = f"exportkit.load, target {model.target.name}"
+        variants.append(_Variant(str(path) if models else OURS, what, model, load_ms=took))
+        models.append(model)
+    if options.onnx is not None:
+        progress(f"loading {options.onnx.name}")
+        start = time.perf_counter()
+        onnx = load_onnx(options.onnx, device, demand(options.public_keys or None))
+        took = (time.perf_counter() - start) * 1e3
+        _check_interface(options.onnx, onnx.call, paths[0], models[0].manifest.call)
+        variants.append(_Variant(ONNX_RUNTIME, onnx.what, onnx, load_ms=took))
+    return models[0], variants
+
+
+def _check_interface(path: Path, call: Call, first: Path, expected: Call | None) -> None:
+    if expected is not None and _interface(call) != _interface(expected):
+        raise UsageError(f"{path} and {first.name} have different inputs or outputs")
 
 
 def _interface(call: Call) -> Any:
@@ -208,7 +228,8 @@ def parse_sizes(text: str, call: Call) -> dict[str, int]:
 
 
 def _row(
-    loaded: Sequence[_Loaded],
+    package: Model,
+    loaded: Sequence[_Variant],
     spec: ExportSpec | None,
     note: str | None,
     sizes: Mapping[str, int],
@@ -216,10 +237,9 @@ def _row(
     device: torch.device,
     options: PackageOptions,
 ) -> Row:
-    manifest = loaded[0].model.manifest
-    variants = [_Variant(one.name, f"exportkit.load, target {one.model.target.name}", one.model) for one in loaded]
-    expected, replaced = _expected(loaded[0].model, spec, sizes, inputs[0])
-    variants += _eager_variants(spec, manifest, replaced, options)
+    manifest = package.manifest
+    expected, replaced = _expected(package, spec, sizes, inputs[0])
+    variants = [*loaded, *_eager_variants(spec, manifest, replaced, options)]
     ready: list[Alternative] = []
     failed = [Measurement(name, "the eager model", note=note) for name in _against(options) if note]
     for variant in variants:
@@ -233,7 +253,7 @@ def _row(
                 f"the results of {variant.name} differ from eager's at {label_of(sizes)}: {reason}",
                 hint="It was not timed. `exportkit verify` shows details.",
             )
-    load_ms = {one.name: one.milliseconds for one in loaded}
+    load_ms = {one.name: one.load_ms for one in loaded}
     # No graphs: AOTInductor's runtime queries events while it runs, which a capture does not allow.
     timed = measure(ready, device, options.seconds, graphs=False)
     measured = [msgspec.structs.replace(m, load_ms=load_ms.get(m.name)) for m in timed]

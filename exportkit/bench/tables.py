@@ -7,7 +7,7 @@ from functools import partial
 
 from exportkit.bench.results import OURS, Key, Results, Row, Timing
 
-_NAMES = {OURS: "exportkit", "compile": "torch.compile"}
+_NAMES = {OURS: "exportkit", "compile": "torch.compile", "onnxruntime": "ONNX Runtime"}
 
 
 def table(

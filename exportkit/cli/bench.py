@@ -13,6 +13,7 @@ import click
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import printable, progress
 from exportkit.cli.shared_options import (
+    EXISTING_FILE,
     OUTPUT_FILE,
     device_option,
     model_option,
@@ -65,6 +66,12 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
 @model_option("the package")
 @weights_option("The weights file that the model was exported with.")
 @op_library_option("An operator library that the package calls but does not contain. Repeatable.")
+@click.option(
+    "--onnx",
+    type=EXISTING_FILE,
+    metavar="MODEL.onnx",
+    help="For packages: time ONNX Runtime with this model too, on the CPU with the same number of threads.",
+)
 @public_key_options("each package")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Write the results as JSON.")
 @click.option("--plot", type=OUTPUT_FILE, help="Draw a bar chart with the limit: .svg or .png (needs matplotlib).")
@@ -94,9 +101,12 @@ def command(
     exportkit bench ops --device cpu --threads 2 -o cpu.json
     exportkit bench fused_texture top_k_patches --direction forward --against eager
     exportkit bench arr_coc.pt2 --size batch=8,gh=28,gw=28 --plot arr_coc.svg
+    exportkit bench arr_coc.pt2 --onnx arr_coc.onnx --device cpu --threads 2
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     _check_files(output, plot)
     packages = [Path(name) for name in what if name.endswith(".pt2")]
+    if models := [name for name in what if name.endswith(".onnx")]:
+        raise click.UsageError(f"{models[0]} is timed beside a package: exportkit bench PACKAGE.pt2 --onnx {models[0]}")
     if packages and len(packages) < len(what):
         raise click.UsageError("operators and packages cannot be timed together; run bench once for each.")
     # torch's profiler, which counts memory, prints a line to stderr when it starts.
@@ -136,7 +146,12 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
     from exportkit.bench.operators import ALTERNATIVES, OperatorOptions, bench_operators
 
     of_packages = ("model", "--model"), ("weights", "--weights"), ("op_libraries", "--op-library")
-    for name, option in (*of_packages, ("public_keys", "--public-key"), ("signature", "--signature")):
+    for name, option in (
+        *of_packages,
+        ("onnx", "--onnx"),
+        ("public_keys", "--public-key"),
+        ("signature", "--signature"),
+    ):
         if options[name]:
             raise click.UsageError(f"{option} is for packages; {', '.join(what)} names operators.")
     dtype, direction = options["dtype"], options["direction"]
@@ -171,6 +186,7 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
         model=options["model"],
         weights=options["weights"],
         op_libraries=options["op_libraries"],
+        onnx=options["onnx"],
         public_keys=options["public_keys"],
         signature=options["signature"],
     )

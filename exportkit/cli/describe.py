@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from exportkit.cli.output import size_text
 from exportkit.package.case_files import recorded_errors
-from exportkit.package.manifest import ANY_VALUE, Call, Case, ConstantNode, Library, Manifest, Size, Target, TensorNode
+from exportkit.package.manifest import (
+    ANY_VALUE,
+    Call,
+    Case,
+    ConstantNode,
+    Library,
+    Manifest,
+    Onnx,
+    Operator,
+    Size,
+    Target,
+    TensorNode,
+)
 
 
 def shape_text(shape: Sequence[int | Size | None]) -> str:
@@ -79,6 +92,24 @@ def library_text(library: Library) -> str:
         needs = f"torch {library.needs_torch} or newer"
     devices = [device.upper() for device in library.kernels if device != "any"] or [library.device.upper()]
     return ", ".join([" and ".join(devices), library.platform, what, needs, *library.needs])
+
+
+def onnx_rows(onnx: Onnx) -> Iterator[tuple[str, ...]]:
+    """Yields what an ONNX model needs, then the name, the size and the digest of each of its files."""
+    yield "opset", str(onnx.opset)
+    yield "model", size_text(onnx.size), onnx.sha256
+    if onnx.data is not None:
+        yield "weights", size_text(onnx.data.size), onnx.data.sha256, onnx.data.name
+
+
+def functions_text(onnx: Onnx, operator: Operator) -> str:
+    """Names the ONNX functions that compute an operator."""
+    names = [
+        f"{function.domain}::{function.name}" + (f":{function.overload}" if function.overload else "")
+        for function in onnx.functions
+        if function.operator == operator.name
+    ]
+    return f"function {', '.join(names)}" if names else "inlined"
 
 
 def providers(manifest: Manifest) -> dict[str, Library | None]:

@@ -29,19 +29,23 @@ def command(artifact: Path, public_keys: tuple[Path, ...], signature: Path | Non
 
     Checks the archive, the manifest and every digest. Does not import torch. Shows the keys that the signature files
     beside ARTIFACT name; only --public-key checks the signatures.
+
+    ARTIFACT may be an ONNX model: the package beside it describes it, and the digests of all its files are checked.
     """
     import msgspec
 
+    from exportkit.onnx.files import named_model, open_onnx
     from exportkit.package.archive import PackageReader
     from exportkit.package.trust import demand, signature_info
 
     asked = demand(public_keys or None, signature) if public_keys or signature is not None else None
-    with PackageReader(artifact, demand=asked) as reader:
+    model = named_model(artifact)
+    with PackageReader(artifact, demand=asked) if model is None else open_onnx(model, demand=asked) as reader:
         signers = reader.signers
         reader.verify()
         signatures = signature_info(reader)
         if as_json:
-            file = {"path": str(artifact), "size": reader.size, "sha256": reader.sha256}
+            file = {"path": str(reader.path), "size": reader.size, "sha256": reader.sha256}
             document: dict[str, Any] = {
                 "file": file,
                 "signatures": [dataclasses.asdict(info) for info in signatures],
@@ -50,7 +54,7 @@ def command(artifact: Path, public_keys: tuple[Path, ...], signature: Path | Non
             }
             print_json(document)
         else:
-            _print(artifact, reader, _signature_rows(signatures, signers))
+            _print(reader, _signature_rows(signatures, signers))
 
 
 def _signature_rows(signatures: Sequence[SignatureInfo], signers: Sequence[PublicKey]) -> list[tuple[str, str]]:
@@ -63,15 +67,15 @@ def _signature_rows(signatures: Sequence[SignatureInfo], signers: Sequence[Publi
     return rows or [("signature", "none beside it")]
 
 
-def _print(artifact: Path, reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> None:
-    from exportkit.cli.describe import dimension_text, input_rows, library_text, output_rows, target_text
+def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> None:
+    from exportkit.cli.describe import dimension_text, input_rows, library_text, onnx_rows, output_rows, target_text
 
     manifest = reader.manifest
     sizes = {record.name: record.size for record in manifest.records}
     click.echo(printable(f"{manifest.name} {manifest.version}"))
     print_table(
         [
-            ("file", f"{artifact}, {size_text(reader.size)}, {len(sizes) + 1} records, every digest holds"),
+            ("file", f"{reader.path}, {size_text(reader.size)}, {len(sizes) + 1} records, every digest holds"),
             ("sha256", reader.sha256),
             *signature_rows,
             ("made by", _provenance(manifest)),
@@ -84,8 +88,12 @@ def _print(artifact: Path, reader: PackageReader, signature_rows: Sequence[tuple
         click.echo(f"  where {printable(ranges)}")
     click.echo("\nReturns")
     print_table(output_rows(manifest.call, manifest.cases))
-    click.echo("\nTargets")
-    print_table([(t.name, target_text(t), size_text(_target_size(sizes, t.name))) for t in manifest.targets])
+    if manifest.onnx is None:
+        click.echo("\nTargets")
+        print_table([(t.name, target_text(t), size_text(_target_size(sizes, t.name))) for t in manifest.targets])
+    else:
+        click.echo("\nONNX model")
+        print_table(onnx_rows(manifest.onnx))
     if manifest.weights:
         print_table([("weights", _weights_text(manifest, sizes))])
     if manifest.program is not None:
@@ -111,8 +119,10 @@ def _weights_text(manifest: Manifest, sizes: dict[str, int]) -> str:
 
 
 def _operator_rows(manifest: Manifest) -> list[tuple[str, str]]:
-    from exportkit.cli.describe import providers
+    from exportkit.cli.describe import functions_text, providers
 
+    if manifest.onnx is not None:
+        return [(operator.schema, functions_text(manifest.onnx, operator)) for operator in manifest.operators]
     given = providers(manifest)
     missing = "not in this artifact; `exportkit package` adds it"
     return [

@@ -25,17 +25,26 @@ def command(package: Path, key: Path, output: Path | None, as_json: bool) -> Non
     curve P-256, P-384 or P-521 makes a bundle of OpenSSF model signing, which OpenSSF's tools check as well. The
     password of an encrypted key is read from EXPORTKIT_KEY_PASSWORD or asked for.
 
+    PACKAGE may be an ONNX model. The package beside it is signed, which has the digests of the model and its weights.
+
     \b
     openssl genpkey -algorithm ed25519 -out private.pem
     openssl pkey -in private.pem -pubout -out public.pem
     exportkit sign arr_coc.pt2 --key private.pem
     exportkit verify arr_coc.pt2 --public-key public.pem
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
+    from exportkit.onnx.files import named_model, refuse_companion, sign_onnx
+    from exportkit.package.archive import PackageReader
     from exportkit.package.keys import read_private_key
     from exportkit.package.signing import sign_package
 
     private = read_private_key(key, ask_password)
-    written = sign_package(package, private, output)
+    if (model := named_model(package)) is not None:
+        written = sign_onnx(model, private, output)
+    else:
+        with PackageReader(package) as reader:
+            refuse_companion(reader)
+            written = sign_package(package, private, output, manifest_sha256=reader.manifest_sha256)
     if as_json:
         print_json({"package": str(package), "signature": str(written), "key_id": private.public.id})
     else:

@@ -20,7 +20,9 @@ from exportkit.errors import ExportError, OnnxFileError, UsageError
 from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, write_package
 from exportkit.package.atomic import temporary_folder, write_whole
+from exportkit.package.keys import PrivateKey
 from exportkit.package.manifest import Manifest, Onnx, OnnxData, OnnxFunction
+from exportkit.package.signing import sign_package
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -221,6 +223,15 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
     except BaseException:
         reader.close()
         raise
+
+
+def sign_onnx(model: Path, key: PrivateKey, output: Path | None = None) -> Path:
+    """Checks the digests of all files of a model and signs its companion.
+
+    Arguments, errors and result are those of `open_onnx` and `sign_package`.
+    """
+    with open_onnx(model) as reader:
+        return sign_package(reader.path, key, output, manifest_sha256=reader.manifest_sha256)
 
 
 def refuse_companion(reader: PackageReader) -> None:

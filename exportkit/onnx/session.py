@@ -89,7 +89,7 @@ class OnnxSession:
             model: The `.onnx`.
             onnx: The size and digest that the model and its data have.
             call: The model's inputs and outputs, in the order of the model's.
-            threads: The threads of one operator. Default: one for each core.
+            threads: The threads of one operator, which rest between calls. Default: ONNX Runtime's choice.
 
         Raises:
             OnnxFileError: A file is missing or was changed, or the model has other inputs or outputs than the call.
@@ -103,6 +103,8 @@ class OnnxSession:
         options.log_severity_level = _ERRORS_ONLY
         if threads is not None:
             options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+            # Threads that wait for the next call would take the cores from what runs in turns with it.
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         self._session = self._open(runtime, model, onnx, options)
         self._inputs = [value.name for value in self._session.get_inputs()]
         self._outputs = [value.name for value in self._session.get_outputs()]

@@ -1,0 +1,67 @@
+"""Times ONNX Runtime beside a package, on the same tensors and the same number of threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from exportkit.errors import UsageError
+from exportkit.onnx.files import described, named_model, open_onnx
+from exportkit.onnx.session import Bits, OnnxSession, bits_type
+from exportkit.package.core import Demand
+from exportkit.package.manifest import Call
+
+ONNX_RUNTIME = "onnxruntime"
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """A loaded ONNX model, which is called with the arguments of its torch model and returns its outputs flat."""
+
+    session: OnnxSession
+    call: Call
+    what: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        """Calls the model. Outputs keep the memory that ONNX Runtime allocated."""
+        inputs = [_bits(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        return [_tensor(output) for output in self.session.run(inputs)]
+
+
+def load_onnx(path: Path, device: torch.device, demand: Demand) -> OnnxModel:
+    """Loads an ONNX model with as many threads as torch has.
+
+    Args:
+        path: The `.onnx`, with its companion beside it.
+        device: The benchmark's device.
+        demand: The caller's required signatures.
+
+    Raises:
+        UsageError: It is not an ONNX model, or the device is not the CPU.
+        PackageError: A file of the model is missing or was changed, or lacks a required signature.
+        ModelLoadError: ONNX Runtime refuses the model.
+        HostError: ONNX Runtime is not installed.
+    """
+    if device.type != "cpu":
+        raise UsageError("--onnx times ONNX Runtime's CPUExecutionProvider", hint="Give --device cpu.")
+    if (model := named_model(path)) is None:
+        raise UsageError(f"{path} is not an ONNX model", hint="`exportkit export --format onnx` writes one.")
+    with open_onnx(model, demand=demand) as companion:
+        call, onnx = companion.manifest.call, described(companion)
+        session = OnnxSession(model, onnx, call, threads=torch.get_num_threads())
+    return OnnxModel(session, call, f"ONNX Runtime {session.version}, opset {onnx.opset}")
+
+
+def _bits(tensor: Tensor) -> Bits:
+    """Returns a tensor's memory."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Bits(dtype, tensor.detach().contiguous().view(getattr(torch, bits_type(dtype))).numpy())
+
+
+def _tensor(output: Bits) -> Tensor:
+    return torch.from_numpy(output.array).view(getattr(torch, output.dtype))
