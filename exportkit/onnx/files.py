@@ -62,10 +62,6 @@ def named_model(given: Path) -> Path | None:
     return given.with_name(name) if name not in ("", given.name) else None
 
 
-def _data_name(model: Path, sha256: str) -> str:
-    return f"{model.name}.{sha256[:16]}.data"
-
-
 def _beside(model: Path, name: str) -> Path:
     """Returns a file beside the model; if there is none, and the model is a link, beside the file it links to."""
     found = model.with_name(name)
@@ -87,8 +83,8 @@ def write_onnx(
 ) -> Manifest:
     """Writes a model, its weights if they do not fit into it, and its companion.
 
-    Each file gets its name when it is complete. The name of the data file has its digest, so a process that is killed
-    leaves no model with the weights of another. Data files of the model that is replaced are removed.
+    The files get their names when all of them are complete. The name of the data file has its digest, so a process that
+    is killed leaves no model with the weights of another. Data files of the model that is replaced are removed.
 
     Args:
         out: The `.onnx` to write. The name of the companion is longer by `.exportkit`.
@@ -109,17 +105,19 @@ def write_onnx(
     """
     with temporary_folder(out.parent, "exportkit-onnx") as folder, _outside(out, model, folder, data_threshold) as data:
         content = _serialized(model)
+        write_whole(folder / "model", content)
+        onnx = Onnx(
+            size=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+            data=data,
+            opset=opset,
+            functions=functions,
+        )
+        written = write_package(folder / "companion", msgspec.structs.replace(manifest, onnx=onnx), cases)
         if data is not None:
-            _place(folder / data.name, out.with_name(data.name))
-    write_whole(out, content)
-    onnx = Onnx(
-        size=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
-        data=data,
-        opset=opset,
-        functions=functions,
-    )
-    written = write_package(companion_path(out), msgspec.structs.replace(manifest, onnx=onnx), cases)
+            (folder / "data").replace(out.with_name(data.name))
+        (folder / "model").replace(out)
+        (folder / "companion").replace(companion_path(out))
     _remove_old_data(out, data)
     return written
 
@@ -144,9 +142,9 @@ def _outside(out: Path, model: onnx_ir.Model, folder: Path, threshold: int) -> I
         list(large.values()), folder, "data", alignment=_ALIGNMENT, align_threshold=_KEPT_INSIDE
     )
     with (folder / "data").open("rb") as file:
+        os.fsync(file.fileno())
         sha256, size = _digest(file), os.fstat(file.fileno()).st_size
-    data = OnnxData(name=_data_name(out, sha256), size=size, sha256=sha256)
-    (folder / "data").rename(folder / data.name)
+    data = OnnxData(name=f"{out.name}.{sha256[:16]}.data", size=size, sha256=sha256)
     try:
         for value, tensor in zip(large, placed):
             value.const_value = onnx_ir.ExternalTensor(
@@ -171,13 +169,6 @@ def _serialized(model: onnx_ir.Model) -> bytes:
             "them buffers.",
         ) from error
     return content
-
-
-def _place(file: Path, destination: Path) -> None:
-    """Gives a complete file its name after its content reached the disk."""
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
-    file.replace(destination)
 
 
 def _remove_old_data(out: Path, data: OnnxData | None) -> None:
@@ -206,7 +197,9 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
         PackageError: The companion breaks a rule of the format or lacks a required signature.
         PolicyError: A policy cannot be read or trusted.
     """
-    companion = _beside(model, companion_path(model).name)
+    companion = companion_path(model)
+    if model.is_symlink() and not companion.exists():
+        companion = companion_path(model.resolve())
     if not companion.exists():
         raise OnnxFileError(
             f"{model.name} has no {companion_path(model).name} beside it, which has its digests and recorded cases",
@@ -253,7 +246,8 @@ def described(companion: PackageReader) -> Onnx:
     onnx = companion.manifest.onnx
     if onnx is None:
         raise OnnxFileError(
-            f"{companion.path.name} is a package that describes no ONNX model", hint="Export the ONNX model again."
+            f"{companion.path.name} is a package that describes no ONNX model",
+            hint=f"Give it a name that does not end in {COMPANION_SUFFIX}, or export the ONNX model again.",
         )
     return onnx
 

@@ -142,25 +142,15 @@ class OnnxSession:
             The outputs in the call's order.
 
         Raises:
-            RuntimeError: ONNX Runtime fails, or it does not know a dtype.
-        """
-        values = [self.value(one) for one in inputs]
-        return [_bits(value) for value in self.run_values(values)]
-
-    def value(self, tensor: Bits) -> Any:
-        """Returns an OrtValue that has the memory of a tensor, which must live as long.
-
-        Raises:
             RuntimeError: ONNX Runtime has no such dtype.
+            Exception: ONNX Runtime fails. Its errors have no common base.
         """
-        if tensor.dtype not in ONNX_TYPES:
-            raise RuntimeError(f"ONNX Runtime has no dtype {tensor.dtype}")
-        return self._value.ortvalue_from_numpy_with_onnx_type(tensor.array, ONNX_TYPES[tensor.dtype])
-
-    def run_values(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Calls the model with OrtValues in the call's order, and returns such. Errors are the same as for `run`."""
-        outputs: Sequence[Any] = self._session.run_with_ort_values(self._outputs, dict(zip(self._inputs, values)))
-        return outputs
+        values = {}
+        for name, tensor in zip(self._inputs, inputs):
+            if tensor.dtype not in ONNX_TYPES:
+                raise RuntimeError(f"ONNX Runtime has no dtype {tensor.dtype}")
+            values[name] = self._value.ortvalue_from_numpy_with_onnx_type(tensor.array, ONNX_TYPES[tensor.dtype])
+        return [_bits(value) for value in self._session.run_with_ort_values(self._outputs, values)]
 
 
 def _version_of(descriptor: int) -> tuple[int, int, int]:

@@ -11,14 +11,14 @@ from typing import Any, overload
 import torch
 from typing_extensions import Self
 
-from exportkit.errors import CaseError, ManifestConsistencyError, ModelClosedError, ModelRunError, WeightsError
+from exportkit.errors import ManifestConsistencyError, ModelClosedError, ModelRunError, WeightsError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
 from exportkit.package.structure import builder
+from exportkit.runtime.case_tensors import read_case, tensor_text
 from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.runtime.runner import Runner
 from exportkit.runtime.weights import Weights, WeightsSource, mapped_weights, replaced_weights
-from exportkit.sizes import contradicts, traced_shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class Model:
             outputs = runner.run(inputs)
         except RuntimeError as error:
             raise ModelRunError(
-                f"the compiled model failed on ({', '.join(_describe(tensor) for tensor in inputs)}): "
+                f"the compiled model failed on ({', '.join(tensor_text(tensor) for tensor in inputs)}): "
                 f"{str(error).partition(chr(10))[0]}",
                 hint="CUDA does not work in a fork of a process that used it: use the start method spawn."
                 if self.device.type == "cuda" and torch.cuda._is_in_bad_fork()
@@ -198,22 +198,8 @@ class Cases(Sequence[LoadedCase]):
     def _read(self, case: package.Case) -> LoadedCase:
         if self._reader.fileno() < 0:
             raise ModelClosedError(f"the model {self._reader.manifest.name} was closed, and its package with it")
-        call = self._reader.manifest.call
-        # Imported here, because most processes never read a case.
-        from safetensors import SafetensorError
-        from safetensors.torch import load as load_safetensors
-
-        content = self._reader.read(case.record)
-        try:
-            tensors = load_safetensors(content)
-        except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
-            raise CaseError(f"{case.record} is not a safetensors file: {error}") from error
-        inputs = _tensors_of(case, "input", call.inputs, tensors)
-        outputs = _tensors_of(case, "output", call.outputs, tensors)
-        _check_references(case, call.outputs, outputs, tensors)
-        if tensors:
-            raise CaseError(f"{case.record} has an unexpected tensor: {min(tensors)}")
-        inputs, outputs = ([tensor.to(self._device) for tensor in part] for part in (inputs, outputs))
+        call, tensors = self._reader.manifest.call, read_case(self._reader, case)
+        inputs, outputs = ([tensor.to(self._device) for tensor in part] for part in (tensors.inputs, tensors.outputs))
         values = {parameter: builder(parameter.value)(inputs) for parameter in call.parameters}
         return LoadedCase(
             args=tuple(value for parameter, value in values.items() if parameter.kind == "positional"),
@@ -221,50 +207,3 @@ class Cases(Sequence[LoadedCase]):
             outputs=builder(call.result)(outputs),
             sizes=dict(case.sizes),
         )
-
-
-def _tensors_of(
-    case: package.Case,
-    kind: str,
-    expected: Sequence[package.TensorInput | package.TensorOutput],
-    tensors: dict[str, torch.Tensor],
-) -> list[torch.Tensor]:
-    """Pops the case's inputs or outputs from `tensors`. Raises CaseError if one differs from the manifest."""
-    found = []
-    for index, described in enumerate(expected):
-        tensor = tensors.pop(f"{kind}.{index}", None)
-        if tensor is None:
-            raise CaseError(f"{case.record} has no {kind}.{index} ({described.name})")
-        if contradicts(described, tensor.shape, case.sizes) or tensor.dtype is not getattr(torch, described.dtype):
-            sizes = ["*" if size is None else size for size in traced_shape(described, case.sizes)]
-            raise CaseError(
-                f"{case.record}: {kind}.{index} ({described.name}) is {_describe(tensor)}; the manifest says "
-                f"{described.dtype}{sizes}"
-            )
-        found.append(tensor)
-    return found
-
-
-def _check_references(
-    case: package.Case,
-    outputs: Sequence[package.TensorOutput],
-    eager: Sequence[torch.Tensor],
-    tensors: dict[str, torch.Tensor],
-) -> None:
-    """Pops the case's references from `tensors`. Raises CaseError if one does not fit its output."""
-    for index, (output, answer) in enumerate(zip(outputs, eager)):
-        if output.name not in case.accuracy:
-            continue
-        wide = torch.float64 if answer.dtype in (torch.float32, torch.float64) else torch.float32
-        dtype = wide if answer.is_floating_point() else answer.dtype
-        found = tensors.pop(f"reference.{index}", None)
-        if found is None or found.dtype is not dtype or found.shape != answer.shape:
-            raise CaseError(
-                f"{case.record} must have a reference.{index} ({output.name}) of {str(dtype).removeprefix('torch.')} "
-                f"and the sizes of {_describe(answer)}"
-            )
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    """Returns such as "float32[2, 3, 64, 64]"."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

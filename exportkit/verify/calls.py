@@ -9,13 +9,14 @@ from typing import Literal
 
 import msgspec
 
+from exportkit.errors import CaseError
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import FIRST_WITH_REFERENCES, Node
 from exportkit.sizes import SizePlan, label_of
 from exportkit.verify.commands import InputsDrawn, ModelCalled
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import EagerUnavailable, Verdict, WrongStructure
+from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Verdict, WrongStructure
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Check
 
@@ -42,10 +43,18 @@ class TargetCalls:
 
     def with_cases(self) -> Iterator[Check]:
         """Compares with each recorded case."""
+        from exportkit.runtime.case_tensors import read_case
+
         for index, case in enumerate(self.reader.manifest.cases):
             label = f"case {index} ({label_of(case.sizes)})"
             doing = f"running {label} of {self.target}"
             self.progress(doing)
+            try:
+                read_case(self.reader, case)
+            except CaseError as error:
+                failed = LoadFailed(type(error).__name__, str(error), error.exit_code)
+                yield Check("cases", label, case.sizes, failed, target=self.target)
+                continue
             file = self.folder / f"case-{index}.safetensors"
             self.reader.extract(case.record, file)
             yield self._call("cases", label, case.sizes, inputs=file, expected=file, doing=doing)

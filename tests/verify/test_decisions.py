@@ -39,6 +39,8 @@ from exportkit.verify.outcomes import (
     Mismatch,
     MissingOperator,
     TimedOut,
+    WrongDtype,
+    WrongShape,
     WrongStructure,
 )
 from exportkit.verify.verify import verify
@@ -46,6 +48,7 @@ from exportkit.verify.verify import verify
 X = torch.arange(6.0).reshape(2, 3)
 STRUCTURE = msgspec.json.encode(affine_call().result).decode()
 LOADED = ArtifactLoaded("cpu", "2.13.0", 0.01)
+CASES = VerifyOptions(against="cases")
 CRASH = Crashed(11, None, "doing", "")
 
 
@@ -140,6 +143,47 @@ def test_everything_right_is_exit_code_0(run):
     assert [type(check.verdict) for check in report.checks] == [Match] * 3
     assert report.exit_code == 0
     assert run.worker.started == ["replay", "eager"]
+
+
+def answering(outputs):
+    def replay(command):
+        save_file({f"output.{i}": tensor for i, tensor in enumerate(outputs.values())}, command.outputs)
+        return ModelCalled(0.001, STRUCTURE)
+
+    return replay
+
+
+@pytest.mark.parametrize(
+    ("n", "verdict"),
+    [
+        (torch.full((2,), 3, dtype=torch.int32), WrongDtype("n", "int64", "int32")),
+        (torch.full((3,), 3), WrongShape("n", (2,), (3,))),
+    ],
+)
+def test_an_answer_of_the_wrong_dtype_or_shape_is_a_verdict(run, n, verdict):
+    report = run(options=CASES, replay_call=answering({**right(X), "n": n}))
+    assert [check.verdict for check in report.checks] == [verdict]
+    assert report.exit_code == verdict.exit_code
+
+
+@pytest.mark.parametrize(
+    ("outputs", "says"),
+    [
+        ({"y": X * 2}, "has no output.1 (n)"),
+        ({**right(X), "n": torch.full((2,), 3, dtype=torch.int32)}, "output.1 (n) is int32[2]"),
+        ({**right(X), "y": X[:1] * 2}, "output.0 (y) is float32[1, 3]"),
+        ({**right(X), "z": torch.ones(1)}, "unexpected tensor: output.2"),
+    ],
+)
+def test_a_case_that_does_not_fit_the_call_is_a_bad_package_and_the_others_are_compared(run, tmp_path, outputs, says):
+    bad = write_artifact(tmp_path / "a.pt2", Affine(), [(X, outputs), (X, right(X))])
+    report = run(bad, CASES)
+    first, second = (check.verdict for check in report.checks)
+    assert isinstance(first, LoadFailed)
+    assert first.error == "CaseError"
+    assert says in first.detail
+    assert isinstance(second, Match)
+    assert report.exit_code == 3
 
 
 @pytest.mark.parametrize(("against", "started"), [("cases", ["replay"]), ("eager", ["replay", "eager"])])

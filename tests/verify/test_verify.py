@@ -27,8 +27,6 @@ from exportkit.verify.outcomes import (
     MissingOperator,
     NotRun,
     TimedOut,
-    WrongDtype,
-    WrongShape,
 )
 from exportkit.verify.replay_worker import EXPORTER, BlockedImports, Replay
 from exportkit.verify.verify import verify
@@ -47,20 +45,16 @@ def test_right_and_wrong_answers_each_have_their_verdict(artifact):
     cases = [
         (X, right(X)),
         (X, wrong),
-        (X, {**right(X), "n": torch.full((2,), 3, dtype=torch.int32)}),
-        (X, {**right(X), "n": torch.full((3,), 3)}),
         (X[:1], right(X[:1])),
     ]
     report = verify(artifact(Affine(), cases), CASES)
-    match, mismatch, dtype, shape, other = verdicts(report)
+    match, mismatch, other = verdicts(report)
     assert isinstance(match, Match)
     assert isinstance(mismatch, Mismatch)
     assert "y: 1 of 6 elements differ" in mismatch.message
     assert "(1, 2)" in mismatch.message
-    assert dtype == WrongDtype("n", "int32", "int64")
-    assert shape == WrongShape("n", (3,), (2,))
     assert isinstance(other, Match)
-    assert [check.verdict.exit_code for check in report.checks] == [0, 1, 10, 11, 0]
+    assert [check.verdict.exit_code for check in report.checks] == [0, 1, 0]
     assert report.exit_code == 1
     (target,) = report.targets
     assert (target.name, target.device, report.torch) == ("program", "cpu", torch.__version__)

@@ -1,0 +1,174 @@
+"""ONNX Runtime gets every dtype and shape, and only what was checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir
+import pytest
+import torch
+from onnx import TensorProto, helper
+from safetensors.torch import load_file, save_file
+
+from exportkit.bench.onnx_runtime import load_onnx
+from exportkit.errors import HostError, ModelLoadError, OnnxFileError, SignatureMissingError, UsageError
+from exportkit.onnx import session as module
+from exportkit.onnx.files import write_onnx
+from exportkit.onnx.session import ONNX_TYPES, Bits, OnnxSession, bits_type
+from exportkit.onnx.tensor_files import read_inputs, write_outputs
+from exportkit.package.trust import demand
+from tests.onnx.small_models import OPSET, Net, manifest, model_proto, write_small
+from tests.package.signers import signer
+
+SHAPES = [(), (3,), (2, 0, 3), (0,), (2, 3)]
+
+
+def test_the_numbers_of_dtypes_are_those_of_onnx() -> None:
+    for dtype, number in ONNX_TYPES.items():
+        name = dtype.upper().replace("FLOAT8_", "FLOAT8").replace("FLOAT64", "DOUBLE").replace("FLOAT32", "FLOAT")
+        assert getattr(TensorProto, name) == number
+
+
+def drawn(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Every bit pattern is as likely, NaNs included; a bool is 0 or 1."""
+    kind = getattr(torch, dtype)
+    if kind is torch.bool:
+        return torch.randint(0, 2, shape, dtype=torch.uint8).bool()
+    return torch.randint(0, 256, (*shape, kind.itemsize), dtype=torch.uint8).view(kind).reshape(shape)
+
+
+def as_bits(tensor: torch.Tensor) -> Bits:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Bits(dtype, tensor.view(getattr(torch, bits_type(dtype))).numpy())
+
+
+@pytest.mark.parametrize("dtype", ONNX_TYPES)
+def test_files_hold_the_bits_of_every_dtype_and_shape(tmp_path: Path, dtype: str) -> None:
+    tensors = [drawn(dtype, shape) for shape in SHAPES]
+    save_file({f"input.{i}": tensor for i, tensor in enumerate(tensors)}, tmp_path / "in")
+    read = read_inputs(tmp_path / "in", len(tensors))
+    write_outputs(tmp_path / "out", read)
+    loaded = load_file(tmp_path / "out")
+    assert len(loaded) == len(tensors)
+    for i, tensor in enumerate(tensors):
+        got = loaded[f"output.{i}"]
+        assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
+        assert np.array_equal(as_bits(got).array, as_bits(tensor).array)
+
+
+def opened(path: Path, proto: onnx.ModelProto, *, outputs: int = 1, threads: int | None = None) -> OnnxSession:
+    """A session of a model with one input, and this many outputs."""
+    call = manifest().call
+    result = msgspec.structs.replace(call.result, keys=("y",), items=call.result.items[:1])  # type: ignore[union-attr]
+    call = call if outputs == 2 else msgspec.structs.replace(call, outputs=call.outputs[:1], result=result)
+    described = msgspec.structs.replace(manifest(), call=call, cases=())
+    written = write_onnx(path, onnx_ir.serde.deserialize_model(proto), described, {}, functions=(), opset=OPSET)
+    assert written.onnx is not None
+    return OnnxSession(path, written.onnx, call, threads=threads)
+
+
+def of_nodes(dtype: int, *nodes: onnx.NodeProto) -> onnx.ModelProto:
+    """A model from x to y."""
+    values = [helper.make_tensor_value_info(name, dtype, None) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("toy", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+@pytest.mark.parametrize("dtype", ONNX_TYPES)
+def test_onnx_runtime_gets_and_gives_the_bits_of_every_dtype_and_shape(tmp_path: Path, dtype: str) -> None:
+    identity = opened(
+        tmp_path / "m.onnx", of_nodes(ONNX_TYPES[dtype], helper.make_node("Identity", ["x"], ["y"])), threads=1
+    )
+    for shape in SHAPES:
+        given = as_bits(drawn(dtype, shape))
+        (got,) = identity.run([given])
+        assert got.dtype == dtype
+        assert got.array.shape == shape
+        assert np.array_equal(got.array, given.array)
+
+
+def test_an_output_lives_as_long_as_it_is_used(tmp_path: Path) -> None:
+    twice = opened(tmp_path / "m.onnx", of_nodes(TensorProto.FLOAT, helper.make_node("Add", ["x", "x"], ["y"])))
+    kept = [twice.run([as_bits(torch.full((1000,), float(i)))])[0].array for i in range(50)]
+    for i, array in enumerate(kept):
+        assert np.array_equal(array.view(np.float32), np.full(1000, 2.0 * i, np.float32))
+
+
+def test_a_dtype_that_onnx_runtime_does_not_have_is_refused(tmp_path: Path) -> None:
+    identity = opened(tmp_path / "m.onnx", of_nodes(TensorProto.FLOAT, helper.make_node("Identity", ["x"], ["y"])))
+    with pytest.raises(RuntimeError, match="no dtype complex64"):
+        identity.run([Bits("complex64", np.zeros(2, np.uint64))])
+
+
+def test_a_model_with_another_number_of_outputs_is_not_that_of_its_companion(tmp_path: Path) -> None:
+    proto = of_nodes(TensorProto.FLOAT, helper.make_node("Identity", ["x"], ["y"]))
+    with pytest.raises(OnnxFileError, match="has 1 outputs; its companion describes 2"):
+        opened(tmp_path / "m.onnx", proto, outputs=2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "node", "says"),
+    [
+        (TensorProto.BFLOAT16, helper.make_node("Erf", ["x"], ["y"]), "NOT_IMPLEMENTED"),
+        (TensorProto.FLOAT, helper.make_node("thrice", ["x"], ["y"], domain="toy"), "not a registered function/op"),
+    ],
+)
+def test_a_model_that_onnx_runtime_cannot_run_is_a_matter_of_the_host(
+    tmp_path: Path, dtype: int, node: onnx.NodeProto, says: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=says):
+        opened(tmp_path / "m.onnx", of_nodes(dtype, node))
+
+
+def test_weights_that_are_written_to_while_they_are_loaded_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_small(tmp_path / "m.onnx", data_threshold=0)
+    (data,) = tmp_path.glob("*.data")
+    right = module.import_onnxruntime()
+
+    class Writing:
+        def __getattr__(self, name: str) -> object:
+            if name == "InferenceSession":
+                content = data.read_bytes()
+                data.write_bytes(content)  # another time of change
+            return getattr(right, name)
+
+    monkeypatch.setattr(module, "import_onnxruntime", Writing)
+    with pytest.raises(OnnxFileError, match="changed while they were loaded"):
+        load_onnx(path, torch.device("cpu"), demand())
+
+
+def test_a_missing_onnx_runtime_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(HostError, match=r"pip install 'exportkit\[onnx\]'"):
+        module.import_onnxruntime()
+
+
+# --- beside a package -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threshold", [0, 10**6])
+def test_a_model_is_called_with_tensors_as_eager_is(tmp_path: Path, threshold: int) -> None:
+    model = load_onnx(write_small(tmp_path / "m.onnx", data_threshold=threshold), torch.device("cpu"), demand())
+    net = Net()
+    for rows in (1, 8):
+        x = torch.randn(3, rows).t()  # not contiguous
+        for answer in (model(x), model(x=x)):
+            torch.testing.assert_close(dict(zip("yn", answer)), net(x))
+
+
+def test_what_cannot_be_timed_is_refused(tmp_path: Path) -> None:
+    path = write_small(tmp_path / "m.onnx", proto=model_proto())
+    with pytest.raises(UsageError, match="CPUExecutionProvider"):
+        load_onnx(path, torch.device("cuda"), demand())
+    other = tmp_path / "other.pt2"
+    other.write_bytes(b"")
+    with pytest.raises(UsageError, match="not an ONNX model"):
+        load_onnx(other, torch.device("cpu"), demand())
+    with pytest.raises(SignatureMissingError):
+        load_onnx(path, torch.device("cpu"), demand(signer(tmp_path).public))
