@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from exportkit.errors import ExportError, OnnxFileError, UsageError
+from exportkit.errors import ExportError, OnnxFileError, PackageError, UsageError
 from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, write_package
 from exportkit.package.atomic import temporary_folder, write_whole
@@ -32,6 +32,7 @@ DATA_THRESHOLD = 2 * 10**9  # bytes of tensors inside the model; protobuf takes 
 _KEPT_INSIDE = 1024  # bytes of a tensor that stays in the model: shapes are among them, and checkers read those
 _ALIGNMENT = 4096  # of tensors in the data file, so that they can be mapped
 _CHUNK = 1 << 20
+_COPY_ALL = "Copy all files that `exportkit export --format onnx` wrote, or export again."
 _PACKAGE_START = b"PK\x03\x04"  # never that of an ONNX model: it would be a field of ModelProto that does not exist
 
 
@@ -203,12 +204,13 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
     if not companion.exists():
         raise OnnxFileError(
             f"{model.name} has no {companion_path(model).name} beside it, which has its digests and recorded cases",
-            hint="Copy all files that `exportkit export --format onnx` wrote. It cannot describe the ONNX models of "
-            "other exporters.",
+            hint=f"{_COPY_ALL} Models of other exporters have no companion.",
         )
-    reader = PackageReader(companion, demand=demand)
+    with _naming(companion):
+        reader = PackageReader(companion, demand=demand)
     try:
-        reader.verify()
+        with _naming(companion):
+            reader.verify()
         onnx = described(reader)
         with _opened(model, onnx.size) as file, open_data(model, onnx):
             _check_digest(model, _digest(file), onnx.sha256)
@@ -216,6 +218,17 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
     except BaseException:
         reader.close()
         raise
+
+
+@contextmanager
+def _naming(companion: Path) -> Iterator[None]:
+    """Names the companion in errors of packages, because the caller named the model."""
+    try:
+        yield
+    except PackageError as error:
+        if companion.name in error.message:
+            raise
+        raise type(error)(f"{companion.name}: {error.message}", hint=error.hint or _COPY_ALL) from error
 
 
 def sign_onnx(model: Path, key: PrivateKey, output: Path | None = None) -> Path:
@@ -281,7 +294,7 @@ def _opened(path: Path, size: int) -> Iterator[BinaryIO]:
     if not path.is_file():
         raise OnnxFileError(
             f"there is no file {path.name} in {path.parent.absolute()}",
-            hint="Copy all files that `exportkit export --format onnx` wrote, or export again.",
+            hint=_COPY_ALL,
         )
     try:
         file = path.open("rb")
@@ -302,7 +315,7 @@ def _check_digest(path: Path, found: str, written: str) -> None:
 def _changed(path: Path, how: str) -> OnnxFileError:
     return OnnxFileError(
         f"{path.name} is not the file that was exported: {how}",
-        hint="It was changed, or it belongs to another export. Copy its files together, or export again.",
+        hint=f"It was changed, or it belongs to another export. {_COPY_ALL}",
     )
 
 

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from exportkit.errors import ManifestConsistencyError, OnnxFileError, PackageError, UsageError
 from exportkit.onnx.files import companion_path, named_model, open_onnx, read_model, write_onnx
-from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.archive import STOCK_RECORDS, PackageReader, write_package
 from tests.fresh import killed_in_the_middle
 from tests.onnx import small_models
 from tests.onnx.small_models import CASE, FUNCTION, OPSET, Net, case, manifest, model_proto, write_small
@@ -316,4 +316,5 @@ def test_the_companion_is_an_ordinary_package(model: Path) -> None:
     with PackageReader(companion_path(model)) as reader:
         reader.verify()
         assert reader.manifest.targets == ()
+        assert set(reader.names) == {CASE, *STOCK_RECORDS}
         assert reader.manifest.name == small_models.manifest().name

@@ -1,0 +1,393 @@
+"""verify, inspect, sign and the others with an ONNX model: what is right passes, and what was changed is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+import exportkit
+from exportkit.cli import main
+from exportkit.errors import NotAnArchiveError, NoTargetError, UsageError
+from exportkit.onnx.files import companion_path
+from exportkit.verify import replay
+from exportkit.verify.commands import ArtifactLoaded, CallModel
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import (
+    CallFailed,
+    Crashed,
+    EagerDiffers,
+    EagerUnavailable,
+    LoadFailed,
+    Match,
+    Mismatch,
+    MissingOperator,
+    NotRun,
+    Signed,
+    WrongDtype,
+    WrongShape,
+)
+from exportkit.verify.report import Report
+from exportkit.verify.verify import verify
+from tests.fresh import run_python
+from tests.onnx.small_models import NET, Net, manifest, model_proto, write_small
+from tests.package.signers import Signer, signer
+
+CASES = VerifyOptions(against="cases")
+
+
+@pytest.fixture(autouse=True)
+def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No policy but the test's, and the source of the eager model in the current folder."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("EXPORTKIT_POLICY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Signer:
+    (tmp_path / "keys").mkdir()
+    return signer(tmp_path / "keys")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model with a data file."""
+    return write_small(tmp_path / "model.onnx", data_threshold=0)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def only(report: Report) -> object:
+    (check,) = report.checks
+    return check.verdict
+
+
+# --- what is right ----------------------------------------------------------------------------------------------------
+
+
+def test_a_right_model_agrees_with_its_cases_and_with_eager(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "verify", model, "--shapes", "3", "--json")
+    report = json.loads(out)
+    assert (code, report["exit_code"], report["ok"]) == (0, 0, True)
+    assert [(target["name"], target["device"]) for target in report["targets"]] == [("onnx", "cpu")]
+    assert (report["torch"], report["onnxruntime"]) == (None, onnxruntime.__version__)
+    assert [(check["against"], check["verdict"]["kind"]) for check in report["checks"]] == [
+        ("cases", "match"),
+        *[("eager", "match")] * 3,
+    ]
+    assert {check["sizes"]["rows"] for check in report["checks"]} >= {1, 8}
+
+
+def test_the_companion_stands_for_its_model_and_the_report_names_what_ran_it(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "verify", companion_path(model), "--against", "cases")
+    assert code == 0
+    assert f"ONNX Runtime {onnxruntime.__version__}" in out
+    assert "onnx on cpu" in out
+
+
+REPLAY = """
+import sys
+from pathlib import Path
+from exportkit.onnx.files import open_onnx
+from exportkit.verify.commands import CallModel, LoadOnnx
+from exportkit.verify.onnx_worker import OnnxReplay
+model, folder = map(Path, sys.argv[1:])
+with open_onnx(model) as companion:
+    manifest = companion.manifest
+    companion.extract(manifest.cases[0].record, folder / "case")
+replay = OnnxReplay()
+print(replay.load(LoadOnnx(str(model), manifest.onnx, manifest.call, ("tests",))).device)
+replay.run(CallModel(str(folder / "case"), str(folder / "outputs")))
+for name in ("torch", "exportkit.export", "exportkit.ops", "exportkit.models", "tests"):
+    assert name not in sys.modules, name
+    try:
+        __import__(name)
+    except ModuleNotFoundError as error:
+        assert "cannot import" in str(error)
+    else:
+        raise AssertionError(name)
+"""
+
+
+def test_the_process_has_neither_torch_nor_the_exporter_nor_operators_nor_the_model(
+    model: Path, tmp_path: Path
+) -> None:
+    assert run_python(REPLAY, model, tmp_path, cwd=tmp_path) == "cpu\n"
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def swapped(proto: onnx.ModelProto) -> None:
+    """The weights of two rows change places."""
+    (tensor,) = proto.graph.initializer
+    w = onnx.numpy_helper.to_array(tensor).copy()
+    w[[0, 1]] = w[[1, 0]]
+    tensor.CopyFrom(onnx.numpy_helper.from_array(w, "w"))
+
+
+def one_weight(proto: onnx.ModelProto) -> None:
+    (tensor,) = proto.graph.initializer
+    w = onnx.numpy_helper.to_array(tensor).copy()
+    w[2, 7] += 0.01
+    tensor.CopyFrom(onnx.numpy_helper.from_array(w, "w"))
+
+
+def other_body(proto: onnx.ModelProto) -> None:
+    """The operator's function computes something else."""
+    proto.functions[0].node[0].op_type = "Mul"
+
+
+def no_function(proto: onnx.ModelProto) -> None:
+    del proto.functions[:]
+
+
+def argmin(proto: onnx.ModelProto) -> None:
+    proto.graph.node[2].op_type = "ArgMin"
+
+
+def int32(proto: onnx.ModelProto) -> None:
+    proto.graph.node[2].output[0] = "wide"
+    proto.graph.node.append(helper.make_node("Cast", ["wide"], ["n"], to=TensorProto.INT32))
+    proto.graph.output[1].type.tensor_type.elem_type = TensorProto.INT32
+
+
+def one_more_dimension(proto: onnx.ModelProto) -> None:
+    proto.graph.node[2].attribute[1].i = 1
+    proto.graph.output[1].type.tensor_type.ClearField("shape")
+
+
+def fixed_rows(proto: onnx.ModelProto) -> None:
+    """The sizes are those of the export's example."""
+    proto.graph.node.insert(0, helper.make_node("Reshape", ["x", "shape"], ["reshaped"]))
+    proto.graph.node[1].input[0] = "reshaped"
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(torch.tensor([2, 3]).numpy(), "shape"))
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "code"),
+    [
+        (swapped, Mismatch, 1),
+        (one_weight, Mismatch, 1),
+        (other_body, Mismatch, 1),
+        (argmin, Mismatch, 1),
+        (int32, WrongDtype, 10),
+        (one_more_dimension, WrongShape, 11),
+        (no_function, MissingOperator, 15),
+    ],
+)
+def test_a_planted_error_has_its_verdict(
+    tmp_path: Path, change: Callable[[onnx.ModelProto], None], verdict: type[object], code: int
+) -> None:
+    report = verify(write_small(tmp_path / "m.onnx", change), CASES)
+    assert isinstance(only(report), verdict)
+    assert report.exit_code == code
+
+
+def test_a_size_that_the_model_does_not_take_is_a_verdict_and_the_others_are_compared(tmp_path: Path) -> None:
+    path = write_small(tmp_path / "m.onnx", fixed_rows)
+    report = verify(path, VerifyOptions(shapes=2))
+    case, *eager = (check.verdict for check in report.checks)
+    assert isinstance(case, Match)
+    assert all(isinstance(verdict, CallFailed) for verdict in eager)
+    assert len(eager) == 2
+    assert report.exit_code == 12
+
+
+def test_eager_with_other_weights_is_not_compared_with(tmp_path: Path) -> None:
+    source = manifest().source
+    path = write_small(tmp_path / "m.onnx", source=msgspec.structs.replace(source, state_sha256="0" * 64))
+    report = verify(path, VerifyOptions(against="eager"))
+    assert isinstance(only(report), EagerDiffers)
+
+
+def test_a_crash_of_onnx_runtime_is_a_verdict_and_then_another_process_runs(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    class Dying:
+        alive = True
+
+        def __init__(self, module: str, *, search_path: str) -> None:
+            started.append((module, search_path))
+
+        def ask(self, command: object, answer: object, *, doing: str, timeout: float) -> object:
+            if isinstance(command, CallModel):
+                self.alive = False
+                return Crashed(11, None, doing, "")
+            return ArtifactLoaded("cpu", "1.0", 0.0)
+
+        def close(self) -> None:
+            self.alive = False
+
+    monkeypatch.setattr(replay, "VerifyWorker", Dying)
+    (case,) = manifest().cases
+    cases = [msgspec.structs.replace(case, record=f"exportkit/cases/{i}.safetensors") for i in range(3)]
+    report = verify(write_small(model, cases=tuple(cases)), CASES)
+    assert [type(check.verdict) for check in report.checks] == [Crashed, Crashed, NotRun]
+    assert report.exit_code == 13
+    assert started == [("exportkit.verify.onnx_worker", "installed")] * 2
+
+
+def test_a_machine_without_onnx_runtime_is_told_what_to_install(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hidden" / "onnxruntime").mkdir(parents=True)
+    (tmp_path / "hidden" / "onnxruntime" / "__init__.py").write_text("raise ImportError('there is none')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hidden"), prepend=os.pathsep)
+    report = verify(model, CASES)
+    verdict = only(report)
+    assert isinstance(verdict, LoadFailed)
+    assert "pip install 'exportkit[onnx]'" in verdict.detail
+    assert report.exit_code == 4
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"device": "cuda:1"}, {"target": "cpu"}])
+def test_other_devices_and_targets_are_refused(model: Path, options: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="CPUExecutionProvider"):
+        verify(model, VerifyOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect", "sign"])
+@pytest.mark.parametrize("which", range(3))
+def test_changed_bytes_in_any_file_are_exit_code_3_and_the_file_is_named(
+    model: Path, release: Signer, capsys: pytest.CaptureFixture[str], command: str, which: int
+) -> None:
+    file = sorted(each for each in model.parent.glob("model.onnx*"))[which]
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+    arguments = ["--key", release.private] if command == "sign" else []
+    code, out, err = run(capsys, command, model, *arguments)
+    assert code == 3
+    assert file.name in out + err
+    assert "Copy all files" in out + err or "Get it again" in out + err
+    assert not list(model.parent.glob("*.sig"))
+
+
+def test_a_model_of_another_exporter_is_exit_code_3_with_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "theirs.onnx").write_bytes(model_proto().SerializeToString())
+    for command in ("verify", "inspect"):
+        code, out, err = run(capsys, command, tmp_path / "theirs.onnx")
+        assert code == 3
+        assert "theirs.onnx.exportkit" in out + err
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_signature_covers_all_files_and_is_demanded_by_key_and_by_policy(
+    model: Path, tmp_path: Path, release: Signer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demanded = VerifyOptions(public_keys=[release.public])
+    verdict = only(verify(model, demanded))
+    assert isinstance(verdict, LoadFailed)
+    assert verdict.error == "SignatureMissingError"
+
+    code, out, _ = run(capsys, "sign", model, "--key", release.private, "--json")
+    assert code == 0
+    assert json.loads(out)["signature"] == f"{model}.exportkit.sig"
+    signed, case, eager = (check.verdict for check in verify(model, demanded).checks)
+    assert isinstance(signed, Signed)
+    assert isinstance(case, Match)
+    assert isinstance(eager, EagerUnavailable)  # the source beside the model is not signed
+    assert run(capsys, "inspect", model, "--public-key", release.public)[0] == 0
+
+    policy = tmp_path / "config" / "exportkit" / "policy.json"
+    policy.parent.mkdir(parents=True)
+    policy.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": [str(release.public)]}))
+    assert verify(model, CASES).exit_code == 0
+    assert verify(model, VerifyOptions(shapes=1, model="net.py:Net")).exit_code == 0
+
+    (data,) = model.parent.glob("*.data")
+    content = data.read_bytes()
+    data.write_bytes(bytes(len(content)))
+    assert verify(model, CASES).exit_code == 3
+    data.write_bytes(content)
+    other = write_small(tmp_path / "other.onnx", proto=model_proto(Net().w + 1))
+    shutil.copy(companion_path(other), companion_path(model))
+    shutil.copy(other, model)
+    verdict = only(verify(model, CASES))
+    assert isinstance(verdict, LoadFailed)
+    assert verdict.error == "SignatureError"
+
+
+def test_what_is_not_signed_is_not_run(model: Path, release: Signer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "VerifyWorker", lambda *args, **kwargs: pytest.fail("a process was started"))
+    assert verify(model, VerifyOptions(public_keys=[release.public])).exit_code == 3
+
+
+# --- the other commands -----------------------------------------------------------------------------------------------
+
+INSPECT = """
+import sys
+from exportkit.cli import main
+code = main(["inspect", sys.argv[1], *sys.argv[2:]])
+assert not {"torch", "onnx", "onnx_ir", "onnxruntime"} & sys.modules.keys()
+sys.exit(code)
+"""
+
+
+def test_inspect_shows_the_model_without_importing_what_would_parse_it(model: Path, tmp_path: Path) -> None:
+    text = run_python(INSPECT, model, cwd=tmp_path)
+    (data,) = model.parent.glob("*.data")
+    for said in (
+        "float32[rows, 3]",
+        "rows 1..8",
+        "toy::twice(Tensor x) -> Tensor  function toy::twice",
+        "opset",
+        "20",
+        data.name,
+        "signature  none beside it",
+    ):
+        assert said in text
+    document = json.loads(run_python(INSPECT, model, "--json", cwd=tmp_path))
+    assert document["file"]["path"] == str(companion_path(model))
+    assert document["manifest"]["onnx"]["size"] == model.stat().st_size
+    assert document["manifest"]["onnx"]["functions"][0]["operator"] == "toy::twice"
+
+
+def test_a_companion_under_another_name_is_inspected_and_nothing_else(
+    model: Path, tmp_path: Path, release: Signer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = Path(shutil.copy(companion_path(model), tmp_path / "alone.pt2"))
+    assert run(capsys, "inspect", alone)[0] == 0
+    for arguments in (
+        ("verify", alone),
+        ("sign", alone, "--key", release.private),
+        ("package", alone, "-o", tmp_path / "out.pt2"),
+    ):
+        code, out, err = run(capsys, *arguments)
+        assert code == 2
+        assert "describes an ONNX model" in out + err
+    assert not (tmp_path / "out.pt2").exists()
+    with pytest.raises(NoTargetError, match="exportkit verify"):
+        exportkit.load(alone)
+
+
+def test_an_onnx_model_is_not_a_package(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NotAnArchiveError, match="is an ONNX model, not a package"):
+        exportkit.load(model)
+    code, _, err = run(capsys, "package", model, "-o", tmp_path / "out.pt2")
+    assert code == 3
+    assert "ONNX model" in err
