@@ -1,0 +1,111 @@
+"""ONNX Runtime is timed beside a package, and only if it answers the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import onnx
+import onnx_ir
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from exportkit.bench.packages import PackageOptions, bench_packages
+from exportkit.bench.tables import table
+from exportkit.cli import main
+from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
+from exportkit.onnx.files import companion_path, write_onnx
+from exportkit.package.archive import PackageReader
+from exportkit.package.signing import sign_package
+from tests.onnx.small_models import OPSET, write_small
+from tests.package.signers import signer
+from tests.runtime.conftest import tiny_files, tiny_package  # noqa: F401 (fixtures)
+
+CPU = torch.device("cpu")
+
+
+def flat(factor: float = 2) -> onnx.ModelProto:
+    """tests.runtime.tiny.Flat: tensors in, tensors out."""
+    constants = [
+        helper.make_node("Constant", [], ["space"], value_ints=[2, 3]),
+        helper.make_node("Constant", [], ["last"], value_ints=[1]),
+        helper.make_node("Constant", [], ["three"], value_float=3.0),
+        helper.make_node("Constant", [], ["two"], value_float=float(factor)),
+    ]
+    nodes = [
+        *constants,
+        helper.make_node("ReduceMean", ["image", "space"], ["pooled"], keepdims=0),
+        helper.make_node("ReduceSum", ["query.features", "last"], ["summed"]),
+        helper.make_node("Add", ["pooled", "summed"], ["sum"]),
+        helper.make_node("Mul", ["sum", "three"], ["regions.mean"]),
+        helper.make_node("Mul", ["image", "two"], ["regions.doubled"]),
+        helper.make_node("Add", ["query.features", "offset"], ["rest.0"]),
+    ]
+    shapes = {"image": ["batch", 3, "16*gh", 8], "query.features": ["batch", 5], "offset": [5]}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    names = ("regions.mean", "regions.doubled", "rest.0")
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+    graph = helper.make_graph(nodes, "tiny", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+
+
+def beside(package: Path, out: Path, factor: float = 2) -> Path:
+    """An ONNX model with the package's call and cases."""
+    with PackageReader(package) as reader:
+        manifest = msgspec.structs.replace(reader.manifest, targets=())
+        cases = {case.record: reader.read(case.record) for case in manifest.cases}
+    write_onnx(out, onnx_ir.serde.deserialize_model(flat(factor)), manifest, cases, functions=(), opset=OPSET)
+    return out
+
+
+def bench(package: Path, **options: object) -> list:
+    chosen = PackageOptions(**{"against": [], "seconds": 1e-3, **options})  # type: ignore[arg-type]
+    return list(bench_packages([package], CPU, chosen, lambda step: None))
+
+
+def test_it_is_timed_on_the_inputs_of_the_package(tiny_package: Path, tmp_path: Path) -> None:  # noqa: F811
+    rows = bench(tiny_package, onnx=beside(tiny_package, tmp_path / "tiny.onnx"))
+    assert len(rows) == 2
+    for row in rows:
+        assert [measurement.name for measurement in row.measurements] == ["exportkit", "onnxruntime"]
+        assert all(measurement.call.median > 0 for measurement in row.measurements)
+        assert row.get("onnxruntime").load_ms > 0
+        assert f"opset {OPSET}" in row.get("onnxruntime").what
+    assert "ONNX Runtime ms" in table(rows)
+
+
+def test_another_answer_is_refused_and_not_timed(tiny_package: Path, tmp_path: Path) -> None:  # noqa: F811
+    wrong = beside(tiny_package, tmp_path / "tiny.onnx", factor=2.001)
+    with pytest.raises(WrongResultError, match=r"onnxruntime differ from eager's(?s:.*)regions\.doubled"):
+        bench(tiny_package, onnx=wrong)
+
+
+def test_another_call_is_refused(tiny_package: Path, tmp_path: Path) -> None:  # noqa: F811
+    with pytest.raises(UsageError, match="different inputs or outputs"):
+        bench(tiny_package, onnx=write_small(tmp_path / "small.onnx"))
+
+
+def test_both_must_be_signed_where_a_key_is_given(tiny_package: Path, tmp_path: Path) -> None:  # noqa: F811
+    package, release = tmp_path / "tiny.pt2", signer(tmp_path)
+    package.write_bytes(tiny_package.read_bytes())
+    model = beside(package, tmp_path / "tiny.onnx")
+    sign_package(package, release.key)
+    with pytest.raises(SignatureMissingError, match=r"tiny\.onnx\.exportkit"):
+        bench(package, onnx=model, public_keys=[release.public])
+    sign_package(companion_path(model), release.key)
+    assert bench(package, onnx=model, public_keys=[release.public])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["m.onnx"], "exportkit bench PACKAGE.pt2 --onnx m.onnx"),
+        (["relu", "--onnx", __file__], "--onnx is for packages"),
+    ],
+)
+def test_the_command_line_says_how_it_is_given(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["bench", *arguments]) == 2
+    assert says in capsys.readouterr().err
