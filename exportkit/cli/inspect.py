@@ -122,7 +122,7 @@ def _operator_rows(manifest: Manifest) -> list[tuple[str, str]]:
     from exportkit.cli.describe import functions_text, providers
 
     if manifest.onnx is not None:
-        return [(operator.schema, functions_text(manifest.onnx, operator)) for operator in manifest.operators]
+        return [(functions_text(manifest.onnx, operator), operator.schema) for operator in manifest.operators]
     given = providers(manifest)
     missing = "not in this artifact; `exportkit package` adds it"
     return [

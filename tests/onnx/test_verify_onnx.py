@@ -354,7 +354,7 @@ def test_inspect_shows_the_model_without_importing_what_would_parse_it(model: Pa
     for said in (
         "float32[rows, 3]",
         "rows 1..8",
-        "toy::twice(Tensor x) -> Tensor  function toy::twice",
+        "function toy::twice  toy::twice(Tensor x) -> Tensor",
         "opset",
         "20",
         data.name,
