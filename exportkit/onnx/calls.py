@@ -1,0 +1,260 @@
+"""Puts one stand-in operator in the place of every call of a custom operator, so that conversion keeps the calls.
+
+torch.onnx would refuse a custom operator, and drop what writes into an argument. The stand-in `exportkit_onnx::call`
+takes tensors and sizes, returns new tensors, and has a key that says which call it stands for.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from exportkit.errors import ExportError
+from exportkit.export.preflight import is_custom, qualified_name
+from exportkit.export.source_lines import where_traced
+
+Tensors = Sequence[torch.Tensor]
+Sizes = Sequence[int | torch.SymInt]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in a call's arguments that a tensor or a size fills. `index` counts tensors, or sizes."""
+
+    kind: type[torch.Tensor] | type[torch.SymInt]
+    index: int
+
+
+@dataclass(frozen=True)
+class CustomCall:
+    """A call of a custom operator in a graph.
+
+    Attributes:
+        operator: The operator.
+        args: The positional arguments, with slots for tensors and sizes.
+        kwargs: The keyword arguments, in the same way.
+        tensors: The fake tensors of the slots.
+        sizes: The symbolic sizes of the slots.
+        tensor_names: The parameter of each tensor; with a number if it is one of a list.
+        size_names: The parameter of each size, in the same way.
+        written: The tensors that the operator writes into.
+        results: The fake tensors that it returns, and after them those that it wrote.
+        where: The line of the model that calls it, or "".
+    """
+
+    operator: OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    tensors: tuple[torch.Tensor, ...]
+    sizes: tuple[torch.SymInt, ...]
+    tensor_names: tuple[str, ...]
+    size_names: tuple[str, ...]
+    written: tuple[int, ...]
+    results: tuple[torch.Tensor, ...]
+    where: str
+
+    @property
+    def name(self) -> str:
+        """The operator's name in the manifest."""
+        return qualified_name(self.operator)
+
+    def run(self, function: Callable[..., Any], tensors: Tensors, sizes: Sizes) -> list[torch.Tensor]:
+        """Calls the operator, or a function with its parameters, and returns its results in the order of `results`."""
+        given = [tensor.clone() if i in self.written else tensor for i, tensor in enumerate(tensors)]
+
+        def filled(value: Any) -> Any:
+            if isinstance(value, Slot):
+                return given[value.index] if value.kind is torch.Tensor else sizes[value.index]
+            return [filled(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+        answer = function(*map(filled, self.args), **{name: filled(value) for name, value in self.kwargs.items()})
+        return [*_fresh(self.operator, answer), *(given[i] for i in self.written)]
+
+
+_CALLS: dict[str, CustomCall] = {}  # the calls of the programs that are being converted, by key
+_KEYS = itertools.count()
+
+
+def _call(tensors: Tensors, sizes: Sizes, key: str) -> list[torch.Tensor]:
+    """Calls the operator itself: its fake kernel, if the tensors are fake."""
+    call = _CALLS[key]
+    return call.run(call.operator, tensors, sizes)
+
+
+torch.library.custom_op(
+    "exportkit_onnx::call",
+    _call,
+    mutates_args=(),
+    schema="(Tensor[] tensors, SymInt[] sizes, str key) -> Tensor[]",
+).register_fake(_call)
+
+STAND_IN: OpOverload = torch.ops.exportkit_onnx.call.default
+
+
+@contextmanager
+def with_stand_ins(
+    program: torch.export.ExportedProgram, kept: Callable[[OpOverload], bool]
+) -> Iterator[tuple[torch.export.ExportedProgram, Mapping[str, CustomCall]]]:
+    """Yields a copy of a program with stand-ins for custom operators, and the calls by key.
+
+    The copy can be run and traced again only inside of the block.
+
+    Args:
+        program: The program, which does not change.
+        kept: Which custom operators stay as they are.
+    """
+    module = copy.deepcopy(program.graph_module)
+    calls = {}
+    for part in list(module.modules()):
+        if isinstance(part, GraphModule):
+            for node in list(part.graph.nodes):
+                if node.op == "call_function" and is_custom(node.target) and not kept(node.target):
+                    key = f"{next(_KEYS)}"
+                    calls[key] = _replace(node, key)
+            part.graph.lint()
+            part.recompile()
+    changed = torch.export.ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=_signature(program, module.graph),
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        constants=program.constants,
+        verifiers=[program.verifier],
+    )
+    _CALLS.update(calls)
+    try:
+        yield changed, calls
+    finally:
+        for key in calls:
+            del _CALLS[key]
+
+
+def _signature(
+    program: torch.export.ExportedProgram, graph: torch.fx.Graph
+) -> torch.export.graph_signature.ExportGraphSignature:
+    """Returns a program's signature with the names of the results that a changed graph returns."""
+    specs = [
+        replace(spec, arg=replace(spec.arg, name=result.name)) if isinstance(result, Node) else spec
+        for spec, result in zip(program.graph_signature.output_specs, graph.output_node().args[0])
+    ]
+    return torch.export.graph_signature.ExportGraphSignature(program.graph_signature.input_specs, specs)
+
+
+def _replace(node: Node, key: str) -> CustomCall:
+    """Replaces the node of a custom operator by a stand-in, and returns the call."""
+    call, tensors, sizes = _read(node)
+    graph, results = node.graph, call.results
+    with graph.inserting_before(node):
+        stand_in = _added(node, STAND_IN, (tensors, sizes, key), list(results))
+        values = [_added(node, operator.getitem, (stand_in, i), value) for i, value in enumerate(results)]
+        fresh, written = values[: len(results) - len(call.written)], values[len(results) - len(call.written) :]
+        for i, value in zip(call.written, written):
+            _added(node, torch.ops.aten.copy_.default, (tensors[i], value), tensors[i].meta["val"])
+    _give_results(node, iter(fresh), tensors, call)
+    graph.erase_node(node)
+    return call
+
+
+def _added(like: Node, target: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Node:
+    """Adds a node that has the metadata of another, such as its line, and a value."""
+    node = like.graph.call_function(target, args)
+    node.meta = {**like.meta, "val": value}
+    return node
+
+
+def _give_results(node: Node, fresh: Iterator[Node], tensors: Sequence[Node], call: CustomCall) -> None:
+    """Lets the users of a custom operator's results use those of its stand-in."""
+    returns = call.operator._schema.returns
+    answer = node.meta["val"] if len(returns) > 1 else [node.meta["val"]]
+    arguments = {argument.name: argument for argument in call.operator._schema.arguments}
+    slots = {name: tensors[i] for i, name in enumerate(call.tensor_names)}
+    given: list[Any] = []
+    for result, value in zip(returns, answer):
+        if result.alias_info:  # the argument itself, which the stand-in's results were copied into
+            same = [n for n, a in arguments.items() if a.alias_info and a.alias_info.before_set == result.alias_info.before_set]
+            given.append(slots[same[0]])
+        elif isinstance(value, torch.Tensor):
+            given.append(next(fresh))
+        elif isinstance(value, (list, tuple)):
+            given.append([next(fresh) for _ in value])
+        else:
+            given.append(value)
+    _replace_uses(node, given if len(returns) > 1 else given[0] if given else None)
+
+
+def _replace_uses(node: Node, value: Any) -> None:
+    if isinstance(value, Node):
+        node.replace_all_uses_with(value)
+        return
+    for user in list(node.users):
+        if user.op != "call_function" or user.target is not operator.getitem:
+            raise ExportError(f"{user.format_node()} takes all results of {node.target} at once")
+        _replace_uses(user, value[user.args[1]])
+        user.graph.erase_node(user)
+
+
+def _read(node: Node) -> tuple[CustomCall, list[Node], list[Node]]:
+    """Returns the call of a node, and the nodes of its tensors and sizes."""
+    operator = node.target
+    assert isinstance(operator, OpOverload)
+    parameters = operator._schema.arguments
+    found: dict[type, list[tuple[str, Node]]] = {torch.Tensor: [], torch.SymInt: []}
+    written: list[int] = []
+
+    def slots(value: Any, name: str, writes: bool) -> Any:
+        if isinstance(value, Node):
+            kind = torch.Tensor if isinstance(value.meta["val"], torch.Tensor) else torch.SymInt
+            if kind is torch.SymInt and not isinstance(value.meta["val"], (int, torch.SymInt)):
+                raise ExportError(
+                    f"operator {qualified_name(operator)} takes {name}, a {type(value.meta['val']).__name__} that "
+                    "varies from call to call",
+                    hint="Pass it as a tensor without dimensions.",
+                )
+            if writes:
+                written.append(len(found[torch.Tensor]))
+            found[kind].append((name, value))
+            return Slot(kind, len(found[kind]) - 1)
+        if isinstance(value, (list, tuple)):
+            return [slots(item, f"{name}_{i}", writes) for i, item in enumerate(value)]
+        return value
+
+    def writes(argument: Any) -> bool:
+        return argument.alias_info is not None and argument.alias_info.is_write
+
+    named = {parameter.name: parameter for parameter in parameters}
+    args = tuple(slots(value, p.name, writes(p)) for p, value in zip(parameters, node.args))
+    kwargs = {name: slots(value, name, writes(named[name])) for name, value in node.kwargs.items()}
+    tensors = tuple(n.meta["val"] for _, n in found[torch.Tensor])
+    call = CustomCall(
+        operator=operator,
+        args=args,
+        kwargs=kwargs,
+        tensors=tensors,
+        sizes=tuple(n.meta["val"] for _, n in found[torch.SymInt]),
+        tensor_names=tuple(name for name, _ in found[torch.Tensor]),
+        size_names=tuple(name for name, _ in found[torch.SymInt]),
+        written=tuple(written),
+        results=(*_fresh(operator, node.meta.get("val")), *(tensors[i] for i in written)),
+        where=where_traced(node),
+    )
+    return call, [n for _, n in found[torch.Tensor]], [n for _, n in found[torch.SymInt]]
+
+
+def _fresh(operator: OpOverload, answer: Any) -> list[torch.Tensor]:
+    """Returns the tensors of an operator's answer that are not its arguments."""
+    returns = operator._schema.returns
+    parts = answer if len(returns) > 1 else [answer]
+    fresh = [part for result, part in zip(returns, parts) if not result.alias_info]
+    return [leaf for leaf in tree_leaves(fresh) if isinstance(leaf, torch.Tensor)]
