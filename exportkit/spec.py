@@ -72,6 +72,8 @@ class ExportSpec:
             default, values are drawn from the example inputs, which keeps token ids valid.
         allow_nondeterministic: The model's answers to the same inputs may differ. Only their dtypes and shapes are
             verified then.
+        decompositions: For custom operators, by `namespace::name`: functions with the operator's parameters that
+            compute the same with torch's operators. ONNX models are made of them; other formats ignore them.
     """
 
     model: torch.nn.Module
@@ -83,6 +85,7 @@ class ExportSpec:
     name: str | None = None
     draw_inputs: Callable[[Mapping[str, int], torch.Generator], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
     allow_nondeterministic: bool = False
+    decompositions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Checks the fields' types, because a wrong one would fail later with an obscure error.
@@ -98,6 +101,7 @@ class ExportSpec:
             ("example_inputs", isinstance(self.example_inputs, (tuple, list)), "a tuple of forward's arguments"),
             ("example_kwargs", isinstance(self.example_kwargs, Mapping), "a dict"),
             ("dynamic_shapes", _are_shapes(shapes), 'such as {"image": {0: "batch[1:64]", 2: "16*gh[8:96]"}}'),
+            ("decompositions", _are_functions(self.decompositions), 'a dict such as {"myops::scale": scale_in_aten}'),
             ("operator_libraries", not isinstance(self.operator_libraries, (str, Path)), "a list of paths"),
         )
         for name, right, wanted in checks:
@@ -122,6 +126,12 @@ def _are_shapes(shapes: object) -> bool:
     return isinstance(shapes, Mapping) and all(
         isinstance(dims, Mapping) and all(isinstance(d, int) and isinstance(e, str) for d, e in dims.items())
         for dims in shapes.values()
+    )
+
+
+def _are_functions(functions: object) -> bool:
+    return isinstance(functions, Mapping) and all(
+        isinstance(name, str) and callable(function) for name, function in functions.items()
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from exportkit.errors import UsageError
 from exportkit.export.aot_inductor import compile_program, read_inductor_config
@@ -70,7 +71,7 @@ def export_aoti(
         )
     if "cpp.cxx" not in inductor_config:
         usable_compiler()  # checked first, because tracing takes minutes
-    traced = _trace(model, out, options, device, progress)
+    traced = traced_model(model, out, options, device, progress)
     weights = None if embed_weights else ProgramWeights(traced.program)
     with temporary_folder(None, "exportkit-compile") as folder:
         compiled = [
@@ -115,7 +116,7 @@ def export_program(
     Arguments and errors are the same as for `export_aoti`.
     """
     device = usable_device(options.device)
-    traced = _trace(model, out, options, device, progress)
+    traced = traced_model(model, out, options, device, progress)
     progress(f"writing {out}")
     buffer = io.BytesIO()
     with quiet_torch():
@@ -135,10 +136,15 @@ def export_program(
     )
 
 
-def _trace(
+def traced_model(
     model: ResolvedModel | ExportSpec, out: Path, options: TraceOptions, device: torch.device, progress: Progress
 ) -> Traced:
-    """Returns the model as a program with its cases, newly traced or read from a file."""
+    """Returns the model as a program with its cases, newly traced or read from a file.
+
+    Raises:
+        UsageError: An option is wrong, or `out` cannot be written.
+        ExportError: torch.export refused the model.
+    """
     resolved = EagerModel(spec=model) if isinstance(model, ExportSpec) else model
     if options.name is None and resolved.spec.name is not None:
         check_name("name", resolved.spec.name)
@@ -159,28 +165,43 @@ def _write(
     weights: tuple[Weight, ...] = (),
     program: Program | None = None,
 ) -> Manifest:
-    cases = {f"{CASES_DIR}/{number}.safetensors": case for number, case in enumerate(traced.cases)}
-    manifest = Manifest(
+    manifest = replace(
+        manifest_of(traced, version), targets=targets, weights=weights, program=program, operators=operators
+    )
+    return write_package(out, manifest, {**records, **case_records(traced)})
+
+
+def manifest_of(traced: Traced, version: str) -> Manifest:
+    """Describes a traced model that nothing can run yet: the manifest has neither targets nor a program."""
+    return Manifest(
         format_version=FORMAT_VERSION,
         name=traced.name,
         version=version,
         call=traced.call,
-        targets=targets,
-        weights=weights,
-        program=program,
-        operators=operators,
+        targets=(),
+        weights=(),
+        program=None,
+        operators=traced.operators,
         libraries=(),
         cases=tuple(
             Case(
-                record=record,
+                record=_case_record(number),
                 sizes=dict(case.sizes),
                 reference_dtype=case.reference_dtype,
                 accuracy=dict(case.accuracy),
             )
-            for record, case in cases.items()
+            for number, case in enumerate(traced.cases)
         ),
         source=traced.source,
         provenance=traced.provenance,
         records=(),
     )
-    return write_package(out, manifest, {**records, **{record: case.tensors for record, case in cases.items()}})
+
+
+def case_records(traced: Traced) -> dict[str, Content]:
+    """Returns the tensors of a traced model's cases, as its manifest names them."""
+    return {_case_record(number): case.tensors for number, case in enumerate(traced.cases)}
+
+
+def _case_record(number: int) -> str:
+    return f"{CASES_DIR}/{number}.safetensors"

@@ -130,6 +130,30 @@ def _refuse_for_program(model: str, kwargs: Mapping[str, Any], inputs: Sequence[
         )
 
 
+def resolve_decompositions(texts: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
+    """Imports the functions that compute custom operators.
+
+    Args:
+        texts: `package.module:function` or `path/file.py:function`, by the operator's name.
+
+    Raises:
+        ModelNotFoundError: A module cannot be imported, or does not have the function.
+        UsageError: What is named is not a function.
+        ExportError: Importing a module raised an error.
+    """
+    found = {}
+    for operator, text in texts.items():
+        with users_code(f"importing {text}"):
+            function = _attribute(text)
+        if not callable(function):
+            raise UsageError(
+                f"the decomposition {text} of {operator} is of type {type(function).__name__}",
+                hint="Name a function with the operator's parameters.",
+            )
+        found[operator] = function
+    return found
+
+
 # --- importing --------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import torch
 
 from exportkit.errors import ExportError, ExportkitError
 
-_EXPORT = str(Path(__file__).parent)
+_EXPORTERS = tuple(str(Path(__file__).parents[1] / part) for part in ("export", "onnx"))
 _EXPORTKIT = str(Path(__file__).parents[1])
 _MODELS = str(Path(__file__).parents[1] / "models")  # a built-in model's lines are shown like a user's
 _TORCH = str(Path(torch.__file__).parent)
@@ -27,7 +27,7 @@ def user_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummar
     Frames outside of the exporter's first one called it. They are not part of the model.
     """
     frames = list(stack)
-    first = next((i for i, frame in enumerate(frames) if frame.filename.startswith(_EXPORT)), -1)
+    first = next((i for i, frame in enumerate(frames) if frame.filename.startswith(_EXPORTERS)), -1)
     inside = [frame for frame in reversed(frames[first + 1 :]) if not _is_machinery(frame)]
     own = [f for f in inside if not any(part in f.filename for part in (*_PACKAGES, _PYTHON))]
     of_packages = [f for f in inside if any(part in f.filename for part in _PACKAGES)]
@@ -54,7 +54,12 @@ def where_now() -> str:
 
 def where_traced(node: torch.fx.Node) -> str:
     """Returns the line of the model's code that a node of a graph was traced from, or ""."""
-    stack = _TRACED.findall(node.meta.get("stack_trace") or "")
+    return where_listed(node.meta.get("stack_trace") or "")
+
+
+def where_listed(trace: str) -> str:
+    """Returns the line of the model's code in a stack as Python prints it, or ""."""
+    stack = _TRACED.findall(trace)
     frame = user_frame(traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in stack)
     return where(frame) if frame else ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
 
 import torch
 from torch.export.exported_program import ExportedProgram, ModuleCallEntry, ModuleCallSignature
@@ -18,29 +17,29 @@ from torch.export.graph_signature import (
 )
 from torch.utils._pytree import tree_structure
 
+from exportkit.onnx.branches import Ranges, refusing_branches
 from exportkit.onnx.calls import STAND_IN, CustomCall, Sizes, Tensors
 from exportkit.onnx.decompositions import Decomposition
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-
-def traced_body(
-    call: CustomCall, key: str, decomposition: Decomposition, ranges: Mapping[object, object]
-) -> ExportedProgram:
+def traced_body(call: CustomCall, key: str, decomposition: Decomposition, ranges: Ranges) -> ExportedProgram:
     """Traces the decomposition of a call with the sizes of the graph it stands in.
 
     Tracing starts from a program that only has the call: so sizes stay symbolic, and what holds between the sizes of
     the arguments in the graph, such as N = h * w, holds in the body.
+
+    Raises:
+        ExportError: The decomposition branches on a size.
     """
 
     def decomposed(tensors: Tensors, sizes: Sizes, key: str) -> list[torch.Tensor]:
         return call.run(decomposition, tensors, sizes)
 
-    return _program_of_call(call, key, ranges).run_decompositions({STAND_IN: decomposed})
+    with refusing_branches(call.name, ranges):
+        return _program_of_call(call, key, ranges).run_decompositions({STAND_IN: decomposed})
 
 
-def _program_of_call(call: CustomCall, key: str, ranges: Mapping[object, object]) -> ExportedProgram:
+def _program_of_call(call: CustomCall, key: str, ranges: Ranges) -> ExportedProgram:
     graph = torch.fx.Graph()
 
     def placeholder(name: str, value: object) -> torch.fx.Node:

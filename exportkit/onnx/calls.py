@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
@@ -103,22 +103,21 @@ STAND_IN: OpOverload = torch.ops.exportkit_onnx.call.default
 
 @contextmanager
 def with_stand_ins(
-    program: torch.export.ExportedProgram, kept: Callable[[OpOverload], bool]
+    program: torch.export.ExportedProgram,
 ) -> Iterator[tuple[torch.export.ExportedProgram, Mapping[str, CustomCall]]]:
     """Yields a copy of a program with stand-ins for custom operators, and the calls by key.
 
     The copy can be run and traced again only inside of the block.
 
-    Args:
-        program: The program, which does not change.
-        kept: Which custom operators stay as they are.
+    Raises:
+        ExportError: A custom operator takes or returns something that a function of ONNX cannot.
     """
     module = copy.deepcopy(program.graph_module)
     calls = {}
     for part in list(module.modules()):
         if isinstance(part, GraphModule):
             for node in list(part.graph.nodes):
-                if node.op == "call_function" and is_custom(node.target) and not kept(node.target):
+                if node.op == "call_function" and is_custom(node.target):
                     key = f"{next(_KEYS)}"
                     calls[key] = _replace(node, key)
             part.graph.lint()
@@ -145,9 +144,10 @@ def _signature(
     program: torch.export.ExportedProgram, graph: torch.fx.Graph
 ) -> torch.export.graph_signature.ExportGraphSignature:
     """Returns a program's signature with the names of the results that a changed graph returns."""
+    results = cast(Sequence[object], graph.output_node().args[0])
     specs = [
         replace(spec, arg=replace(spec.arg, name=result.name)) if isinstance(result, Node) else spec
-        for spec, result in zip(program.graph_signature.output_specs, graph.output_node().args[0])
+        for spec, result in zip(program.graph_signature.output_specs, results)
     ]
     return torch.export.graph_signature.ExportGraphSignature(program.graph_signature.input_specs, specs)
 
@@ -178,13 +178,11 @@ def _give_results(node: Node, fresh: Iterator[Node], tensors: Sequence[Node], ca
     """Lets the users of a custom operator's results use those of its stand-in."""
     returns = call.operator._schema.returns
     answer = node.meta["val"] if len(returns) > 1 else [node.meta["val"]]
-    arguments = {argument.name: argument for argument in call.operator._schema.arguments}
     slots = {name: tensors[i] for i, name in enumerate(call.tensor_names)}
     given: list[Any] = []
     for result, value in zip(returns, answer):
         if result.alias_info:  # the argument itself, which the stand-in's results were copied into
-            same = [n for n, a in arguments.items() if a.alias_info and a.alias_info.before_set == result.alias_info.before_set]
-            given.append(slots[same[0]])
+            given.append(slots[_aliased(call.operator, result)])
         elif isinstance(value, torch.Tensor):
             given.append(next(fresh))
         elif isinstance(value, (list, tuple)):
@@ -192,6 +190,12 @@ def _give_results(node: Node, fresh: Iterator[Node], tensors: Sequence[Node], ca
         else:
             given.append(value)
     _replace_uses(node, given if len(returns) > 1 else given[0] if given else None)
+
+
+def _aliased(operator: OpOverload, result: Any) -> str:
+    """Returns the name of the parameter that a result shares its memory with."""
+    names = result.alias_info.before_set
+    return next(p.name for p in operator._schema.arguments if p.alias_info and p.alias_info.before_set == names)
 
 
 def _replace_uses(node: Node, value: Any) -> None:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir
-import torch
 
 from exportkit.onnx.calls import CustomCall, Slot
-
-
-@dataclass(frozen=True)
-class Body:
-    """A body, and the call that it was traced for."""
-
-    call: CustomCall
-    graph: onnx_ir.Graph
+from exportkit.package.manifest import OnnxFunction
 
 
 class Functions:
@@ -29,33 +20,44 @@ class Functions:
 
     def __init__(self, opset: int) -> None:
         self._opset = opset
+        self._by_call: dict[tuple[object, ...], onnx_ir.Function] = {}
         self._by_body: dict[tuple[str, bytes], onnx_ir.Function] = {}
 
     @property
-    def all(self) -> Sequence[onnx_ir.Function]:
+    def all(self) -> tuple[onnx_ir.Function, ...]:
         """The functions, in the order of their first use."""
         return tuple(self._by_body.values())
 
-    def of(self, body: Body) -> onnx_ir.Function:
-        """Returns the function with a body."""
-        call = body.call
-        _inside(body.graph)
-        _rename(body.graph, [*call.tensor_names, *call.size_names])
-        canonical = self._function(call, "body", body.graph)
-        key = (call.name, onnx_ir.to_proto(canonical).SerializeToString(deterministic=True))
-        if key not in self._by_body:
-            self._by_body[key] = self._function(call, self._free_name(call), body.graph)
-        return self._by_body[key]
-
-    def _function(self, call: CustomCall, name: str, graph: onnx_ir.Graph) -> onnx_ir.Function:
-        graph.opset_imports.clear()
-        graph.opset_imports[""] = self._opset
-        return onnx_ir.Function(
-            call.operator.namespace,
-            name,
-            graph=graph,
-            attributes=[onnx_ir.Attr(a.name, a.type, None) for a in attributes_of(call)],
+    @property
+    def described(self) -> tuple[OnnxFunction, ...]:
+        """The functions' descriptions for the manifest."""
+        return tuple(
+            OnnxFunction(operator=operator, domain=f.domain, name=f.name, overload=f.overload)
+            for (operator, _), f in self._by_body.items()
         )
+
+    def known(self, call: CustomCall) -> onnx_ir.Function | None:
+        """Returns the function of a call with the same dtypes, sizes and arguments, if there was one."""
+        return self._by_call.get(_description(call))
+
+    def add(self, call: CustomCall, body: onnx_ir.Graph) -> onnx_ir.Function:
+        """Returns the function of a call: a new one, if no other has this body."""
+        _without_initializers(body)
+        _rename(body, [*call.tensor_names, *call.size_names])
+        body.opset_imports.clear()
+        body.opset_imports[""] = self._opset
+        attributes = [onnx_ir.Attr(a.name, a.type, None) for a in attributes_of(call)]
+
+        def named(name: str) -> onnx_ir.Function:
+            return onnx_ir.Function(call.operator.namespace, name, graph=body, attributes=attributes)
+
+        key = (call.name, onnx_ir.to_proto(named("body")).SerializeToString(deterministic=True))
+        if key not in self._by_body:
+            self._by_body[key] = named(self._free_name(call))
+            for node in self._by_body[key].all_nodes():
+                node.name = f"{self._by_body[key].name}.{node.name}"
+        self._by_call[_description(call)] = self._by_body[key]
+        return self._by_body[key]
 
     def _free_name(self, call: CustomCall) -> str:
         """Returns the operator's name, with a number after it if another function has it already.
@@ -66,6 +68,12 @@ class Functions:
         base = call.name.partition("::")[2].replace(".", "_")
         names = (base, *(f"{base}_{number}" for number in range(2, len(taken) + 3)))
         return next(name for name in names if (call.operator.namespace, name) not in taken)
+
+
+def _description(call: CustomCall) -> tuple[object, ...]:
+    """Returns what a body depends on, and no tensor."""
+    tensors = tuple((tensor.dtype, tuple(map(str, tensor.shape))) for tensor in call.tensors)
+    return call.name, tensors, tuple(map(str, call.sizes)), repr(call.args), repr(call.kwargs)
 
 
 def attributes_of(call: CustomCall) -> list[onnx_ir.Attr]:
@@ -90,7 +98,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (int, float, str)) else str(value)
 
 
-def _inside(graph: onnx_ir.Graph) -> None:
+def _without_initializers(graph: onnx_ir.Graph) -> None:
     """Moves a graph's initialisers into Constant nodes, because a function has none."""
     for name, value in list(graph.initializers.items()):
         constant = onnx_ir.node("Constant", [], {"value": value.const_value}, name=f"node_{name}")
@@ -118,5 +126,9 @@ def _rename(graph: onnx_ir.Graph, inputs: Sequence[str]) -> None:
             value.name = f"v{number}" if len(node.outputs) == 1 else f"v{number}_{index}"
             while value.name in taken:
                 value.name += "_"
+            value.shape = None  # that of one call
             value.metadata_props.clear()
+    for value in graph.inputs:
+        value.shape = None
+        value.metadata_props.clear()
     graph.metadata_props.clear()

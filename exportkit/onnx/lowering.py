@@ -25,7 +25,8 @@ def translations(results_of: Callable[[str], int]) -> Mapping[Callable[..., Any]
     def stand_in(tensors: list[Any], sizes: list[Any], key: str) -> list[Any]:
         inputs = [*tensors, *(opset18.Constant(value_int=size) if isinstance(size, int) else size for size in sizes)]
         node = onnx_ir.Node(STAND_IN_DOMAIN, key, inputs, num_outputs=results_of(key), version=1)
-        evaluator.default().nodes.append(node)
+        recorder: Any = evaluator.default()
+        recorder.nodes.append(node)
         return list(node.outputs)
 
     return {
@@ -36,7 +37,7 @@ def translations(results_of: Callable[[str], int]) -> Mapping[Callable[..., Any]
 
 def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
     """Stable sort with NaN as the greatest. TopK gives equal elements in the order of their indices."""
-    op = opset18
+    op: Any = opset18
     if len(self.shape) == 0:
         return op.Identity(self), op.Constant(value_int=0)
     count = op.Shape(self, start=dim, end=dim + 1 if dim != -1 else None)

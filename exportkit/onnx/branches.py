@@ -1,0 +1,78 @@
+"""Finds decompositions that branch on a size in Python: their trace is right for some sizes only."""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from exportkit.errors import ExportError
+from exportkit.export.source_lines import where
+from exportkit.export.torch_internals import replaced
+
+_TORCH = str(Path(torch.__file__).parent)
+_SYMBOLS = torch.__file__  # where torch defines SymInt and SymBool, whose __bool__ and __int__ Python calls
+_LARGEST = 2**20  # tried where a size has no upper end
+
+Ranges = Mapping[sympy.Expr, Any]
+
+
+@contextmanager
+def refusing_branches(name: str, ranges: Ranges) -> Iterator[None]:
+    """Refuses Python code that needs to know a size while the block traces it.
+
+    What torch's own code concludes about sizes is not looked at: it asks, for instance, whether a slice is the whole
+    tensor, and both answers are right.
+
+    Args:
+        name: The operator whose decomposition is traced.
+        ranges: The ranges of the sizes' symbols.
+
+    Raises:
+        ExportError: The code branches on a size, and not all sizes in the ranges take the same branch.
+    """
+
+    def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
+        def look(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
+            frame = _asking(traceback.extract_stack())
+            if frame is not None and isinstance(guard, sympy.Basic) and not _always(guard, env, ranges):
+                raise ExportError(
+                    f"the decomposition of {name} is right for some sizes only: {where(frame)} needs to know whether "
+                    f"{guard} in Python",
+                    hint="Compute it for every size with torch's operators, such as torch.where, or declare a range in "
+                    "which the condition always holds.",
+                )
+            log_guard(env, prefix, guard, *rest, **named)
+
+        return look
+
+    with replaced(ShapeEnv, "_log_guard", looking):
+        yield
+
+
+def _asking(stack: traceback.StackSummary) -> traceback.FrameSummary | None:
+    """Returns the line outside of torch that directly asks a size for a Python number or truth; None if torch does."""
+    inner = max((i for i, frame in enumerate(stack) if frame.filename == _SYMBOLS), default=0)
+    outside = inner > 0 and not stack[inner - 1].filename.startswith(_TORCH)
+    return stack[inner - 1] if outside else None
+
+
+def _always(guard: sympy.Basic, env: ShapeEnv, ranges: Ranges) -> bool:
+    """Returns whether a condition holds at the ends of the sizes' ranges, beside them and between them."""
+    symbols = sorted(guard.free_symbols, key=str)
+    values = [_values(ranges.get(symbol, env.var_to_range.get(symbol))) for symbol in symbols]
+    return all(guard.xreplace(dict(zip(symbols, point))) == sympy.true for point in itertools.product(*values))
+
+
+def _values(interval: Any) -> list[sympy.Integer]:
+    low = max(0, int(interval.lower)) if interval is not None and interval.lower.is_Integer else 0
+    high = int(interval.upper) if interval is not None and interval.upper.is_Integer else _LARGEST
+    numbers = {low, low + 1, low + 2, (low + high) // 2, high - 1, high}
+    return [sympy.Integer(number) for number in sorted(numbers) if low <= number <= high]

@@ -1,0 +1,116 @@
+"""Names a converted model's inputs, outputs and dynamic axes as the manifest does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+import onnx_ir
+import sympy
+import torch
+from onnx_ir.passes.common import NameFixPass
+from torch.export.graph_signature import InputKind, TensorArgument
+
+from exportkit.export.shapes import size_text
+from exportkit.export.source_lines import where_listed
+from exportkit.package.manifest import Call, Size, TensorInput, TensorOutput
+
+RANGES_KEY = "exportkit.dimensions"
+"""The key of the ranges in the model's metadata: JSON such as {"batch": [1, 64]}."""
+
+
+def output_names(call: Call) -> tuple[str, ...]:
+    """Returns the outputs' names. ONNX allows each name once, so an output called like an input gets a prefix."""
+    taken = {tensor.name for tensor in call.inputs}
+    names = []
+    for output in call.outputs:
+        name = output.name
+        while name in taken:
+            name = f"output.{name}"
+        taken.add(name)
+        names.append(name)
+    return tuple(names)
+
+
+def describe(model: onnx_ir.Model, program: torch.export.ExportedProgram, call: Call) -> None:
+    """Gives a model the manifest's names of inputs, outputs and sizes, and the ranges of the sizes."""
+    known = _dimensions(program, call)
+    for value in {value for node in model.graph.all_nodes() for value in node.outputs}:
+        _rename_sizes(value, known)
+    described: tuple[tuple[onnx_ir.Value, TensorInput | TensorOutput], ...] = (
+        *zip(model.graph.inputs, call.inputs),
+        *zip(model.graph.outputs, call.outputs),
+    )
+    for value, tensor in described:
+        _rename_sizes(value, known)
+        value.shape = onnx_ir.Shape(
+            [traced if size is None else _axis(size) for size, traced in zip(tensor.shape, value.shape or ())]
+        )
+    for value, name in zip(model.graph.outputs, output_names(call)):
+        value.name = name
+    for value, given in zip(model.graph.inputs, call.inputs):
+        value.name = given.name
+    NameFixPass()(model)
+    model.metadata_props[RANGES_KEY] = json.dumps({d.name: [d.min, d.max] for d in call.dimensions})
+
+
+def _axis(size: int | Size) -> int | str:
+    return size if isinstance(size, int) else size_text(size)
+
+
+def _dimensions(program: torch.export.ExportedProgram, call: Call) -> dict[str, str]:
+    """Returns the text of each of the program's symbols in the manifest's dimensions."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    taken = [
+        values[spec.arg.name]
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
+    ]
+    known: dict[str, str] = {}
+    for tensor, described in zip(taken, call.inputs):
+        for traced, size in zip(tensor.shape, described.shape):
+            if isinstance(traced, torch.SymInt) and isinstance(size, Size):
+                known.update(_solved(traced.node.expr, size, known))
+    return known
+
+
+def _solved(expression: sympy.Expr, size: Size, known: Mapping[str, str]) -> dict[str, str]:
+    """Returns the text of an expression's only symbol, such as {"s7": "gh"} if 16 * s7 is 16 * gh."""
+    symbols = [symbol for symbol in expression.free_symbols if symbol.name not in known]
+    if len(symbols) != 1:
+        return {}
+    dimension = sympy.Symbol(size.dimension, integer=True, positive=True)
+    (solution,) = sympy.solve(expression - size.scale * dimension - size.offset, symbols[0])
+    return {symbols[0].name: str(solution) if solution == dimension else f"({solution})"}
+
+
+def _rename_sizes(value: onnx_ir.Value, known: Mapping[str, str]) -> None:
+    if value.shape is None or value.shape.frozen:
+        return
+    for axis, size in enumerate(value.shape):
+        if isinstance(size, onnx_ir.SymbolicDim) and size.value is not None:
+            value.shape[axis] = re.sub(r"\b[A-Za-z_]\w*\b", lambda m: known.get(m[0], m[0]), str(size.value))
+
+
+def cleaned(model: onnx_ir.Model) -> dict[str, str]:
+    """Removes what torch.onnx notes of the traced model, which has paths of this machine.
+
+    Returns:
+        The line of the model that each node comes from, by the node's name.
+    """
+    lines = {}
+    for node in model.graph.all_nodes():
+        line = where_listed(node.metadata_props.get("pkg.torch.onnx.stack_trace", ""))
+        if node.name and line:
+            lines[node.name] = line
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+    values: Sequence[onnx_ir.Value] = [*model.graph.inputs, *model.graph.initializers.values()]
+    for value in values:
+        value.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.metadata_props.clear()
+    return lines

@@ -1,0 +1,92 @@
+"""Explains torch.onnx's errors: which operator of torch it cannot translate, and which line calls it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from exportkit.errors import ExportError
+from exportkit.export.dispatch import OperatorMode, watched_by
+from exportkit.export.source_lines import where_now, where_traced
+from exportkit.onnx.calls import CustomCall
+from exportkit.onnx.decompositions import Decomposition
+
+
+def refused_model(error: Exception) -> ExportError:
+    """Returns the error to raise where torch.onnx refused the model itself."""
+    node = _node(error)
+    place = where_traced(node) if node is not None else ""
+    return ExportError(
+        f"the model cannot become ONNX{' at ' + place if place else ''}: {_problem(error, node)}",
+        hint="Write that line with other operators of torch.",
+    )
+
+
+def refused_body(error: Exception, call: CustomCall, decomposition: Decomposition) -> ExportError:
+    """Returns the error to raise where a decomposition cannot be traced, or torch.onnx refused it."""
+    node = _node(error)
+    place = _line_of(node.target, call, decomposition) if node is not None else ""
+    return ExportError(
+        f"the decomposition of {call.name} cannot become ONNX{' at ' + place if place else ''}: "
+        f"{_problem(error, node)}",
+        hint="Write that line of the decomposition with other operators of torch.",
+    )
+
+
+def _problem(error: Exception, node: torch.fx.Node | None) -> str:
+    *_, cause = _causes(error)
+    text = next((line.strip() for line in str(cause).splitlines() if line.strip()), "no message")
+    if node is not None and "No ONNX function found" in text:
+        return f"torch.onnx does not translate {node.target}"
+    doing = f"torch.onnx fails at {node.target}: " if node is not None else ""
+    return f"{doing}{type(cause).__name__}: {re.sub(r'<class .*?>', '', text)}"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error and what it was raised from, down to the first one."""
+    yield error
+    if error.__cause__ is not None:
+        yield from _causes(error.__cause__)
+
+
+def _node(error: BaseException) -> torch.fx.Node | None:
+    """Returns the node that was translated when an error was raised: the exporter's messages have its text only."""
+    for cause in _causes(error):
+        trace = cause.__traceback__
+        while trace is not None:
+            node = trace.tb_frame.f_locals.get("node")
+            if trace.tb_frame.f_code.co_name == "_translate_fx_graph" and isinstance(node, torch.fx.Node):
+                return node
+            trace = trace.tb_next
+    return None
+
+
+class _Finder(OperatorMode):
+    """Finds the line that calls an operator."""
+
+    def __init__(self, wanted: object) -> None:
+        super().__init__()
+        self._wanted = wanted
+        self.line = ""
+
+    def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func == self._wanted and not self.line:
+            self.line = where_now()
+        return func(*args, **kwargs)
+
+
+def _line_of(target: object, call: CustomCall, decomposition: Decomposition) -> str:
+    """Returns the line of a decomposition that calls an operator, or ""."""
+    if not call.tensors:
+        return ""
+    with call.tensors[0].fake_mode, watched_by(_Finder(target)) as finder:  # type: ignore[attr-defined]  # it is fake
+        try:
+            call.run(decomposition, call.tensors, call.sizes)
+        except Exception:
+            # What it raises was said before, or does not matter here.
+            return finder.line
+    return finder.line
