@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -22,12 +22,27 @@ from exportkit.cli.shared_options import (
     weights_option,
 )
 from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, TraceOptions
+from exportkit.onnx.options import OnnxOptions
 
 if TYPE_CHECKING:
     from exportkit.export.size_changes import SizeChange
     from exportkit.package.manifest import Manifest
 
 _TRACE = TraceOptions()
+_FOLLOWING = {"aoti": "package {} -o OUT.pt2", "program": "export {} -o OUT.pt2", "onnx": "verify {}"}
+
+
+def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
+    """Parses "ns::op=package.module:function"."""
+    found: dict[str, str] = {}
+    for text in texts:
+        operator, equals, function = text.partition("=")
+        if not equals or "::" not in operator or ":" not in function:
+            raise click.BadParameter(f"{text!r} is not NS::OP=MODULE:FUNCTION, such as myops::scale=mymodel:scale_aten")
+        if operator in found:
+            raise click.BadParameter(f"{operator} is given twice: {found[operator]} and {function}")
+        found[operator] = function
+    return found
 
 
 @exportkit_command("export", short_help="Trace and compile a model, and record cases.")
@@ -36,10 +51,11 @@ _TRACE = TraceOptions()
 @click.option(
     "--format",
     "output_format",
-    type=click.Choice(["aoti", "program"]),
+    type=click.Choice(["aoti", "program", "onnx"]),
     default="aoti",
     show_default=True,
-    help="aoti: compiled for the device of this machine. program: the ExportedProgram, to be compiled elsewhere.",
+    help="aoti: compiled for the device of this machine. program: the ExportedProgram, to be compiled elsewhere. onnx: "
+    "for ONNX Runtime and others, with a function for each custom operator.",
 )
 @device_option("Where the model runs.", default=_TRACE.device)
 @click.option("--dtype", metavar="DTYPE", help="Cast floating parameters, buffers and inputs: float16, bfloat16, ...")
@@ -107,6 +123,27 @@ _TRACE = TraceOptions()
     help="Keep the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.",
 )
 @click.option(
+    "--opset",
+    type=int,
+    default=OnnxOptions().opset,
+    show_default=True,
+    help="The version of ONNX's operators, 18 to 23. For --format onnx.",
+)
+@click.option(
+    "--onnx-inline",
+    "inline",
+    is_flag=True,
+    help="Write no functions: put the operators of each where it is called, for runtimes that take no functions.",
+)
+@click.option(
+    "--decomposition",
+    "decompositions",
+    multiple=True,
+    metavar="NS::OP=MODULE:FUNCTION",
+    callback=_decompositions,
+    help="A function that computes a custom operator with torch's operators, for --format onnx. Repeatable.",
+)
+@click.option(
     "--allow-nondeterministic",
     is_flag=True,
     help="Export a model that answers the same inputs differently. Only dtypes and shapes are verified then.",
@@ -129,6 +166,9 @@ def command(
     cuda_arch: Any,
     inductor_config: dict[str, Any],
     embed_weights: bool,
+    opset: int,
+    inline: bool,
+    decompositions: dict[str, str],
     model_version: str,
     draft: bool,
     apply_suggested_fixes: bool,
@@ -145,6 +185,7 @@ def command(
     exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2
     exportkit export models/net.py:Net --input x=float32[4,3,64,64] --dynamic 'x:0=batch[1:32]' -o net.pt2
     exportkit export models/net.py:Net --input x=float32[4,3,64,64] --dynamic 'x:0=batch[1:32]' --draft
+    exportkit export arr-coc --format onnx -o arr_coc.onnx
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     if draft == (output is not None):
         raise click.UsageError("Give --output FILE, or --draft, which writes no file.")
@@ -152,16 +193,20 @@ def command(
         raise click.UsageError("--draft reports sizes that work, --apply-suggested-fixes takes them: give one of them.")
     if allow_narrowing and not apply_suggested_fixes:
         raise click.UsageError("--allow-narrowing is for --apply-suggested-fixes.")
-    if output_format == "program" and (cpu_isas or inductor_config or embed_weights):
+    if output_format != "aoti" and (cpu_isas or inductor_config or embed_weights):
         raise click.UsageError(
-            "--cpu-isa, --inductor-config and --embed-weights are for --format aoti: a program is compiled later."
+            "--cpu-isa, --inductor-config and --embed-weights are for --format aoti: other formats are not compiled."
         )
+    if output_format != "onnx" and (opset != OnnxOptions().opset or inline or decompositions):
+        raise click.UsageError("--opset, --onnx-inline and --decomposition are for --format onnx.")
+    onnx_options = OnnxOptions(opset, inline)
     changes: Sequence[SizeChange] = ()
     with progress() as step:
         step(f"importing torch and {model}")
         from exportkit.export.artifact import export_aoti, export_program
         from exportkit.export.draft import draft_of, suggested_changes, with_changes
-        from exportkit.export.resolve import resolve
+        from exportkit.export.resolve import resolve, resolve_decompositions
+        from exportkit.onnx.export_onnx import export_onnx
 
         options = TraceOptions(seed=seed, version=model_version, **trace)
         resolved = resolve(
@@ -183,6 +228,9 @@ def command(
         if output is None:
             step("looking for all that keeps the model from being exported")
             report = draft_of(resolved, options)
+        elif output_format == "onnx":
+            onnx_options = replace(onnx_options, decompositions=resolve_decompositions(decompositions))
+            manifest = export_onnx(resolved, output, options, onnx_options, progress=step)
         elif output_format == "program":
             manifest = export_program(resolved, output, options, progress=step)
         else:
@@ -198,8 +246,7 @@ def command(
         print_json(document | ({"changes": [asdict(change) for change in changes]} if apply_suggested_fixes else {}))
         return 0
     _print_manifest(output, manifest)
-    following = "package" if output_format == "aoti" else "export"
-    click.echo(f"Next: exportkit {following} {output} -o OUT.pt2")
+    click.echo(f"Next: exportkit {_FOLLOWING[output_format].format(output)}")
     return 0
 
 
