@@ -183,7 +183,7 @@ class Symbols:
         expression = sympy.expand(size.node.expr.xreplace(self._names))
         if expression.is_Integer:
             return int(expression)
-        linear = _linear(expression)
+        linear = linear_in_one(expression)
         if linear is None:
             return None
         symbol, scale, offset = linear
@@ -194,7 +194,7 @@ class Symbols:
     def _name(
         self, place: str, expression: sympy.Expr, size: Size | None, ranges: Mapping[sympy.Symbol, object]
     ) -> None:
-        linear = _linear(expression)
+        linear = linear_in_one(expression)
         if linear is None:
             raise ExportError(
                 f"the size of {place} is {expression}, which does not depend on one dimension alone",
@@ -233,7 +233,7 @@ def _integer(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, positive=True)
 
 
-def _linear(expression: sympy.Expr) -> tuple[sympy.Symbol, int, int] | None:
+def linear_in_one(expression: sympy.Expr) -> tuple[sympy.Symbol, int, int] | None:
     """Returns (symbol, scale, offset) of scale * symbol + offset; None for anything else."""
     if len(expression.free_symbols) != 1:
         return None

@@ -1,10 +1,12 @@
-"""Traces the decomposition of a custom operator to the body of an ONNX function."""
+"""Traces the decomposition of a custom operator to the program of an ONNX function's body."""
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Callable
+from typing import cast
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.export.exported_program import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -15,60 +17,86 @@ from torch.export.graph_signature import (
     SymIntArgument,
     TensorArgument,
 )
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_structure
 
 from exportkit.onnx.branches import Ranges, refusing_branches
-from exportkit.onnx.calls import STAND_IN, CustomCall, Sizes, Tensors
+from exportkit.onnx.calls import CustomCall
 from exportkit.onnx.decompositions import Decomposition
 
 
-def traced_body(call: CustomCall, key: str, decomposition: Decomposition, ranges: Ranges) -> ExportedProgram:
-    """Traces the decomposition of a call with the sizes of the graph it stands in.
+def traced_body(call: CustomCall, decomposition: Decomposition, ranges: Ranges) -> ExportedProgram:
+    """Traces the decomposition of a call with the fake tensors and symbolic sizes of the graph it stands in.
 
-    Tracing starts from a program that only has the call: so sizes stay symbolic, and what holds between the sizes of
-    the arguments in the graph, such as N = h * w, holds in the body.
+    So what holds between the sizes of the arguments there, such as N = h * w, holds in the body as well.
+    torch.export.export would give the arguments new sizes, and it takes no size that is computed.
 
     Raises:
-        ExportError: The decomposition branches on a size.
+        ExportError: The decomposition branches on a size, or returns something else than the operator.
     """
 
-    def decomposed(tensors: Tensors, sizes: Sizes, key: str) -> list[torch.Tensor]:
-        return call.run(decomposition, tensors, sizes)
+    def run(*arguments: object) -> list[torch.Tensor]:
+        tensors, sizes = arguments[: len(call.tensors)], arguments[len(call.tensors) :]
+        return call.run(decomposition, tensors, sizes)  # type: ignore[arg-type]  # as `_traced` gives them
 
     with refusing_branches(call.name, ranges):
-        return _program_of_call(call, key, ranges).run_decompositions({STAND_IN: decomposed})
-
-
-def _program_of_call(call: CustomCall, key: str, ranges: Ranges) -> ExportedProgram:
-    graph = torch.fx.Graph()
-
-    def placeholder(name: str, value: object) -> torch.fx.Node:
-        node = graph.placeholder(name)
-        node.meta["val"] = value
-        return node
-
-    tensors = [placeholder(f"tensor_{i}", value) for i, value in enumerate(call.tensors)]
-    sizes = [placeholder(f"size_{i}", value) for i, value in enumerate(call.sizes)]
-    stand_in = graph.call_function(STAND_IN, (tensors, sizes, key))
-    stand_in.meta["val"] = list(call.results)
-    results = []
-    for i, value in enumerate(call.results):
-        results.append(graph.call_function(operator.getitem, (stand_in, i)))
-        results[-1].meta["val"] = value
-    graph.output(tuple(results))
-    inputs = [TensorArgument(name=node.name) for node in tensors] + [SymIntArgument(name=n.name) for n in sizes]
+        module = _traced(run, call)
+    constants = _lifted_constants(module)
+    graph = module.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    results = cast(list[Node], graph.output_node().args[0])
+    inputs = [_argument(node) for node in placeholders[len(constants) :]]
     in_spec = tree_structure((tuple(range(len(inputs))), {}))
     signature = ModuleCallSignature([], [], in_spec, tree_structure(tuple(range(len(results)))))
     return ExportedProgram(
-        root=torch.fx.GraphModule(torch.nn.Module(), graph),
+        root=module,
         graph=graph,
         graph_signature=ExportGraphSignature(
-            [InputSpec(InputKind.USER_INPUT, argument, None) for argument in inputs],
+            [
+                *(InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=name), name) for name in constants),
+                *(InputSpec(InputKind.USER_INPUT, argument, None) for argument in inputs),
+            ],
             [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in results],
         ),
         state_dict={},
         range_constraints=dict(ranges),
         module_call_graph=[ModuleCallEntry("", signature)],
-        constants={},
+        constants={**constants},
         verifiers=[torch._export.verifier.TrainingIRVerifier],
     )
+
+
+def _traced(function: Callable[..., list[torch.Tensor]], call: CustomCall) -> GraphModule:
+    """Traces a function of a call's tensors and sizes as torch.export does."""
+    mode = call.fake_mode
+    if mode.shape_env is not None:
+        # Tracing the program again left sizes that depend on data there, and torch would look for them in this graph.
+        mode.shape_env.pending_fresh_unbacked_symbols.clear()
+    with mode, enable_python_dispatcher(), torch.no_grad():
+        return make_fx(function, tracing_mode="real", pre_dispatch=True)(*call.tensors, *call.sizes)
+
+
+def _argument(node: Node) -> TensorArgument | SymIntArgument:
+    kind = TensorArgument if isinstance(node.meta["val"], torch.Tensor) else SymIntArgument
+    return kind(name=node.name)
+
+
+def _lifted_constants(module: GraphModule) -> dict[str, torch.Tensor]:
+    """Makes inputs of the tensors that the traced code made of numbers, as ExportedPrograms have them."""
+    constants: dict[str, torch.Tensor] = {}
+    nodes: dict[str, Node] = {}
+    for node in [node for node in module.graph.nodes if node.op == "get_attr"]:
+        name = str(node.target)
+        value = getattr(module, name)
+        if not isinstance(value, torch.Tensor):
+            continue  # a branch of torch.cond
+        if name not in nodes:
+            with module.graph.inserting_before(next(iter(module.graph.nodes))):
+                nodes[name] = module.graph.placeholder(f"c{name}")
+            nodes[name].meta["val"] = node.meta["val"]
+            constants[nodes[name].name] = value
+        node.replace_all_uses_with(nodes[name])
+        module.graph.erase_node(node)
+    module.recompile()
+    return dict(reversed(constants.items()))

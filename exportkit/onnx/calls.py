@@ -14,10 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import sympy
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
+from torch.fx.experimental.symbolic_shapes import CallMethodKey
+from torch.utils._pytree import KeyPath, SequenceKey, tree_leaves
 
 from exportkit.errors import ExportError
 from exportkit.export.preflight import is_custom, qualified_name
@@ -68,6 +71,13 @@ class CustomCall:
         """The operator's name in the manifest."""
         return qualified_name(self.operator)
 
+    @property
+    def fake_mode(self) -> FakeTensorMode:
+        """The mode of the fake tensors."""
+        tensor = (*self.tensors, *self.results)[0]
+        assert isinstance(tensor, FakeTensor)
+        return tensor.fake_mode
+
     def run(self, function: Callable[..., Any], tensors: Tensors, sizes: Sizes) -> list[torch.Tensor]:
         """Calls the operator, or a function with its parameters, and returns its results in the order of `results`."""
         given = [tensor.clone() if i in self.written else tensor for i, tensor in enumerate(tensors)]
@@ -78,7 +88,27 @@ class CustomCall:
             return [filled(item) for item in value] if isinstance(value, (list, tuple)) else value
 
         answer = function(*map(filled, self.args), **{name: filled(value) for name, value in self.kwargs.items()})
-        return [*_fresh(self.operator, answer), *(given[i] for i in self.written)]
+        results = [*_fresh(self.operator, answer), *(given[i] for i in self.written)]
+        _check_like(self, results)
+        return results
+
+
+def _check_like(call: CustomCall, results: Sequence[torch.Tensor]) -> None:
+    """Refuses results that a decomposition returns, and the operator does not.
+
+    Raises:
+        ExportError: The number of results, a dtype or a number of dimensions differs.
+    """
+    wanted, given = (
+        [f"{str(t.dtype).removeprefix('torch.')} with {t.ndim} dimensions" for t in some]
+        for some in (call.results, results)
+    )
+    if wanted != given:
+        raise ExportError(
+            f"the decomposition of {call.name} returns {', '.join(given) or 'no tensor'}; the operator returns "
+            f"{', '.join(wanted)}",
+            hint="A decomposition returns what the operator returns, and writes into the same arguments.",
+        )
 
 
 _CALLS: dict[str, CustomCall] = {}  # the calls of the programs that are being converted, by key
@@ -158,6 +188,8 @@ def _replace(node: Node, key: str) -> CustomCall:
     graph, results = node.graph, call.results
     with graph.inserting_before(node):
         stand_in = _added(node, STAND_IN, (tensors, sizes, key), list(results))
+        if bindings := node.meta.get("unbacked_bindings"):
+            stand_in.meta["unbacked_bindings"] = _sizes_from_data(bindings, results)
         values = [_added(node, operator.getitem, (stand_in, i), value) for i, value in enumerate(results)]
         fresh, written = values[: len(results) - len(call.written)], values[len(results) - len(call.written) :]
         for i, value in zip(call.written, written):
@@ -170,8 +202,19 @@ def _replace(node: Node, key: str) -> CustomCall:
 def _added(like: Node, target: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Node:
     """Adds a node that has the metadata of another, such as its line, and a value."""
     node = like.graph.call_function(target, args)
-    node.meta = {**like.meta, "val": value}
+    node.meta = {name: known for name, known in like.meta.items() if name != "unbacked_bindings"} | {"val": value}
     return node
+
+
+def _sizes_from_data(bindings: Mapping[sympy.Symbol, object], results: Tensors) -> dict[sympy.Symbol, KeyPath]:
+    """Returns the places of sizes that depend on data in a stand-in's list of results."""
+    sizes: list[tuple[Any, KeyPath]] = [
+        (size, (SequenceKey(i), CallMethodKey("size"), SequenceKey(axis)))
+        for i, result in enumerate(results)
+        for axis, size in enumerate(result.shape)
+        if isinstance(size, torch.SymInt)
+    ]
+    return {size.node.expr: place for size, place in sizes if size.node.expr in bindings}
 
 
 def _give_results(node: Node, fresh: Iterator[Node], tensors: Sequence[Node], call: CustomCall) -> None:
@@ -259,6 +302,6 @@ def _read(node: Node) -> tuple[CustomCall, list[Node], list[Node]]:
 def _fresh(operator: OpOverload, answer: Any) -> list[torch.Tensor]:
     """Returns the tensors of an operator's answer that are not its arguments."""
     returns = operator._schema.returns
-    parts = answer if len(returns) > 1 else [answer]
+    parts = answer if len(returns) > 1 and isinstance(answer, (list, tuple)) else [answer]
     fresh = [part for result, part in zip(returns, parts) if not result.alias_info]
     return [leaf for leaf in tree_leaves(fresh) if isinstance(leaf, torch.Tensor)]

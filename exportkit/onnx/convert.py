@@ -60,25 +60,11 @@ def convert(
         ExportError: A custom operator has no decomposition, or something in the graph has no counterpart in ONNX.
     """
     _refuse_complex(call)
-    with quiet_torch(), with_stand_ins(program) as (changed, calls):
-        found = {key: decomposition_of(one.operator, decompositions) for key, one in calls.items()}
+    conversion = _Conversion(opset, decompositions, progress)
+    with quiet_torch():
         progress("converting the model to ONNX")
-        try:
-            model = _to_onnx(changed, opset, calls)
-        except Exception as error:
-            # torch.onnx raises whatever its translations do.
-            raise refused_model(error) from error
-        lines = cleaned(model)
-        functions = Functions(opset)
-        for node in [node for node in model.graph.all_nodes() if node.domain == STAND_IN_DOMAIN]:
-            one = calls[node.op_type]
-            if (function := functions.known(one)) is None:
-                progress(f"converting {one.name} to a function")
-                function = functions.add(one, _body(node.op_type, one, found[node.op_type], opset, program))
-            node.domain, node.op_type = function.domain, function.name
-            for attribute in attributes_of(one):
-                node.attributes[attribute.name] = attribute
-    model.graph.opset_imports.pop(STAND_IN_DOMAIN, None)
+        model = conversion.converted(program, refused_model)
+    functions, lines = conversion.functions, cleaned(model)
     for function in functions.all:
         model.functions[function.identifier()] = function
         model.graph.opset_imports[function.domain] = 1
@@ -91,29 +77,76 @@ def convert(
     return Converted(model, () if inline else functions.described, lines)
 
 
-def _to_onnx(program: torch.export.ExportedProgram, opset: int, calls: Mapping[str, CustomCall]) -> onnx_ir.Model:
-    exported = torch.onnx.export(
-        program,
-        dynamo=True,
-        opset_version=opset,
-        custom_translation_table=dict(translations(lambda key: len(calls[key].results))),
-        verbose=False,
-    )
-    assert exported is not None
-    return exported.model
+class _Conversion:
+    """Converts the program of a model and those of its decompositions, which may call custom operators too."""
 
+    def __init__(
+        self, opset: int, decompositions: Mapping[str, Decomposition], progress: Callable[[str], None]
+    ) -> None:
+        self.functions = Functions(opset)
+        self._opset = opset
+        self._decompositions = decompositions
+        self._progress = progress
+        self._within: list[str] = []  # the operators whose decompositions are being converted
 
-def _body(
-    key: str, call: CustomCall, decomposition: Decomposition, opset: int, program: torch.export.ExportedProgram
-) -> onnx_ir.Graph:
-    try:
-        body = traced_body(call, key, decomposition, program.range_constraints)
-        return _to_onnx(body, opset, {key: call}).graph
-    except ExportkitError:
-        raise
-    except Exception as error:
-        # A decomposition is the caller's code and may raise anything, and so may torch.onnx.
-        raise refused_body(error, call, decomposition) from error
+    def converted(
+        self, program: torch.export.ExportedProgram, refused: Callable[[Exception], ExportError]
+    ) -> onnx_ir.Model:
+        """Converts a program. `refused` makes the error to raise of an error of torch.onnx."""
+        with with_stand_ins(program) as (changed, calls):
+            found = {key: decomposition_of(call.operator, self._decompositions) for key, call in calls.items()}
+            try:
+                model = self._translated(changed, calls)
+            except ExportkitError:
+                raise
+            except Exception as error:
+                # torch.onnx raises whatever its translations do.
+                raise refused(error) from error
+            for node in [node for node in model.graph.all_nodes() if node.domain == STAND_IN_DOMAIN]:
+                call = calls[node.op_type]
+                function = self._function(call, found[node.op_type], program)
+                node.domain, node.op_type = function.domain, function.name
+                node.attributes.update((a.name, a) for a in attributes_of(call))
+        model.graph.opset_imports.pop(STAND_IN_DOMAIN, None)
+        return model
+
+    def _translated(self, program: torch.export.ExportedProgram, calls: Mapping[str, CustomCall]) -> onnx_ir.Model:
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=self._opset,
+            custom_translation_table=dict(translations(lambda key: len(calls[key].results))),
+            verbose=False,
+        )
+        assert exported is not None
+        return exported.model
+
+    def _function(
+        self, call: CustomCall, decomposition: Decomposition, program: torch.export.ExportedProgram
+    ) -> onnx_ir.Function:
+        if (known := self.functions.known(call)) is not None:
+            return known
+        if call.name in self._within:
+            raise ExportError(
+                f"the decomposition of {call.name} calls {call.name}",
+                hint="A decomposition computes the operator with others: torch's, or custom ones.",
+            )
+        self._progress(f"converting {call.name} to a function")
+        self._within.append(call.name)
+
+        def refused(error: Exception) -> ExportError:
+            return refused_body(error, call, decomposition)
+
+        try:
+            body = traced_body(call, decomposition, program.range_constraints)
+        except ExportkitError:
+            raise
+        except Exception as error:
+            # A decomposition is the caller's code and may raise anything.
+            raise refused(error) from error
+        function = self.functions.add(call, self.converted(body, refused).graph)
+        self._within.pop()
+        return function
 
 
 def _refuse_complex(call: Call) -> None:

@@ -39,9 +39,9 @@ def decomposition_of(operator: OpOverload, given: Mapping[str, Decomposition]) -
 
 
 def _references() -> dict[str, Decomposition]:
-    """Returns the references of exportkit's operators by name."""
+    """Returns what computes exportkit's operators, by name."""
     from exportkit import ops
     from exportkit.ops import triton
 
     specs = [*ops.SPECS.values(), *triton.SPECS.values()]
-    return {f"{spec.namespace}::{spec.name}": spec.reference for spec in specs}
+    return {f"{spec.namespace}::{spec.name}": spec.decomposition or spec.reference for spec in specs}

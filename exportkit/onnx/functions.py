@@ -46,6 +46,7 @@ class Functions:
         _rename(body, [*call.tensor_names, *call.size_names])
         body.opset_imports.clear()
         body.opset_imports[""] = self._opset
+        body.opset_imports.update({node.domain: 1 for node in body.all_nodes() if node.domain})
         attributes = [onnx_ir.Attr(a.name, a.type, None) for a in attributes_of(call)]
 
         def named(name: str) -> onnx_ir.Function:

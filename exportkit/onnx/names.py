@@ -12,7 +12,7 @@ import torch
 from onnx_ir.passes.common import NameFixPass
 from torch.export.graph_signature import InputKind, TensorArgument
 
-from exportkit.export.shapes import size_text
+from exportkit.export.shapes import linear_in_one, size_text
 from exportkit.export.source_lines import where_listed
 from exportkit.package.manifest import Call, Size, TensorInput, TensorOutput
 
@@ -71,18 +71,19 @@ def _dimensions(program: torch.export.ExportedProgram, call: Call) -> dict[str, 
     for tensor, described in zip(taken, call.inputs):
         for traced, size in zip(tensor.shape, described.shape):
             if isinstance(traced, torch.SymInt) and isinstance(size, Size):
-                known.update(_solved(traced.node.expr, size, known))
+                known |= _solved(traced.node.expr, size)
     return known
 
 
-def _solved(expression: sympy.Expr, size: Size, known: Mapping[str, str]) -> dict[str, str]:
+def _solved(expression: sympy.Expr, size: Size) -> dict[str, str]:
     """Returns the text of an expression's only symbol, such as {"s7": "gh"} if 16 * s7 is 16 * gh."""
-    symbols = [symbol for symbol in expression.free_symbols if symbol.name not in known]
-    if len(symbols) != 1:
+    linear = linear_in_one(expression)
+    if linear is None:
         return {}
-    dimension = sympy.Symbol(size.dimension, integer=True, positive=True)
-    (solution,) = sympy.solve(expression - size.scale * dimension - size.offset, symbols[0])
-    return {symbols[0].name: str(solution) if solution == dimension else f"({solution})"}
+    symbol, scale, offset = linear
+    dimension = sympy.Symbol(size.dimension)
+    solution = (size.scale * dimension + size.offset - offset) / sympy.Integer(scale)
+    return {symbol.name: str(solution) if solution == dimension else f"({solution})"}
 
 
 def _rename_sizes(value: onnx_ir.Value, known: Mapping[str, str]) -> None:

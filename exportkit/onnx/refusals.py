@@ -81,9 +81,7 @@ class _Finder(OperatorMode):
 
 def _line_of(target: object, call: CustomCall, decomposition: Decomposition) -> str:
     """Returns the line of a decomposition that calls an operator, or ""."""
-    if not call.tensors:
-        return ""
-    with call.tensors[0].fake_mode, watched_by(_Finder(target)) as finder:  # type: ignore[attr-defined]  # it is fake
+    with call.fake_mode, watched_by(_Finder(target)) as finder:
         try:
             call.run(decomposition, call.tensors, call.sizes)
         except Exception:

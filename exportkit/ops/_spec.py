@@ -62,6 +62,8 @@ class OpSpec:
             first argument's dtype, for a map of it by parameters. None: no cast, for an operator that takes several
             dtypes or writes to an argument.
         namespace: The dispatcher's namespace.
+        decomposition: Returns what the operator itself returns, where the wrapper returns only a part of it. None: the
+            reference does.
         second_order: Whether gradients of gradients work. If not, requesting one must raise.
     """
 
@@ -77,6 +79,7 @@ class OpSpec:
     autocast: Autocast | None = "widest"
     namespace: str = "arr_coc"
     second_order: bool = False
+    decomposition: Callable[..., Any] | None = None
 
     @property
     def overload(self) -> torch._ops.OpOverload:

@@ -42,11 +42,21 @@ def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5)
 
 def fused_layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     """Computes `fused_layer_norm` in ATen."""
+    return fused_layer_norm_decomposition(x, weight, bias, eps)[0]
+
+
+def fused_layer_norm_decomposition(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes `fused_layer_norm` and what its gradient needs, the means and 1 / deviation of the rows, in ATen."""
     wide = accumulated(x)
-    centred = wide - wide.mean(-1, keepdim=True)
-    centred = centred - centred.mean(-1, keepdim=True)  # removes the rounding error of a mean far from 0
+    mean = wide.mean(-1, keepdim=True)
+    centred = wide - mean
+    rest = centred.mean(-1, keepdim=True)  # the rounding error of a mean far from 0
+    centred = centred - rest
     rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
-    return (centred * rstd * accumulated(weight) + accumulated(bias)).to(x.dtype)
+    y = (centred * rstd * accumulated(weight) + accumulated(bias)).to(x.dtype)
+    return y, (mean + rest).squeeze(-1), rstd.squeeze(-1)
 
 
 def fused_layer_norm_grad(
@@ -252,6 +262,7 @@ SPEC = OpSpec(
     name="fused_layer_norm",
     wrapper=fused_layer_norm,
     reference=fused_layer_norm_reference,
+    decomposition=fused_layer_norm_decomposition,
     samples=_samples,
     refusals=_refusals,
     differentiable=("x", "weight", "bias"),
