@@ -41,7 +41,8 @@ def traced_body(call: CustomCall, decomposition: Decomposition, ranges: Ranges) 
         return call.run(decomposition, tensors, sizes)  # type: ignore[arg-type]  # as `_traced` gives them
 
     with refusing_branches(call.name, ranges):
-        module = _traced(run, call)
+        # Above autograd, torch.export's place, a composite operator would be traced as itself.
+        module = _traced(run, call, pre_dispatch=decomposition != call.operator.decompose)
     constants = _lifted_constants(module)
     graph = module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -67,14 +68,14 @@ def traced_body(call: CustomCall, decomposition: Decomposition, ranges: Ranges) 
     )
 
 
-def _traced(function: Callable[..., list[torch.Tensor]], call: CustomCall) -> GraphModule:
+def _traced(function: Callable[..., list[torch.Tensor]], call: CustomCall, *, pre_dispatch: bool) -> GraphModule:
     """Traces a function of a call's tensors and sizes as torch.export does."""
     mode = call.fake_mode
     if mode.shape_env is not None:
         # Tracing the program again left sizes that depend on data there, and torch would look for them in this graph.
         mode.shape_env.pending_fresh_unbacked_symbols.clear()
     with mode, enable_python_dispatcher(), torch.no_grad():
-        return make_fx(function, tracing_mode="real", pre_dispatch=True)(*call.tensors, *call.sizes)
+        return make_fx(function, tracing_mode="real", pre_dispatch=pre_dispatch)(*call.tensors, *call.sizes)
 
 
 def _argument(node: Node) -> TensorArgument | SymIntArgument:

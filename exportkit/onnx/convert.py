@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import onnx_ir
 import torch
@@ -16,7 +17,7 @@ from exportkit.onnx.bodies import traced_body
 from exportkit.onnx.calls import CustomCall, with_stand_ins
 from exportkit.onnx.decompositions import Decomposition, decomposition_of
 from exportkit.onnx.functions import Functions, attributes_of
-from exportkit.onnx.lowering import STAND_IN_DOMAIN, translations
+from exportkit.onnx.lowering import STAND_IN_DOMAIN, onnx_dtype, translations
 from exportkit.onnx.names import cleaned, describe
 from exportkit.onnx.refusals import refused_body, refused_model
 from exportkit.package.manifest import Call, OnnxFunction, TensorInput, TensorOutput
@@ -108,6 +109,7 @@ class _Conversion:
                 node.domain, node.op_type = function.domain, function.name
                 node.attributes.update((a.name, a) for a in attributes_of(call))
         model.graph.opset_imports.pop(STAND_IN_DOMAIN, None)
+        _keep_dtypes(model.graph, program)
         return model
 
     def _translated(self, program: torch.export.ExportedProgram, calls: Mapping[str, CustomCall]) -> onnx_ir.Model:
@@ -115,7 +117,7 @@ class _Conversion:
             program,
             dynamo=True,
             opset_version=self._opset,
-            custom_translation_table=dict(translations(lambda key: len(calls[key].results))),
+            custom_translation_table=dict(translations(calls)),
             verbose=False,
         )
         assert exported is not None
@@ -147,6 +149,19 @@ class _Conversion:
         function = self.functions.add(call, self.converted(body, refused).graph)
         self._within.pop()
         return function
+
+
+def _keep_dtypes(graph: onnx_ir.Graph, program: torch.export.ExportedProgram) -> None:
+    """Casts results to the program's dtypes: torch.onnx promotes some, such as amax of float16, to float32."""
+    results = cast(Sequence[object], program.graph.output_node().args[0])
+    tensors = [node.meta["val"] for node in results if isinstance(node, torch.fx.Node)]
+    for number, (output, tensor) in enumerate(zip(graph.outputs, tensors)):
+        if output.dtype != onnx_dtype(tensor):
+            node = onnx_ir.node("Cast", [output], {"to": onnx_dtype(tensor)}, name=f"result_{number}")
+            node.outputs[0].name = f"result_{number}"
+            node.outputs[0].dtype, node.outputs[0].shape = onnx_dtype(tensor), output.shape
+            graph.append(node)
+            graph.outputs[number] = node.outputs[0]
 
 
 def _refuse_complex(call: Call) -> None:
