@@ -28,10 +28,11 @@ class Conversation:
     Args:
         module: The module whose `main` the child runs.
         search_path: As for ChildProcess.
+        with_torch: As for ChildProcess.
     """
 
-    def __init__(self, module: str, *, search_path: SearchPath) -> None:
-        self._process = ChildProcess(module, search_path=search_path, captured=True)
+    def __init__(self, module: str, *, search_path: SearchPath, with_torch: bool = True) -> None:
+        self._process = ChildProcess(module, search_path=search_path, captured=True, with_torch=with_torch)
         self._channel = Channel(self._process.connection)
 
     def __enter__(self) -> Self:

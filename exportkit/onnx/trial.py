@@ -47,7 +47,7 @@ def check_loads(model: onnx_ir.Model, lines: Mapping[str, str]) -> None:
     with temporary_folder(None, "exportkit-onnx") as folder:
         path = folder / "model.onnx"
         _save(model, path)
-        with Conversation("exportkit.onnx.trial_worker", search_path="installed") as child:
+        with Conversation("exportkit.onnx.trial_worker", search_path="installed", with_torch=False) as child:
             try:
                 answer = child.ask(Load(str(path)), Loaded)
             except ChildEndedError as error:

@@ -102,7 +102,8 @@ class ReplayProcess:
 
     def load(self) -> ArtifactLoaded | Verdict:
         """Starts a process and loads the artifact in it. Returns a verdict if that fails."""
-        self._worker = VerifyWorker(_WORKERS[type(self._command)], search_path="installed")
+        kind = type(self._command)
+        self._worker = VerifyWorker(_WORKERS[kind], search_path="installed", with_torch=kind is LoadArtifact)
         timeout = max(self._timeout, LOAD_TIMEOUT)
         answer = self._worker.ask(self._command, ArtifactLoaded, doing="loading the artifact", timeout=timeout)
         return _load_failure(answer) if isinstance(answer, Failed) else answer

@@ -20,10 +20,11 @@ class VerifyWorker:
     Args:
         module: The module whose `main` the child runs.
         search_path: The modules the child can import, as for ChildProcess.
+        with_torch: Whether the child needs torch.
     """
 
-    def __init__(self, module: str, *, search_path: SearchPath) -> None:
-        self._conversation = Conversation(module, search_path=search_path)
+    def __init__(self, module: str, *, search_path: SearchPath, with_torch: bool = True) -> None:
+        self._conversation = Conversation(module, search_path=search_path, with_torch=with_torch)
         self._ended: Crashed | TimedOut | None = None
 
     def __enter__(self) -> VerifyWorker:
