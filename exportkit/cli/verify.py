@@ -78,8 +78,8 @@ def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) ->
     sizes from the dynamic ranges, including their ends. Targets that cannot run here are listed with the reason; if
     no target can run, verification fails. The first failed check gives the exit code.
 
-    ARTIFACT may be an ONNX model of `exportkit export --format onnx`. ONNX Runtime then runs it on the CPU, in a process
-    that has neither torch nor the exporter, and its outputs are compared in the same way.
+    ARTIFACT may be an ONNX model of `exportkit export --format onnx`. ONNX Runtime then runs it on the CPU, in a
+    process that has neither torch nor the exporter, and its outputs are compared in the same way.
 
     With --public-key, or if this machine's policy requires signatures, signatures are checked first. A signature does
     not cover the model's source, so nothing is compared with eager unless --model names it.
