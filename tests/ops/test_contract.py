@@ -220,13 +220,19 @@ def test_tensors_on_two_devices_are_refused(spec: OpSpec):
 # --- torch's own checks -----------------------------------------------------------------------------------------------
 
 
+OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
 @pytest.mark.parametrize("spec", pairs())
 def test_opcheck(spec: OpSpec, device: torch.device):
-    for sample in samples_of(spec, device, torch.float32):
+    samples = samples_of(spec, device, torch.float32)
+    for number, sample in enumerate(samples):
         if any(t.isnan().any() for t in outcome(spec.wrapper, sample)):
             continue  # opcheck takes NaN for a difference
         args, kwargs = fresh((sample.args, dict(sample.kwargs)))
-        torch.library.opcheck(spec.overload, args, kwargs)
+        # The last traces the operator with symbolic sizes, and finds the same for most samples.
+        checks = OPCHECKS if number % 4 == 0 else OPCHECKS[:-1]
+        torch.library.opcheck(spec.overload, args, kwargs, test_utils=checks)
 
 
 def differentiable_inputs(spec: OpSpec, sample: Sample) -> tuple[list[str], list[torch.Tensor], Any]:
