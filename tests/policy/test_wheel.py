@@ -135,7 +135,7 @@ def test_the_wheel_loads_an_unsigned_package_without_compiler_and_cmake(
         run(site / "exportkit" / "bin" / "exportkit-run", package, **environment)
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("version", ["3.10", "3.13", "3.14"])
 def test_the_wheel_reads_a_package_under_another_python(
     version: str, wheel: Path, package: Path, tmp_path: Path
 ) -> None:
