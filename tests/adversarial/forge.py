@@ -41,6 +41,16 @@ def listing(contents: Mapping[str, bytes]) -> tuple[Record, ...]:
     )
 
 
+def companion_records() -> dict[str, bytes]:
+    """All records of the sample companion but the manifest, in order."""
+    return dict(sorted({**samples.COMPANION_RECORDS, **STOCK_RECORDS}.items()))
+
+
+def companion() -> Document:
+    """The manifest of an ONNX model's companion, to be changed at will."""
+    return document(samples.companion(), companion_records())
+
+
 def document(manifest: Manifest | None = None, contents: Mapping[str, bytes] | None = None) -> Document:
     """A manifest as JSON has it, to be changed at will; its records are listed."""
     listed = listing(records() if contents is None else contents)

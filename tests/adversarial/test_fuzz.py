@@ -13,13 +13,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exportkit.cli.describe import dimension_text, input_rows, library_text, output_rows, target_text
+from exportkit.cli.describe import (
+    dimension_text,
+    functions_text,
+    input_rows,
+    library_text,
+    onnx_rows,
+    output_rows,
+    target_text,
+)
 from exportkit.errors import ManifestConsistencyError, PackageError
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.consistency import is_complete
 from exportkit.package.manifest import Manifest, decode_manifest, encode_manifest
 from exportkit.package.structure import builder
-from tests.adversarial.forge import archive, document, full, package
+from tests.adversarial.forge import archive, companion, companion_records, document, full, package, records
 from tests.package import samples
 
 BOUNDED = settings(
@@ -55,6 +63,8 @@ def use(manifest: Manifest) -> None:
     texts = [*input_rows(call), *output_rows(call), (dimension_text(call),)]
     texts += [(target_text(target),) for target in manifest.targets]
     texts += [(library_text(library),) for library in manifest.libraries]
+    if (onnx := manifest.onnx) is not None:
+        texts += [*onnx_rows(onnx), *((functions_text(onnx, operator),) for operator in manifest.operators)]
     "".join(text for row in texts for text in row).encode()
     with suppress(ManifestConsistencyError):  # names of formats 1 and 2 that Python does not have
         builder(call.result)(range(len(call.outputs)))
@@ -105,8 +115,9 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, child in children for place in places(child, (*path, key)))]
 
 
-DOCUMENT = document()
-PLACES = [place for place in places(DOCUMENT) if place]
+# A package, and the companion of an ONNX model, each with its records.
+SAMPLES = ((document(), records()), (companion(), companion_records()))
+PLACES = [(which, place) for which, (sample, _) in enumerate(SAMPLES) for place in places(sample) if place]
 JSON = st.one_of(
     st.none(),
     st.booleans(),
@@ -117,7 +128,7 @@ JSON = st.one_of(
     st.sampled_from(["../x", "/", "cuda", "batch", "scores", samples.CASE, "0" * 64, "2.13", "a\n", "\0"]),
     st.just([]),
     st.just({}),
-    st.sampled_from(PLACES).map(lambda place: value_at(DOCUMENT, place)),  # another part of the same manifest
+    st.sampled_from(PLACES).map(lambda at: value_at(SAMPLES[at[0]][0], at[1])),  # another part of a manifest
 )
 
 
@@ -128,12 +139,13 @@ def value_at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 @settings(BOUNDED, max_examples=400)
-@given(changes=st.lists(st.tuples(st.sampled_from(PLACES), JSON), min_size=1, max_size=3))
-def test_a_manifest_with_other_values_is_refused_or_can_be_written_again(
-    file: Path, changes: list[tuple[tuple[Any, ...], Any]]
-) -> None:
-    changed = copy.deepcopy(DOCUMENT)
-    for place, value in changes:
+@given(data=st.data())
+def test_a_manifest_with_other_values_is_refused_or_can_be_written_again(file: Path, data: st.DataObject) -> None:
+    which = data.draw(st.integers(0, 1))
+    sample, contents = SAMPLES[which]
+    here = st.sampled_from([place for at, place in PLACES if at == which])
+    changed = copy.deepcopy(sample)
+    for place, value in data.draw(st.lists(st.tuples(here, JSON), min_size=1, max_size=3)):
         parent: Any = changed
         try:
             for step in place[:-1]:
@@ -145,7 +157,7 @@ def test_a_manifest_with_other_values_is_refused_or_can_be_written_again(
         encoded = msgspec.json.encode(changed)
     except OverflowError:
         return  # integers that msgspec does not write
-    answer = opened(file, package(encoded))
+    answer = opened(file, package(encoded, contents))
     if isinstance(answer, Manifest):
-        again = write_package(file.with_name("again.pt2"), answer, samples.RECORDS)
+        again = write_package(file.with_name("again.pt2"), answer, contents)
         assert msgspec.structs.replace(again, format_version=answer.format_version) == answer

@@ -15,7 +15,17 @@ from exportkit.errors import (
 )
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import FORMAT_VERSION, Accuracy
-from tests.adversarial.forge import Document, Refused, at, changed, document, package, records
+from tests.adversarial.forge import (
+    Document,
+    Refused,
+    at,
+    changed,
+    companion,
+    companion_records,
+    document,
+    package,
+    records,
+)
 from tests.package import samples
 
 # --- rule 7 -----------------------------------------------------------------------------------------------------------
@@ -324,32 +334,23 @@ def test_rule_9_structures_nested_deeper_than_a_call_may_be(refused: Refused) ->
     refused(package(changed("call.result", node)), ManifestConsistencyError, "nested deeper than 32")
 
 
-DATA = {"name": "model.onnx.data", "size": 2**40, "sha256": "1" * 64}
-FUNCTION = {"operator": "toy::twice", "domain": "toy", "name": "twice", "overload": "float32"}
-ONNX = {"size": 1, "sha256": "0" * 64, "data": DATA, "opset": 20, "functions": [FUNCTION]}
+ONNX = at(companion(), "onnx")
+DATA, (FUNCTION,) = ONNX["data"], ONNX["functions"]
 
 
-def companion(**changes: object) -> bytes:
-    """A companion of an ONNX model, with some keys of `onnx` changed."""
-    return companion_with({}, **changes)
+def companion_with(manifest: Document | None = None, **changes: object) -> bytes:
+    """A companion of an ONNX model with some keys of its manifest, and of `onnx` in it, changed."""
+    return package({**companion(), "onnx": {**ONNX, **changes}, **(manifest or {})}, companion_records())
 
 
-def companion_with(manifest: dict[str, object], **changes: object) -> bytes:
-    """The same, with some keys of the manifest changed too."""
-    contents = {name: content for name, content in records().items() if name not in samples.RECORDS}
-    contents = dict(sorted({**contents, samples.CASE: samples.RECORDS[samples.CASE]}.items()))
-    nothing: dict[str, object] = {"targets": [], "weights": [], "libraries": []}
-    return package({**document(contents=contents), **nothing, "onnx": {**ONNX, **changes}, **manifest}, contents)
-
-
-def function(**changes: str) -> dict[str, str]:
+def function(**changes: str) -> Document:
     return {**FUNCTION, **changes}
 
 
 def test_a_package_may_describe_an_onnx_model_and_nothing_else_that_runs(refused: Refused, file: Path) -> None:
-    file.write_bytes(companion())
+    file.write_bytes(companion_with())
     with PackageReader(file) as reader:
-        assert msgspec.to_builtins(reader.manifest.onnx) == {**ONNX, "functions": (function(),)}
+        assert msgspec.to_builtins(reader.manifest.onnx) == {**ONNX, "functions": (FUNCTION,)}
     refused(package(changed("onnx", ONNX)), ManifestConsistencyError, "describes an ONNX model, but has")
     unused = {**at(document(), "weights.0"), "record": None}
     program = {"record": samples.CASE, "device": "cpu", "built_with_torch": "2.13"}
@@ -361,7 +362,7 @@ def test_a_package_may_describe_an_onnx_model_and_nothing_else_that_runs(refused
 
 @pytest.mark.parametrize("name", ["model.onnx.data", "Größe 1.data", ".data", "a" * 255, "a\\b"])
 def test_rule_8_a_plain_file_name_is_taken(file: Path, name: str) -> None:
-    file.write_bytes(companion(data={**DATA, "name": name}))
+    file.write_bytes(companion_with(data={**DATA, "name": name}))
     with PackageReader(file) as reader:
         assert reader.manifest.onnx is not None
         assert reader.manifest.onnx.data is not None
@@ -390,12 +391,12 @@ def test_rule_8_a_plain_file_name_is_taken(file: Path, name: str) -> None:
 def test_rules_8_and_9_of_what_describes_an_onnx_model(
     refused: Refused, changes: dict[str, object], error: type[Exception], says: str
 ) -> None:
-    refused(companion(**changes), error, says)
+    refused(companion_with(**changes), error, says)
 
 
 def test_one_operator_may_have_several_functions(file: Path) -> None:
     overloads = [function(), function(overload="float16"), function(overload="")]
-    file.write_bytes(companion(functions=overloads))
+    file.write_bytes(companion_with(functions=overloads))
     with PackageReader(file) as reader:
         assert reader.manifest.onnx is not None
         assert msgspec.to_builtins(reader.manifest.onnx.functions) == tuple(overloads)

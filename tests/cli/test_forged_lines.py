@@ -16,10 +16,11 @@ FORGED = "x\nFORGED ok: 9 calls agree\r\x85\u2028\x0b\x1cFORGED signed by y\n  F
 _MOVES = set("\r\x85\u2028\x0b\x1c\x1b\u202e")
 
 
-def hostile() -> Iterator[tuple[str, forge.Document]]:
-    """The sample manifest with each of its strings, keys and lists of strings in turn replaced or joined by FORGED."""
-    whole = forge.document()
+def hostile(whole: forge.Document, within: str | None = None) -> Iterator[tuple[str, forge.Document]]:
+    """The manifest with each of its strings, keys and lists of strings in turn replaced or joined by FORGED."""
     for place in _places(whole, ()):
+        if within not in (None, place[0]):
+            continue
         changed = copy.deepcopy(whole)
         *parents, last = place
         parent: Any = changed
@@ -70,12 +71,22 @@ def check(text: str, what: str) -> None:
 
 def test_no_string_of_a_manifest_forges_a_line_of_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, shown = tmp_path / "x.pt2", 0
-    for what, document in hostile():
+    for what, document in hostile(forge.document()):
         path.write_bytes(forge.package(document))
         text = said(capsys, "inspect", str(path))
         check(text, what)
         shown += "FORGED" in text
     assert shown > 20  # most are refused without being repeated
+
+
+def test_no_string_of_a_companion_forges_a_line_of_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, shown = tmp_path / "x.pt2", 0
+    for what, document in hostile(forge.companion(), "onnx"):
+        path.write_bytes(forge.package(document, forge.companion_records()))
+        text = said(capsys, "inspect", str(path))
+        check(text, what)
+        shown += "FORGED" in text
+    assert shown > 3
 
 
 @pytest.mark.parametrize(

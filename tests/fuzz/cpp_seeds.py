@@ -29,13 +29,16 @@ def main(folder: Path) -> None:
     pair = {"type": "sequence", "kind": "tuple", "items": [node, {"type": "constant", "value": None}]}
     named = forge.changed("call.result", pair)
     named["call"]["outputs"][0]["name"] = "0.x"
-    manifests.append(named)
+    manifests += [named, forge.companion()]
     texts = [json.dumps(one, indent=1).encode() for one in manifests]
     for path in golden:
         with PackageReader(path) as reader:
             texts.append(core.library().ek_package_manifest(reader.handle).bytes())
     _write(folder / "manifest", texts)
-    packages = [forge.package(one) for one in manifests] + [forge.package(b"{}"), forge.archive([])]
+    packages = [forge.package(one) for one in manifests[:-1]] + [
+        forge.package(manifests[-1], forge.companion_records())
+    ]
+    packages += [forge.package(b"{}"), forge.archive([])]
     _write(folder / "package", packages + [path.read_bytes() for path in golden])
     tensors = [{}, {"a": np.zeros((2, 3), np.float32)}, {"a": np.array(1), "b": np.zeros((0, 2), np.uint8)}]
     _write(folder / "safetensors", [save(one, {"k": "v"}) for one in tensors])

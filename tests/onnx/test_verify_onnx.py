@@ -41,6 +41,7 @@ from exportkit.verify.verify import verify
 from tests.fresh import run_python
 from tests.onnx.small_models import NET, Net, manifest, model_proto, write_small
 from tests.package.signers import Signer, signer
+from tests.runtime import exportkit_run
 
 CASES = VerifyOptions(against="cases")
 
@@ -49,6 +50,7 @@ CASES = VerifyOptions(against="cases")
 def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No policy but the test's, and the source of the eager model in the current folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("EXPORTKIT_POLICY", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
@@ -383,6 +385,16 @@ def test_a_companion_under_another_name_is_inspected_and_nothing_else(
     assert not (tmp_path / "out.pt2").exists()
     with pytest.raises(NoTargetError, match="exportkit verify"):
         exportkit.load(alone)
+
+
+def test_exportkit_run_refuses_both_in_the_words_of_python(model: Path, tmp_path: Path) -> None:
+    alone = Path(shutil.copy(companion_path(model), tmp_path / "alone.pt2"))
+    for file, error in ((model, NotAnArchiveError), (alone, NoTargetError)):
+        with pytest.raises(error) as here:
+            exportkit.load(file)
+        with pytest.raises(error) as there:
+            exportkit_run.load(file)
+        assert str(here.value) == str(there.value)
 
 
 def test_an_onnx_model_is_not_a_package(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
