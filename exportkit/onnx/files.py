@@ -135,10 +135,10 @@ def _outside(out: Path, model: onnx_ir.Model, folder: Path, threshold: int) -> I
         for value in values
         if value.const_value is not None and value.const_value.dtype != onnx_ir.DataType.STRING
     }
-    if sum(tensor.nbytes for tensor in tensors.values()) <= threshold:
+    large = {value: tensor for value, tensor in tensors.items() if tensor.nbytes > _KEPT_INSIDE}
+    if not large or sum(tensor.nbytes for tensor in tensors.values()) <= threshold:
         yield None
         return
-    large = {value: tensor for value, tensor in tensors.items() if tensor.nbytes > _KEPT_INSIDE}
     placed = convert_tensors_to_external(
         list(large.values()), folder, "data", alignment=_ALIGNMENT, align_threshold=_KEPT_INSIDE
     )
@@ -292,10 +292,7 @@ def open_data(model: Path, onnx: Onnx) -> Iterator[BinaryIO | None]:
 @contextmanager
 def _opened(path: Path, size: int) -> Iterator[BinaryIO]:
     if not path.is_file():
-        raise OnnxFileError(
-            f"there is no file {path.name} in {path.parent.absolute()}",
-            hint=_COPY_ALL,
-        )
+        raise OnnxFileError(f"there is no file {path.name} in {path.parent.absolute()}", hint=_COPY_ALL)
     try:
         file = path.open("rb")
     except OSError as error:

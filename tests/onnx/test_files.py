@@ -13,11 +13,12 @@ import onnx_ir
 import onnxruntime
 import pytest
 import torch
+from google.protobuf.message import EncodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from exportkit.errors import ManifestConsistencyError, OnnxFileError, PackageError, UsageError
+from exportkit.errors import ExportError, ManifestConsistencyError, OnnxFileError, PackageError, UsageError
 from exportkit.onnx.files import companion_path, named_model, open_onnx, read_model, write_onnx
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, write_package
 from tests.fresh import killed_in_the_middle
@@ -147,6 +148,23 @@ def test_large_tensors_leave_the_model_in_every_dtype_and_small_ones_stay(tmp_pa
     (y,) = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})
     expected = 1 + 3 * large + (large * 100).char()
     np.testing.assert_allclose(y, expected.numpy(), rtol=1e-6)
+
+
+def test_a_model_without_large_tensors_has_no_data_file_and_one_beyond_the_limit_of_onnx_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_small(tmp_path / "a.onnx", proto=model_proto(torch.ones(3, 1)), data_threshold=0)
+    assert files(path) == [path, companion_path(path)]
+    open_onnx(path).close()
+
+    class TooLarge:
+        def SerializeToString(self, *, deterministic: bool) -> bytes:
+            raise EncodeError("Failed to serialize proto")  # as protobuf does from 2 GB on
+
+    monkeypatch.setattr(onnx_ir.serde, "serialize_model", lambda model: TooLarge())
+    with pytest.raises(ExportError, match="2 GB"):
+        write_small(tmp_path / "b.onnx")
+    assert not list(tmp_path.glob("b*"))
 
 
 def test_a_new_model_of_the_same_name_replaces_all_files_and_no_others(tmp_path: Path) -> None:
