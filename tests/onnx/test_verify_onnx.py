@@ -228,8 +228,8 @@ def test_a_crash_of_onnx_runtime_is_a_verdict_and_then_another_process_runs(
     class Dying:
         alive = True
 
-        def __init__(self, module: str, *, search_path: str) -> None:
-            started.append((module, search_path))
+        def __init__(self, module: str, *, search_path: str, with_torch: bool) -> None:
+            started.append((module, search_path, with_torch))
 
         def ask(self, command: object, answer: object, *, doing: str, timeout: float) -> object:
             if isinstance(command, CallModel):
@@ -246,7 +246,7 @@ def test_a_crash_of_onnx_runtime_is_a_verdict_and_then_another_process_runs(
     report = verify(write_small(model, cases=tuple(cases)), CASES)
     assert [type(check.verdict) for check in report.checks] == [Crashed, Crashed, NotRun]
     assert report.exit_code == 13
-    assert started == [("exportkit.verify.onnx_worker", "installed")] * 2
+    assert started == [("exportkit.verify.onnx_worker", "installed", False)] * 2
 
 
 def test_a_machine_without_onnx_runtime_is_told_what_to_install(

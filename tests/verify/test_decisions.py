@@ -74,9 +74,10 @@ class Script:
         self.commands = []
         self.started = []
 
-    def __call__(self, module, *, search_path):
+    def __call__(self, module, *, search_path, with_torch=True):
         name = module.rpartition(".")[2].removesuffix("_worker")
         assert search_path == {"replay": "installed", "eager": "caller"}[name]
+        assert with_torch
         self.started.append(name)
         return _Process(self, name)
 
