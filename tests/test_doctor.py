@@ -6,7 +6,9 @@ import json
 import os
 import re
 import resource
+import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,25 @@ def test_this_machine_can_do_what_the_tests_do(here):
     able = {capability.name: capability for capability in here.capabilities}
     for name in BASIC:
         assert able[name].ok, able[name].missing
+
+
+def test_the_packages_that_onnx_models_need_are_named_with_their_versions_or_what_is_missing(monkeypatch):
+    found = doctor._onnx()
+    assert found.ok
+    assert re.match(r"ONNX Runtime \d+\.\d+\.\d+, onnx \d+\.\S+, onnxscript \d+\.\S+, onnx-ir \d+\.\S+$", found.detail)
+    right = metadata.version
+
+    def version(name):
+        if name == "onnxscript":
+            raise metadata.PackageNotFoundError(name)
+        return right(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    missing = doctor._onnx()
+    assert (missing.ok, missing.detail) == (False, "onnxscript is not installed")
+    assert "exportkit[onnx]" in missing.hint
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert "cannot be imported" in doctor._onnx().detail
 
 
 def test_a_compiler_that_cannot_be_used_is_a_finding_with_the_exporter_s_own_reasons(monkeypatch):
