@@ -33,7 +33,7 @@ class GuardLog:
             symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
             if frame is None or not any(sources.get(symbol) in wanted for symbol in symbols):
                 continue
-            text = _relation(guard)
+            text = relation_text(guard)
             for symbol in sorted(symbols, key=lambda symbol: -len(symbol.name)):
                 text = re.sub(rf"\b{symbol.name}\b", sources.get(symbol) or symbol.name, text)
             # One line may need several conditions: the one that fixes a size says most, and the shortest is clearest.
@@ -99,7 +99,7 @@ def _fixes_size(guard: object) -> bool:
     return isinstance(guard, sympy.Eq) and (guard.lhs.is_Integer or guard.rhs.is_Integer)
 
 
-def _relation(guard: object) -> str:
+def relation_text(guard: object) -> str:
     """Writes a guard in Python's notation, where SymPy has Eq(a, b)."""
     for kind, sign in ((sympy.Eq, "=="), (sympy.Ne, "!=")):
         if isinstance(guard, kind):

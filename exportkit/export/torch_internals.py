@@ -7,7 +7,9 @@ torch 2.11 to 2.13 have no option for any of these, so export replaces:
   the chosen instruction set and not for this machine's (`toolchain`).
 - `CppBuilder.build`, so that the two sources of a model are compiled at the same time, and once (`model_sources`).
 - `sympy.simplify`, which takes seconds where Inductor looks for strides (`aot_inductor`).
-- `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`).
+- `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`), and that a
+  decomposition does not branch on a size (`exportkit.onnx.branches`).
+- `ONNXRegistry.from_torchlib`, so that the table of translations to ONNX is made once (`exportkit.onnx.registry`).
 
 `quiet` adds an attribute instead, which an error does not have: with it, torch.export prints no half-traced graph.
 """

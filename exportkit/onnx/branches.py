@@ -14,6 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exportkit.errors import ExportError
+from exportkit.export.guards import relation_text
 from exportkit.export.source_lines import where
 from exportkit.export.torch_internals import replaced
 
@@ -28,8 +29,8 @@ Ranges = Mapping[sympy.Expr, Any]
 def refusing_branches(name: str, ranges: Ranges) -> Iterator[None]:
     """Refuses Python code that needs to know a size while the block traces it.
 
-    What torch's own code concludes about sizes is not looked at: it asks, for instance, whether a slice is the whole
-    tensor, and both answers are right.
+    Of what torch's own code concludes about sizes, only equalities count, such as the number of rows that a loop over a
+    tensor runs for. It also asks, for instance, whether a slice is the whole tensor, and goes on rightly if it is not.
 
     Args:
         name: The operator whose decomposition is traced.
@@ -41,11 +42,12 @@ def refusing_branches(name: str, ranges: Ranges) -> Iterator[None]:
 
     def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
         def look(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
-            frame = _asking(traceback.extract_stack())
-            if frame is not None and isinstance(guard, sympy.Basic) and not _always(guard, env, ranges):
+            frame, asks = _outside(traceback.extract_stack())
+            suspect = isinstance(guard, sympy.Basic) and (asks or isinstance(guard, sympy.Eq))
+            if suspect and not _always(guard, env, ranges):
                 raise ExportError(
                     f"the decomposition of {name} is right for some sizes only: {where(frame)} needs to know whether "
-                    f"{guard} in Python",
+                    f"{relation_text(guard)} in Python",
                     hint="Compute it for every size with torch's operators, such as torch.where, or declare a range in "
                     "which the condition always holds.",
                 )
@@ -57,11 +59,15 @@ def refusing_branches(name: str, ranges: Ranges) -> Iterator[None]:
         yield
 
 
-def _asking(stack: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """Returns the line outside of torch that directly asks a size for a Python number or truth; None if torch does."""
-    inner = max((i for i, frame in enumerate(stack) if frame.filename == _SYMBOLS), default=0)
-    outside = inner > 0 and not stack[inner - 1].filename.startswith(_TORCH)
-    return stack[inner - 1] if outside else None
+def _outside(stack: traceback.StackSummary) -> tuple[traceback.FrameSummary, bool]:
+    """Returns the innermost line outside of torch, and whether it asks a size for a Python number or truth itself."""
+    inner = next(i for i, frame in reversed(list(enumerate(stack))) if not _of_torch(frame.filename))
+    asks = inner + 1 < len(stack) and stack[inner + 1].filename == _SYMBOLS
+    return stack[inner], asks
+
+
+def _of_torch(file: str) -> bool:
+    return file.startswith(_TORCH) or file == __file__
 
 
 def _always(guard: sympy.Basic, env: ShapeEnv, ranges: Ranges) -> bool:

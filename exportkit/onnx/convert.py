@@ -20,6 +20,7 @@ from exportkit.onnx.functions import Functions, attributes_of
 from exportkit.onnx.lowering import STAND_IN_DOMAIN, onnx_dtype, translations
 from exportkit.onnx.names import cleaned, describe
 from exportkit.onnx.refusals import refused_body, refused_model
+from exportkit.onnx.registry import one_registry
 from exportkit.package.manifest import Call, OnnxFunction, TensorInput, TensorOutput
 
 
@@ -62,7 +63,7 @@ def convert(
     """
     _refuse_complex(call)
     conversion = _Conversion(opset, decompositions, progress)
-    with quiet_torch():
+    with quiet_torch(), one_registry():
         progress("converting the model to ONNX")
         model = conversion.converted(program, refused_model)
     functions, lines = conversion.functions, cleaned(model)

@@ -83,7 +83,7 @@ def export_onnx(
         converted.model,
         manifest_of(traced, options.version),
         case_records(traced),
-        functions=converted.functions,
+        functions=tuple(f for f in converted.functions if f.operator in {o.name for o in traced.operators}),
         opset=onnx_options.opset,
         data_threshold=onnx_options.data_threshold,
     )

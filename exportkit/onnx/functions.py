@@ -123,6 +123,8 @@ def _rename(graph: onnx_ir.Graph, inputs: Sequence[str]) -> None:
         node.name = f"n{number}"
         node.metadata_props.clear()
         node.doc_string = None
+        if node.op_type == "Constant" and (tensor := node.attributes.get_tensor("value")) is not None:
+            tensor.name = None
         for index, value in enumerate(node.outputs):
             value.name = f"v{number}" if len(node.outputs) == 1 else f"v{number}_{index}"
             while value.name in taken:
