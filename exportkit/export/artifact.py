@@ -18,7 +18,7 @@ from exportkit.export.quiet import quiet_torch
 from exportkit.export.resolved import EagerModel, ResolvedModel
 from exportkit.export.saved_program import trace_saved
 from exportkit.export.toolchain import check_cpu_isa, default_cpu_isa, usable_compiler
-from exportkit.export.trace import Progress, Traced, trace
+from exportkit.export.trace import Progress, Traced, silent, trace
 from exportkit.package.archive import Content, write_package
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import CASES_DIR
@@ -28,17 +28,13 @@ from exportkit.spec import ExportSpec
 PROGRAM_RECORD = "exportkit/program.pt2"
 
 
-def _silent(_: str) -> None:
-    """Ignores progress."""
-
-
 def export_aoti(
     model: ResolvedModel | ExportSpec,
     out: Path,
     options: TraceOptions = TraceOptions(),
     compile_options: CompileOptions = CompileOptions(),
     *,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Manifest:
     """Traces a model, compiles it with AOTInductor for one device, records cases, and writes the artifact.
 
@@ -109,7 +105,7 @@ def export_program(
     out: Path,
     options: TraceOptions = TraceOptions(),
     *,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Manifest:
     """Traces a model, records cases, and writes the ExportedProgram, to be compiled on the target machine.
 

@@ -33,6 +33,10 @@ from exportkit.spec import ExportSpec, Tolerance
 Progress = Callable[[str], None]
 
 
+def silent(_: str) -> None:
+    """Ignores progress."""
+
+
 @dataclass(frozen=True)
 class Traced:
     """A program and its description for the manifest.

@@ -12,7 +12,7 @@ from exportkit.export.artifact import case_records, manifest_of, traced_model
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import usable_device
 from exportkit.export.resolved import ResolvedModel
-from exportkit.export.trace import Progress
+from exportkit.export.trace import Progress, silent
 from exportkit.onnx.files import write_onnx
 from exportkit.onnx.options import OnnxOptions
 from exportkit.package.manifest import Manifest, Operator
@@ -24,17 +24,13 @@ if TYPE_CHECKING:
 _NEEDED = ("onnx", "onnx_ir", "onnxscript", "onnxruntime")
 
 
-def _silent(_: str) -> None:
-    """Ignores progress."""
-
-
 def export_onnx(
     model: ResolvedModel | ExportSpec,
     out: Path,
     options: TraceOptions = TraceOptions(),
     onnx_options: OnnxOptions = OnnxOptions(),
     *,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Manifest:
     """Traces a model, converts it to ONNX, records cases, and writes the model and its companion.
 
