@@ -21,17 +21,21 @@ from exportkit.bench.references import NoOperators, OperatorCalled, References
 from exportkit.bench.results import OURS, OURS_EAGER, Measurement, Row
 from exportkit.bench.timing import Alternative, Within, measure
 from exportkit.errors import UsageError, WrongResultError
+from exportkit.export.call_signature import describe_call
 from exportkit.export.cases import draw_inputs, eager_mode, state_sha256
 from exportkit.export.eager_model import rebuild_eager
 from exportkit.export.program_file import load_our_operators
+from exportkit.export.reference import references
 from exportkit.export.resolve import load_operator_libraries
-from exportkit.package.manifest import Call, Manifest
+from exportkit.export.tolerances import accuracy_outputs
+from exportkit.package.case_files import recorded_errors
+from exportkit.package.manifest import FIRST_WITH_REFERENCES, Call, Manifest
 from exportkit.package.trust import demand, demanded_by
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.sizes import label_of
 from exportkit.spec import ExportSpec
-from exportkit.verify.compare import compare_outputs
+from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.eager import unnamed
 from exportkit.verify.outcomes import Match
 
@@ -238,12 +242,12 @@ def _row(
     options: PackageOptions,
 ) -> Row:
     manifest = package.manifest
-    expected, replaced = _expected(package, spec, sizes, inputs[0])
-    variants = [*loaded, *_eager_variants(spec, manifest, replaced, options)]
+    expected = _expected(package, spec, sizes, inputs[0])
+    variants = [*loaded, *_eager_variants(spec, manifest, expected.replaced, options)]
     ready: list[Alternative] = []
     failed = [Measurement(name, "the eager model", note=note) for name in _against(options) if note]
     for variant in variants:
-        if (reason := _difference(variant, inputs[0], manifest.call, expected)) is None:
+        if (reason := _difference(variant, inputs[0], manifest, expected)) is None:
             calls = [partial(variant.function, *args, **kwargs) for args, kwargs in inputs]
             ready.append(Alternative(variant.name, variant.what, calls, variant.within))
         elif variant.name == COMPILE:
@@ -268,20 +272,42 @@ def _row(
     )
 
 
-def _expected(
-    package: Model, spec: ExportSpec | None, sizes: Mapping[str, int], inputs: _Inputs
-) -> tuple[list[Tensor], bool]:
-    """Returns eager's results, and whether exportkit's operators could be replaced by references for them.
+@dataclass(frozen=True)
+class _Expected:
+    """Eager's results, what they are compared by, and whether references replaced exportkit's operators for them."""
 
-    Without an eager model, returns the recorded results of the export.
+    outputs: Sequence[Tensor]
+    reference: Reference | None
+    replaced: bool = False
+
+
+def _expected(package: Model, spec: ExportSpec | None, sizes: Mapping[str, int], inputs: _Inputs) -> _Expected:
+    """Calls eager. Without an eager model, returns the recorded results of the export.
+
+    Packages without references are held to their tolerances.
     """
+    manifest = package.manifest
+    errors = recorded_errors(manifest.cases)
     if spec is None:
-        return _tensors(next(case.outputs for case in package.cases if dict(case.sizes) == dict(sizes))), False
+        case = next(case for case in package.cases if dict(case.sizes) == dict(sizes))
+        return _Expected(_tensors(case.outputs), Reference(case.references, errors))
     try:
         with References(), NoOperators():
-            return _tensors(spec.model(*inputs[0], **inputs[1])), True
+            outputs, replaced = _called(spec, inputs), True
     except OperatorCalled:
-        return _tensors(spec.model(*inputs[0], **inputs[1])), False
+        outputs, replaced = _called(spec, inputs), False
+    if manifest.format_version < FIRST_WITH_REFERENCES:
+        return _Expected(outputs, None, replaced)
+    bound = describe_call(spec.model, *inputs)
+    described = manifest.call.outputs
+    with eager_mode():
+        known = references(spec.model, bound, outputs, described, accuracy_outputs(described, spec.tolerances))
+    return _Expected(outputs, Reference(known.outputs, errors, fresh=True) if known else None, replaced)
+
+
+def _called(spec: ExportSpec, inputs: _Inputs) -> list[Tensor]:
+    args, kwargs = tree_map_only(Tensor, torch.clone, inputs)
+    return _tensors(spec.model(*args, **kwargs))
 
 
 def _eager_variants(
@@ -307,7 +333,7 @@ def _eager_variants(
     return variants
 
 
-def _difference(variant: _Variant, inputs: _Inputs, call: Call, expected: Sequence[Tensor]) -> str | None:
+def _difference(variant: _Variant, inputs: _Inputs, manifest: Manifest, expected: _Expected) -> str | None:
     """Returns how a variant's results differ from the expected ones; None if they agree."""
     args, kwargs = tree_map_only(Tensor, torch.clone, inputs)
     try:
@@ -318,7 +344,7 @@ def _difference(variant: _Variant, inputs: _Inputs, call: Call, expected: Sequen
             raise
         # An error of a compiler is a result of the comparison.
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-    verdict = compare_outputs(call.outputs, expected, answer)
+    verdict = compare_outputs(manifest.call.outputs, expected.outputs, answer, reference=expected.reference)
     return None if isinstance(verdict, Match) else verdict.message
 
 

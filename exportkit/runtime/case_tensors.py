@@ -14,10 +14,11 @@ from exportkit.sizes import contradicts, traced_shape
 
 
 class CaseTensors(NamedTuple):
-    """The tensors of a case, on the CPU: flat inputs, and eager's flat outputs."""
+    """The tensors of a case, on the CPU: flat inputs, eager's flat outputs, and references by output."""
 
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
+    references: dict[str, torch.Tensor]
 
 
 def read_case(reader: PackageReader, case: package.Case) -> CaseTensors:
@@ -38,10 +39,10 @@ def read_case(reader: PackageReader, case: package.Case) -> CaseTensors:
         raise CaseError(f"{case.record} is not a safetensors file: {error}") from error
     inputs = _tensors_of(case, "input", call.inputs, tensors)
     outputs = _tensors_of(case, "output", call.outputs, tensors)
-    _check_references(case, call.outputs, outputs, tensors)
+    references = _references_of(case, call.outputs, outputs, tensors)
     if tensors:
         raise CaseError(f"{case.record} has an unexpected tensor: {min(tensors)}")
-    return CaseTensors(inputs, outputs)
+    return CaseTensors(inputs, outputs, references)
 
 
 def _tensors_of(
@@ -66,13 +67,14 @@ def _tensors_of(
     return found
 
 
-def _check_references(
+def _references_of(
     case: package.Case,
     outputs: Sequence[package.TensorOutput],
     eager: Sequence[torch.Tensor],
     tensors: dict[str, torch.Tensor],
-) -> None:
-    """Pops the case's references from `tensors`. Raises CaseError if one does not fit its output."""
+) -> dict[str, torch.Tensor]:
+    """Pops the case's references, by output, from `tensors`. Raises CaseError if one does not fit its output."""
+    references = {}
     for index, (output, answer) in enumerate(zip(outputs, eager)):
         if output.name not in case.accuracy:
             continue
@@ -84,6 +86,8 @@ def _check_references(
                 f"{case.record} must have a reference.{index} ({output.name}) of {str(dtype).removeprefix('torch.')} "
                 f"and the sizes of {tensor_text(answer)}"
             )
+        references[output.name] = found
+    return references
 
 
 def tensor_text(tensor: torch.Tensor) -> str:

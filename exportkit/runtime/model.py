@@ -25,19 +25,21 @@ from exportkit.runtime.weights import Weights, WeightsSource, mapped_weights, re
 class LoadedCase:
     """A call that was recorded at export. `model(*case.args, **case.kwargs)` repeats it.
 
-    All tensors are on the model's device.
+    All tensors but the references are on the model's device.
 
     Attributes:
         args: Positional arguments.
         kwargs: Keyword arguments.
         outputs: The output of the eager model.
         sizes: The value of each dimension, by name.
+        references: By output, on the CPU, what eager should have answered: FORMAT.md, "Verdicts".
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     outputs: Any
     sizes: Mapping[str, int]
+    references: Mapping[str, torch.Tensor]
 
 
 class Model:
@@ -206,4 +208,5 @@ class Cases(Sequence[LoadedCase]):
             kwargs={parameter.name: value for parameter, value in values.items() if parameter.kind == "keyword"},
             outputs=builder(call.result)(outputs),
             sizes=dict(case.sizes),
+            references=tensors.references,
         )

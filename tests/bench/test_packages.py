@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,12 +103,34 @@ def test_a_package_that_answers_something_else_is_refused(package, monkeypatch):
     right = packages._expected
 
     def wrong(*args):
-        expected, replaced = right(*args)
-        return [tensor + 1 for tensor in expected], replaced
+        expected = right(*args)
+        return replace(expected, outputs=[tensor + 1 for tensor in expected.outputs], reference=None)
 
     monkeypatch.setattr(packages, "_expected", wrong)
     with pytest.raises(WrongResultError, match="the results of exportkit differ from eager's"):
         bench(package, sizes=["batch=2,gh=4,gw=4"])
+
+
+@pytest.mark.parametrize("against", [["eager"], []])
+def test_results_are_judged_by_their_accuracy_and_not_by_the_tolerance_of_their_dtype(direct, monkeypatch, against):
+    monkeypatch.setattr(packages, "measure", lambda *args, **options: [])
+    assert bench(direct, against=against)
+    right = packages._expected
+
+    def shifted(*args, judged):
+        """All that is expected, off by less than float32's tolerance and by more than eager."""
+        expected = right(*args)
+        known = {name: tensor * (1 + 5e-5) for name, tensor in expected.reference.outputs.items()}
+        outputs = [tensor * (1 + 5e-5) if tensor.is_floating_point() else tensor for tensor in expected.outputs]
+        return replace(
+            expected, outputs=outputs, reference=replace(expected.reference, outputs=known) if judged else None
+        )
+
+    monkeypatch.setattr(packages, "_expected", partial(shifted, judged=False))
+    assert bench(direct, against=against)
+    monkeypatch.setattr(packages, "_expected", partial(shifted, judged=True))
+    with pytest.raises(WrongResultError, match="rms"):
+        bench(direct, against=against)
 
 
 def test_packages_of_different_models_are_not_compared(package, direct):
