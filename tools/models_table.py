@@ -1,6 +1,7 @@
 """Exports, packages and verifies the models of the catalogue, and writes docs/models.md from the results.
 
     python -m tools.models_table run --device cuda --dtype bfloat16 -o results.json [NAME ...]
+    python -m tools.models_table run --device cuda --tf32 -o results.json [NAME ...]
     python -m tools.models_table page results.json ... > docs/models.md
 
 `run` needs exportkit and the libraries of the models; it leaves a model out if its library is missing, and says so. It
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +31,40 @@ _STEPS = ("export", "package", "verify")
 Results = dict[str, Any]
 
 
-def run(names: Sequence[str], device: str, dtype: str, output: Path, *, again: bool) -> None:
+@dataclass(frozen=True)
+class Setup:
+    """What all models of a table are exported for.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        dtype: The dtype that the models are cast to.
+        tf32: Whether eager and the package may round float32 to TF32.
+    """
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    tf32: bool = False
+
+    @property
+    def precision(self) -> str:
+        """The dtype, in words."""
+        return f"{self.dtype} with TF32" if self.tf32 else self.dtype
+
+    @property
+    def options(self) -> list[str]:
+        """The options of `exportkit export`."""
+        return ["--device", self.device, "--dtype", self.dtype, *(["--tf32"] if self.tf32 else [])]
+
+
+def run(names: Sequence[str], setup: Setup, output: Path, *, again: bool) -> None:
     """Runs models that the file has no result of, each step in a process of its own."""
-    document: Results = {"device": device, "dtype": dtype, "models": {}}
+    document: Results = {**asdict(setup), "models": {}}
     if output.exists():
         document = json.loads(output.read_text())
-    if (document["device"], document["dtype"]) != (device, dtype):
-        sys.exit(f"{output} has results of {document['device']} in {document['dtype']}")
+    if (found := _setup(document)) != setup:
+        sys.exit(f"{output} has results of {found.device} in {found.precision}")
     document["versions"] = {name: _version(name) for name in ("torch", "transformers", "diffusers", "torchao")}
-    document["machine"] = _machine(device)
+    document["machine"] = _machine(setup.device)
     for name in names or CATALOGUE:
         if name in document["models"] and not again:
             continue
@@ -45,22 +72,22 @@ def run(names: Sequence[str], device: str, dtype: str, output: Path, *, again: b
         if missing := [module for module in model.needs if importlib.util.find_spec(module) is None]:
             print(f"{name}: left out, {', '.join(missing)} is not installed", file=sys.stderr)
             continue
-        document["models"][name] = result = run_model(model, device, dtype)
+        document["models"][name] = result = run_model(model, setup)
         temporary = output.with_suffix(".part")
         temporary.write_text(json.dumps(document, indent=1) + "\n")
         temporary.replace(output)
         print(f"{name}: {result['ended']}", file=sys.stderr)
 
 
-def run_model(model: Model, device: str, dtype: str) -> Results:
+def run_model(model: Model, setup: Setup) -> Results:
     """Returns how far a model came, the seconds of each step, and what the last one said."""
     result: Results = {"seconds": {}}
     with tempfile.TemporaryDirectory(prefix="exportkit-models-") as folder:
         artifact, package = Path(folder) / "artifact.pt2", Path(folder) / "package.pt2"
         arguments = {
-            "export": [model.source, "-o", artifact, "--device", device, "--dtype", dtype],
+            "export": [model.source, "-o", artifact, *setup.options],
             "package": [artifact, "-o", package],
-            "verify": [package, "--device", device],
+            "verify": [package, "--device", setup.device],
         }
         for step in _STEPS:
             started = time.monotonic()
@@ -88,7 +115,7 @@ def page(documents: Iterable[Results]) -> str:
         good = sum(result["ended"] == "ok" for result in models.values())
         versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
         lines += [
-            f"## {document['machine']}, {document['dtype']}",
+            f"## {document['machine']}, {_setup(document).precision}",
             "",
             f"{good} of {len(models)} models. {versions}.",
             "",
@@ -116,6 +143,10 @@ and the length of texts, vary. Each is exported, packaged (which replays the rec
 verified against eager at other sizes. The seconds are those of each command, Python's start included, on a machine that
 may have been busy. [tools/model_catalogue.py](../tools/model_catalogue.py) has the models.
 """
+
+
+def _setup(document: Results) -> Setup:
+    return Setup(**{field.name: document[field.name] for field in fields(Setup) if field.name in document})
 
 
 def _environment() -> Mapping[str, str]:
@@ -166,6 +197,7 @@ def main() -> None:
     running.add_argument("names", nargs="*", metavar="NAME", help="models to run; default: all")
     running.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     running.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    running.add_argument("--tf32", action="store_true", help="let eager and the packages round float32 to TF32")
     running.add_argument("-o", "--output", type=Path, required=True)
     running.add_argument("--again", action="store_true", help="run models that have a result as well")
     writing = commands.add_parser("page")
@@ -174,7 +206,10 @@ def main() -> None:
     if options.command == "run":
         if unknown := [name for name in options.names if name not in CATALOGUE]:
             parser.error(f"there is no model {', '.join(unknown)}; there is {', '.join(CATALOGUE)}")
-        run(options.names, options.device, options.dtype, options.output, again=options.again)
+        if options.tf32 and options.dtype != "float32":
+            parser.error("--tf32 is for --dtype float32")
+        setup = Setup(options.device, options.dtype, options.tf32)
+        run(options.names, setup, options.output, again=options.again)
     else:
         print(page(json.loads(path.read_text()) for path in options.results), end="")
 

@@ -108,6 +108,7 @@ const std::string& Model::target() const { return impl_->package.target().name; 
 at::Device Model::device() const { return impl_->package.device(); }
 const std::vector<TensorInfo>& Model::inputs() const { return impl_->inputs; }
 const std::vector<TensorInfo>& Model::outputs() const { return impl_->outputs; }
+bool Model::tf32() const { return impl_->manifest().provenance.tf32; }
 size_t Model::case_count() const { return impl_->manifest().cases.size(); }
 
 RecordedCase Model::recorded_case(size_t index) const { return read_case(impl_->package.reader(), index, device()); }

@@ -148,6 +148,12 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     is_flag=True,
     help="Export a model that answers the same inputs differently. Only dtypes and shapes are verified then.",
 )
+@click.option(
+    "--tf32",
+    is_flag=True,
+    help="Let eager round the factors of float32 products and convolutions to TF32 where cases are recorded. verify "
+    "then lets the package do so too.",
+)
 @public_key_options("MODEL (an exported program)")
 @click.option("--name", help="The package's name. Default: the model's name.")
 @click.option("--model-version", default=_TRACE.version, show_default=True, help="The model's version.")

@@ -9,7 +9,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -110,7 +110,7 @@ def compile_program(
             # ld and objcopy put the kernels into the library. Without these tools the kernels are files beside it.
             options["aot_inductor.embed_kernel_binary"] = bool(shutil.which("ld") and shutil.which("objcopy"))
             options["aot_inductor.emit_multi_arch_kernel"] = ptx
-        files, constants = _compile(traced.program, {**options, **inductor_config})
+        files, constants = _compile(traced.program, {**options, **inductor_config}, tf32=traced.provenance.tf32)
     target = _target(device, cpu_isa, ptx, _library(files))
     if weights:
         target = msgspec.structs.replace(target, constants=weights.take(constants, device))
@@ -156,12 +156,18 @@ def _read_value(value: Any) -> Any:
 
 
 def _compile(
-    program: torch.export.ExportedProgram, options: dict[str, Any]
+    program: torch.export.ExportedProgram, options: dict[str, Any], *, tf32: bool
 ) -> tuple[list[Path], Mapping[str, torch.Tensor]]:
     """Returns the files, and the constants that are outside of them."""
     args, kwargs = program.example_inputs
     try:
-        with eager_mode(), _rare_collections(), _quick_simplify(), compiling_model_sources(), warnings.catch_warnings():
+        with ExitStack() as contexts:
+            # Inductor decides about TF32 for the kernels that it writes.
+            contexts.enter_context(eager_mode(tf32=tf32))
+            contexts.enter_context(_rare_collections())
+            contexts.enter_context(_quick_simplify())
+            contexts.enter_context(compiling_model_sources())
+            contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
             module = returning_tensors(program.module(check_guards=False))

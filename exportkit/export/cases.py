@@ -21,6 +21,7 @@ from exportkit.export.source_lines import users_code
 from exportkit.package.case_files import named_references, named_tensors
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Accuracy, Call, TensorInput, TensorOutput
+from exportkit.precision import with_tf32
 from exportkit.sizes import input_bytes, label_of, plan_sizes
 from exportkit.spec import ExportSpec
 
@@ -87,6 +88,8 @@ def record_case(
     sizes: Mapping[str, int],
     outputs: Sequence[TensorOutput],
     wanted: Collection[str],
+    *,
+    tf32: bool,
 ) -> RecordedCase:
     """Runs the eager model and packs its inputs and outputs, with references of the outputs.
 
@@ -96,12 +99,13 @@ def record_case(
         sizes: Its sizes by dimension.
         outputs: The manifest's outputs.
         wanted: The names of the floating outputs that need a reference.
+        tf32: Whether the model, but not its reference, may use TF32.
 
     Raises:
         ExportError: The model raised.
     """
     what = f"a case of {label_of(sizes)}"
-    eager = run_eager(model, bound, what)
+    eager = run_eager(model, bound, what, tf32=tf32)
     with eager_mode():
         known = references(model, bound, eager, outputs, wanted)
     tensors = named_tensors("input", bound.tensors) | named_tensors("output", eager)
@@ -111,8 +115,8 @@ def record_case(
     return RecordedCase(dict(sizes), save(tensors), known.dtype, known.accuracy)
 
 
-def run_eager(model: torch.nn.Module, bound: BoundCall, what: str) -> list[torch.Tensor]:
-    """Returns the output tensors of one call, in order, computed without TF32: in the precision of the dtype.
+def run_eager(model: torch.nn.Module, bound: BoundCall, what: str, *, tf32: bool) -> list[torch.Tensor]:
+    """Returns the output tensors of one call, in order. Without TF32, they have the precision of their dtype.
 
     Raises:
         ExportError: The model raised. The message says `what` it was given.
@@ -120,7 +124,7 @@ def run_eager(model: torch.nn.Module, bound: BoundCall, what: str) -> list[torch
     # The model may write into its inputs. The case records them as they were before.
     args, kwargs = bound.with_tensors(tuple(tensor.clone() for tensor in bound.tensors))
     try:
-        with eager_mode():
+        with eager_mode(tf32=tf32):
             result = model(*args, **kwargs)
     except Exception as error:
         # The model may raise anything. Its own traceback is chained.
@@ -136,15 +140,10 @@ def eager_mode(*, tf32: bool = False) -> Iterator[None]:
     """Computes without gradients, and with full precision in matrix products and convolutions.
 
     Args:
-        tf32: Let CUDA round the factors of products and convolutions to TF32.
+        tf32: Let torch round the factors of products and convolutions to TF32.
     """
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+    with torch.no_grad(), with_tf32(tf32):
+        yield
 
 
 def state_sha256(model: torch.nn.Module) -> str:

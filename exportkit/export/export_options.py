@@ -45,6 +45,8 @@ class TraceOptions:
         version: The model's version.
         allow_nondeterministic: Exports a model whose answers to the same inputs differ. Only their dtypes and shapes
             are verified then.
+        tf32: Lets torch round the factors of float32 products and convolutions to TF32 when cases are recorded, and
+            so in `verify`.
 
     Raises:
         UsageError: The options contradict each other, or a number or name is not allowed.
@@ -59,6 +61,7 @@ class TraceOptions:
     name: str | None = None
     version: str = "0"
     allow_nondeterministic: bool = False
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         """Checks the options that do not depend on a model."""

@@ -42,7 +42,7 @@ class TracedCall:
     call: Call
 
 
-def check_program(traced: TracedCall, cases: Sequence[RecordedCase], *, values: bool) -> None:
+def check_program(traced: TracedCall, cases: Sequence[RecordedCase], *, values: bool, tf32: bool) -> None:
     """Runs a program, uncompiled, on the inputs of the recorded cases, and compares it with what eager answered.
 
     The first case has the sizes of the example inputs, the others have other sizes if sizes vary.
@@ -51,6 +51,7 @@ def check_program(traced: TracedCall, cases: Sequence[RecordedCase], *, values: 
         traced: The program.
         cases: The recorded cases.
         values: Whether values are compared, or only sizes: those of a nondeterministic model differ.
+        tf32: Whether the cases were recorded with TF32.
 
     Raises:
         OperatorNotExportableError: A fake kernel is wrong at the sizes of a case.
@@ -63,7 +64,7 @@ def check_program(traced: TracedCall, cases: Sequence[RecordedCase], *, values: 
         inputs = tuple(tensors[f"input.{i}"].to(t.device) for i, t in enumerate(traced.task.bound.tensors))
         expected = [tensors[f"output.{i}"] for i in range(len(traced.call.outputs))]
         try:
-            answers = _run(traced.task, module, inputs, operators=operators)
+            answers = _run(traced.task, module, inputs, operators=operators, tf32=tf32)
         except OperatorNotExportableError as error:
             raise OperatorNotExportableError(f"{error.message}, at {label_of(case.sizes)}", hint=error.hint) from error
         except Exception as error:
@@ -75,10 +76,10 @@ def check_program(traced: TracedCall, cases: Sequence[RecordedCase], *, values: 
 
 
 def _run(
-    task: TracingTask, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], *, operators: bool
+    task: TracingTask, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], *, operators: bool, tf32: bool
 ) -> list[torch.Tensor]:
     args, kwargs = task.bound.with_tensors(inputs)
-    with eager_mode(), checking_operators(inputs[0].device) if operators else nullcontext():
+    with eager_mode(tf32=tf32), checking_operators(inputs[0].device) if operators else nullcontext():
         result = module(*plain(args), **plain(kwargs))
     return [leaf.cpu() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 

@@ -12,11 +12,11 @@ from exportkit import __version__
 from exportkit.package.manifest import Provenance
 
 
-def provenance() -> Provenance:
-    """Returns the versions of exportkit and torch, and the commit of the working directory."""
+def provenance(*, tf32: bool = False) -> Provenance:
+    """Returns the versions of exportkit and torch, the commit of the working directory, and whether eager used TF32."""
     commit = _git("rev-parse", "HEAD")
     dirty = bool(_git("status", "--porcelain", "--untracked-files=no")) if commit else None
-    return Provenance(exportkit=__version__, torch=str(torch.__version__), commit=commit, dirty=dirty, tf32=False)
+    return Provenance(exportkit=__version__, torch=str(torch.__version__), commit=commit, dirty=dirty, tf32=tf32)
 
 
 def _git(*args: str) -> str | None:

@@ -52,6 +52,11 @@ def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device
     if saved.manifest is None:
         return _trace_foreign(saved, program, options, device, progress)
     manifest = saved.manifest
+    if options.tf32 and not manifest.provenance.tf32:
+        raise UsageError(
+            f"the cases of {saved.path} were recorded without TF32",
+            hint="Leave out --tf32, or export the model itself.",
+        )
     return Traced(
         program=program,
         call=manifest.call,
@@ -87,7 +92,7 @@ def _trace_foreign(
     args, kwargs = program.example_inputs
     spec = replace(saved.spec, model=program.module(), example_inputs=args, example_kwargs=kwargs)
     bound = describe_call(spec.model, args, kwargs)
-    with eager_mode():
+    with eager_mode(tf32=options.tf32):
         result = check_model(lambda: spec.model(*args, **kwargs), device)
     call = describe_program(program, bound, DynamicSizes(), describe_output(result), spec)
     example = example_numbers(call.inputs, [tensor.shape for tensor in bound.tensors])
@@ -97,6 +102,6 @@ def _trace_foreign(
         operators=describe_operators(graph_operators(program.graph_module)),
         cases=record_cases(spec, call, example, options, device, progress),
         source=Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256=state_sha256(spec.model)),
-        provenance=provenance(),
+        provenance=provenance(tf32=options.tf32),
         name=options.name or spec.name or "model",
     )

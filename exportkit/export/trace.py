@@ -83,7 +83,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         def call_model() -> Any:
             return spec.model(*bound.args, **bound.kwargs)
 
-        with eager_mode():
+        with eager_mode(tf32=options.tf32):
             result = check_model(call_model, device)
             output = describe_output(result)
             check_repeatable(spec.model, bound, call_model, result, names(output), allow_nondeterministic=free)
@@ -98,7 +98,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         call = describe_program(program, bound, sizes, output, spec, cast=floating)
         cases = record_cases(spec, call, sizes.example, options, device, progress)
         progress("comparing the program with the cases")
-        check_program(TracedCall(task, sizes, program, call), cases, values=not free)
+        check_program(TracedCall(task, sizes, program, call), cases, values=not free, tf32=options.tf32)
         source = Source(
             model=model.name,
             model_kwargs=dict(model.model_kwargs),
@@ -112,7 +112,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         operators=describe_operators(operators),
         cases=cases,
         source=source,
-        provenance=provenance(),
+        provenance=provenance(tf32=options.tf32),
         name=options.name or spec.name or _class_name(spec.model),
     )
 
@@ -146,7 +146,7 @@ def record_cases(
         spec: The model, which is on `device`.
         call: The traced call.
         example: The sizes of the example inputs, by dimension.
-        options: The number of cases and their seed.
+        options: The number of cases, their seed, and whether eager may use TF32.
         device: The model's device.
         progress: Called with a description of each case.
     """
@@ -155,7 +155,8 @@ def record_cases(
     for number, sizes in enumerate(case_sizes(call, example, options.cases, options.seed)):
         progress(f"recording case {number + 1}")
         drawn = describe_call(spec.model, *draw_inputs(spec, call, sizes, options.seed + number))
-        cases.append(record_case(spec.model, on_device(drawn, device), sizes, call.outputs, wanted))
+        bound = on_device(drawn, device)
+        cases.append(record_case(spec.model, bound, sizes, call.outputs, wanted, tf32=options.tf32))
     return tuple(cases)
 
 

@@ -11,26 +11,24 @@ import torch
 from msgspec import Struct
 
 from exportkit.child.messages import Message
+from exportkit.precision import Float32Precision
 
 
 class TorchSettings(Struct, frozen=True):
     """Settings of torch that change results. The worker copies those of the process that loads the package."""
 
     threads: int
-    matmul_tf32: bool
-    cudnn_tf32: bool
+    precision: Float32Precision
 
     @classmethod
     def current(cls) -> TorchSettings:
         """The settings of this process."""
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        return cls(torch.get_num_threads(), matmul.allow_tf32, cudnn.allow_tf32)
+        return cls(torch.get_num_threads(), Float32Precision.current())
 
     def apply(self) -> None:
         """Makes them the settings of this process."""
         torch.set_num_threads(self.threads)
-        torch.backends.cuda.matmul.allow_tf32 = self.matmul_tf32
-        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
+        self.precision.apply()
 
 
 class LoadPackage(Message, frozen=True):

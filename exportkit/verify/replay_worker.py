@@ -49,9 +49,10 @@ class Replay:
         import torch
 
         from exportkit.libraries import LoadedLibrary, load_library
+        from exportkit.precision import allow_tf32
 
         # Use TF32 exactly if the recording did: convolutions use it by default, which changes their outputs slightly.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = command.tf32
+        allow_tf32(command.tf32)
         loaded: list[LoadedLibrary] = []
         for library, namespaces in command.libraries:
             loaded.append(load_library(Path(library), defines=namespaces, beside=loaded))

@@ -13,7 +13,7 @@ import pytest
 from exportkit import ExportSpec
 from tools import model_catalogue, models_table, more_models
 from tools.model_catalogue import CATALOGUE
-from tools.models_table import page, run
+from tools.models_table import Setup, page, run
 
 RESULTS = {
     "device": "cpu",
@@ -82,21 +82,34 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_a_run_goes_on_where_it_was_stopped(commands: list[list[str]], tmp_path: Path) -> None:
     output = tmp_path / "results.json"
-    run(["lstm"], "cpu", "float32", output, again=False)
-    run(["lstm", "gru"], "cpu", "float32", output, again=False)
+    run(["lstm"], Setup(), output, again=False)
+    run(["lstm", "gru"], Setup(), output, again=False)
     assert [command[3] for command in commands] == ["export", "package", "verify"] * 2
     models = json.loads(output.read_text())["models"]
     assert (models["lstm"]["ended"], models["lstm"]["calls"], models["lstm"]["megabytes"]) == ("ok", 2, 2.0)
     assert (models["gru"]["ended"], models["gru"]["said"]) == ("verify failed", "cases, case 0: off by one")
     with pytest.raises(SystemExit, match="has results of cpu in float32"):
-        run(["gru"], "cpu", "bfloat16", output, again=False)
+        run(["gru"], Setup(dtype="bfloat16"), output, again=False)
+
+
+def test_tf32_is_asked_for_at_export_and_named_in_the_file_and_on_the_page(
+    commands: list[list[str]], tmp_path: Path
+) -> None:
+    output = tmp_path / "results.json"
+    run(["lstm"], Setup(tf32=True), output, again=False)
+    assert ["--tf32" in command for command in commands] == [True, False, False]
+    document = json.loads(output.read_text())
+    assert document["tf32"] is True
+    assert "## CPU, float32 with TF32\n" in page([document])
+    with pytest.raises(SystemExit, match="has results of cpu in float32 with TF32"):
+        run(["gru"], Setup(), output, again=False)
 
 
 def test_a_model_whose_library_is_missing_is_left_out(
     commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(models_table.importlib.util, "find_spec", lambda name: None)
-    run(["bert"], "cpu", "float32", tmp_path / "results.json", again=False)
+    run(["bert"], Setup(), tmp_path / "results.json", again=False)
     assert commands == []
     assert "bert: left out, transformers is not installed" in capsys.readouterr().err
 

@@ -99,15 +99,16 @@ void print(const OutputReport& output) {
       (output.note.empty() ? "" : "; " + output.note));
 }
 
-// Keeps CUDA from rounding the factors of float32 products to TF32, as eager did not when the cases were recorded.
-class FullPrecision {
+// Lets CUDA round the factors of float32 products to TF32 exactly if eager could when the cases were recorded.
+class RecordedPrecision {
  public:
-  FullPrecision() : products_(context().allowTF32CuBLAS()), convolutions_(context().allowTF32CuDNN()) {
-    allow(false, false);
+  explicit RecordedPrecision(const Model& model)
+      : products_(context().allowTF32CuBLAS()), convolutions_(context().allowTF32CuDNN()) {
+    allow(model.tf32(), model.tf32());
   }
-  ~FullPrecision() { allow(products_, convolutions_); }
-  FullPrecision(const FullPrecision&) = delete;
-  FullPrecision& operator=(const FullPrecision&) = delete;
+  ~RecordedPrecision() { allow(products_, convolutions_); }
+  RecordedPrecision(const RecordedPrecision&) = delete;
+  RecordedPrecision& operator=(const RecordedPrecision&) = delete;
 
  private:
   static at::Context& context() { return at::globalContext(); }
@@ -166,7 +167,7 @@ class Run {
   }
 
   void replay(const Model& model) {
-    const FullPrecision as_recorded;
+    const RecordedPrecision as_recorded(model);
     document_["cases"] = Json::array();
     if (model.case_count() == 0 && !options_.json) say("  no recorded case to compare");
     for (size_t i = 0; i < model.case_count(); ++i) {

@@ -114,6 +114,7 @@ class EXPORTKIT_API Model {
   const std::string& name() const;
   const std::string& version() const;
   const std::string& target() const;  // the name of the chosen target
+  bool tf32() const;                  // whether eager was allowed TF32 when the cases were recorded
   at::Device device() const;
   const std::vector<TensorInfo>& inputs() const;
   const std::vector<TensorInfo>& outputs() const;
