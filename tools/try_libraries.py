@@ -1,12 +1,19 @@
 """Exports, packages and verifies models that call operators of other projects, for those that are installed.
 
-python -m tools.try_libraries [LIBRARY ...]
+    python -m tools.try_libraries [--sources FOLDER] [LIBRARY ...]
+
+Each model becomes one package with a target for each device of this machine. With `--sources`, libraries are built
+first, from the folder that holds their projects, such as a clone of pytorch/extension-cpp: with CUDA where torch finds
+a GPU and nvcc is there. Nothing is fetched or installed.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -82,37 +89,101 @@ def _mul_add(module: ModuleType) -> ExportSpec:
     )
 
 
-def run(library: str, device: str) -> str:
-    """Exports a model for the device and packages it, which verifies it. Returns what was seen, in one line."""
+def build(library: str, sources: Path, folder: Path) -> Path | None:
+    """Builds a library from its sources, in a copy of them.
+
+    Args:
+        library: The name of its Python package.
+        sources: A folder with the library's project somewhere in it: a setup.py beside the package.
+        folder: The folder for the copy.
+
+    Returns:
+        The folder to import the package from; None if the sources do not have it.
+
+    Raises:
+        RuntimeError: The build failed.
+    """
+    projects = (setup.parent for setup in sorted(sources.rglob("setup.py")))
+    project = next((each for each in projects if (each / library / "__init__.py").is_file()), None)
+    if project is None:
+        return None
+    # All of it, because a setup.py may read files of the folder above, such as README.md.
+    copied = shutil.copytree(sources, folder / library, ignore=shutil.ignore_patterns(".git", "build"))
+    where = copied / project.relative_to(sources)
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, env=_with_headers(), check=False)
+    if done.returncode:
+        raise RuntimeError("\n".join((done.stdout + done.stderr).strip().splitlines()[-20:]))
+    return where
+
+
+def _with_headers() -> dict[str, str]:
+    """Returns the environment, with the headers of CUDA's libraries where only the packages of torch have them."""
+    found = importlib.util.find_spec("nvidia")
+    places = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+    headers = {str(header.parent) for place in places for header in place.rglob("include/cusparse.h")}
+    return {**os.environ, "CPATH": os.pathsep.join(filter(None, [os.environ.get("CPATH"), *sorted(headers)]))}
+
+
+def run(library: str, devices: Sequence[str]) -> str:
+    """Exports a model for each device, and makes one package of all, which verifies them. Returns what was seen."""
     model = f"{Path(__file__)}:{library}"
     with tempfile.TemporaryDirectory() as folder:
-        compiled, package = Path(folder, "compiled.pt2"), Path(folder, "package.pt2")
-        exported = _exportkit("export", model, "--device", device, "-o", compiled, "--op-library", library)
-        if exported.returncode:
-            return f"export: exit {exported.returncode}: {exported.stderr.strip().splitlines()[-2:]}"
-        packaged = _exportkit("package", compiled, "-o", package, "--op-library", library, "--json")
+        compiled, package = [Path(folder, f"{device}.pt2") for device in devices], Path(folder, "package.pt2")
+        for device, output in zip(devices, compiled):
+            exported = _exportkit("export", model, "--device", device, "-o", output, "--op-library", library)
+            if exported.returncode:
+                return f"export for {device}: exit {exported.returncode}: {_last_lines(exported.stderr)}"
+        packaged = _exportkit("package", *compiled, "-o", package, "--op-library", library, "--json")
         if packaged.returncode:
-            return f"package: exit {packaged.returncode}: {packaged.stderr.strip().splitlines()[-2:]}"
-        manifest = json.loads(packaged.stdout)["manifest"]
-        names = [Path(each["record"]).name for each in manifest["libraries"]]
-        return f"ok, {len(manifest['operators'])} operators, with {', '.join(names)}"
+            return f"package: exit {packaged.returncode}: {_last_lines(packaged.stderr or packaged.stdout)}"
+        document = json.loads(packaged.stdout)
+        manifest, checks = document["manifest"], document["verification"]["checks"]
+        names = [f"{Path(each['record']).name} ({each['device']})" for each in manifest["libraries"]]
+        agreed = [
+            f"{sum(check['target'] == each['name'] for check in checks)} calls of {each['name']} agree"
+            for each in manifest["targets"]
+        ]
+        return f"ok, {len(manifest['operators'])} operators, with {', '.join(names)}; {', '.join(agreed)}"
 
 
 def _exportkit(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "exportkit", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def main(names: Sequence[str]) -> None:
-    """Prints a line for each library and device of this machine."""
+def _last_lines(text: str) -> str:
+    return " / ".join(text.strip().splitlines()[-2:])
+
+
+def main(names: Sequence[str], sources: Path | None) -> bool:
+    """Prints a line for each library. Returns whether all that are there went through."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    for library in names or LIBRARIES:
-        if importlib.util.find_spec(library) is None:
-            print(f"{library}: not installed")
-            continue
-        for device in devices:
-            print(f"{library}, {device}, torch {torch.__version__}: {run(library, device)}", flush=True)
+    good = True
+    with tempfile.TemporaryDirectory() as folder:
+        for library in names or LIBRARIES:
+            if sources is not None:
+                try:
+                    built = build(library, sources, Path(folder))
+                except RuntimeError as error:
+                    good = False
+                    print(f"{library}: not built: {error}", flush=True)
+                    continue
+                if built is not None:
+                    sys.path.insert(0, str(built))
+            if importlib.util.find_spec(library) is None:
+                print(f"{library}: not installed")
+                continue
+            seen = run(library, devices)
+            good = good and seen.startswith("ok")
+            print(f"{library}, {' and '.join(devices)}, torch {torch.__version__}: {seen}", flush=True)
+    return good
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="LIBRARY", help="libraries to try; default: all")
+    parser.add_argument("--sources", type=Path, metavar="FOLDER", help="the sources of libraries to build")
+    options = parser.parse_args()
+    sys.exit(0 if main(options.names, options.sources) else 1)
