@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from exportkit.errors import ExportError, LibraryLoadError, MissingLibraryError, ModelNotFoundError, UsageError
-from exportkit.export.find_libraries import find_libraries
+from exportkit.errors import ExportError, LibraryLoadError, ModelNotFoundError, UsageError
+from exportkit.export.find_libraries import find_libraries, library_files
 from exportkit.libraries import built_in_libraries
 from exportkit.onnx.files import refuse_companion
 from exportkit.package.archive import PackageReader
@@ -127,18 +127,7 @@ def _given(
     op_libraries: Sequence[Path | str], model: str | None, missing: Sequence[str], progress: Callable[[str], None]
 ) -> list[Path]:
     """Returns the libraries that were given, and those that the given modules load, or else the model's module."""
-    libraries = []
-    for given in op_libraries:
-        if isinstance(given, Path):
-            libraries.append(given)
-            continue
-        progress(f"importing {given} to find its operator libraries")
-        if not (found := find_libraries(given, missing)):
-            raise MissingLibraryError(
-                f"{given} loads no library that registers {' or '.join(missing) or 'an operator of the graph'}",
-                hint="Give the library itself: --op-library <path>.",
-            )
-        libraries += found
+    libraries = library_files(op_libraries, missing, progress)
     source = (model or "").rpartition(":")[0]
     if not op_libraries and source and missing:
         progress(f"importing {source} to find the library of {', '.join(missing)}")

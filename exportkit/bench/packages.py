@@ -59,7 +59,7 @@ class PackageOptions:
         seed: The seed of the inputs.
         model: MODEL. None: the package's recorded MODEL, which is not imported if a signature is required.
         weights: The weights file of the eager model, if it was exported with one.
-        op_libraries: Operator libraries for packages that do not contain them.
+        op_libraries: Operator libraries for packages that do not contain them, or modules that load some.
         onnx: An ONNX model with the package's inputs and outputs, which ONNX Runtime runs on the CPU. Its signature is
             beside it.
         public_keys: PEM files. One of the keys must have signed each package. Policies add their own requirements.
@@ -72,7 +72,7 @@ class PackageOptions:
     seed: int = 0
     model: str | None = None
     weights: Path | None = None
-    op_libraries: Sequence[Path] = ()
+    op_libraries: Sequence[Path | str] = ()
     onnx: Path | None = None
     public_keys: Sequence[Path] = ()
     signature: Path | None = None

@@ -65,7 +65,9 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the inputs.")
 @model_option("the package")
 @weights_option("The weights file that the model was exported with.")
-@op_library_option("An operator library that the package calls but does not contain. Repeatable.")
+@op_library_option(
+    "An operator library that the package calls but does not contain, or a Python module that loads some. Repeatable."
+)
 @click.option(
     "--onnx",
     type=EXISTING_FILE,

@@ -83,7 +83,6 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
 @op_library_option(
     "An operator library that the model calls, or a Python module that loads some. Repeatable. Omit exportkit's own "
     "libraries.",
-    modules=True,
 )
 @click.option(
     "--model-kwargs", metavar="JSON", callback=json_object, help="Keyword arguments of the callable that MODEL names."

@@ -30,7 +30,6 @@ from exportkit.errors import HostError
 @op_library_option(
     "An operator library that the model calls, or a Python module that loads some. Repeatable. Default: the libraries "
     "that importing MODEL loads, unless signatures are required. Libraries of exportkit are added if needed.",
-    modules=True,
 )
 @click.option("--name", help="The package's name. Default: the first artifact's.")
 @click.option("--model-version", help="The model's version. Default: the first artifact's.")

@@ -40,9 +40,9 @@ class _LibraryOrModule(click.ParamType):
         self.fail(f"there is no file {value!r}, and no Python module can have such a name", parameter, context)
 
 
-def op_library_option(text: str, *, modules: bool = False) -> Callable[[F], F]:
-    """--op-library, repeatable. `modules`: whether a module may be named in place of a file."""
-    kind, shown = (_LibraryOrModule(), "LIB|MODULE") if modules else (EXISTING_FILE, "LIB")
+def op_library_option(text: str) -> Callable[[F], F]:
+    """--op-library, repeatable: a file, or a module in place of it."""
+    kind, shown = _LibraryOrModule(), "LIB|MODULE"
     return click.option("--op-library", "op_libraries", type=kind, multiple=True, metavar=shown, help=text)
 
 

@@ -53,7 +53,9 @@ _DEFAULTS = VerifyOptions()
 @click.option("--target", metavar="NAME", help="Run only this target. `exportkit inspect` lists the names.")
 @model_option("the artifact")
 @weights_option("The weights file that the model was exported with.")
-@op_library_option("An operator library that the artifact calls but does not contain. Repeatable.")
+@op_library_option(
+    "An operator library that the artifact calls but does not contain, or a Python module that loads some. Repeatable."
+)
 @public_key_options("ARTIFACT")
 @click.option(
     "--seed",

@@ -25,7 +25,7 @@ def rebuild_eager(
     device: torch.device,
     *,
     weights: Path | None = None,
-    op_libraries: Sequence[Path] = (),
+    op_libraries: Sequence[Path | str] = (),
 ) -> Iterator[ExportSpec]:
     """Makes MODEL with the arguments, seed and dtype of an export, on a device.
 
@@ -37,7 +37,7 @@ def rebuild_eager(
         call: The artifact's call.
         device: A device that this machine has.
         weights: The safetensors file of the export, if it had one.
-        op_libraries: The operator libraries that the model calls.
+        op_libraries: The operator libraries that the model calls, or modules that load some.
 
     Raises:
         ModelNotFoundError: MODEL cannot be imported here.

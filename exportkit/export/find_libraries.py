@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from exportkit.child.conversation import ChildEndedError, Conversation
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
-from exportkit.errors import LibraryLoadError
+from exportkit.errors import LibraryLoadError, MissingLibraryError
 
 
 class Import(Message, frozen=True):
@@ -22,6 +22,34 @@ class Loaded(Message, frozen=True):
     """The files that the process then has, which could register operators."""
 
     libraries: tuple[str, ...]
+
+
+def library_files(given: Iterable[Path | str], operators: Sequence[str], progress: Callable[[str], None]) -> list[Path]:
+    """Returns operator libraries: files as they are given, and for modules those that they load.
+
+    Args:
+        given: Files, and names of modules, which are imported in another process.
+        operators: The operators that a module must bring a library of.
+        progress: Called before a module is imported.
+
+    Raises:
+        ExportkitError: A module cannot be imported. The class is that of `exportkit.export.resolve`.
+        LibraryLoadError: The process that imports it ended.
+        MissingLibraryError: A module loads no library of the operators.
+    """
+    libraries = []
+    for each in given:
+        if isinstance(each, Path):
+            libraries.append(each)
+            continue
+        progress(f"importing {each} to find its operator libraries")
+        if not (found := find_libraries(each, operators)):
+            raise MissingLibraryError(
+                f"{each} loads no library that registers {' or '.join(operators) or 'an operator of the graph'}",
+                hint="Give the library itself: --op-library <path>.",
+            )
+        libraries += found
+    return libraries
 
 
 def find_libraries(code: str, operators: Iterable[str]) -> list[Path]:

@@ -86,7 +86,7 @@ class MakeEager(Message, frozen=True):
         call: The artifact's call.
         tf32: Whether the cases were recorded with TF32.
         weights: The safetensors file that the model was exported with, or None.
-        libraries: Operator libraries to load first.
+        libraries: Operator libraries to load first: absolute paths, or names of modules that load some.
         device: The model's device.
     """
 

@@ -76,7 +76,7 @@ class EagerProcess:
             call=self._manifest.call,
             tf32=self._manifest.provenance.tf32,
             weights=str(options.weights.resolve()) if options.weights else None,
-            libraries=tuple(str(Path(library).resolve()) for library in options.op_libraries),
+            libraries=tuple(str(each.resolve() if isinstance(each, Path) else each) for each in options.op_libraries),
             device=self._device,
         )
         self._worker = VerifyWorker("exportkit.verify.eager_worker", search_path="caller")

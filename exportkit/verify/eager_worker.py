@@ -35,7 +35,7 @@ class Eager:
             command.call,
             self._device,
             weights=Path(command.weights) if command.weights else None,
-            op_libraries=[Path(library) for library in command.libraries],
+            op_libraries=[Path(each) if each.startswith("/") else each for each in command.libraries],
         )
         self._spec = self._stack.enter_context(model)
         return EagerMade(state_sha256(self._spec.model))

@@ -25,7 +25,7 @@ class VerifyOptions:
             not imported, because the signature covers its name but not its source. An unsigned artifact runs its own
             code anyway, so its MODEL is imported.
         weights: The weights file that the model was exported with.
-        op_libraries: Operator libraries that the artifact calls but does not contain.
+        op_libraries: Operator libraries that the artifact calls but does not contain, or modules that load some.
         seed: The seed of the sizes and inputs for eager.
         timeout: Seconds a call may take. Loading, which imports torch, always gets at least 600.
         max_input_bytes: The limit on the inputs of one call. Larger sizes are skipped and reported.
@@ -41,7 +41,7 @@ class VerifyOptions:
     target: str | None = None
     model: str | None = None
     weights: Path | None = None
-    op_libraries: Sequence[Path] = ()
+    op_libraries: Sequence[Path | str] = ()
     seed: int = 0
     timeout: float = 600.0
     max_input_bytes: int = 32 * 10**6

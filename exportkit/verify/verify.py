@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from exportkit.errors import ExportkitError, PolicyError, SignatureError, SignatureMissingError, UsageError
+from exportkit.export.find_libraries import library_files
 from exportkit.libraries import built_in_libraries
 from exportkit.onnx.files import named_model, open_onnx, refuse_companion
 from exportkit.package.archive import PackageReader
@@ -68,7 +69,7 @@ def verify(
             reader.verify()
             _check_comparable(artifact, reader.manifest, options, by)
             runs, left_out = _onnx_run(model, options) if model is not None else _targets(reader, options)
-            libraries = _needed_libraries(reader.manifest, options, runs)
+            libraries = _needed_libraries(reader.manifest, options, runs, progress)
             if isinstance(libraries, MissingOperator):
                 missing = Check("package", "operators", {}, libraries)
                 left_out += [TargetReport(run.name, left_out="an operator is missing") for run in runs]
@@ -142,7 +143,7 @@ def _targets(reader: PackageReader, options: VerifyOptions) -> tuple[list[_Run],
 
 
 def _needed_libraries(
-    manifest: Manifest, options: VerifyOptions, runs: Sequence[_Run]
+    manifest: Manifest, options: VerifyOptions, runs: Sequence[_Run], progress: Callable[[str], None]
 ) -> dict[Path, list[str]] | MissingOperator:
     """Returns the libraries that the artifact needs but does not contain, each with the namespaces it defines.
 
@@ -154,7 +155,8 @@ def _needed_libraries(
     missing = [operator.name for operator in manifest.operators if operator.name not in brought]
     if not missing:
         return {}
-    libraries = [Path(library).resolve() for library in options.op_libraries]
+    theirs = [name for name in missing if not name.startswith("arr_coc::")]
+    libraries = [path.resolve() for path in library_files(options.op_libraries, theirs, progress)]
     if any(name.startswith("arr_coc::") for name in missing):
         kinds = {"cpu", *(run.device.partition(":")[0] for run in runs)}  # the CPU library defines the operators
         libraries += [path for device, path in built_in_libraries().items() if device in kinds]

@@ -192,7 +192,7 @@ def test_a_library_of_somebody_else_goes_the_same_way(tmp_path, monkeypatch):
     assert library.name in made.stdout
 
     monkeypatch.setenv("SOFTPOOL_LIBRARY", str(library))  # where its own module looks for it
-    verified = exportkit("verify", package, "--shapes", 3, "--op-library", library)
+    verified = exportkit("verify", package, "--shapes", 3, "--op-library", library, "--op-library", "softpool.model")
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "ok  eager" in verified.stdout
 

@@ -63,7 +63,9 @@ def test_right_and_wrong_answers_each_have_their_verdict(artifact):
     assert report.checks[0].seconds is not None
 
 
-def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(artifact, misbehaving_library):
+def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(
+    artifact, misbehaving_library, tmp_path, monkeypatch
+):
     inputs = [torch.full((1, 3), float(first)) for first in (0, 3, 1, 0, 2, 0)]
     operators = [m.Operator(name="misbehaving::act", schema=MISBEHAVING_SCHEMA)]
     path = artifact(Misbehaving(), [(x, right(x)) for x in inputs], operators=operators)
@@ -76,6 +78,16 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(artifact
     assert "SIGSEGV" in found[2].message
     assert "misbehaving: about to crash" in found[2].message
     assert [v.exit_code for v in found] == [0, 12, 13, 0, 14, 0]
+
+    # A module that loads the library serves as well. The process of the package does not import it.
+    (tmp_path / "acting.py").write_text(f"import torch\ntorch.ops.load_library({str(misbehaving_library)!r})\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    one = artifact(Misbehaving(), [(x, right(x)) for x in inputs[:1]], operators=operators)
+    found = verdicts(verify(one, VerifyOptions(against="cases", op_libraries=["acting"])))
+    assert [type(v) for v in found] == [Match]
+    (check,) = verify(one, VerifyOptions(against="cases", op_libraries=["json"])).checks
+    assert isinstance(check.verdict, LoadFailed)
+    assert "json loads no library that registers misbehaving::act" in check.verdict.message
 
     # A missing operator is named before anything runs.
     report = verify(path, CASES)
