@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,13 +41,19 @@ class GuardLog:
             found.setdefault(where(frame), []).append((not _fixes_size(guard), len(text), text))
         return [f"{place} needs {min(texts)[2]}" for place, texts in found.items()]
 
-    def hold_at(self, values: Mapping[str, int]) -> bool:
-        """Returns whether every condition on these places alone holds if the places have these sizes."""
+    def hold_at(self, values: Mapping[str, int], *, equations: bool = False) -> bool:
+        """Returns whether every condition on these places alone holds if the places have these sizes.
+
+        Args:
+            values: A size for each place.
+            equations: Only equations count. Tracing also assumes that no size is 1, which torch forgives.
+        """
+        places_of = functools.cache(_places_of_symbols)
         for env, guard, _ in self.entries:
             symbols = getattr(guard, "free_symbols", None)
-            if not symbols:
+            if not symbols or (equations and not isinstance(guard, sympy.Eq)):
                 continue
-            places = _places_of_symbols(env)
+            places = places_of(env)
             known = {symbol: values[place] for symbol in symbols if (place := places.get(symbol) or "") in values}
             if isinstance(guard, sympy.Basic) and len(known) == len(symbols) and guard.xreplace(known) == sympy.false:
                 return False

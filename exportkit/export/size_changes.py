@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from exportkit.package.manifest import Size
 _VIOLATED = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \(([^)]*)\)")
 _SUGGESTED = re.compile(r"^  (\w+) = (.+)$", re.MULTILINE)
 _LINEAR = re.compile(r"(?:(?P<scale>\d+)\*)?(?P<root>[A-Za-z_]\w*)(?: (?P<sign>[+-]) (?P<offset>\d+))?")
+_STEPS = 64  # the greatest factor that is looked for, and the multiples that are held against the recorded equations
 _SCANNED = 1000  # values of a range that are held against the recorded conditions, in each direction from the example's
 
 Examples = Mapping[str, Sequence[int]]
@@ -65,7 +67,8 @@ def proposals(text: str, sizes: DynamicSizes, examples: Examples, log: GuardLog)
         # A size that another input has too, and that nobody named there, is more likely to be equal than constant.
         candidates = [_Edit(sizes).tied(suggested, examples), _Edit(sizes).apply(suggested)]
     else:
-        candidates = [_Edit(sizes).hold(violated_names(text), sizes.example, log)]
+        names = violated_names(text)
+        candidates = [edit(names, sizes.example, log) for edit in (_Edit(sizes).in_steps, _Edit(sizes).hold)]
     found: list[DynamicSizes] = []
     for candidate in candidates:
         try:
@@ -75,6 +78,15 @@ def proposals(text: str, sizes: DynamicSizes, examples: Examples, log: GuardLog)
         if proposed != sizes and proposed not in found:
             found.append(proposed)
     return found
+
+
+def untrue_names(sizes: DynamicSizes, log: GuardLog) -> list[str]:
+    """Returns the names with a factor or an offset, not all of whose values the recorded equations allow.
+
+    torch.export itself holds other names against their conditions.
+    """
+    derived = {s.dimension for dims in sizes.places.values() for s in dims.values() if s.scale != 1 or s.offset}
+    return [name for name in sizes.example if name in derived and _Edit(sizes).untrue(name, sizes.example[name], log)]
 
 
 class _Edit:
@@ -118,17 +130,39 @@ class _Edit:
         for name in names:
             if name not in self.ranges:
                 continue
-            places = {f"{t}:{d}": size for (t, d), size in self.places.items() if size.dimension == name}
-
-            def holds(value: int, name: str = name, places: Mapping[str, Size] = places) -> bool:
-                return log.hold_at({place: evaluate(size, {name: value}) for place, size in places.items()})
-
+            holds = functools.partial(self._holds, name, log=log)
             low, high = self.ranges[name]
             self.ranges[name] = (
                 _last(range(example[name], max(low, example[name] - _SCANNED) - 1, -1), holds, low),
                 _last(range(example[name], min(high, example[name] + _SCANNED) + 1), holds, high),
             )
         return self
+
+    def in_steps(self, names: Sequence[str], example: Mapping[str, int], log: GuardLog) -> _Edit:
+        """Keeps of each name only every n-th value, with the least n for which every recorded equation holds."""
+        for name in names:
+            if name not in self.ranges:
+                continue
+            low, high = self.ranges[name]
+            for step in range(1, _STEPS + 1):
+                least = low + (example[name] - low) % step
+                values = range(least, high + 1, step)[:_STEPS]
+                if len(values) > 1 and all(self._holds(name, value, log=log, equations=True) for value in values):
+                    if step > 1:
+                        self._substitute(name, name, step, least % step)
+                    break
+        return self
+
+    def untrue(self, name: str, example: int, log: GuardLog) -> bool:
+        """Returns whether a recorded equation does not hold at an end of a name's range or beside the example."""
+        low, high = self.ranges[name]
+        values = {low, high, *(value for value in (example - 1, example + 1) if low <= value <= high)}
+        return not all(self._holds(name, value, log=log, equations=True) for value in values)
+
+    def _holds(self, name: str, value: int, *, log: GuardLog, equations: bool = False) -> bool:
+        places = {f"{t}:{d}": size for (t, d), size in self.places.items() if size.dimension == name}
+        sizes = {place: evaluate(size, {name: value}) for place, size in places.items()}
+        return log.hold_at(sizes, equations=equations)
 
     def texts(self) -> dict[str, dict[int, str]]:
         """Returns the sizes as in ExportSpec.dynamic_shapes."""

@@ -15,7 +15,7 @@ from torch._logging._internal import DTRACE_ENV_VAR
 from torch._logging.structured import INTERN_TABLE
 
 from exportkit.export.shapes import DynamicSizes
-from exportkit.export.torch_export import TracingTask, export_with
+from exportkit.export.torch_export import TracingTask, call_export
 
 # torch reports conditions on sizes too. exportkit's own search says more about them.
 _OF_OPERATORS = ("MISSING_FAKE_KERNEL", "MISMATCHED_FAKE_KERNEL")
@@ -52,7 +52,7 @@ def draft_export(
         RefusedByTorch: torch.export refused the model for another reason.
     """
     with _trace_files():
-        program = export_with(task, sizes, torch.export.draft_export)
+        program, _ = call_export(torch.export.draft_export, task, sizes)
     report: Any = program._report  # type: ignore[attr-defined]  # draft_export adds it
     return program, tuple(
         _of_operator(failure.data) if failure.failure_type.name in _OF_OPERATORS else _of_value(failure.data)

@@ -14,7 +14,7 @@ from exportkit.export.call_signature import BoundCall, is_tensor, plain_tuples
 from exportkit.export.guards import GuardLog, guard_log
 from exportkit.export.quiet import quiet_torch
 from exportkit.export.shapes import DynamicSizes, torch_dimensions, torch_shape
-from exportkit.export.size_changes import Examples, proposals
+from exportkit.export.size_changes import Examples, proposals, untrue_names
 from exportkit.spec import ExportSpec
 
 
@@ -50,15 +50,26 @@ class RefusedByTorch(Exception):
         self.error, self.sizes, self.log = error, sizes, log
 
 
-def export_with(
-    task: TracingTask,
-    sizes: DynamicSizes,
-    export: Callable[..., torch.export.ExportedProgram] = torch.export.export,
-) -> torch.export.ExportedProgram:
-    """Calls torch.export, or a function with the same arguments, for these dynamic sizes.
+def export_with(task: TracingTask, sizes: DynamicSizes) -> torch.export.ExportedProgram:
+    """Calls torch.export for these dynamic sizes.
 
     Raises:
-        RefusedByTorch: torch.export refused the model.
+        RefusedByTorch: torch.export refused the model, or dropped a condition on a size with a factor
+            (pytorch#141115).
+    """
+    program, log = call_export(torch.export.export, task, sizes)
+    if names := untrue_names(sizes, log):
+        raise RefusedByTorch(ValueError(f"Constraints violated ({', '.join(names)})!"), sizes, log)
+    return program
+
+
+def call_export(
+    export: Callable[..., torch.export.ExportedProgram], task: TracingTask, sizes: DynamicSizes
+) -> tuple[torch.export.ExportedProgram, GuardLog]:
+    """Calls torch.export.export, or a function with the same arguments. Returns the conditions on sizes as well.
+
+    Raises:
+        RefusedByTorch: torch refused the model.
     """
     dims = torch_dimensions(sizes)
     bound = task.bound
@@ -69,7 +80,7 @@ def export_with(
         dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
             with torch.no_grad(), quiet_torch(), _attention_of_no_machine():
-                return export(task.spec.model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+                return export(task.spec.model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
         except Exception as error:
             # torch.export raises about thirty unrelated classes.
             raise RefusedByTorch(error, sizes, log) from error

@@ -16,8 +16,9 @@ from exportkit import ExportSpec
 from exportkit.cli.app import main
 from exportkit.errors import ExportError, UsageError
 from exportkit.export import torch_export
-from exportkit.export.call_signature import describe_call
+from exportkit.export.call_signature import BoundCall, describe_call
 from exportkit.export.draft import TRIES, Draft, draft_of, suggested_changes, with_changes
+from exportkit.export.explain import explain_refusal
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.resolve import resolve
 from exportkit.export.resolved import EagerModel, SavedProgram
@@ -130,6 +131,37 @@ def test_ties_and_multiples_are_applied_unasked(case, dynamic: Sequence[str]) ->
     options = with_changes(TraceOptions(), changes)
     assert options.dynamic == dynamic
     assert suggested_changes(resolved, options, allow_narrowing=False) == ()  # the model traces with them
+
+
+@pytest.mark.parametrize(
+    ("given", "works"),
+    [
+        ("2*n[4:50]", "8*n[1:12]"),
+        ("6*n[4:16]", "24*n[1:4]"),
+        ("12*n[2:8]", "24*n[1:4]"),
+        ("2*n+4[2:48]", "8*n+8[0:11]"),
+        ("8*n[1:12]", None),
+        ("16*n[1:6]", None),
+        ("8*n-8[2:13]", None),
+    ],
+)
+def test_a_factor_that_does_not_suffice_is_refused_with_one_that_does(given: str, works: str | None) -> None:
+    """torch.export takes all of these (pytorch#141115)."""
+    task = TracingTask(*_task(Rows(), torch.rand(48, 3)))
+    sizes = dynamic_sizes({"x": {0: given}}, task.examples)
+    if works is None:
+        export_with(task, sizes)
+        return
+    with pytest.raises(RefusedByTorch) as caught:
+        export_with(task, sizes)
+    error = explain_refusal(caught.value, task)
+    assert "`return x.reshape(x.shape[0] // 8, 8, -1).sum(1)` needs " in error.message
+    assert f"--dynamic 'x:0={works}'" in (error.hint or "")
+
+
+def _task(model: torch.nn.Module, *inputs: Tensor) -> tuple[ExportSpec, BoundCall]:
+    spec = ExportSpec(model=model.eval(), example_inputs=inputs)
+    return spec, describe_call(model, inputs, {})
 
 
 @pytest.mark.parametrize(("case", "dynamic"), [(FIXED, ("x:0=4",)), (SHORT, ("x:0=n[1:5]",))])

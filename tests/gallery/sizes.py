@@ -101,6 +101,19 @@ class Patches(nn.Module):
         return image.reshape(b, h // 16, 16, 8).sum(2)
 
 
+class PairsOfRows(nn.Module):
+    """A size with a factor that is too small, which torch.export takes (pytorch#141115)."""
+
+    exit_code = 1
+    says = "Write --dynamic 'image:1=16*h[2:8]'"
+    inputs = ("image=float32[2,64,8]",)
+    dynamic = ("image:1=2*h[16:64]",)
+
+    def forward(self, image: Tensor) -> Tensor:
+        b, h, w = image.shape
+        return image.view(b, h // 16, 16, w).mean(2)
+
+
 class Downsampled(nn.Module):
     """Two halvings and the way back, which only multiples of 4 survive (pytorch#115492)."""
 
