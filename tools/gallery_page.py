@@ -64,6 +64,7 @@ def row(entry: Entry, outcome: Outcome) -> str:
         f"[{name}#{number}](https://github.com/{_REPOSITORIES[name]}/issues/{number})" for name, number in entry.issues
     ]
     ended = "exports" if not outcome.exit_code else f"exit {outcome.exit_code}: {_cell(outcome.message)}"
+    ended += f" (seen from torch {entry.since} on; older versions refuse it)" if entry.since else ""
     return f"| `{entry.name}` | {what}{'; ' + ', '.join(links) if links else ''} | {ended} |"
 
 

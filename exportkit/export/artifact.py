@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from msgspec.structs import replace
 
-from exportkit.errors import UsageError
+from exportkit.errors import ExportError, UsageError
 from exportkit.export.aot_inductor import compile_program, read_inductor_config
 from exportkit.export.export_options import CompileOptions, TraceOptions, check_name
 from exportkit.export.placement import usable_device
@@ -116,7 +117,15 @@ def export_program(
     progress(f"writing {out}")
     buffer = io.BytesIO()
     with quiet_torch():
-        torch.export.save(traced.program, buffer)
+        try:
+            torch.export.save(traced.program, buffer)
+        except RuntimeError as error:
+            if (node := re.match(r"Failed serializing node (\w+)", str(error))) is None:
+                raise
+            raise ExportError(
+                f"torch {torch.__version__} cannot write the program to a file: it calls {node[1]}",
+                hint="--format aoti compiles the program and does not write it. A newer torch may be able to.",
+            ) from error
     program = Program(
         record=PROGRAM_RECORD,
         device="cpu" if device.type == "cpu" else "cuda",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
@@ -81,6 +82,12 @@ def _of_operator(data: Mapping[str, Any]) -> DraftProblem:
     return DraftProblem(operator=f"{namespace}::{name.removesuffix('.default')}", reason=data.get("reason", ""))
 
 
+def _result(expression: str, result: str) -> str:
+    """Returns what an expression was. torch 2.11 writes the truth of a relation as a number."""
+    relation = re.match(r"(Eq|Ne)\(", expression) or re.search("[<>]", expression)
+    return {"0": "False", "1": "True"}.get(result, result) if relation else result
+
+
 def _of_value(data: Mapping[str, Any]) -> DraftProblem:
     files = {number: name for name, number in INTERN_TABLE.items()}  # the report lacks names that torch wrote before
     frames = tuple(
@@ -90,7 +97,7 @@ def _of_value(data: Mapping[str, Any]) -> DraftProblem:
     known = (data.get("frame_locals") or {}).get("locals", {})
     return DraftProblem(
         reason=str(data["expr"]),
-        result=str(data["result"]),
+        result=_result(str(data["expr"]), str(data["result"])),
         occurrences=data["occurrences"],
         frames=frames,
         variables={name: ", ".join(map(str, values)) for name, values in known.items()},

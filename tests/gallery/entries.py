@@ -38,6 +38,7 @@ class Entry:
         arguments: What `exportkit export` is given, MODEL first.
         exit_code: The exit code expected.
         says: A part of the message expected; empty if it exports.
+        since: The first version of torch that was seen to end so. Older ones refuse the module.
     """
 
     theme: str
@@ -46,6 +47,7 @@ class Entry:
     arguments: Sequence[str]
     exit_code: int
     says: str
+    since: str = ""
 
     @property
     def issues(self) -> list[tuple[str, str]]:
@@ -93,7 +95,9 @@ def _entry(theme: str, node: ast.ClassDef, library: Sequence[str]) -> Entry:
     for option, texts in (("--input", said.get("inputs", ())), ("--dynamic", said.get("dynamic", ()))):
         arguments += [word for text in texts for word in (option, text)]
     summary = ast.get_docstring(node) or ""
-    return Entry(theme, node.name, summary, arguments, said.get("exit_code", 0), said.get("says", ""))
+    return Entry(
+        theme, node.name, summary, arguments, said.get("exit_code", 0), said.get("says", ""), said.get("since", "")
+    )
 
 
 def _bases(node: ast.ClassDef) -> list[str]:

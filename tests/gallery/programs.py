@@ -224,6 +224,7 @@ class Gradient(nn.Module):
 class Vmapped(nn.Module):
     """torch.vmap within the model (kserve#4568)."""
 
+    since = "2.13"
     inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
