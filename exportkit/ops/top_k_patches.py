@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from exportkit.ops._autograd import register_no_second_derivative
 from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_dtype, check_floating, check_rank, check_same_size
+from exportkit.ops._reference import accumulated
 from exportkit.ops._spec import OpSpec, Refusal, Sample
 
 _top_k_patches = operator("top_k_patches")
@@ -42,7 +43,8 @@ def top_k_patches_reference(relevance_scores: Tensor, features: Tensor, k: int) 
     """Computes `top_k_patches` in ATen."""
     # Ascending order of the negated scores puts NaN last; descending order would put it first. Negation may give a NaN
     # a sign, and a sort by bit pattern would then put it first.
-    cost = torch.where(relevance_scores.isnan(), torch.nan, -relevance_scores)
+    scores = accumulated(relevance_scores)
+    cost = torch.where(scores.isnan(), torch.nan, -scores)
     indices = torch.sort(cost, dim=-1, stable=True).indices[:, :k].contiguous()
     return features.gather(1, indices.unsqueeze(-1).expand(-1, -1, features.shape[2])), indices
 
