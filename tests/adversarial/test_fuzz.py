@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import zipfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -27,7 +28,7 @@ from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.consistency import is_complete
 from exportkit.package.manifest import Manifest, decode_manifest, encode_manifest
 from exportkit.package.structure import builder
-from tests.adversarial.forge import archive, companion, companion_records, document, full, package, records
+from tests.adversarial.forge import Document, archive, companion, companion_records, document, full, package, records
 from tests.package import samples
 
 BOUNDED = settings(
@@ -115,9 +116,17 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, child in children for place in places(child, (*path, key)))]
 
 
-# A package, and the companion of an ONNX model, each with its records.
-SAMPLES = ((document(), records()), (companion(), companion_records()))
-PLACES = [(which, place) for which, (sample, _) in enumerate(SAMPLES) for place in places(sample) if place]
+class Sample(NamedTuple):
+    """A manifest, the records that go with it, and the paths of its values."""
+
+    document: Document
+    contents: Mapping[str, bytes]
+    places: Sequence[tuple[Any, ...]]
+
+
+PACKAGED = Sample(document(), records(), [place for place in places(document()) if place])
+# Only what the package does not have.
+COMPANION = Sample(companion(), companion_records(), [place for place in places(companion()) if place[:1] == ("onnx",)])
 JSON = st.one_of(
     st.none(),
     st.booleans(),
@@ -128,7 +137,7 @@ JSON = st.one_of(
     st.sampled_from(["../x", "/", "cuda", "batch", "scores", samples.CASE, "0" * 64, "2.13", "a\n", "\0"]),
     st.just([]),
     st.just({}),
-    st.sampled_from(PLACES).map(lambda at: value_at(SAMPLES[at[0]][0], at[1])),  # another part of a manifest
+    st.sampled_from(PACKAGED.places).map(lambda place: value_at(PACKAGED.document, place)),  # another part
 )
 
 
@@ -141,11 +150,9 @@ def value_at(value: Any, path: tuple[Any, ...]) -> Any:
 @settings(BOUNDED, max_examples=400)
 @given(data=st.data())
 def test_a_manifest_with_other_values_is_refused_or_can_be_written_again(file: Path, data: st.DataObject) -> None:
-    which = data.draw(st.integers(0, 1))
-    sample, contents = SAMPLES[which]
-    here = st.sampled_from([place for at, place in PLACES if at == which])
-    changed = copy.deepcopy(sample)
-    for place, value in data.draw(st.lists(st.tuples(here, JSON), min_size=1, max_size=3)):
+    sample = data.draw(st.sampled_from([PACKAGED, PACKAGED, PACKAGED, COMPANION]))
+    changed = copy.deepcopy(sample.document)
+    for place, value in data.draw(st.lists(st.tuples(st.sampled_from(sample.places), JSON), min_size=1, max_size=3)):
         parent: Any = changed
         try:
             for step in place[:-1]:
@@ -157,7 +164,7 @@ def test_a_manifest_with_other_values_is_refused_or_can_be_written_again(file: P
         encoded = msgspec.json.encode(changed)
     except OverflowError:
         return  # integers that msgspec does not write
-    answer = opened(file, package(encoded, contents))
+    answer = opened(file, package(encoded, sample.contents))
     if isinstance(answer, Manifest):
-        again = write_package(file.with_name("again.pt2"), answer, contents)
+        again = write_package(file.with_name("again.pt2"), answer, sample.contents)
         assert msgspec.structs.replace(again, format_version=answer.format_version) == answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from exportkit.errors import ManifestSyntaxError, PackageError
 from exportkit.package.manifest import ConstantNode
 from tests.adversarial.forge import changed, document, package, records
-from tests.adversarial.test_fuzz import BOUNDED, PLACES, opened
+from tests.adversarial.test_fuzz import BOUNDED, COMPANION, PACKAGED, Sample, opened
 
 _NUMBERS = [
     *("0", "-0", "1", "-1", "1.0", "-0.0", "1e0", "1E+2", "2e-3", "0e999", "1e-999", "1e999", "-1e999"),
@@ -44,19 +45,23 @@ _NO_JSON = ["\ufeff1", "\u00a01", "1\u2028", "/*c*/1", "1//c", "'a'", "1\x00"]
 LITERALS = [*_NUMBERS, *_LONG_NUMBERS, *_CONTAINERS, *_STRINGS, *_NO_JSON]
 
 
-def kinds_of_places() -> dict[str, tuple[Any, ...]]:
-    """One place for each key of the manifest, by its path."""
-    return {re.sub(r"\d+", "0", ".".join(map(str, place))): place for place in reversed(PLACES)}
+def kinds_of_places() -> dict[str, tuple[Sample, tuple[Any, ...]]]:
+    """One place for each key of a manifest, by its path."""
+    return {
+        re.sub(r"\d+", "0", ".".join(map(str, place))): (sample, place)
+        for sample in (COMPANION, PACKAGED)
+        for place in reversed(sample.places)
+    }
 
 
 @pytest.mark.parametrize("kind", kinds_of_places())
 def test_every_literal_in_every_place_is_refused_or_means_something(file: Path, kind: str) -> None:
-    whole: Any = document()
-    *parents, last = kinds_of_places()[kind]
+    sample, (*parents, last) = kinds_of_places()[kind]
+    whole: Any = copy.deepcopy(sample.document)
     functools.reduce(operator.getitem, parents, whole)[last] = "PLACEHOLDER"
     text = json.dumps(whole, ensure_ascii=False)
     for literal in LITERALS:
-        opened(file, package(text.replace('"PLACEHOLDER"', literal).encode()))
+        opened(file, package(text.replace('"PLACEHOLDER"', literal).encode(), sample.contents))
 
 
 @pytest.mark.parametrize("literal", LITERALS, ids=lambda literal: ascii(literal[:20]))

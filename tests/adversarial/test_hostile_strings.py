@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 import unicodedata
@@ -32,12 +33,12 @@ def check_printable(answer: Manifest | PackageError) -> None:
 
 @pytest.mark.parametrize("kind", kinds_of_places())
 def test_no_string_of_a_manifest_makes_a_line_of_an_error(file: Path, kind: str) -> None:
-    *parents, last = kinds_of_places()[kind]
+    sample, (*parents, last) = kinds_of_places()[kind]
     for value in (FORGED, [FORGED, FORGED], {FORGED: FORGED}):
-        whole: Any = document()
+        whole: Any = copy.deepcopy(sample.document)
         functools.reduce(operator.getitem, parents, whole)[last] = value
-        check_printable(opened(file, package(whole)))
-    whole = document()
+        check_printable(opened(file, package(whole, sample.contents)))
+    whole = copy.deepcopy(sample.document)
     place = functools.reduce(operator.getitem, (*parents, last), whole)
     if isinstance(place, str):
         functools.reduce(operator.getitem, parents, whole)[last] = place + FORGED
@@ -48,7 +49,7 @@ def test_no_string_of_a_manifest_makes_a_line_of_an_error(file: Path, kind: str)
                 place[0][key] += FORGED
     elif isinstance(place, dict):
         place[FORGED] = 1
-    check_printable(opened(file, package(whole)))
+    check_printable(opened(file, package(whole, sample.contents)))
 
 
 def test_no_key_that_is_there_twice_makes_a_line_of_an_error(file: Path) -> None:
