@@ -22,7 +22,7 @@ from exportkit.cli.shared_options import (
     weights_option,
 )
 from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, TraceOptions
-from exportkit.onnx.options import OnnxOptions
+from exportkit.onnx.onnx_options import OnnxOptions
 
 if TYPE_CHECKING:
     from exportkit.export.size_changes import SizeChange

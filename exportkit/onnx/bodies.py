@@ -22,8 +22,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_structure
 
 from exportkit.onnx.branches import Ranges, refusing_branches
-from exportkit.onnx.calls import CustomCall
 from exportkit.onnx.decompositions import Decomposition
+from exportkit.onnx.stand_ins import CustomCall
 
 
 def traced_body(call: CustomCall, decomposition: Decomposition, ranges: Ranges) -> ExportedProgram:

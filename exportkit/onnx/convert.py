@@ -14,13 +14,13 @@ from exportkit import __version__
 from exportkit.errors import ExportError, ExportkitError
 from exportkit.export.quiet import quiet_torch
 from exportkit.onnx.bodies import traced_body
-from exportkit.onnx.calls import CustomCall, with_stand_ins
 from exportkit.onnx.decompositions import Decomposition, decomposition_of
 from exportkit.onnx.functions import Functions, attributes_of
 from exportkit.onnx.lowering import STAND_IN_DOMAIN, onnx_dtype, translations
 from exportkit.onnx.names import cleaned, describe
 from exportkit.onnx.refusals import refused_body, refused_model
 from exportkit.onnx.registry import one_registry
+from exportkit.onnx.stand_ins import CustomCall, with_stand_ins
 from exportkit.package.manifest import Call, OnnxFunction, TensorInput, TensorOutput
 
 

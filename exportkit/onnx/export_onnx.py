@@ -14,7 +14,7 @@ from exportkit.export.placement import usable_device
 from exportkit.export.resolved import ResolvedModel
 from exportkit.export.trace import Progress, silent
 from exportkit.onnx.files import write_onnx
-from exportkit.onnx.options import OnnxOptions
+from exportkit.onnx.onnx_options import OnnxOptions
 from exportkit.package.manifest import Manifest, Operator
 from exportkit.spec import ExportSpec
 

@@ -15,7 +15,7 @@ import onnx_ir.tensor_adapters
 import torch
 from onnxscript import evaluator, opset18
 
-from exportkit.onnx.calls import STAND_IN, CustomCall
+from exportkit.onnx.stand_ins import STAND_IN, CustomCall
 
 STAND_IN_DOMAIN = "exportkit.stand_in"
 """The domain of the nodes that `convert` turns into calls of functions."""

@@ -12,8 +12,8 @@ from torch._ops import OpOverload
 from exportkit.errors import ExportError
 from exportkit.export.dispatch import OperatorMode, watched_by
 from exportkit.export.source_lines import where_now, where_traced
-from exportkit.onnx.calls import CustomCall
 from exportkit.onnx.decompositions import Decomposition
+from exportkit.onnx.stand_ins import CustomCall
 
 
 def refused_model(error: Exception) -> ExportError:

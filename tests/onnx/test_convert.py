@@ -19,7 +19,7 @@ from exportkit.errors import ExportError, HostError, UsageError
 from exportkit.onnx.convert import Converted
 from exportkit.onnx.export_onnx import export_onnx
 from exportkit.onnx.files import open_onnx
-from exportkit.onnx.options import OnnxOptions
+from exportkit.onnx.onnx_options import OnnxOptions
 from tests.fixtures import stable_library
 from tests.onnx.conversions import checked, convert_spec, run, run_reference, session_of, tensors_of
 
