@@ -299,9 +299,10 @@ def _expected(package: Model, spec: ExportSpec | None, sizes: Mapping[str, int],
     if manifest.format_version < FIRST_WITH_REFERENCES:
         return _Expected(outputs, None, replaced)
     bound = describe_call(spec.model, *inputs)
-    described = manifest.call.outputs
+    described, tf32 = manifest.call.outputs, manifest.provenance.tf32
+    wanted = accuracy_outputs(described, spec.tolerances)
     with eager_mode():
-        known = references(spec.model, bound, outputs, described, accuracy_outputs(described, spec.tolerances))
+        known = references(spec.model, bound, outputs, described, wanted, tf32=tf32)
     return _Expected(outputs, Reference(known.outputs, errors, fresh=True) if known else None, replaced)
 
 

@@ -107,7 +107,7 @@ def record_case(
     what = f"a case of {label_of(sizes)}"
     eager = run_eager(model, bound, what, tf32=tf32)
     with eager_mode():
-        known = references(model, bound, eager, outputs, wanted)
+        known = references(model, bound, eager, outputs, wanted, tf32=tf32)
     tensors = named_tensors("input", bound.tensors) | named_tensors("output", eager)
     if known is None:
         return RecordedCase(dict(sizes), save(tensors), None, {})

@@ -22,6 +22,9 @@ from exportkit.package.manifest import Accuracy, TensorOutput
 _PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+_TF32_EPS = 2.0**-10  # of a product's factors
+
+
 @dataclass(frozen=True)
 class References:
     """What eager should have answered in one call, for the outputs for which that is known.
@@ -43,6 +46,8 @@ def references(
     eager: Sequence[torch.Tensor],
     outputs: Sequence[TensorOutput],
     wanted: Collection[str],
+    *,
+    tf32: bool = False,
 ) -> References | None:
     """Computes a call in float64, or in float32 where float64 does not work.
 
@@ -54,6 +59,7 @@ def references(
         eager: The model's own outputs.
         outputs: The manifest's outputs.
         wanted: The names of the floating outputs that need a reference.
+        tf32: Whether the model's own outputs may have been computed with TF32.
 
     Returns:
         The references. An output has none if eager is so far from it that both cannot be the same function: the model
@@ -78,7 +84,7 @@ def references(
                 continue
             if len(computed) == len(outputs):
                 known = {output.name: tensor.detach().cpu() for output, tensor in zip(outputs, computed)}
-                least = torch.finfo(mode.narrowest if mode else narrow).eps
+                least = max(torch.finfo(mode.narrowest if mode else narrow).eps, _TF32_EPS if tf32 else 0)
                 name: Literal["float64", "float32"] = "float64" if wide is torch.float64 else "float32"
                 return _credible(name, known, by_name, outputs, wanted, limit=2 * math.sqrt(least))
     return None

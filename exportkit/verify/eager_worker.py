@@ -65,7 +65,7 @@ class Eager:
         outputs = self._call.outputs
         wanted = accuracy_outputs(outputs, self._spec.tolerances) if len(leaves) == len(outputs) else ()
         with eager_mode():
-            known = references(model, bound, leaves, outputs, wanted)
+            known = references(model, bound, leaves, outputs, wanted, tf32=self._tf32)
         tensors = named_references(outputs, known.outputs) if known else {}
         save_file(named_tensors("output", leaves) | tensors, command.outputs)
         return InputsDrawn(msgspec.json.encode(node).decode())

@@ -186,3 +186,17 @@ def test_a_saved_program_has_references_too() -> None:
     found = known(program.module(), X)
     assert found is not None
     torch.testing.assert_close(found.outputs["y"], exact(model, X), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("error", "tf32", "is_known"), [(1e-3, False, False), (1e-3, True, True), (1.0, True, False)])
+def test_eager_may_be_as_far_from_the_reference_as_what_it_computes_with(
+    error: float, tf32: bool, is_known: bool
+) -> None:
+    """TF32 has the digits of float16. On a GPU eager is that far off; here its answer is changed by as much."""
+    model = Lambda(lambda linear, x: linear(x))
+    bound, output = describe_call(model, (X,), {}), described("y", torch.float32)
+    with torch.no_grad():
+        eager = model(X)
+        eager += error * eager.abs().median() * torch.randn(eager.shape, generator=torch.Generator().manual_seed(2))
+        found = references(model, bound, [eager], [output], ["y"], tf32=tf32)
+    assert (found is not None) is is_known
