@@ -1,8 +1,8 @@
 """Writes the documents' numbers from benchmarks/results: `python -m tools.results_tables`.
 
 Run it after a file in benchmarks/results changed. It writes docs/measurements.md with every size, the section
-`summary` of docs/performance.md, the section `results` of README.md, and the plots if matplotlib is installed. A test
-fails when a document is stale. Nothing here imports torch.
+`summary` of docs/performance.md, the section `results` of README.md, the section `onnx` of docs/onnx.md, and the plots
+if matplotlib is installed. A test fails when a document is stale. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tools.generated import DOCS, ROOT, with_section
 README = ROOT / "README.md"
 SUMMARY = DOCS / "performance.md"
 MEASUREMENTS = DOCS / "measurements.md"
+ONNX = DOCS / "onnx.md"
 _RESULTS = ROOT / "benchmarks" / "results"
 
 # What the project set out to reach on one H200: milliseconds of the kernels of a forward call.
@@ -109,6 +110,20 @@ def measurements(found: Sequence[Results]) -> str:
     return "\n".join(parts)
 
 
+def load_onnx_results(folder: Path = _RESULTS / "onnx") -> list[Results]:
+    """Returns the runs that timed ONNX Runtime, not merged: a table has one run's rows."""
+    return [read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def onnx_section(runs: Iterable[Results]) -> str:
+    """Returns a table for each run: packages beside ONNX Runtime."""
+    parts = []
+    for results in runs:
+        parts += [f"{tables.heading(results)}\n", tables.table(results.rows, full=False)]
+        parts += _listed(tables.notes(results.rows))
+    return "\n".join(parts)
+
+
 def plot_of(results: Results) -> Path:
     """Returns the path of a device's plot."""
     return DOCS / f"performance-{re.sub('[^a-z0-9]+', '-', results.machine.device.lower())}.svg"
@@ -140,11 +155,12 @@ def _listed(lines: Iterable[str]) -> list[str]:
 
 
 def write() -> None:
-    """Writes the three documents, and the plots."""
+    """Writes the four documents, and the plots."""
     found = load_results()
     README.write_text(with_section(README.read_text(), "results", readme_section(found)))
     SUMMARY.write_text(with_section(SUMMARY.read_text(), "summary", summary(found)))
     MEASUREMENTS.write_text(measurements(found))
+    ONNX.write_text(with_section(ONNX.read_text(), "onnx", onnx_section(load_onnx_results())))
     if importlib.util.find_spec("matplotlib") is None:
         print("The plots were not drawn again: matplotlib is not installed.")
         return

@@ -3,11 +3,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from exportkit.bench import tables
 from exportkit.bench.results import Results
 from tests.bench.test_results import MACHINE, results, row
 from tools import results_tables
 from tools.generated import with_section
-from tools.results_tables import GOALS, MEASUREMENTS, README, README_ROWS, SUMMARY
+from tools.results_tables import GOALS, MEASUREMENTS, ONNX, README, README_ROWS, SUMMARY
 
 CPU = msgspec.structs.replace(MACHINE, device="a CPU, 2 threads", gpu=None)
 
@@ -53,8 +54,19 @@ def test_a_plot_is_named_after_its_device():
     assert results_tables.plot_of(gpu_and_cpu()[0]).name == "performance-a-gpu.svg"
 
 
+def test_packages_and_onnx_runtime_stand_beside_each_other_with_the_machine_of_their_run():
+    lines = results_tables.onnx_section([results(row("arr_coc", onnxruntime=2.0), machine=CPU)]).splitlines()
+    assert lines[0] == tables.heading(results(machine=CPU))
+    assert [" ".join(lines[at].split()) for at in (2, 4)] == [
+        "| what | size | exportkit ms | ONNX Runtime ms | limit ms | of limit | vs best |",
+        "| arr_coc | 2x3 | 1.00 | 2.00 | 0.500 | 50% | 2.00x (onnxruntime) |",
+    ]
+
+
 def test_the_documents_have_the_numbers_of_the_committed_results():
     found = results_tables.load_results()
     assert README.read_text() == with_section(README.read_text(), "results", results_tables.readme_section(found))
     assert SUMMARY.read_text() == with_section(SUMMARY.read_text(), "summary", results_tables.summary(found))
+    section = results_tables.onnx_section(results_tables.load_onnx_results())
+    assert ONNX.read_text() == with_section(ONNX.read_text(), "onnx", section)
     assert MEASUREMENTS.read_text() == results_tables.measurements(found), "stale: run `make docs`"
