@@ -2,6 +2,7 @@
 
     python -m tools.models_table run --device cuda --dtype bfloat16 -o results.json [NAME ...]
     python -m tools.models_table run --device cuda --tf32 -o results.json [NAME ...]
+    python -m tools.models_table run --format onnx -o results.json [NAME ...]
     python -m tools.models_table page results.json ... > docs/models.md
 
 `run` needs exportkit and the libraries of the models; it leaves a model out if its library is missing, and says so. It
@@ -27,7 +28,11 @@ from typing import Any
 import tools.more_models  # noqa: F401 (adds to the catalogue)
 from tools.model_catalogue import CATALOGUE, Model
 
-_STEPS = ("export", "package", "verify")
+_STEPS = {"aoti": ("export", "package", "verify"), "onnx": ("export", "verify")}
+_LIBRARIES = {
+    "aoti": ("torch", "transformers", "diffusers", "torchao"),
+    "onnx": ("torch", "transformers", "diffusers", "onnx", "onnxscript", "onnxruntime"),
+}
 Results = dict[str, Any]
 
 
@@ -39,21 +44,24 @@ class Setup:
         device: "cpu" or "cuda".
         dtype: The dtype that the models are cast to.
         tf32: Whether eager and the package may round float32 to TF32.
+        format: "aoti" for packages, "onnx" for ONNX models.
     """
 
     device: str = "cpu"
     dtype: str = "float32"
     tf32: bool = False
+    format: str = "aoti"
 
     @property
     def precision(self) -> str:
-        """The dtype, in words."""
-        return f"{self.dtype} with TF32" if self.tf32 else self.dtype
+        """The dtype, in words, and the format if it is not a package."""
+        return self.dtype + " with TF32" * self.tf32 + ", ONNX Runtime" * (self.format == "onnx")
 
     @property
     def options(self) -> list[str]:
         """The options of `exportkit export`."""
-        return ["--device", self.device, "--dtype", self.dtype, *(["--tf32"] if self.tf32 else [])]
+        tf32 = ["--tf32"] if self.tf32 else []
+        return ["--format", self.format, "--device", self.device, "--dtype", self.dtype, *tf32]
 
 
 def run(names: Sequence[str], setup: Setup, output: Path, *, again: bool) -> None:
@@ -63,7 +71,7 @@ def run(names: Sequence[str], setup: Setup, output: Path, *, again: bool) -> Non
         document = json.loads(output.read_text())
     if (found := _setup(document)) != setup:
         sys.exit(f"{output} has results of {found.device} in {found.precision}")
-    document["versions"] = {name: _version(name) for name in ("torch", "transformers", "diffusers", "torchao")}
+    document["versions"] = {name: _version(name) for name in _LIBRARIES[setup.format]}
     document["machine"] = _machine(setup.device)
     for name in names or CATALOGUE:
         if name in document["models"] and not again:
@@ -83,13 +91,15 @@ def run_model(model: Model, setup: Setup) -> Results:
     """Returns how far a model came, the seconds of each step, and what the last one said."""
     result: Results = {"seconds": {}}
     with tempfile.TemporaryDirectory(prefix="exportkit-models-") as folder:
-        artifact, package = Path(folder) / "artifact.pt2", Path(folder) / "package.pt2"
+        is_onnx = setup.format == "onnx"
+        result_file = Path(folder) / ("model.onnx" if is_onnx else "package.pt2")
+        artifact = result_file if is_onnx else Path(folder) / "artifact.pt2"
         arguments = {
             "export": [model.source, "-o", artifact, *setup.options],
-            "package": [artifact, "-o", package],
-            "verify": [package, "--device", setup.device],
+            "package": [artifact, "-o", result_file],
+            "verify": [result_file, "--device", setup.device],
         }
-        for step in _STEPS:
+        for step in _STEPS[setup.format]:
             started = time.monotonic()
             command = [sys.executable, "-m", "exportkit", step, *map(str, arguments[step]), "--json"]
             done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
@@ -102,8 +112,8 @@ def run_model(model: Model, setup: Setup) -> Results:
                     "exit_code": done.returncode,
                     "said": _said(answer, done.stderr),
                 }
-            if step == "package":
-                result["megabytes"] = round(package.stat().st_size / 1e6, 1)
+            if step == _STEPS[setup.format][-2]:
+                result["megabytes"] = round(result_file.stat().st_size / 1e6, 2)
         return {**result, "ended": "ok", "calls": len(answer["checks"])}
 
 
@@ -111,23 +121,25 @@ def page(documents: Iterable[Results]) -> str:
     """Returns docs/models.md."""
     lines = ["# Models that were exported", "", _INTRODUCTION]
     for document in documents:
+        setup = _setup(document)
+        steps = _STEPS[setup.format]
         models = {name: result for name, result in document["models"].items() if name in CATALOGUE}
         good = sum(result["ended"] == "ok" for result in models.values())
         versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
         lines += [
-            f"## {document['machine']}, {_setup(document).precision}",
+            f"## {document['machine']}, {setup.precision}",
             "",
             f"{good} of {len(models)} models. {versions}.",
             "",
-            "| model | kind | result | export s | package s | verify s |",
-            "| --- | --- | --- | ---: | ---: | ---: |",
+            f"| model | kind | result | MB | {' | '.join(f'{step} s' for step in steps)} |",
+            f"| --- | --- | --- | ---: |{' ---: |' * len(steps)}",
         ]
         failures: dict[str, list[str]] = {}
         for name in sorted(models, key=list(CATALOGUE).index):
             result, model = models[name], CATALOGUE[name]
             ended = f"{result['calls']} calls agree" if result["ended"] == "ok" else f"**{result['ended']}** (below)"
-            seconds = " | ".join(f"{result['seconds'].get(step, '')}" for step in _STEPS)
-            lines.append(f"| {model.title} | {model.kind} | {ended} | {seconds} |")
+            seconds = " | ".join(f"{result['seconds'].get(step, '')}" for step in steps)
+            lines.append(f"| {model.title} | {model.kind} | {ended} | {result.get('megabytes', '')} | {seconds} |")
             if result["ended"] != "ok":
                 failures.setdefault(result["said"], []).append(f"{model.title} (exit code {result['exit_code']})")
         notes = []
@@ -141,7 +153,8 @@ _INTRODUCTION = """\
 Written by `python -m tools.models_table` from real runs. The models are small and their weights are random; the batch,
 and the length of texts, vary. Each is exported, packaged (which replays the recorded calls in a fresh process), and
 verified against eager at other sizes. The seconds are those of each command, Python's start included, on a machine that
-may have been busy. [tools/model_catalogue.py](../tools/model_catalogue.py) has the models.
+may have been busy. Under the headings with ONNX Runtime, models are exported with `--format onnx` and run by it; the
+size is that of the `.onnx` file. [tools/model_catalogue.py](../tools/model_catalogue.py) has the models.
 """
 
 
@@ -197,6 +210,7 @@ def main() -> None:
     running.add_argument("names", nargs="*", metavar="NAME", help="models to run; default: all")
     running.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     running.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    running.add_argument("--format", choices=list(_STEPS), default="aoti", help="make packages, or ONNX models")
     running.add_argument("--tf32", action="store_true", help="let eager and the packages round float32 to TF32")
     running.add_argument("-o", "--output", type=Path, required=True)
     running.add_argument("--again", action="store_true", help="run models that have a result as well")
@@ -208,7 +222,7 @@ def main() -> None:
             parser.error(f"there is no model {', '.join(unknown)}; there is {', '.join(CATALOGUE)}")
         if options.tf32 and options.dtype != "float32":
             parser.error("--tf32 is for --dtype float32")
-        setup = Setup(options.device, options.dtype, options.tf32)
+        setup = Setup(options.device, options.dtype, options.tf32, options.format)
         run(options.names, setup, options.output, again=options.again)
     else:
         print(page(json.loads(path.read_text()) for path in options.results), end="")

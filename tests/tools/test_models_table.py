@@ -21,7 +21,12 @@ RESULTS = {
     "machine": "CPU",
     "versions": {"torch": "2.13.0", "diffusers": None},
     "models": {
-        "unet": {"seconds": {"export": 20.5, "package": 4.0, "verify": 6.1}, "ended": "ok", "calls": 12},
+        "unet": {
+            "seconds": {"export": 20.5, "package": 4.0, "verify": 6.1},
+            "megabytes": 0.4,
+            "ended": "ok",
+            "calls": 12,
+        },
         "bert": {
             "seconds": {"export": 3.0},
             "ended": "export failed",
@@ -53,9 +58,9 @@ def test_the_page_has_a_row_for_each_result_and_says_why_one_failed() -> None:
     text = page([RESULTS])
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
     assert rows == [
-        "| model | kind | result | export s | package s | verify s |",
-        "| BERT | text encoder | **export failed** (below) | 3.0 |  |  |",
-        "| U-Net | convolutions | 12 calls agree | 20.5 | 4.0 | 6.1 |",
+        "| model | kind | result | MB | export s | package s | verify s |",
+        "| BERT | text encoder | **export failed** (below) |  | 3.0 |  |  |",
+        "| U-Net | convolutions | 12 calls agree | 0.4 | 20.5 | 4.0 | 6.1 |",
     ]
     assert "1 of 2 models. torch 2.13.0." in text
     assert "BERT (exit code 1):\n\n```text\nit cannot\nWrite another\n```" in text
@@ -69,10 +74,10 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def answer(command: list[str], **_: object) -> SimpleNamespace:
         called.append(command)
         step = command[3]
-        if step == "package":
+        if step != "verify":
             Path(command[command.index("-o") + 1]).write_bytes(b"0" * 2_000_000)
         checks = [{"against": "cases", "label": "case 0", "verdict": {"exit_code": 1, "message": "off by one"}}]
-        if step == "verify" and "gru" in str(called[-3]):
+        if step == "verify" and "gru" in str(called[-3:]):
             return SimpleNamespace(returncode=1, stdout=json.dumps({"checks": checks}), stderr="")
         return SimpleNamespace(returncode=0, stdout=json.dumps({"checks": [1, 2]}), stderr="")
 
@@ -102,6 +107,23 @@ def test_tf32_is_asked_for_at_export_and_named_in_the_file_and_on_the_page(
     assert document["tf32"] is True
     assert "## CPU, float32 with TF32\n" in page([document])
     with pytest.raises(SystemExit, match="has results of cpu in float32 with TF32"):
+        run(["gru"], Setup(), output, again=False)
+
+
+def test_onnx_models_are_exported_and_verified_without_packaging(commands: list[list[str]], tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    run(["lstm"], Setup(format="onnx"), output, again=False)
+    assert [command[3] for command in commands] == ["export", "verify"]
+    export, verify = commands
+    assert export[export.index("--format") + 1] == "onnx"
+    assert export[export.index("-o") + 1] == verify[4]
+    document = json.loads(output.read_text())
+    assert "onnxruntime" in document["versions"]
+    text = page([document])
+    assert "## CPU, float32, ONNX Runtime\n" in text
+    assert "| model | kind | result | MB | export s | verify s |\n| --- | --- | --- | ---: | ---: | ---: |\n" in text
+    assert "| LSTM | recurrent | 2 calls agree | 2.0 | " in text
+    with pytest.raises(SystemExit, match="has results of cpu in float32, ONNX Runtime"):
         run(["gru"], Setup(), output, again=False)
 
 
