@@ -301,7 +301,9 @@ def _greatest(values: torch.Tensor, counts: torch.Tensor) -> tuple[float | None,
 
 
 def _place(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the index of an element in a tensor of this shape."""
+    """Returns the index of an element in a tensor of this shape; zeros if the tensor is empty."""
+    if 0 in shape:
+        return (0,) * len(shape)
     index = []
     for size in reversed(shape):
         index.append(flat % size)

@@ -195,6 +195,14 @@ class TestReference:
         assert result.error.rms == pytest.approx(0.025, rel=0.5)
         assert str(result).startswith("y: as accurate as eager: rms error 0.02")
 
+    def test_an_empty_output_matches_although_it_has_a_reference(self):
+        empty, y = torch.empty(2, 0), output("y", dtype="bfloat16", rtol=0, atol=0)
+        reference = Reference({"y": empty}, {"y": ()}, True)
+        verdict = compare_outputs([y], [empty.bfloat16()], [empty.bfloat16()], reference=reference)
+        assert isinstance(verdict, Match)
+        (result,) = verdict.outputs
+        assert (result.compared, result.error.greatest_at) == (0, (0, 0))
+
     def test_an_error_spread_over_all_elements_is_seen_in_the_rms(self):
         verdict = self.judge(self.exact + 0.15 * self.noise.sign())
         assert isinstance(verdict, Mismatch)
