@@ -20,6 +20,7 @@ _WEIGHTS = "weights"  # of a model that is larger than a protobuf may be
 _REFUSED = (
     re.compile(r"Could not find an implementation for (?P<operator>\w+)\(\d+\) node with name '(?P<node>[^']*)'"),
     re.compile(r"of input parameter \([^)]*\) of operator \((?P<operator>\w+)\) in node \((?P<node>[^)]*)\)"),
+    re.compile(r"\(op_type:(?P<operator>\w+), node name: (?P<node>[^)]*)\): .* has unsupported type"),
 )
 
 
