@@ -1,4 +1,4 @@
-"""Finds decompositions that branch on a size in Python: their trace is right for some sizes only."""
+"""Finds decompositions that branch on a size, the caller's and torch's: their trace is right for some sizes only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exportkit.errors import ExportError
 from exportkit.export.guards import relation_text
-from exportkit.export.source_lines import where
+from exportkit.export.source_lines import where, where_traced
 from exportkit.export.torch_internals import replaced
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -59,6 +59,57 @@ def refusing_branches(name: str, ranges: Ranges) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def refusing_decompositions(ranges: Ranges) -> Iterator[None]:
+    """Refuses operators that torch decomposes in the block to something that is right for some sizes only.
+
+    torch.onnx lets torch decompose what it does not translate, and forgets what was concluded about sizes: adaptive
+    pooling, for instance, is another graph where the size is a multiple.
+
+    Args:
+        ranges: The ranges of the sizes' symbols.
+
+    Raises:
+        ExportError: The decomposition asked whether sizes are equal, and not all in the ranges give one answer.
+    """
+    refused: list[ExportError] = []
+
+    def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
+        def look(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
+            if isinstance(guard, (sympy.Eq, sympy.Ne)) and not _always(guard, env, ranges):
+                refused.append(_right_for_some(_decomposed(), guard))
+                raise RuntimeError
+            log_guard(env, prefix, guard, *rest, **named)
+
+        return look
+
+    try:
+        with replaced(ShapeEnv, "_log_guard", looking):
+            yield
+    except Exception as error:
+        if refused:  # torch would have added the node to its message
+            raise refused[0] from error
+        raise
+
+
+def _right_for_some(node: torch.fx.Node | None, guard: object) -> ExportError:
+    operator, place = ("an operator", "") if node is None else (node.target, where_traced(node))
+    return ExportError(
+        f"the model cannot become ONNX{' at ' + place if place else ''}: torch's decomposition of {operator} is right "
+        f"for some sizes only: it needs {relation_text(guard)}",
+        hint="Write that line with other operators of torch, or fix that size.",
+    )
+
+
+def _decomposed() -> torch.fx.Node | None:
+    """Returns the node that torch is decomposing."""
+    for frame, _ in traceback.walk_stack(None):
+        node = frame.f_locals.get("n")
+        if frame.f_code.co_name == "run_node" and isinstance(node, torch.fx.Node):
+            return node
+    return None
+
+
 def _outside(stack: traceback.StackSummary) -> tuple[traceback.FrameSummary, bool]:
     """Returns the innermost line outside of torch, and whether it asks a size for a Python number or truth itself."""
     inner = next(i for i, frame in reversed(list(enumerate(stack))) if not _of_torch(frame.filename))
@@ -74,7 +125,10 @@ def _always(guard: sympy.Basic, env: ShapeEnv, ranges: Ranges) -> bool:
     """Returns whether a condition holds at the ends of the sizes' ranges, beside them and between them."""
     symbols = sorted(guard.free_symbols, key=str)
     values = [_values(ranges.get(symbol, env.var_to_range.get(symbol))) for symbol in symbols]
-    return all(guard.xreplace(dict(zip(symbols, point))) == sympy.true for point in itertools.product(*values))
+    try:
+        return all(guard.xreplace(dict(zip(symbols, point))) == sympy.true for point in itertools.product(*values))
+    except ZeroDivisionError:
+        return False  # a remainder whose divisor is 0 for some sizes, where another branch is taken
 
 
 def _values(interval: Any) -> list[sympy.Integer]:

@@ -14,12 +14,14 @@ from exportkit import __version__
 from exportkit.errors import ExportError, ExportkitError
 from exportkit.export.quiet import quiet_torch
 from exportkit.onnx.bodies import traced_body
+from exportkit.onnx.branches import refusing_decompositions
 from exportkit.onnx.decompositions import Decomposition, decomposition_of
 from exportkit.onnx.functions import Functions, attributes_of
 from exportkit.onnx.lowering import STAND_IN_DOMAIN, onnx_dtype, translations
 from exportkit.onnx.names import cleaned, describe
 from exportkit.onnx.refusals import refused_body, refused_model
 from exportkit.onnx.registry import one_registry
+from exportkit.onnx.scatters import widen_scatters
 from exportkit.onnx.stand_ins import CustomCall, with_stand_ins
 from exportkit.package.manifest import Call, OnnxFunction, TensorInput, TensorOutput
 
@@ -110,17 +112,19 @@ class _Conversion:
                 node.domain, node.op_type = function.domain, function.name
                 node.attributes.update((a.name, a) for a in attributes_of(call))
         model.graph.opset_imports.pop(STAND_IN_DOMAIN, None)
+        widen_scatters(model.graph)
         _keep_dtypes(model.graph, program)
         return model
 
     def _translated(self, program: torch.export.ExportedProgram, calls: Mapping[str, CustomCall]) -> onnx_ir.Model:
-        exported = torch.onnx.export(
-            program,
-            dynamo=True,
-            opset_version=self._opset,
-            custom_translation_table=dict(translations(calls)),
-            verbose=False,
-        )
+        with refusing_decompositions(program.range_constraints):
+            exported = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=self._opset,
+                custom_translation_table=dict(translations(calls)),
+                verbose=False,
+            )
         assert exported is not None
         return exported.model
 

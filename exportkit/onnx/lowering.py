@@ -15,6 +15,7 @@ import onnx_ir.tensor_adapters
 import torch
 from onnxscript import evaluator, opset18
 
+from exportkit.onnx.corrections import CORRECTIONS
 from exportkit.onnx.stand_ins import STAND_IN, CustomCall
 
 STAND_IN_DOMAIN = "exportkit.stand_in"
@@ -43,7 +44,7 @@ def translations(calls: Mapping[str, CustomCall]) -> Mapping[Callable[..., Any],
         recorder.nodes.append(node)
         return list(node.outputs)
 
-    return {STAND_IN: stand_in, **_OPERATORS}
+    return {STAND_IN: stand_in, **_OPERATORS, **CORRECTIONS}
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from exportkit.errors import ExportError
 from exportkit.export.dispatch import OperatorMode, watched_by
 from exportkit.export.source_lines import where_now, where_traced
+from exportkit.onnx.corrections import NotTranslatedError
 from exportkit.onnx.decompositions import Decomposition
 from exportkit.onnx.stand_ins import CustomCall
 
@@ -42,6 +43,8 @@ def _problem(error: Exception, node: torch.fx.Node | None) -> str:
     text = next((line.strip() for line in str(cause).splitlines() if line.strip()), "no message")
     if node is not None and "No ONNX function found" in text:
         return f"torch.onnx does not translate {node.target}"
+    if isinstance(cause, NotTranslatedError):
+        return f"{node.target if node is not None else 'an operator'} is not translated: {cause}"
     doing = f"torch.onnx fails at {node.target}: " if node is not None else ""
     return f"{doing}{type(cause).__name__}: {re.sub(r'<class .*?>', '', text)}"
 
