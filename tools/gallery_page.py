@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +24,9 @@ _REPOSITORIES = {
     "executorch": "pytorch/executorch",
     "TICO": "Samsung/TICO",
     "kserve": "kserve/kserve",
+    "norse": "norse/norse",
+    "onnxruntime": "microsoft/onnxruntime",
+    "onnxscript": "microsoft/onnxscript",
 }
 _TITLES = {
     "sizes": "Sizes",
@@ -52,18 +56,23 @@ def page() -> str:
     sections = [_HEAD.format(torch=torch.__version__.partition("+")[0])]
     for theme in THEMES:
         rows = [row(entry, outcome) for entry, outcome in outcomes if entry.theme == theme]
-        head = ["| module | what it does | outcome |", "| --- | --- | --- |"]
-        sections.append("\n".join([f"## {_TITLES[theme]}", "", *head, *rows]) + "\n")
+        sections.append(section(_TITLES[theme], rows))
     return "\n".join(sections)
 
 
-def row(entry: Entry, outcome: Outcome) -> str:
-    """Returns a module's row of its table."""
+def section(title: str, rows: Sequence[str]) -> str:
+    """Returns a theme's heading and table."""
+    head = ["| module | what it does | outcome |", "| --- | --- | --- |"]
+    return "\n".join([f"## {title}", "", *head, *rows]) + "\n"
+
+
+def row(entry: Entry, outcome: Outcome, succeeded: str = "exports") -> str:
+    """Returns a module's row of its table; `succeeded` is what it says if the exit code is 0."""
     what = entry.summary.split(" (")[0].rstrip(".")
     links = [
         f"[{name}#{number}](https://github.com/{_REPOSITORIES[name]}/issues/{number})" for name, number in entry.issues
     ]
-    ended = "exports" if not outcome.exit_code else f"exit {outcome.exit_code}: {_cell(outcome.message)}"
+    ended = succeeded if not outcome.exit_code else f"exit {outcome.exit_code}: {_cell(outcome.message)}"
     ended += f" (seen from torch {entry.since} on; older versions refuse it)" if entry.since else ""
     return f"| `{entry.name}` | {what}{'; ' + ', '.join(links) if links else ''} | {ended} |"
 

@@ -34,9 +34,7 @@ class GuardLog:
             symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
             if frame is None or not any(sources.get(symbol) in wanted for symbol in symbols):
                 continue
-            text = relation_text(guard)
-            for symbol in sorted(symbols, key=lambda symbol: -len(symbol.name)):
-                text = re.sub(rf"\b{symbol.name}\b", sources.get(symbol) or symbol.name, text)
+            text = placed_relation(guard, env)
             # One line may need several conditions: the one that fixes a size says most, and the shortest is clearest.
             found.setdefault(where(frame), []).append((not _fixes_size(guard), len(text), text))
         return [f"{place} needs {min(texts)[2]}" for place, texts in found.items()]
@@ -104,6 +102,15 @@ def _place(match: re.Match[str]) -> str:
 
 def _fixes_size(guard: object) -> bool:
     return isinstance(guard, sympy.Eq) and (guard.lhs.is_Integer or guard.rhs.is_Integer)
+
+
+def placed_relation(guard: object, env: ShapeEnv) -> str:
+    """Writes a guard in Python's notation, with the places of the inputs' sizes, such as "image:2"."""
+    text, sources = relation_text(guard), _places_of_symbols(env)
+    symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
+    for symbol in sorted(symbols, key=lambda symbol: -len(symbol.name)):
+        text = re.sub(rf"\b{symbol.name}\b", sources.get(symbol) or symbol.name, text)
+    return text
 
 
 def relation_text(guard: object) -> str:

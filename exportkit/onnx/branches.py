@@ -14,7 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exportkit.errors import ExportError
-from exportkit.export.guards import relation_text
+from exportkit.export.guards import placed_relation, relation_text
 from exportkit.export.source_lines import where, where_traced
 from exportkit.export.torch_internals import replaced
 
@@ -77,7 +77,7 @@ def refusing_decompositions(ranges: Ranges) -> Iterator[None]:
     def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
         def look(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
             if isinstance(guard, (sympy.Eq, sympy.Ne)) and not _always(guard, env, ranges):
-                refused.append(_right_for_some(_decomposed(), guard))
+                refused.append(_right_for_some(_decomposed(), placed_relation(guard, env)))
                 raise RuntimeError
             log_guard(env, prefix, guard, *rest, **named)
 
@@ -92,11 +92,11 @@ def refusing_decompositions(ranges: Ranges) -> Iterator[None]:
         raise
 
 
-def _right_for_some(node: torch.fx.Node | None, guard: object) -> ExportError:
+def _right_for_some(node: torch.fx.Node | None, relation: str) -> ExportError:
     operator, place = ("an operator", "") if node is None else (node.target, where_traced(node))
     return ExportError(
         f"the model cannot become ONNX{' at ' + place if place else ''}: torch's decomposition of {operator} is right "
-        f"for some sizes only: it needs {relation_text(guard)}",
+        f"for some sizes only: it needs {relation}",
         hint="Write that line with other operators of torch, or fix that size.",
     )
 

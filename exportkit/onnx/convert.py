@@ -17,6 +17,7 @@ from exportkit.onnx.bodies import traced_body
 from exportkit.onnx.branches import refusing_decompositions
 from exportkit.onnx.decompositions import Decomposition, decomposition_of
 from exportkit.onnx.functions import Functions, attributes_of
+from exportkit.onnx.initializers import restore_initializers
 from exportkit.onnx.lowering import STAND_IN_DOMAIN, onnx_dtype, translations
 from exportkit.onnx.names import cleaned, describe
 from exportkit.onnx.refusals import refused_body, refused_model
@@ -112,6 +113,7 @@ class _Conversion:
                 node.domain, node.op_type = function.domain, function.name
                 node.attributes.update((a.name, a) for a in attributes_of(call))
         model.graph.opset_imports.pop(STAND_IN_DOMAIN, None)
+        restore_initializers(model.graph)
         widen_scatters(model.graph)
         _keep_dtypes(model.graph, program)
         return model

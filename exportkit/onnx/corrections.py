@@ -208,7 +208,7 @@ def _ends(dtype: onnx_ir.DataType) -> tuple[float, float]:
         return -math.inf, math.inf
     if dtype == _TYPES.BOOL:
         return False, True
-    return dtype.min, dtype.max
+    return int(dtype.min), int(dtype.max)
 
 
 def _repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_size: Any = None) -> Any:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
 LIBRARY = "libexportkit_gallery.so"
 THEMES = ("sizes", "values", "programs", "structures", "operators")
-_ISSUE = re.compile(r"\b(pytorch|ao|executorch|TICO|kserve)#(\d+)")
+_ISSUE = re.compile(r"\b(pytorch|ao|executorch|TICO|kserve|onnxruntime|onnxscript|norse)#(\d+)")
 
 
 @dataclass(frozen=True)
@@ -77,26 +77,27 @@ class Outcome:
         return re.sub(r"\b\d+\.\d{5,}", "...", text.replace(f"{ROOT}/", ""))
 
 
-def entries() -> list[Entry]:
+def entries(folder: Path = FOLDER, themes: Sequence[str] = THEMES) -> list[Entry]:
     """Returns every module, in the order of the files, which are read and not imported."""
     found = []
-    for theme in THEMES:
-        tree = ast.parse((FOLDER / f"{theme}.py").read_text())
+    for theme in themes:
+        path = folder / f"{theme}.py"
+        tree = ast.parse(path.read_text())
         library = ["--op-library", LIBRARY] if "library" in _literals(tree) else []
         modules = [node for node in tree.body if isinstance(node, ast.ClassDef) and "nn.Module" in _bases(node)]
-        found += [_entry(theme, node, library) for node in modules]
+        found += [_entry(path, node, library) for node in modules]
     return found
 
 
-def _entry(theme: str, node: ast.ClassDef, library: Sequence[str]) -> Entry:
+def _entry(path: Path, node: ast.ClassDef, library: Sequence[str]) -> Entry:
     said = _literals(node)
     has_maker = any(isinstance(part, ast.FunctionDef) and part.name == "make" for part in node.body)
-    arguments = [f"tests/gallery/{theme}.py:{node.name}{'.make' if has_maker else ''}", *library]
+    arguments = [f"{path.relative_to(ROOT)}:{node.name}{'.make' if has_maker else ''}", *library]
     for option, texts in (("--input", said.get("inputs", ())), ("--dynamic", said.get("dynamic", ()))):
         arguments += [word for text in texts for word in (option, text)]
     summary = ast.get_docstring(node) or ""
     return Entry(
-        theme, node.name, summary, arguments, said.get("exit_code", 0), said.get("says", ""), said.get("since", "")
+        path.stem, node.name, summary, arguments, said.get("exit_code", 0), said.get("says", ""), said.get("since", "")
     )
 
 
@@ -117,12 +118,12 @@ def _is_literal(value: ast.expr) -> bool:
     return all(isinstance(part, (ast.Constant, ast.Tuple, ast.Load)) for part in ast.walk(value))
 
 
-def export(entry: Entry, output: Path) -> Outcome:
-    """Exports a module as a program, in this process. The working directory is the repository's."""
+def export(entry: Entry, output: Path, form: str = "program") -> Outcome:
+    """Exports a module in a format, in this process. The working directory is the repository's."""
     arguments = [str(operator_library()) if argument == LIBRARY else argument for argument in entry.arguments]
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-        code = main(["export", *arguments, "--format", "program", "-o", str(output), "--json"])
+        code = main(["export", *arguments, "--format", form, "-o", str(output), "--json"])
     lines = [line for line in stderr.getvalue().splitlines() if not line.endswith(" ...")]
     return Outcome(code, json.loads(stdout.getvalue()), "\n".join(lines))
 

@@ -63,7 +63,7 @@ def run_reference(model: onnx.ModelProto, inputs: Sequence[torch.Tensor]) -> lis
 
     names = [value.name for value in model.graph.input]
     given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
-    return [torch.as_tensor(answer) for answer in ReferenceEvaluator(model).run(None, given)]
+    return [torch.as_tensor(answer.copy()) for answer in ReferenceEvaluator(model).run(None, given)]
 
 
 def model_of_function(model: onnx.ModelProto, name: str, inputs: Mapping[str, torch.Tensor]) -> onnx.ModelProto:

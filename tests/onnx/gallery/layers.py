@@ -1,0 +1,130 @@
+"""Modules that are made of layers: attention, images, recurrences, branches."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Attention(nn.Module):
+    """Attention with opset 20; only 23 has the operator (pytorch#149662, pytorch#157130)."""
+
+    inputs = ("q=float32[2,4,5,4]", "k=float32[2,2,6,4]")
+    dynamic = ("q:2=target[1:8]", "k:2=source[1:8]")
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        grouped = functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+        return grouped, functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+class AttentionToNothing(nn.Module):
+    """Rows of attention that see nothing: torch answers 0 (pytorch#159973)."""
+
+    inputs = ("q=float32[2,2,5,4]", "mask=bool[5,5]")
+    dynamic = ("q:2=length[1:8]", "mask:0=length", "mask:1=length")
+
+    def forward(self, q: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        mask = mask & (torch.arange(mask.shape[0]) > 0)[:, None]
+        numbers = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+        answers = [functional.scaled_dot_product_attention(q, q, q, attn_mask=some) for some in (mask, numbers)]
+        return answers[0], answers[1]
+
+
+class Antialiased(nn.Module):
+    """An image made smaller without artefacts."""
+
+    inputs = ("image=float32[2,3,16,16]",)
+    dynamic = ("image:0=batch[1:4]",)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return functional.interpolate(image, (7, 9), mode="bilinear", antialias=True)
+
+
+class Resized(nn.Module):
+    """Images of any height, made larger."""
+
+    inputs = ("image=float32[2,3,16,16]",)
+    dynamic = ("image:2=height[3:40]",)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        nearest = functional.interpolate(image, (7, 21), mode="nearest-exact")
+        return nearest, functional.interpolate(image, scale_factor=1.7, mode="bilinear")
+
+
+class Einsum(nn.Module):
+    """Products in Einstein's notation, also a diagonal."""
+
+    inputs = ("x=float32[4,3]", "y=float32[4,5,3]")
+    dynamic = ("x:0=batch[1:8]", "y:0=batch")
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.einsum("bi,bji->bj", x, y), torch.einsum("ii->i", x.T @ x), torch.einsum("...i,...j->...ij", x, x)
+
+
+class EmptyNormalised(nn.Module):
+    """Norms of a batch that is empty, because a mask chose nothing."""
+
+    inputs = ("x=float32[4,4,5]",)
+    dynamic = ("x:0=batch[1:4]",)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = x[x[:, 0, 0] > 9]
+        return functional.group_norm(chosen, 2), functional.layer_norm(chosen, (5,))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer in both directions (pytorch#147854)."""
+
+    inputs = ("x=float32[2,5,4]",)
+    dynamic = ("x:0=batch[1:8]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(4, 3, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+class Branch(nn.Module):
+    """A branch on a value by torch.cond."""
+
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=rows[1:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+class Bfloat16(nn.Module):
+    """A dtype that ONNX Runtime computes little with."""
+
+    exit_code = 1
+    says = "ONNX Runtime has no CPU kernel for Mul of bfloat16"
+    inputs = ("x=bfloat16[4,3]",)
+    dynamic = ("x:0=rows[1:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class PooledToSize(nn.Module):
+    """Pooling to a size that divides some heights only: torch's decomposition is right for those."""
+
+    exit_code = 1
+    says = "aten.adaptive_avg_pool2d.default is right for some sizes only"
+    inputs = ("image=float32[2,3,16,16]",)
+    dynamic = ("image:2=height[3:40]",)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return functional.adaptive_avg_pool2d(image, (3, 5))
+
+
+class Inverse(nn.Module):
+    """The inverse of a matrix."""
+
+    exit_code = 1
+    says = "torch.onnx does not translate aten.linalg_inv_ex.default"
+    inputs = ("x=float32[3,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.inv(x)

@@ -1,0 +1,44 @@
+"""Every troublesome module becomes ONNX that answers what eager answers, or is refused with the message expected."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from exportkit.verify.verify import verify
+from tests.gallery.entries import ROOT, Entry, export
+from tools.onnx_gallery_page import CASES, ENTRIES, PAGE, VERSIONS, row
+
+DOCUMENT = PAGE.read_text()
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.theme}.{entry.name}")
+def test_a_module_is_verified_or_refused_as_it_says(
+    entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "out.onnx"
+    outcome = export(entry, path, "onnx")
+    assert outcome.exit_code == entry.exit_code, outcome.message
+    assert entry.says in outcome.message
+    assert path.exists() == (not entry.exit_code)
+    assert "Traceback" not in outcome.message + outcome.stderr
+    if not entry.exit_code:
+        report = verify(path, CASES)
+        assert report.exit_code == 0, report.failure
+        assert len(report.checks) == (4 if "--dynamic" in entry.arguments else 1)
+    if all(f"{package} {version}" in DOCUMENT for package, version in VERSIONS.items()):
+        assert row(entry, outcome) in DOCUMENT, "docs/onnx-gallery.md is stale: run `python -m tools.onnx_gallery_page`"
+
+
+def test_the_gallery_has_what_it_promises() -> None:
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES) >= 30
+    assert all(entry.summary for entry in ENTRIES)
+    assert all((entry.exit_code == 1) == bool(entry.says) for entry in ENTRIES)
+    assert len({issue for entry in ENTRIES for issue in entry.issues}) >= 12
+
+
+def test_the_page_has_a_row_for_each_module_and_no_other() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE) == [entry.name for entry in ENTRIES]
