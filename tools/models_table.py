@@ -152,7 +152,7 @@ def page(documents: Iterable[Results]) -> str:
 _INTRODUCTION = """\
 Written by `python -m tools.models_table` from real runs. The models are small and their weights are random; the batch,
 and the length of texts, vary. Each is exported, packaged (which replays the recorded calls in a fresh process), and
-verified against eager at other sizes. The seconds are those of each command, Python's start included, on a machine that
+verified against eager at other sizes. Each command's seconds include the start of Python, on a machine that
 may have been busy. Under the headings with ONNX Runtime, models are exported with `--format onnx` and run by it; the
 size is that of the `.onnx` file. [tools/model_catalogue.py](../tools/model_catalogue.py) has the models.
 """

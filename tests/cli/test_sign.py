@@ -16,7 +16,6 @@ from exportkit.package.manifest import ConstantNode, MappingNode
 from tests.adversarial import forge
 from tests.package import samples
 from tests.package.signers import package, signer
-from tests.runtime.conftest import tiny_files, tiny_package  # noqa: F401 (fixtures)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +27,7 @@ def _no_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def model(tiny_package: Path, tmp_path: Path) -> Path:  # noqa: F811
+def model(tiny_package: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(tiny_package, tmp_path / "model.pt2"))
 
 

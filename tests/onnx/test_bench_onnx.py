@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import onnx
@@ -12,6 +13,7 @@ import torch
 from onnx import TensorProto, helper
 
 from exportkit.bench.packages import PackageOptions, bench_packages
+from exportkit.bench.results import Row
 from exportkit.bench.tables import table
 from exportkit.cli import main
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
@@ -20,7 +22,6 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
 from tests.onnx.small_models import OPSET, write_small
 from tests.package.signers import signer
-from tests.runtime.conftest import tiny_files, tiny_package  # noqa: F401 (fixtures)
 
 CPU = torch.device("cpu")
 
@@ -59,12 +60,12 @@ def beside(package: Path, out: Path, factor: float = 2) -> Path:
     return out
 
 
-def bench(package: Path, **options: object) -> list:
-    chosen = PackageOptions(**{"against": [], "seconds": 1e-3, **options})  # type: ignore[arg-type]
+def bench(package: Path, **options: Any) -> list[Row]:
+    chosen = PackageOptions(**{"against": [], "seconds": 1e-3, **options})
     return list(bench_packages([package], CPU, chosen, lambda step: None))
 
 
-def test_it_is_timed_on_the_inputs_of_the_package(tiny_package: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_it_is_timed_on_the_inputs_of_the_package(tiny_package: Path, tmp_path: Path) -> None:
     rows = bench(tiny_package, onnx=beside(tiny_package, tmp_path / "tiny.onnx"))
     assert len(rows) == 2
     for row in rows:
@@ -75,18 +76,18 @@ def test_it_is_timed_on_the_inputs_of_the_package(tiny_package: Path, tmp_path: 
     assert "ONNX Runtime ms" in table(rows)
 
 
-def test_another_answer_is_refused_and_not_timed(tiny_package: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_another_answer_is_refused_and_not_timed(tiny_package: Path, tmp_path: Path) -> None:
     wrong = beside(tiny_package, tmp_path / "tiny.onnx", factor=2.001)
     with pytest.raises(WrongResultError, match=r"onnxruntime differ from eager's(?s:.*)regions\.doubled"):
         bench(tiny_package, onnx=wrong)
 
 
-def test_another_call_is_refused(tiny_package: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_another_call_is_refused(tiny_package: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="different inputs or outputs"):
         bench(tiny_package, onnx=write_small(tmp_path / "small.onnx"))
 
 
-def test_both_must_be_signed_where_a_key_is_given(tiny_package: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_both_must_be_signed_where_a_key_is_given(tiny_package: Path, tmp_path: Path) -> None:
     package, release = tmp_path / "tiny.pt2", signer(tmp_path)
     package.write_bytes(tiny_package.read_bytes())
     model = beside(package, tmp_path / "tiny.onnx")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -253,10 +254,10 @@ def test_no_changed_byte_is_overlooked(model: Path, which: int, data: st.DataObj
     ],
 )
 def test_a_file_that_is_another_one_is_named_with_what_to_do(
-    model: Path, which: str, change: object, says: str
+    model: Path, which: str, change: Callable[[Path], object], says: str
 ) -> None:
     file = model if which == "model" else data_of(model)
-    change(file)  # type: ignore[operator]
+    change(file)
     with pytest.raises(OnnxFileError) as caught:
         open_onnx(model)
     assert file.name in caught.value.message

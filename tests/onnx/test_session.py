@@ -19,6 +19,7 @@ from exportkit.onnx import session as module
 from exportkit.onnx.files import write_onnx
 from exportkit.onnx.session import ONNX_TYPES, Bits, OnnxSession, bits_type
 from exportkit.onnx.tensor_files import read_inputs, write_outputs
+from exportkit.package.manifest import MappingNode
 from exportkit.package.trust import demand
 from tests.onnx.small_models import OPSET, Net, manifest, model_proto, write_small
 from tests.package.signers import signer
@@ -60,9 +61,10 @@ def test_files_hold_the_bits_of_every_dtype_and_shape(tmp_path: Path, dtype: str
 
 
 def opened(path: Path, proto: onnx.ModelProto, *, outputs: int = 1, threads: int | None = None) -> OnnxSession:
-    """A session of a model with one input, and this many outputs."""
+    """Loads a model with one input, and this many outputs, into ONNX Runtime."""
     call = manifest().call
-    result = msgspec.structs.replace(call.result, keys=("y",), items=call.result.items[:1])  # type: ignore[union-attr]
+    assert isinstance(call.result, MappingNode)
+    result = msgspec.structs.replace(call.result, keys=("y",), items=call.result.items[:1])
     call = call if outputs == 2 else msgspec.structs.replace(call, outputs=call.outputs[:1], result=result)
     described = msgspec.structs.replace(manifest(), call=call, cases=())
     written = write_onnx(path, onnx_ir.serde.deserialize_model(proto), described, {}, functions=(), opset=OPSET)

@@ -11,32 +11,10 @@ import torch
 
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
-from exportkit.package.manifest import Case
 from tests.artifacts import artifact
 from tests.fixtures import softpool_library
-from tests.runtime import exportkit_run, meeting, tiny
+from tests.runtime import exportkit_run, meeting
 from tests.runtime.caches import Cache
-
-
-@pytest.fixture(scope="session")
-def tiny_files() -> dict[str, Path]:
-    return tiny.tiny_files()
-
-
-@pytest.fixture(scope="session")
-def tiny_package(tiny_files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package with two recorded cases and no custom operator."""
-    records, cases = {}, []
-    for index, (batch, gh) in enumerate([(1, 1), (4, 6)]):
-        torch.manual_seed(index)
-        args, kwargs = tiny.example(batch, gh)
-        answer = tiny.Tiny()(*args, **kwargs)
-        outputs = [*answer["regions"], answer["rest"][0]]
-        name = f"exportkit/cases/{index}.safetensors"
-        records[name] = tiny.case(args, kwargs, outputs)
-        cases.append(Case(record=name, sizes={"batch": batch, "gh": gh}))
-    path = tmp_path_factory.mktemp("tiny") / "tiny.pt2"
-    return tiny.write(path, tiny_files, extra=records, cases=tuple(cases))
 
 
 @pytest.fixture(scope="session")
