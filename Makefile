@@ -22,7 +22,7 @@ APT_PACKAGES := cmake nlohmann-json3-dev
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
 	@echo "make test    linters and tests"
-	@echo "make check   linters and the tests that start no process, but for operators' own: for every change"
+	@echo "make check   linters and the tests that start no process, but for operators' and ONNX's: for every change"
 	@echo "make lint    ruff, mypy, import-linter, clang-format (make format mends what can be mended)"
 	@echo "make docs    the parts of the documents that come from the code and from measurements"
 	@echo "make wheel   dist/*.whl, for every Python and every Linux that has the C library it names"
@@ -60,9 +60,10 @@ test:
 	@$(MAKE) --no-print-directory -j2 -O build lint
 	$(PYTEST)
 
-# tests/ops is left out: it tries each operator in many ways, and who changes one runs tests/ops/test_<operator>.py.
+# Minutes are left out: tests/ops tries each operator in many ways, and tests/onnx converts many small models. Who
+# changes an operator runs tests/ops/test_<operator>.py.
 check: build lint
-	$(PYTEST) -rfE --quick --ignore tests/ops
+	$(PYTEST) -rfE --quick --ignore tests/ops --ignore tests/onnx
 
 lint: $(READY)
 	$(BIN)/ruff check .
