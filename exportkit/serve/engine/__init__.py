@@ -1,0 +1,1 @@
+"""Loads packages, batches what is asked of them, and runs it."""

@@ -1,0 +1,71 @@
+"""A request and its answer, as HTTP and gRPC hand them to a model.
+
+Tensors are bytes in row-major order, little-endian, as the protocol's binary form has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class InputTensor:
+    """An input. `data` starts at a multiple of 64 bytes unless it lies in shared memory, and may be read-only."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """A request, whose inputs fit their datatypes and shapes. Whether the model takes them is not checked yet.
+
+    Attributes:
+        inputs: The inputs, in the request's order. No name is there twice.
+        outputs: The names of the outputs that are wanted; None: all.
+        id: The request's id, which the answer repeats. Empty: none.
+        priority: 1 is served first; 0 is the model's default.
+        timeout: Seconds within which the answer must be there. None: as long as it takes.
+    """
+
+    inputs: tuple[InputTensor, ...]
+    outputs: tuple[str, ...] | None = None
+    id: str = ""
+    priority: int = 0
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """An output."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where a request's time went, in seconds, and how many rows ran together."""
+
+    queue: float
+    compute_input: float
+    compute_infer: float
+    compute_output: float
+    batch_rows: int
+
+
+@dataclass(frozen=True)
+class InferAnswer:
+    """The answer to a request. `parameters` are the protocol's; they hold numbers, text and booleans."""
+
+    model: str
+    version: str
+    id: str
+    outputs: tuple[OutputTensor, ...]
+    timing: Timing
+    parameters: Mapping[str, bool | int | str] = field(default_factory=dict)
