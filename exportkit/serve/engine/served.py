@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from exportkit.package.manifest import Manifest
+from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest
 
 
@@ -17,12 +18,14 @@ class ServedModel:
         version: Its version, as text.
         manifest: The package's manifest.
         max_body: The most bytes that a request's tensors can have, by the manifest's ranges.
+        counted: What was counted since the server began to serve this version.
     """
 
     name: str
     version: str
     manifest: Manifest
     max_body: int
+    counted: Statistics
 
     @property
     def ready(self) -> bool:
