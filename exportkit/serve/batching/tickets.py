@@ -1,0 +1,46 @@
+"""A request in the queue, and the requests that run together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Ticket(Generic[T]):
+    """A request that waits or runs.
+
+    Attributes:
+        payload: What the caller wants back when the request is taken.
+        bucket: Requests of equal buckets can run together: everything of their inputs but the number of rows.
+        rows: The number of rows, which stay together. At least 1.
+        size: The bytes of its inputs.
+        priority: 1 is served first. Equal priorities are served in order.
+        deadline: The time by which the answer must be there; None: it may take as long as it takes.
+        arrived: The time at which it was submitted.
+    """
+
+    payload: T
+    bucket: Hashable
+    rows: int
+    size: int
+    priority: int
+    deadline: float | None
+    arrived: float
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Generic[T]):
+    """Requests that run together."""
+
+    bucket: Hashable
+    tickets: tuple[Ticket[T], ...]
+    taken: float
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of all requests."""
+        return sum(ticket.rows for ticket in self.tickets)
