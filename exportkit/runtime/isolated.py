@@ -53,6 +53,11 @@ class IsolatedModel(Model):
         self.pid = runner.pid
         self._worker = runner
 
+    @property
+    def alive(self) -> bool:
+        """Whether the worker runs and takes calls. It may have died while no call was there to notice."""
+        return super().alive and self._worker.alive
+
     def close(self, timeout: float = 30.0) -> None:
         """Ends the worker after the running calls of other threads.
 
@@ -86,6 +91,11 @@ class IsolatedRunner:
         for _ in range(runners):
             threading.Thread(target=_serve, args=(self._jobs,), name="exportkit calls", daemon=True).start()
         self._release = weakref.finalize(self, _release, process, control, self._idle, self._jobs, runners)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the worker runs and takes calls."""
+        return self._closed_reason is None and self._process.wait(0) is None
 
     def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
         """Returns the flat outputs for flat, valid inputs.

@@ -115,6 +115,11 @@ class Model:
         return self._build_result(outputs)
 
     @property
+    def alive(self) -> bool:
+        """Whether it can be called."""
+        return self._runner is not None
+
+    @property
     def weights(self) -> tuple[str, ...]:
         """The names of the weights that `swap_weights` replaces; empty if they are inside the compiled code."""
         return tuple(weight.name for weight in self.manifest.weights if weight.state)

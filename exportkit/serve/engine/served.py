@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from exportkit.package.manifest import Manifest
+from exportkit.serve.batching.batcher import Batcher
+from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.engine.body_size import largest_body
+from exportkit.serve.engine.checked_request import RequestPlan
+from exportkit.serve.engine.described import DEFAULT_PRIORITY, Described
+from exportkit.serve.engine.dispatch import Dispatcher, Waiting
+from exportkit.serve.engine.execution import Ran, Runner
+from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest
+from exportkit.serve.statuses import (
+    CancelledError,
+    DeadlineError,
+    NotReadyError,
+    QueueFullError,
+    ServeError,
+    TooLargeError,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedCopies:
+    """What a thread has loaded and warmed up, for `ServedModel` to serve."""
+
+    copies: tuple[ModelCopy, ...]
+    described: Described
 
 
 class ServedModel:
@@ -27,12 +56,49 @@ class ServedModel:
     max_body: int
     counted: Statistics
 
+    def __init__(self, loaded: LoadedCopies, counted: Statistics) -> None:
+        """Starts the runners.
+
+        Args:
+            loaded: What to serve.
+            counted: Goes on counting, if the version was served before.
+        """
+        self._described = described = loaded.described
+        self.name, self.version, self.manifest = described.name, described.version, described.manifest
+        self.counted = counted
+        counted.runners = len(loaded.copies) * described.runners
+        self.versions: Callable[[], Sequence[str]] = lambda: [self.version]
+        self.max_body = largest_body(self.manifest.call, described.batching.dimension, described.max_rows)
+        self._limits: BatchLimits = described.limits
+        self._copies = loaded.copies
+        self._plan = RequestPlan(self.manifest.call, batched=described.batching.enabled)
+        batcher: Batcher[Waiting] = Batcher(described.limits, described.max_rows)
+        self._dispatcher = Dispatcher(batcher, counted)
+        for copy in loaded.copies:
+            make_runner = partial(Runner, copy, self.manifest.call.outputs, counted)
+            self._dispatcher.start(copy, make_runner, described.runners)
+        self._held_bytes = 0
+        self._accepted = 0  # bodies that are read, and requests that are not answered yet
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._leaving: str | None = None  # why no new request is accepted
+        self._closed = False
+        self._successor: ServedModel | None = None
+
     @property
     def ready(self) -> bool:
         """Whether it is warmed up, and neither unloads nor lost its worker process."""
-        raise NotImplementedError
+        return self._leaving is None and any(copy.alive for copy in self._copies)
 
-    def admit(self, size: int) -> AbstractContextManager[None]:
+    @property
+    def failure(self) -> str | None:
+        """Why it is not ready; None if it is."""
+        if self.ready:
+            return None
+        return self._leaving or self._copies[0].failure or "its worker process died and starts again"
+
+    @contextmanager
+    def admit(self, size: int) -> Iterator[None]:
         """Reserves room for a body of `size` bytes before it is read; leaving the context gives it back.
 
         Raises:
@@ -40,7 +106,17 @@ class ServedModel:
             QueueFullError: As much waits as may.
             NotReadyError: The model is not ready, or the server drains.
         """
-        raise NotImplementedError
+        if self._closed and self._successor is not None:
+            with self._successor.admit(size):
+                yield
+            return
+        self._check_room(size)
+        self._held_bytes += size
+        try:
+            with self._accepting():
+                yield
+        finally:
+            self._held_bytes -= size
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers a request. Cancelling the task takes the request out of the queue.
@@ -48,16 +124,100 @@ class ServedModel:
         Raises:
             ServeError: The class says why.
         """
-        raise NotImplementedError
+        if self._closed and self._successor is not None:
+            return await self._successor.infer(request)
+        accepted = time.perf_counter()
+        try:
+            with self._accepting():
+                ran = await self._run(request)
+        except ServeError as error:
+            self.counted.failed(error.reason, time.perf_counter() - accepted)
+            raise
+        except asyncio.CancelledError:
+            self.counted.failed(CancelledError.reason, time.perf_counter() - accepted)
+            raise
+        self.counted.succeeded(ran.timing, time.perf_counter() - accepted)
+        return InferAnswer(self.name, self.version, request.id, ran.outputs, ran.timing)
+
+    async def _run(self, request: InferRequest) -> Ran:
+        if self._closed:
+            raise NotReadyError(f"the model {self.name} was unloaded")
+        if not any(copy.alive for copy in self._copies) and (failure := self._copies[0].failure):
+            raise NotReadyError(failure)
+        checked = self._plan.check(request)
+        if request.timeout is not None and request.timeout <= 0:
+            raise DeadlineError("the request's timeout passed before it arrived")
+        priority = request.priority or DEFAULT_PRIORITY
+        return await self._dispatcher.run(checked, priority=priority, timeout=request.timeout)
 
     def metadata(self) -> dict[str, Any]:
         """Returns the protocol's model metadata: name, versions, platform, inputs and outputs."""
-        raise NotImplementedError
+        return self._described.metadata(self.versions())
 
     def config(self) -> dict[str, Any]:
         """Returns the model's configuration as Triton's JSON has it."""
-        raise NotImplementedError
+        return self._described.config()
 
     def statistics(self) -> dict[str, Any]:
         """Returns an element of `model_stats` of Triton's statistics JSON."""
-        raise NotImplementedError
+        return self.counted.to_json(self.name, self.version)
+
+    def refuse_new(self, reason: str) -> None:
+        """Accepts no more bodies. What was accepted is answered."""
+        self._leaving = reason
+
+    async def close(self, successor: ServedModel | None = None) -> None:
+        """Frees the model once it has answered everything that it accepted.
+
+        Args:
+            successor: Takes what still arrives here.
+        """
+        self._successor = successor
+        while self._accepted:
+            await self._idle.wait()
+        self._closed = True
+        self._leaving = self._leaving or "it was unloaded"
+        threads = self._dispatcher.stop()
+        await asyncio.to_thread(self._free, threads)
+
+    def _free(self, threads: Sequence[Any]) -> None:
+        for copy in self._copies:
+            copy.close()
+        for thread in threads:
+            thread.join()
+
+    def _check_room(self, size: int) -> None:
+        error: ServeError
+        if self.failure is not None:
+            error = NotReadyError(f"the model {self.name} is not ready: {self.failure}")
+        elif size > self.max_body:
+            error = TooLargeError(
+                f"the body has {size} bytes; a request of the model {self.name} has at most {self.max_body}"
+            )
+        elif self._held_bytes and self._held_bytes + size > self._limits.max_queued_bytes:
+            error = QueueFullError(
+                f"{self._held_bytes} bytes wait, and at most {self._limits.max_queued_bytes} may: no room for {size} "
+                "more",
+                hint="Try again later.",
+            )
+        elif self.counted.queued_rows >= self._limits.max_queued_rows:
+            error = QueueFullError(
+                f"{self.counted.queued_rows} rows wait, and at most {self._limits.max_queued_rows} may",
+                hint="Try again later.",
+            )
+        else:
+            return
+        self.counted.failed(error.reason)
+        raise error
+
+    @contextmanager
+    def _accepting(self) -> Iterator[None]:
+        """Counts what `close` waits for."""
+        self._accepted += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._accepted -= 1
+            if not self._accepted:
+                self._idle.set()

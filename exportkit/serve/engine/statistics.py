@@ -104,10 +104,23 @@ class Statistics:
             batch.compute_infer.add(compute_infer)
             batch.compute_output.add(compute_output)
 
-    def queued(self, requests: int, rows: int, size: int) -> None:
-        """Sets what waits: requests, their rows, and the bytes of their inputs."""
+    def entered(self, rows: int, size: int) -> None:
+        """Counts a request that begins to wait, its rows, and the bytes of its inputs."""
         with self._lock:
-            self.pending, self.queued_rows, self.queued_bytes = requests, rows, size
+            self.pending, self.queued_rows, self.queued_bytes = (
+                self.pending + 1,
+                self.queued_rows + rows,
+                self.queued_bytes + size,
+            )
+
+    def left(self, rows: int, size: int) -> None:
+        """Counts a request that waits no more."""
+        with self._lock:
+            self.pending, self.queued_rows, self.queued_bytes = (
+                self.pending - 1,
+                self.queued_rows - rows,
+                self.queued_bytes - size,
+            )
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -1,0 +1,130 @@
+"""Checks a request against the manifest before it waits, so that it can spoil no other request's batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exportkit.errors import InputError
+from exportkit.package.manifest import Call, TensorInput, TensorOutput
+from exportkit.package.structure import builder
+from exportkit.runtime.inputs import InputPlan, describe_tensor
+from exportkit.serve.engine.tensor_bytes import DATATYPES, tensor_of
+from exportkit.serve.protocol.inference import InferRequest, InputTensor
+from exportkit.serve.statuses import BackendError, BadRequestError
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedRequest:
+    """A request that the model takes.
+
+    Attributes:
+        inputs: The model's flat inputs, on the CPU, over the request's bytes.
+        rows: The size of the batch dimension; 1 where the model is not batched.
+        bucket: Requests with equal buckets may run together.
+        size: The bytes of the inputs.
+        outputs: The places of the outputs that are wanted, in the order in which they are wanted.
+    """
+
+    inputs: list[torch.Tensor]
+    rows: int
+    bucket: Hashable
+    size: int
+    outputs: Sequence[int]
+
+
+def arguments_of(call: Call) -> Callable[[Sequence[torch.Tensor]], Arguments]:
+    """Returns a function that builds a call's arguments from its flat inputs. What was fixed at export is filled in."""
+    positional = [builder(parameter.value) for parameter in call.parameters if parameter.kind == "positional"]
+    named = [(parameter.name, builder(parameter.value)) for parameter in call.parameters if parameter.kind == "keyword"]
+
+    def build(inputs: Sequence[torch.Tensor]) -> Arguments:
+        return tuple([part(inputs) for part in positional]), {name: part(inputs) for name, part in named}
+
+    return build
+
+
+class RequestPlan:
+    """The checks of one model's requests, which are planned once."""
+
+    def __init__(self, call: Call, *, batched: bool) -> None:
+        """Plans the checks.
+
+        Args:
+            call: The manifest's call.
+            batched: Whether axis 0 of every input and output is the batch dimension.
+
+        Raises:
+            BackendError: The protocol has no datatype for an input or output.
+        """
+        tensors: tuple[TensorInput | TensorOutput, ...] = (*call.inputs, *call.outputs)
+        for tensor in tensors:
+            if tensor.dtype not in DATATYPES:
+                raise BackendError(
+                    f"`{tensor.name}` is {tensor.dtype}, for which the Open Inference Protocol has no datatype",
+                    hint="Export a module that converts it, for example with torch.view_as_real.",
+                )
+        self._batched = batched
+        self._names = [tensor.name for tensor in call.inputs]
+        self._takes = "; ".join(map(describe_tensor, call.inputs)) or "no inputs"
+        self._dtypes: list[torch.dtype] = [getattr(torch, tensor.dtype) for tensor in call.inputs]
+        self._datatypes = datatypes(call.inputs)
+        self._outputs = {output.name: place for place, output in enumerate(call.outputs)}
+        self._plan = InputPlan(call, torch.device("cpu"))
+        self._arguments = arguments_of(call)
+
+    def check(self, request: InferRequest) -> CheckedRequest:
+        """Checks a request.
+
+        Raises:
+            BadRequestError: The model does not take it. The message says what it takes.
+        """
+        outputs = self._wanted(request.outputs)
+        given = {tensor.name: tensor for tensor in request.inputs}
+        self._check_names(given)
+        tensors = [self._tensor(given[name], place) for place, name in enumerate(self._names)]
+        args, kwargs = self._arguments(tensors)
+        try:
+            inputs = self._plan.prepare(args, kwargs)
+        except InputError as error:
+            raise BadRequestError(error.message, hint=error.hint) from error
+        size = sum(tensor.nbytes for tensor in inputs)
+        if not self._batched:
+            return CheckedRequest(inputs, 1, None, size, outputs)
+        rows = inputs[0].shape[0]
+        # A request without rows runs alone: nothing is known about a batch with such a part.
+        bucket: Hashable = tuple(tensor.shape[1:] for tensor in inputs) if rows else object()
+        return CheckedRequest(inputs, max(rows, 1), bucket, size, outputs)
+
+    def _wanted(self, names: Sequence[str] | None) -> Sequence[int]:
+        if names is None:
+            return range(len(self._outputs))
+        if unknown := [name for name in names if name not in self._outputs]:
+            raise BadRequestError(f"the model has no output `{unknown[0]}`: its outputs are {_listed(self._outputs)}")
+        return [self._outputs[name] for name in names]
+
+    def _check_names(self, given: Mapping[str, InputTensor]) -> None:
+        if unknown := [name for name in given if name not in self._names]:
+            raise BadRequestError(f"the model has no input `{unknown[0]}`", hint=f"It takes {self._takes}.")
+        if missing := [name for name in self._names if name not in given]:
+            raise BadRequestError(f"the input `{missing[0]}` is missing", hint=f"The model takes {self._takes}.")
+
+    def _tensor(self, given: InputTensor, place: int) -> torch.Tensor:
+        wanted = self._datatypes[place]
+        if given.datatype != wanted:
+            raise BadRequestError(f"`{given.name}` must be {wanted}, got {given.datatype}")
+        return tensor_of(given, self._dtypes[place])
+
+
+def datatypes(tensors: Sequence[TensorInput | TensorOutput]) -> list[str]:
+    """Returns the protocol's datatypes of inputs or outputs."""
+    return [DATATYPES[tensor.dtype] for tensor in tensors]
+
+
+def _listed(names: Mapping[str, int]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

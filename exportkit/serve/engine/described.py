@@ -1,0 +1,124 @@
+"""What a served model says about itself: the protocol's metadata and Triton's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exportkit.package.manifest import Manifest, TensorInput, TensorOutput
+from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.engine.batchable import Batching
+from exportkit.serve.engine.tensor_bytes import DATATYPES
+
+PLATFORM = "torch_aoti"  # as Triton's PyTorch backend has it
+DEFAULT_PRIORITY = 2  # of a request with priority 0; only 1 is served before
+
+
+@dataclass(frozen=True)
+class Described:
+    """What the descriptions of one version are made from.
+
+    Attributes:
+        name: The name by which it is served.
+        version: Its version.
+        manifest: The package's manifest.
+        batching: Whether requests run together.
+        max_rows: The most rows of a batch; 1 where they do not.
+        limits: What may wait.
+        devices: The device of each copy.
+        runners: The number of runners of each copy.
+        weights: The file of weights that replaced the package's; None: it did not.
+    """
+
+    name: str
+    version: str
+    manifest: Manifest
+    batching: Batching
+    max_rows: int
+    limits: BatchLimits
+    devices: tuple[str, ...]
+    runners: int
+    weights: str | None
+
+    def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
+        """Returns the protocol's model metadata; `batching` and `dimensions` are additions to it."""
+        call = self.manifest.call
+        batch = self.batching.dimension
+        return {
+            "name": self.name,
+            "versions": list(versions),
+            "platform": PLATFORM,
+            "inputs": [_metadata(tensor) for tensor in call.inputs],
+            "outputs": [_metadata(tensor) for tensor in call.outputs],
+            "batching": {
+                "enabled": self.batching.enabled,
+                "reason": self.batching.reason,
+                "dimension": batch.name if batch else None,
+                "max_rows": self.max_rows,
+                "bit_equal": self.batching.bit_equal,
+            },
+            "dimensions": {each.name: {"min": each.min, "max": each.max} for each in call.dimensions},
+        }
+
+    def config(self) -> dict[str, Any]:
+        """Returns Triton's ModelConfig in JSON."""
+        call = self.manifest.call
+        batched = self.batching.enabled
+        config: dict[str, Any] = {
+            "name": self.name,
+            "platform": PLATFORM,
+            "backend": "pytorch",
+            "version_policy": {"all": {}},
+            "max_batch_size": self.max_rows if batched else 0,
+            "input": [
+                {"name": tensor.name, "data_type": _type(tensor), "dims": _dims(tensor)[batched:]}
+                for tensor in call.inputs
+            ],
+            "output": [
+                {"name": tensor.name, "data_type": _type(tensor), "dims": _dims(tensor)[batched:]}
+                for tensor in call.outputs
+            ],
+            "instance_group": [
+                {
+                    "name": f"{self.name}_{place}",
+                    "kind": "KIND_GPU" if device.startswith("cuda") else "KIND_CPU",
+                    "count": self.runners,
+                    "gpus": [int(device.partition(":")[2] or 0)] if device.startswith("cuda") else [],
+                }
+                for place, device in enumerate(self.devices)
+            ],
+            "default_model_filename": "model.pt2",
+            "parameters": {key: {"string_value": value} for key, value in self._parameters().items()},
+            "model_transaction_policy": {"decoupled": False},
+        }
+        if batched:
+            config["dynamic_batching"] = {
+                "preferred_batch_size": [],
+                "max_queue_delay_microseconds": round(self.limits.max_delay * 1e6),
+                "preserve_ordering": False,
+                "priority_levels": DEFAULT_PRIORITY,
+                "default_priority_level": DEFAULT_PRIORITY,
+            }
+        return config
+
+    def _parameters(self) -> dict[str, str]:
+        found = {
+            "batching": "enabled" if self.batching.enabled else f"disabled: {self.batching.reason}",
+            "bit_equal": str(self.batching.bit_equal).lower(),
+            "package": f"{self.manifest.name} {self.manifest.version}",
+        }
+        return found | ({"weights": self.weights} if self.weights else {})
+
+
+def _metadata(tensor: TensorInput | TensorOutput) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": _dims(tensor)}
+
+
+def _dims(tensor: TensorInput | TensorOutput) -> list[int]:
+    """Returns the sizes; -1 for those that vary."""
+    return [size if isinstance(size, int) else -1 for size in tensor.shape]
+
+
+def _type(tensor: TensorInput | TensorOutput) -> str:
+    return f"TYPE_{DATATYPES[tensor.dtype]}"

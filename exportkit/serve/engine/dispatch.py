@@ -1,0 +1,209 @@
+"""The queue of a model and the threads that empty it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from exportkit.serve.batching.batcher import Batch, Batcher, QueueFull, Ticket
+from exportkit.serve.engine.checked_request import CheckedRequest
+from exportkit.serve.engine.execution import Ran, Runner
+from exportkit.serve.engine.model_copy import ModelCopy
+from exportkit.serve.engine.statistics import Statistics
+from exportkit.serve.statuses import BadRequestError, DeadlineError, NotReadyError, QueueFullError, ServeError
+
+_SHORTEST_TIMER = 0.001  # seconds
+_LIFE_SIGN_SECONDS = 1.0  # how often an idle runner looks whether its worker process lives
+
+
+class Waiting:
+    """A request and the future of its answer, which belongs to the event loop."""
+
+    def __init__(self, request: CheckedRequest, answer: asyncio.Future[Ran]) -> None:
+        self.request = request
+        self.answer = answer
+
+
+_Ticket = Ticket[Waiting]
+_Outcome = tuple[_Ticket, "Ran | ServeError"]
+
+
+class Dispatcher:
+    """Requests wait here, and runner threads take batches of them. All methods are for the event loop's thread."""
+
+    def __init__(self, batcher: Batcher[Waiting], counted: Statistics) -> None:
+        """`start` starts the runners."""
+        self._batcher = batcher
+        self._counted = counted
+        self._loop = asyncio.get_running_loop()
+        self._changed = threading.Condition()  # guards the batcher and the next two
+        self._waiting: set[_Ticket] = set()
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+        self._copies: list[ModelCopy] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, copy: ModelCopy, make_runner: Callable[[], Runner], count: int) -> None:
+        """Starts `count` runners of a copy."""
+        self._copies.append(copy)
+        for _ in range(count):
+            self._threads.append(
+                threading.Thread(target=self._serve, args=(copy, make_runner), name="exportkit runner", daemon=True)
+            )
+            self._threads[-1].start()
+
+    async def run(self, request: CheckedRequest, *, priority: int, timeout: float | None) -> Ran:
+        """Runs a request when its turn comes. Cancelling the task takes it out of the queue.
+
+        Raises:
+            ServeError: The class says why.
+        """
+        now = time.monotonic()
+        ticket: _Ticket = Ticket(
+            payload=Waiting(request, self._loop.create_future()),
+            bucket=request.bucket,
+            rows=request.rows,
+            size=request.size,
+            priority=priority,
+            deadline=None if timeout is None else now + timeout,
+            arrived=now,
+        )
+        self._submit(ticket)
+        # The batcher expects lateness; this timer is for a request that already runs, too.
+        expiry = None if timeout is None else self._loop.call_later(timeout, self._expire, ticket)
+        try:
+            return await ticket.payload.answer
+        finally:
+            if expiry is not None:
+                expiry.cancel()
+            self._withdraw([ticket])
+
+    def fail_waiting(self, error: Callable[[], ServeError]) -> None:
+        """Answers everything that waits with an error."""
+        with self._changed:
+            waiting = list(self._waiting)
+        self._withdraw(waiting)
+        self._deliver([(ticket, error()) for ticket in waiting])
+
+    def stop(self) -> list[threading.Thread]:
+        """Lets the runners end after their batch. Returns them, to be joined in another thread."""
+        if self._timer is not None:
+            self._timer.cancel()
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        return self._threads
+
+    def _submit(self, ticket: _Ticket) -> None:
+        with self._changed:
+            try:
+                self._batcher.submit(ticket)
+            except QueueFull as error:
+                raise QueueFullError(str(error), hint="Try again later.") from error
+            except ValueError as error:
+                raise BadRequestError(str(error), hint="Send its rows in several requests.") from error
+            self._waiting.add(ticket)
+            self._counted.entered(ticket.rows, ticket.size)
+            self._changed.notify()
+        self._set_timer()
+
+    def _withdraw(self, tickets: Iterable[_Ticket]) -> None:
+        """Takes requests out of the queue. Those that run or ran are not in it."""
+        with self._changed:
+            for ticket in tickets:
+                if ticket in self._waiting:
+                    self._batcher.cancel(ticket)
+                    self._left(ticket)
+
+    def _left(self, ticket: _Ticket) -> None:
+        self._waiting.remove(ticket)
+        self._counted.left(ticket.rows, ticket.size)
+
+    def _expire(self, ticket: _Ticket) -> None:
+        if not ticket.payload.answer.done():
+            ticket.payload.answer.set_exception(
+                DeadlineError("the request's timeout passed before the answer was there")
+            )
+
+    def _set_timer(self) -> None:
+        """Wakes the loop when the batcher may drop a request, or a runner may take one, without anything new."""
+        now = time.monotonic()
+        with self._changed:
+            when = None if self._stopping else self._batcher.next_event(now)
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = None if when is None else max(when - now, _SHORTEST_TIMER)
+        self._timer = None if delay is None else self._loop.call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        with self._changed:
+            late = self._drop_late(time.monotonic())
+            self._changed.notify()
+        self._deliver(late)
+
+    def _drop_late(self, now: float) -> list[_Outcome]:
+        late = self._batcher.late(now)
+        for ticket in late:
+            self._left(ticket)
+        return [
+            (ticket, DeadlineError("the request's timeout would pass before the model could answer")) for ticket in late
+        ]
+
+    def _deliver(self, outcomes: Sequence[_Outcome]) -> None:
+        for ticket, outcome in outcomes:
+            if ticket.payload.answer.done():  # it was cancelled, or too late
+                continue
+            if isinstance(outcome, ServeError):
+                ticket.payload.answer.set_exception(outcome)
+            else:
+                ticket.payload.answer.set_result(outcome)
+        self._set_timer()
+
+    # --- in the runners' threads --------------------------------------------------------------------------------------
+
+    def _post(self, outcomes: Sequence[_Outcome]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits
+            self._loop.call_soon_threadsafe(self._deliver, outcomes)
+
+    def _serve(self, copy: ModelCopy, make_runner: Callable[[], Runner]) -> None:
+        runner = make_runner()
+        while (batch := self._next(copy)) is not None:
+            began = time.monotonic()
+            with self._counted.running():
+                answers = runner.run(
+                    [ticket.payload.request for ticket in batch.tickets],
+                    [batch.taken - ticket.arrived for ticket in batch.tickets],
+                )
+            with self._changed:
+                self._batcher.finished(batch, time.monotonic() - began)
+            self._post(list(zip(batch.tickets, answers)))
+            del batch, answers  # the tensors of the last batch are not needed while this thread waits
+
+    def _next(self, copy: ModelCopy) -> Batch[Waiting] | None:
+        """Waits for a batch that this copy can run. Returns None when the runner should end."""
+        while True:
+            if not copy.alive:
+                self._restore(copy)
+            with self._changed:
+                if self._stopping:
+                    return None
+                now = time.monotonic()
+                batch = self._batcher.take(now)
+                for ticket in batch.tickets if batch is not None else ():
+                    self._left(ticket)
+                if late := self._drop_late(now):
+                    self._post(late)
+                if batch is not None:
+                    return batch
+                self._changed.wait(_LIFE_SIGN_SECONDS)
+
+    def _restore(self, copy: ModelCopy) -> None:
+        """Loads a copy again. Nothing may wait for a model that cannot be loaded."""
+        if copy.restore() or any(each.alive for each in self._copies):
+            return
+        reason = copy.failure or "the model was closed"
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.fail_waiting, lambda: NotReadyError(reason))

@@ -1,0 +1,111 @@
+"""Runs batches on one copy of a model: what one runner does."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from exportkit.errors import ExportkitError
+from exportkit.package.manifest import TensorOutput
+from exportkit.serve.engine.checked_request import CheckedRequest, datatypes
+from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError
+from exportkit.serve.engine.statistics import Statistics
+from exportkit.serve.engine.tensor_bytes import bytes_of
+from exportkit.serve.engine.transfer import transfer_to
+from exportkit.serve.protocol.inference import OutputTensor, Timing
+from exportkit.serve.statuses import BackendError, NotReadyError, ServeError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """What the model answered to one request."""
+
+    outputs: tuple[OutputTensor, ...]
+    timing: Timing
+
+
+class Runner:
+    """Runs batches on one copy. Only one thread uses it."""
+
+    def __init__(self, copy: ModelCopy, outputs: Sequence[TensorOutput], counted: Statistics) -> None:
+        """Prepares the way to the copy's device.
+
+        Args:
+            copy: The copy, which other runners may call as well.
+            outputs: The manifest's outputs.
+            counted: Counts the batches.
+        """
+        self._copy = copy
+        self._outputs = list(zip([output.name for output in outputs], datatypes(outputs)))
+        self._counted = counted
+        self._transfer = transfer_to(copy.device)
+
+    def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> list[Ran | ServeError]:
+        """Runs requests together. If that fails, each runs once more alone, so that only the bad one fails.
+
+        Args:
+            requests: Requests of one bucket.
+            waited: The seconds that each of them waited.
+
+        Returns:
+            For each request its answer, or why there is none.
+        """
+        try:
+            return list(self._together(requests, waited))
+        except Exception as error:
+            # If the worker process died, another runner's batch may have killed it, so even one request runs again.
+            if len(requests) == 1 and not isinstance(error, WorkerLostError):
+                return [_backend_error(error)]
+        return [self._alone(request, seconds) for request, seconds in zip(requests, waited)]
+
+    def _alone(self, request: CheckedRequest, waited: float) -> Ran | ServeError:
+        if not self._copy.alive and not self._copy.restore():
+            return NotReadyError(self._copy.failure or "the model was closed")
+        try:
+            (answer,) = self._together([request], [waited])
+        except Exception as error:
+            return _backend_error(error)
+        return answer
+
+    def _together(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> Sequence[Ran]:
+        """Runs requests in one call. Raises what the model raises."""
+        wanted = sorted({place for request in requests for place in request.outputs})
+        started = time.perf_counter()
+        with self._transfer.on_stream():
+            inputs = self._transfer.join([request.inputs for request in requests])
+            joined = time.perf_counter()
+            outputs = self._copy.call(inputs)
+            self._transfer.finish()
+            ran = time.perf_counter()
+            answers = dict(zip(wanted, self._transfer.back([outputs[place] for place in wanted])))
+        parts = (
+            _split(answers, [request.inputs[0].shape[0] for request in requests]) if len(requests) > 1 else [answers]
+        )
+        tensors = [tuple(self._output(place, part[place]) for place in r.outputs) for r, part in zip(requests, parts)]
+        spent = (joined - started, ran - joined, time.perf_counter() - ran)
+        rows = sum(request.rows for request in requests)
+        self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
+        return [Ran(outputs, Timing(seconds, *spent, rows)) for outputs, seconds in zip(tensors, waited)]
+
+    def _output(self, place: int, tensor: torch.Tensor) -> OutputTensor:
+        name, datatype = self._outputs[place]
+        return OutputTensor(name, datatype, tuple(tensor.shape), bytes_of(tensor))
+
+
+def _split(outputs: dict[int, torch.Tensor], sizes: list[int]) -> list[dict[int, torch.Tensor]]:
+    """Returns views of the outputs: for each request its rows."""
+    parts = {place: output.split_with_sizes(sizes) for place, output in outputs.items()}
+    return [{place: part[index] for place, part in parts.items()} for index in range(len(sizes))]
+
+
+def _backend_error(error: Exception) -> ServeError:
+    if isinstance(error, ExportkitError):
+        return BackendError(error.message, hint=error.hint)
+    _log.error("the model failed", exc_info=error)
+    return BackendError(f"the model failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")

@@ -1,0 +1,105 @@
+"""Where packages and their weights lie. Names of requests are compared with what is there; none becomes a path."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from exportkit.errors import UsageError
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+_SUFFIX, _VERSIONED, _WEIGHTS = ".pt2", "model.pt2", ".safetensors"
+
+
+@dataclass(frozen=True)
+class PackageFile:
+    """A package that can be served.
+
+    Attributes:
+        name: The name by which it is served.
+        version: Its version; None: the manifest's.
+        path: The file.
+        weights: Files of weights that may replace the package's, by name.
+    """
+
+    name: str
+    version: str | None
+    path: Path
+    weights: Mapping[str, Path]
+
+    def identity(self) -> tuple[int, ...] | None:
+        """Returns what changes when the file is replaced; None if it is not there."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return None
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def single_package(path: Path) -> PackageFile:
+    """Returns a package that was given by its path. It is served by the name of the file.
+
+    Raises:
+        UsageError: The name cannot be part of a URL.
+    """
+    name = path.name.removesuffix(_SUFFIX)
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{path.name} cannot be served by its name: names have letters, digits, `_`, `-` and `.`",
+            hint="Rename the file.",
+        )
+    return PackageFile(name, None, path, {})
+
+
+def packages_in(folder: Path) -> list[PackageFile]:
+    """Returns the packages of a model repository: `<name>.pt2`, and `<name>/<version>/model.pt2`.
+
+    Other files, and names that cannot be part of a URL, are left alone.
+
+    Raises:
+        UsageError: The folder cannot be read, or a model is there in both forms.
+    """
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"cannot read the model repository {folder}: {error.strerror or error}") from error
+    found = [package for entry in entries for package in _packages_at(entry)]
+    flat = {package.name for package in found if package.version is None}
+    if twice := sorted(flat & {package.name for package in found if package.version is not None}):
+        raise UsageError(
+            f"the model repository has {twice[0]}.pt2 as well as {twice[0]}/<version>/model.pt2",
+            hint="Remove one of them.",
+        )
+    return found
+
+
+def _packages_at(entry: Path) -> Iterator[PackageFile]:
+    name = entry.name.removesuffix(_SUFFIX)
+    if not _NAME.fullmatch(name):
+        return
+    if entry.name.endswith(_SUFFIX) and entry.is_file():
+        yield PackageFile(name, None, entry, _weights_in(entry.parent))
+    elif entry.is_dir():
+        for version in sorted(entry.iterdir()):
+            if _NAME.fullmatch(version.name) and (version / _VERSIONED).is_file():
+                weights = {**_weights_in(entry), **_weights_in(version)}
+                yield PackageFile(entry.name, version.name, version / _VERSIONED, weights)
+
+
+def _weights_in(folder: Path) -> dict[str, Path]:
+    """Returns the files of weights in a folder. Links that lead out of it are left out."""
+    inside = folder.resolve()
+    return {
+        path.name: path
+        for path in sorted(folder.iterdir())
+        if path.name.endswith(_WEIGHTS) and path.is_file() and path.resolve().is_relative_to(inside)
+    }
+
+
+def newest_last(version: str) -> tuple[tuple[int, int, str], ...]:
+    """Returns the key that sorts versions: 2 before 10, 1.9 before 1.10."""
+    parts = re.findall(r"\d+|\D+", version)
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)

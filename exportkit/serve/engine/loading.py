@@ -1,0 +1,92 @@
+"""Loads a package on every device and warms it up, in a thread that is not the event loop's."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from exportkit.errors import ExportkitError
+from exportkit.runtime.loader import load
+from exportkit.runtime.model import Model
+from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.engine.batchable import Batching, batch_dimension
+from exportkit.serve.engine.described import Described
+from exportkit.serve.engine.folder import PackageFile
+from exportkit.serve.engine.model_copy import ModelCopy
+from exportkit.serve.engine.served import LoadedCopies
+from exportkit.serve.engine.warm_up import answer_cases, try_batches
+from exportkit.serve.serve_options import LoadOptions
+
+
+def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits, weights: Path | None) -> LoadedCopies:
+    """Loads a package, warms it up, and finds out whether its requests may run together.
+
+    Args:
+        package: The package.
+        options: How it is loaded.
+        limits: What may run together.
+        weights: A safetensors file that replaces the package's weights.
+
+    Raises:
+        ExportkitError: The package cannot be loaded, the weights do not fit, or it answers a recorded case wrongly.
+    """
+    with contextlib.ExitStack() as undo:
+        copies = []
+        for device in options.devices:
+            copies.append(ModelCopy(partial(_load, package.path, device, options, weights)))
+            undo.callback(copies[-1].close)
+        manifest = copies[0].model.manifest
+        found = batch_dimension(manifest.call)
+        batching = Batching(None, found) if isinstance(found, str) else Batching(found)
+        max_rows = 1 if batching.dimension is None else batching.dimension.max
+        if limits.max_rows is not None:
+            max_rows = min(max_rows, limits.max_rows)
+        for copy in copies:
+            batching = _warmed_up(copy, batching, max_rows, options, weights)
+        described = Described(
+            name=package.name,
+            version=package.version or manifest.version,
+            manifest=manifest,
+            batching=batching,
+            max_rows=max_rows if batching.enabled else 1,
+            limits=limits,
+            devices=tuple(str(copy.device) for copy in copies),
+            runners=options.runners,
+            weights=weights.name if weights else None,
+        )
+        undo.pop_all()
+        return LoadedCopies(tuple(copies), described)
+
+
+def _load(path: Path, device: str, options: LoadOptions, weights: Path | None) -> Model:
+    model = load(
+        path,
+        device,
+        options.runners,
+        public_key=list(options.public_keys) or None,
+        isolate=options.isolate,
+    )
+    if weights is not None:
+        try:
+            model.swap_weights(weights)
+        except ExportkitError:
+            model.close()
+            raise
+    return model
+
+
+def _warmed_up(
+    copy: ModelCopy, batching: Batching, max_rows: int, options: LoadOptions, weights: Path | None
+) -> Batching:
+    """Runs the recorded cases on a copy. Returns whether its rows are independent, if those of earlier copies are."""
+    if not options.warm_up:
+        return Batching(None, "the warm-up is off, which would show that rows do not influence one another")
+    answer_cases(copy, compared=weights is None)
+    if batching.dimension is None:
+        return batching
+    if max_rows < 2 * max(batching.dimension.min, 1):
+        return Batching(None, f"batches have at most {max_rows} rows, which leaves no room for two requests")
+    tried = try_batches(copy, batching.dimension, max_rows)
+    return replace(tried, bit_equal=tried.bit_equal and batching.bit_equal)

@@ -1,0 +1,51 @@
+"""Turns the bytes of requests into tensors and tensors into the bytes of answers, without copies where it can be."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+
+from exportkit.serve.protocol.inference import InputTensor
+
+# The protocol's datatype of each of the manifest's dtypes. The protocol has none for complex numbers and 8-bit floats.
+DATATYPES: Mapping[str, str] = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+
+# torch warns once in a process of memory that is read-only. Nobody writes inputs, so the warning is used up here.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
+
+
+def tensor_of(given: InputTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor over the bytes of an input, which it keeps alive. `dtype` is that of the input's datatype."""
+    if not given.data.nbytes:
+        return torch.empty(given.shape, dtype=dtype)
+    content = torch.frombuffer(given.data, dtype=torch.uint8)
+    if dtype is torch.bool:
+        return content.ne(0).view(given.shape)  # torch takes a byte of 2 for neither true nor false
+    if content.data_ptr() % dtype.itemsize:  # in shared memory, where the client chose the place
+        content = content.clone()
+    return content.view(dtype).view(given.shape)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Returns the bytes of a contiguous tensor on the CPU, which they keep alive."""
+    if not tensor.numel():
+        return memoryview(b"")
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
