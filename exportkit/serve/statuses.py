@@ -22,6 +22,11 @@ class ServeError(ExportkitError):
     reason: ClassVar[str] = "backend"
     retry_after: ClassVar[int | None] = None
 
+    @property
+    def text(self) -> str:
+        """The message and the hint in one line, as clients get them."""
+        return self.message if self.hint is None else f"{self.message}. {self.hint}"
+
 
 class BackendError(ServeError):
     """The model failed on valid inputs, or its worker process died."""
@@ -39,6 +44,12 @@ class UnauthorizedError(ServeError):
     status, code, reason = 401, "UNAUTHENTICATED", "unauthorized"
 
 
+class ForbiddenError(ServeError):
+    """A web page of another origin asks for a change."""
+
+    status, code, reason = 403, "PERMISSION_DENIED", "unauthorized"
+
+
 class NotServedError(ServeError):
     """No such model, version or URL."""
 
@@ -49,6 +60,12 @@ class MethodNotAllowedError(ServeError):
     """The URL exists, and not for this HTTP method."""
 
     status, code, reason = 405, "UNIMPLEMENTED", "invalid"
+
+
+class SlowClientError(ServeError):
+    """The body does not come, or comes too slowly."""
+
+    status, code, reason = 408, "DEADLINE_EXCEEDED", "cancelled"
 
 
 class TooLargeError(ServeError):
