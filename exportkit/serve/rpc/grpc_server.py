@@ -1,0 +1,115 @@
+"""Makes the gRPC server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from exportkit.errors import HostError
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.rpc.calls import Allow, answering, refusing, streaming
+from exportkit.serve.rpc.health_service import HealthService
+from exportkit.serve.rpc.inference_service import InferenceService
+from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods
+from exportkit.serve.statuses import NotOfferedError
+
+_SMALLEST_LIMIT = 4 << 20  # gRPC's own limit: it keeps room for names, parameters and small messages
+_HEADROOM = 1 << 20
+
+_CHANNEL = (
+    # Two servers on one port would each get a part of the connections, and nobody would know.
+    ("grpc.so_reuseport", 0),
+    # Calls beyond these wait at the client, for each connection.
+    ("grpc.max_concurrent_streams", 256),
+    # Finds clients that vanished without a word, and closes what nobody uses.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Clients may look for us as often. gRPC's default of five minutes ends the connections of those that do.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+@dataclass(frozen=True)
+class RpcOptions:
+    """How the gRPC server is reached, and by whom.
+
+    Attributes:
+        host: The address.
+        port: The port. 0: the system chooses one.
+        credentials: TLS, as `grpc.ssl_server_credentials` returns it. None: no TLS.
+        allow: Says whether a value of `authorization` is allowed. None: everybody may call.
+        shared_memory: The regions that clients may register. None: they may not.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    credentials: Any = None
+    allow: Allow | None = None
+    shared_memory: SharedMemory | None = None
+
+
+class GrpcServer:
+    """The protocol over gRPC. All methods are for the event loop's thread.
+
+    Attributes:
+        port: The port on which it listens.
+    """
+
+    def __init__(self, repository: Repository, options: RpcOptions) -> None:
+        """Binds the port. The largest message is that of the largest model that is loaded now.
+
+        Raises:
+            HostError: The address cannot be bound.
+        """
+        self._health = HealthService(repository)
+        largest = max([_SMALLEST_LIMIT, *(model.max_body for model in repository.models())]) + _HEADROOM
+        limits = (("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", -1))
+        self._server = grpc.aio.server(options=[*_CHANNEL, *limits])
+        inference = InferenceService(repository, options.shared_memory)
+        self._server.add_generic_rpc_handlers((_Handlers(inference, self._health, options.allow),))
+        self.port = self._bind(options)
+
+    def _bind(self, options: RpcOptions) -> int:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        address = f"{host}:{options.port}"
+        try:
+            if options.credentials is None:
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, options.credentials))
+        except RuntimeError as error:
+            raise HostError(
+                f"gRPC cannot listen on {address}", hint="The port may be taken: choose another with --grpc-port."
+            ) from error
+
+    async def start(self) -> None:
+        """Begins to accept calls."""
+        await self._server.start()
+
+    async def stop(self, seconds: float) -> None:
+        """Accepts no more calls, waits that long for those that run, and cancels the rest."""
+        self._health.stop()
+        await self._server.stop(seconds)
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """Finds the handler of a method."""
+
+    def __init__(self, inference: InferenceService, health: HealthService, allow: Allow | None) -> None:
+        self._found = {
+            f"/{INFERENCE}/{name}": answering(f"/{INFERENCE}/{name}", inference.method(name), allow)
+            for name in methods(INFERENCE)
+        }
+        # Who probes a server has no key.
+        self._found[f"/{HEALTH}/Check"] = answering(f"/{HEALTH}/Check", health.check, None)
+        self._found[f"/{HEALTH}/Watch"] = streaming(f"/{HEALTH}/Watch", health.watch, None)
+
+    def service(self, details: Any) -> Any:
+        """Returns the handler of `details.method`."""
+        method = details.method
+        if method in self._found:
+            return self._found[method]
+        return refusing(NotOfferedError(f"this server does not offer {method.rpartition('/')[2]}"))

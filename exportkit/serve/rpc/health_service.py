@@ -1,0 +1,62 @@
+"""grpc.health.v1.Health: of the server as a whole, of the protocol's service, and of each model by its name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.rpc.calls import Call
+from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods, read_message
+from exportkit.serve.statuses import NotReadyError, NotServedError
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class HealthService:
+    """Answers from a repository."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Says NOT_SERVING to every Watch and ends it."""
+        self._stopping.set()
+
+    async def check(self, data: bytes, _: Call) -> bytes:
+        """Answers Check."""
+        takes, returns = methods(HEALTH)["Check"]
+        service = read_message(takes, data).service
+        status = self._status(service)
+        if status == "SERVICE_UNKNOWN":
+            raise NotServedError(f"no model or service is named {service!r}")
+        return bytes(returns(status=status).SerializeToString())
+
+    async def watch(self, data: bytes, _: Call) -> AsyncIterator[bytes]:
+        """Answers Watch: the status now, and again whenever it changes."""
+        takes, returns = methods(HEALTH)["Watch"]
+        service = read_message(takes, data).service
+        last = None
+        while True:
+            ends = self._stopping.is_set()
+            status = "NOT_SERVING" if ends else self._status(service)
+            if status != last:
+                yield bytes(returns(status=status).SerializeToString())
+                last = status
+            if ends:
+                return
+            try:
+                await asyncio.wait_for(self._stopping.wait(), _SECONDS_BETWEEN_LOOKS)
+            except asyncio.TimeoutError:
+                continue
+
+    def _status(self, service: str) -> str:
+        if service in {"", INFERENCE}:
+            return "SERVING" if self._repository.ready else "NOT_SERVING"
+        try:
+            return "SERVING" if self._repository.model(service).ready else "NOT_SERVING"
+        except NotReadyError:
+            return "NOT_SERVING"
+        except NotServedError:
+            return "SERVICE_UNKNOWN"

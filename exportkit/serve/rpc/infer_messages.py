@@ -1,0 +1,191 @@
+"""Reads ModelInferRequest and writes ModelInferResponse. The bytes of tensors are not copied by protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from exportkit.serve.protocol.datatypes import item_size
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor
+from exportkit.serve.protocol.parameters import OutputForm, RegionSlice, checked_request, output_form, region_slice
+from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.protocol.tensor_checks import checked_input, input_of_values
+from exportkit.serve.rpc.message_classes import message_class, read_message
+from exportkit.serve.rpc.wire import join, split
+from exportkit.serve.statuses import BadRequestError, NotOfferedError
+
+_REQUEST = message_class("inference.ModelInferRequest")
+_RESPONSE = message_class("inference.ModelInferResponse")
+_RAW_INPUTS: int = _REQUEST.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_RAW_OUTPUTS: int = _RESPONSE.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+
+# The field of InferTensorContents of each datatype. There is none for 16-bit floats.
+_TYPED: Mapping[str, str] = {
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
+
+
+class ReceivedRequest:
+    """A ModelInferRequest.
+
+    Attributes:
+        model: The name of the model that is asked.
+        version: Its version; empty: the newest.
+        size: The bytes of the inputs.
+        regions: Where in shared memory outputs are wanted, by their names.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        """Reads a message. Its inputs are not copied yet.
+
+        Raises:
+            BadRequestError: The bytes are not such a message, or it breaks the protocol.
+            NotOfferedError: It asks for a part of the protocol that is not offered.
+        """
+        head, raw = split(data, _RAW_INPUTS)
+        self._message = read_message(_REQUEST, head)
+        self._sources = _sources(self._message.inputs, raw)
+        self.model: str = self._message.model_name
+        self.version: str = self._message.model_version
+        self.size = sum(source.size for source in self._sources)
+        self.regions = _regions(self._message.outputs)
+
+    def request(self, seconds_left: float | None, shared_memory: SharedMemory | None) -> InferRequest:
+        """Returns the request, whose inputs do not need the message any more.
+
+        Args:
+            seconds_left: Seconds until the deadline of the call. None: it has none.
+            shared_memory: The registered regions. None: this server does not offer shared memory.
+
+        Raises:
+            BadRequestError: The request breaks the protocol.
+            NotOfferedError: It asks for a part of the protocol that is not offered.
+        """
+        if shared_memory is None and (self.regions or any(source.region for source in self._sources)):
+            raise NotOfferedError(
+                "this server does not offer shared memory", hint="`exportkit serve --shared-memory` does."
+            )
+        message = self._message
+        request = checked_request(
+            [source.tensor(shared_memory) for source in self._sources],
+            [output.name for output in message.outputs] or None,
+            message.id,
+            plain_parameters(message.parameters),
+        )
+        left = [seconds for seconds in (request.timeout, seconds_left) if seconds is not None]
+        return replace(request, timeout=min(left, default=None))
+
+
+def encode_infer_answer(
+    answer: InferAnswer, regions: Mapping[str, RegionSlice], shared_memory: SharedMemory | None
+) -> bytes:
+    """Returns the ModelInferResponse, into which the outputs are copied once, or writes them into shared memory.
+
+    Raises:
+        BadRequestError: An output does not fit its region.
+    """
+    message = _RESPONSE(model_name=answer.model, model_version=answer.version, id=answer.id)
+    for name, value in answer.parameters.items():
+        kind = "bool_param" if isinstance(value, bool) else "int64_param" if isinstance(value, int) else "string_param"
+        setattr(message.parameters[name], kind, value)
+    contents = []
+    for output in answer.outputs:
+        described = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        region = regions.get(output.name)
+        if region is None or shared_memory is None:
+            contents.append(output.data)
+            continue
+        shared_memory.write(region, output.data)
+        described.parameters["shared_memory_region"].string_param = region.region
+        described.parameters["shared_memory_offset"].int64_param = region.offset
+        described.parameters["shared_memory_byte_size"].int64_param = output.data.nbytes
+        contents.append(memoryview(b""))  # Clients find an output's bytes by its place among the outputs.
+    return join(message.SerializeToString(), _RAW_OUTPUTS, contents)
+
+
+def plain_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a message's parameters. One without a value is None."""
+    kinds = {name: parameter.WhichOneof("parameter_choice") for name, parameter in parameters.items()}
+    return {name: getattr(parameters[name], kind) if kind else None for name, kind in kinds.items()}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An input's message, and where its elements are: in one of three places."""
+
+    message: Any
+    raw: memoryview | None
+    region: RegionSlice | None
+
+    @property
+    def size(self) -> int:
+        """The bytes of the elements."""
+        if self.region is not None:
+            return self.region.size
+        if self.raw is not None:
+            return self.raw.nbytes
+        return len(self._values()) * item_size(self.message.datatype)
+
+    def tensor(self, shared_memory: SharedMemory | None) -> InputTensor:
+        """Returns the checked input."""
+        name, datatype, shape = self.message.name, self.message.datatype, tuple(self.message.shape)
+        if self.region is not None and shared_memory is not None:
+            return checked_input(name, datatype, shape, shared_memory.read(self.region))
+        if self.raw is not None:
+            return checked_input(name, datatype, shape, self.raw)
+        return input_of_values(name, datatype, shape, self._values())
+
+    def _values(self) -> Sequence[Any]:
+        name, datatype = self.message.name, self.message.datatype
+        item_size(datatype)  # raises for a datatype that there is not
+        if datatype not in _TYPED:
+            raise BadRequestError(
+                f"the input `{name}` is {datatype}, for which `contents` has no field",
+                hint="Send its bytes in `raw_input_contents`.",
+            )
+        for field, _ in self.message.contents.ListFields():
+            if field.name != _TYPED[datatype]:
+                raise BadRequestError(
+                    f"the elements of the input `{name}`, which is {datatype}, are in `{field.name}`",
+                    hint=f"Put them into `{_TYPED[datatype]}`, or their bytes into `raw_input_contents`.",
+                )
+        values: Sequence[Any] = getattr(self.message.contents, _TYPED[datatype])
+        return values
+
+
+def _sources(inputs: Sequence[Any], raw: Sequence[memoryview]) -> list[_Source]:
+    """Finds each input's elements. `raw` has those of the inputs that are not in shared memory, in their order."""
+    regions = [region_slice(tensor.name, plain_parameters(tensor.parameters)) for tensor in inputs]
+    if not raw:
+        return [_Source(tensor, None, region) for tensor, region in zip(inputs, regions)]
+    for tensor in inputs:
+        if tensor.HasField("contents"):
+            raise BadRequestError(
+                f"the input `{tensor.name}` has `contents`, and the request has `raw_input_contents`",
+                hint="Send the elements of all inputs in the same of the two.",
+            )
+    if len(raw) != regions.count(None):
+        raise BadRequestError(
+            f"the request has {len(raw)} `raw_input_contents` for {regions.count(None)} inputs outside of shared memory"
+        )
+    left = iter(raw)
+    return [_Source(tensor, None if region else next(left), region) for tensor, region in zip(inputs, regions)]
+
+
+def _regions(outputs: Sequence[Any]) -> dict[str, RegionSlice]:
+    forms = {
+        output.name: output_form(output.name, plain_parameters(output.parameters), OutputForm(binary=True))
+        for output in outputs
+    }
+    return {name: form.region for name, form in forms.items() if form.region is not None}

@@ -1,0 +1,140 @@
+"""The methods of inference.GRPCInferenceService. Each is named as in the protocol, and returns the protocol's JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from google.protobuf import json_format
+
+import exportkit
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.rpc.calls import Call
+from exportkit.serve.rpc.infer_messages import ReceivedRequest, encode_infer_answer, plain_parameters
+from exportkit.serve.rpc.message_classes import INFERENCE, methods, read_message
+from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError
+
+Fields = dict[str, Any]
+
+
+class InferenceService:
+    """Answers from a repository."""
+
+    def __init__(self, repository: Repository, shared_memory: SharedMemory | None) -> None:
+        self._repository = repository
+        self._shared_memory = shared_memory
+
+    def method(self, name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
+        """Returns the method that takes and returns the bytes of messages."""
+        if name == "ModelInfer":
+            return self._infer
+        takes, returns = methods(INFERENCE)[name]
+        answer: Callable[[Any], Awaitable[Fields]] = getattr(self, name)
+
+        async def from_bytes(data: bytes, _: Call) -> bytes:
+            fields = await answer(read_message(takes, data))
+            # The protocol's JSON may say more than its messages have fields for.
+            message = json_format.ParseDict(fields, returns(), ignore_unknown_fields=True)
+            return bytes(message.SerializeToString())
+
+        return from_bytes
+
+    async def _infer(self, data: bytes, call: Call) -> bytes:
+        received = ReceivedRequest(data)
+        model = self._repository.model(received.model, received.version)
+        regions = received.regions
+        with model.admit(received.size):
+            request = received.request(call.seconds_left, self._shared_memory)
+            del data, received  # While the request waits, its inputs are in memory once.
+            answer = await model.infer(request)
+        return encode_infer_answer(answer, regions, self._shared_memory)
+
+    async def ServerLive(self, _: Any) -> Fields:
+        """Whether the process answers."""
+        return {"live": True}
+
+    async def ServerReady(self, _: Any) -> Fields:
+        """Whether every model answers."""
+        return {"ready": self._repository.ready}
+
+    async def ServerMetadata(self, _: Any) -> Fields:
+        """The server's name, version and extensions."""
+        extensions = ["model_repository", "model_configuration", "statistics", "schedule_policy"]
+        return {"name": "exportkit", "version": exportkit.__version__, "extensions": extensions}
+
+    async def ModelReady(self, request: Any) -> Fields:
+        """Whether a model answers. A model that is unknown does not."""
+        try:
+            return {"ready": self._repository.model(request.name, request.version).ready}
+        except (NotServedError, NotReadyError):
+            return {"ready": False}
+
+    async def ModelMetadata(self, request: Any) -> Fields:
+        """A model's inputs and outputs."""
+        return self._repository.model(request.name, request.version).metadata()
+
+    async def ModelConfig(self, request: Any) -> Fields:
+        """A model's configuration, as Triton has it."""
+        return {"config": self._repository.model(request.name, request.version).config()}
+
+    async def ModelStatistics(self, request: Any) -> Fields:
+        """What was counted of a version, of all versions of a model, or of all models."""
+        return {"model_stats": [model.statistics() for model in self._asked(request.name, request.version)]}
+
+    async def RepositoryIndex(self, request: Any) -> Fields:
+        """The models there are."""
+        _check_repository(request.repository_name)
+        entries = [entry for entry in self._repository.index() if entry.state == "READY" or not request.ready]
+        keys = ("name", "version", "state", "reason")
+        return {"models": [{key: getattr(entry, key) for key in keys} for entry in entries]}
+
+    async def RepositoryModelLoad(self, request: Any) -> Fields:
+        """Loads a model."""
+        _check_repository(request.repository_name)
+        parameters = plain_parameters(request.parameters)
+        # A client that goes away does not leave a model half loaded.
+        await asyncio.shield(self._repository.load(request.model_name, parameters))
+        return {}
+
+    async def RepositoryModelUnload(self, request: Any) -> Fields:
+        """Unloads a model."""
+        _check_repository(request.repository_name)
+        await asyncio.shield(self._repository.unload(request.model_name))
+        return {}
+
+    async def SystemSharedMemoryStatus(self, request: Any) -> Fields:
+        """The regions that clients registered."""
+        return {"regions": {region["name"]: region for region in self._offered_memory().status(request.name)}}
+
+    async def SystemSharedMemoryRegister(self, request: Any) -> Fields:
+        """Registers a region."""
+        self._offered_memory().register(request.name, request.key, request.offset, request.byte_size)
+        return {}
+
+    async def SystemSharedMemoryUnregister(self, request: Any) -> Fields:
+        """Forgets a region, or all."""
+        self._offered_memory().unregister(request.name)
+        return {}
+
+    def _offered_memory(self) -> SharedMemory:
+        if self._shared_memory is None:
+            raise NotOfferedError(
+                "this server does not offer shared memory", hint="`exportkit serve --shared-memory` does."
+            )
+        return self._shared_memory
+
+    def _asked(self, name: str, version: str) -> list[ServedModel]:
+        if not name:
+            return list(self._repository.models())
+        if version:
+            return [self._repository.model(name, version)]
+        self._repository.model(name)  # raises what is wrong with it
+        return [model for model in self._repository.models() if model.name == name]
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise NotOfferedError(f"this server has one model repository, without a name; got {name!r}")

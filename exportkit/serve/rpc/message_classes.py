@@ -1,0 +1,53 @@
+"""The messages of open_inference.proto and grpc_health.proto, in a descriptor pool that nothing else sees.
+
+The generated modules of tritonclient and of kserve register the package `inference` in protobuf's default pool, which
+allows every name once in a process. Ours never enters it, so that a process can be a server and a client.
+"""
+
+from __future__ import annotations
+
+import base64
+from functools import cache
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+
+from exportkit.serve.rpc.descriptor_set import FILE_DESCRIPTOR_SET
+from exportkit.serve.statuses import BadRequestError
+
+INFERENCE = "inference.GRPCInferenceService"
+HEALTH = "grpc.health.v1.Health"
+
+
+@cache
+def _pool() -> descriptor_pool.DescriptorPool:
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(FILE_DESCRIPTOR_SET)).file:
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool
+
+
+@cache
+def message_class(name: str) -> Any:
+    """Returns the class of a message, by its full name: `inference.ModelInferRequest`."""
+    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(name))
+
+
+@cache
+def methods(service: str) -> dict[str, tuple[Any, Any]]:
+    """Returns the classes of the request and of the response of each method of a service."""
+    found = _pool().FindServiceByName(service).methods
+    return {m.name: (message_class(m.input_type.full_name), message_class(m.output_type.full_name)) for m in found}
+
+
+def read_message(kind: Any, data: bytes) -> Any:
+    """Parses a message.
+
+    Raises:
+        BadRequestError: The bytes are not such a message.
+    """
+    try:
+        return kind.FromString(data)
+    except message.DecodeError:
+        name = kind.DESCRIPTOR.full_name
+        raise BadRequestError(f"the request's {len(data)} bytes are not a message {name}") from None
