@@ -55,8 +55,6 @@ def _why_not(tensor: TensorInput | TensorOutput, batch: str) -> str | None:
     if not tensor.shape or tensor.shape[0] != Size(dimension=batch):
         return f"the first size of {name} is not {batch}, so its rows are not the requests'"
     for axis, size in enumerate(tensor.shape[1:], 1):
-        if size is None:
-            return f"the size of {name} in dimension {axis} may depend on other rows"
         if isinstance(size, Size) and size.dimension == batch:
             return f"the size of {name} in dimension {axis} depends on {batch} as well"
     return None

@@ -72,6 +72,8 @@ def try_batches(copy: ModelCopy, dimension: Dimension, max_rows: int) -> Batchin
         answers = _answered(copy, requests)
         size = sum(tensor.nbytes for inputs, _ in answers for tensor in inputs) // max(len(answers), 1)
         most = min(max_rows // fewest, max(2, _MAX_TRIED_BYTES // max(size, 1)))
+        if varying := _varying_output(manifest, [outputs for _, outputs in answers]):
+            return Batching(None, f"the sizes of `{varying}` depend on the values of inputs")
         for count in sorted({2, min(len(answers), most), most}) if len(answers) > 1 else ():
             parts = [answers[-place % len(answers)] for place in range(count)]  # the first, then from the last on
             together = copy.call(_joined([inputs for inputs, _ in parts]))
@@ -107,6 +109,14 @@ def _answered(copy: ModelCopy, requests: Iterable[_Flat]) -> list[tuple[_Flat, _
         with contextlib.suppress(ModelRunError):
             answers.append((inputs, copy.call(inputs)))
     return answers
+
+
+def _varying_output(manifest: Manifest, answers: Sequence[_Flat]) -> str | None:
+    """Returns an output whose rows have different sizes for requests of the same sizes."""
+    for described, outputs in zip(manifest.call.outputs, zip(*answers)):
+        if len({output.shape[1:] for output in outputs}) > 1:
+            return described.name
+    return None
 
 
 def _joined(parts: Sequence[_Flat]) -> _Flat:
