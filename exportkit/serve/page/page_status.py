@@ -1,0 +1,117 @@
+"""What the page shows, as JSON: every model, what it takes and gives, and what it has counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import exportkit
+from exportkit.package.manifest import Size
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.engine.statistics import REQUEST_SECONDS, Statistics
+from exportkit.serve.page.regions import region_inputs
+from exportkit.serve.serve_options import ServeOptions
+
+
+def page_status(repository: Repository, options: ServeOptions) -> dict[str, Any]:
+    """Returns the state of the server and of every model. Durations are in seconds, sizes in bytes.
+
+    A size of a shape is a number, a multiple of a dimension (`dimension`, `scale`, `offset`), or null where the
+    manifest does not say. `latency` is of all answers so far; the difference of two `seconds` is of those between.
+    """
+    models = repository.models()
+    served = {(model.name, model.version) for model in models}
+    return {
+        "server": {"version": exportkit.__version__, "ready": repository.ready, "draining": repository.draining},
+        "bounds": REQUEST_SECONDS,
+        "models": [_model(model, options) for model in models],
+        "others": [
+            {"name": entry.name, "version": entry.version, "state": entry.state, "reason": entry.reason}
+            for entry in repository.index()
+            if (entry.name, entry.version) not in served
+        ],
+    }
+
+
+def percentile(counts: Sequence[int], share: float) -> float | None:
+    """Estimates a percentile of a histogram over REQUEST_SECONDS, as Prometheus's `histogram_quantile` does.
+
+    Args:
+        counts: A count for each bound, and one for beyond the last.
+        share: 0.99 for the 99th percentile.
+
+    Returns:
+        Seconds, linear within a bucket; the last bound for what lies beyond it. None if nothing was counted.
+    """
+    rank = share * sum(counts)
+    if rank == 0:
+        return None
+    for index, (bound, count) in enumerate(zip(REQUEST_SECONDS, counts)):
+        if rank <= count:
+            below = REQUEST_SECONDS[index - 1] if index else 0.0
+            return below + (bound - below) * rank / count
+        rank -= count
+    return REQUEST_SECONDS[-1]
+
+
+def _model(model: ServedModel, options: ServeOptions) -> dict[str, Any]:
+    call, metadata = model.manifest.call, model.metadata()
+    return {
+        "name": model.name,
+        "version": model.version,
+        "ready": model.ready,
+        "platform": metadata["platform"],
+        "dimensions": [{"name": each.name, "min": each.min, "max": each.max} for each in call.dimensions],
+        "inputs": _tensors(call.inputs, metadata["inputs"]),
+        "outputs": _tensors(call.outputs, metadata["outputs"]),
+        "regions": region_inputs(call),
+        "limits": {
+            "body": model.max_body,
+            "queued_rows": options.batch.max_queued_rows,
+            "queued_bytes": options.batch.max_queued_bytes,
+            "delay": options.batch.max_delay,
+        },
+        "counters": _counters(model.counted),
+    }
+
+
+def _tensors(tensors: Sequence[Any], described: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    datatypes = {each["name"]: each["datatype"] for each in described}
+    return [
+        {
+            "name": tensor.name,
+            "dtype": tensor.dtype,
+            "datatype": datatypes.get(tensor.name),
+            "shape": [_size(size) for size in tensor.shape],
+        }
+        for tensor in tensors
+    ]
+
+
+def _size(size: int | Size | None) -> int | dict[str, Any] | None:
+    if isinstance(size, Size):
+        return {"dimension": size.dimension, "scale": size.scale, "offset": size.offset}
+    return size
+
+
+def _counters(counted: Statistics) -> dict[str, Any]:
+    return {
+        "requests": counted.success.count,
+        "failures": {reason: spent.count for reason, spent in sorted(counted.failures.items())},
+        "rows": counted.rows,
+        "executions": counted.executions,
+        "mean_batch": counted.rows / counted.executions if counted.executions else None,
+        "seconds": list(counted.request_seconds),
+        "latency": {
+            "p50": percentile(counted.request_seconds, 0.5),
+            "p99": percentile(counted.request_seconds, 0.99),
+        },
+        "pending": counted.pending,
+        "queued_rows": counted.queued_rows,
+        "queued_bytes": counted.queued_bytes,
+        "runners": counted.runners,
+        "busy_runners": counted.busy_runners,
+        "last_inference": counted.last_inference,
+        "load_seconds": counted.load_seconds,
+    }

@@ -1,0 +1,98 @@
+"""A repository of models that only say what they are, for tests of the page's routes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from exportkit.package import manifest as m
+from exportkit.serve.engine.repository import IndexEntry
+from exportkit.serve.engine.statistics import Statistics
+from tests.runtime import tiny
+
+DATATYPES = {"float32": "FP32", "int64": "INT64", "bool": "BOOL"}
+
+
+def manifest(call: m.Call | None = None) -> m.Manifest:
+    """A manifest with a call, that of tests.runtime.tiny unless another is given."""
+    return m.Manifest(
+        format_version=m.FORMAT_VERSION,
+        name="tiny",
+        version="1",
+        call=call or tiny.call(),
+        targets=(tiny.target(),),
+        program=None,
+        operators=(),
+        libraries=(),
+        cases=(),
+        source=m.Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64),
+        provenance=m.Provenance(exportkit="0", torch="0", commit=None, dirty=None, tf32=False),
+        records=(),
+    )
+
+
+@dataclass
+class Model:
+    name: str = "tiny"
+    version: str = "1"
+    manifest: m.Manifest = field(default_factory=manifest)
+    ready: bool = True
+    max_body: int = 1000
+    counted: Statistics = field(default_factory=Statistics)
+
+    def metadata(self) -> dict[str, Any]:
+        call = self.manifest.call
+        return {
+            "platform": "exportkit",
+            "inputs": [{"name": each.name, "datatype": DATATYPES[each.dtype], "shape": [-1]} for each in call.inputs],
+            "outputs": [{"name": each.name, "datatype": DATATYPES[each.dtype], "shape": [-1]} for each in call.outputs],
+        }
+
+
+@dataclass
+class Models:
+    loaded: Sequence[Model]
+    others: Sequence[IndexEntry] = ()
+    ready: bool = True
+    draining: bool = False
+
+    def models(self) -> Sequence[Model]:
+        return self.loaded
+
+    def index(self) -> Sequence[IndexEntry]:
+        return [*(IndexEntry(each.name, each.version, "READY", "") for each in self.loaded), *self.others]
+
+
+def region_call(**changes: Any) -> m.Call:
+    """A call such as ARR-COC's, with some of its keys changed."""
+    batch, rows, columns = (m.Size(dimension=name, scale=scale) for name, scale in (("b", 1), ("gh", 14), ("gw", 14)))
+    tolerance = m.OutputTolerance(rtol=0, atol=0)
+    sizes = {
+        "features": ("float32", (batch, None, 8)),
+        "indices": ("int64", (batch, None)),
+        "budgets": ("int64", (batch, None)),
+        "scores": ("float32", (batch, None)),
+        "relevance": ("float32", (batch, None)),
+    }
+    outputs = tuple(
+        m.TensorOutput(name=name, dtype=dtype, shape=shape, tolerance=tolerance)
+        for name, (dtype, shape) in sizes.items()
+    )
+    inputs = (
+        m.TensorInput(name="picture", dtype="float32", shape=(batch, 3, rows, columns)),
+        m.TensorInput(name="wanted", dtype="float32", shape=(batch, 8)),
+    )
+    call = m.Call(
+        parameters=tuple(
+            m.Parameter(name=each.name, kind="positional", value=m.TensorNode(index=index))
+            for index, each in enumerate(inputs)
+        ),
+        inputs=inputs,
+        result=m.MappingNode(keys=tuple(sizes), items=tuple(m.TensorNode(index=index) for index in range(len(sizes)))),
+        outputs=outputs,
+        dimensions=tuple(m.Dimension(name=name, min=1, max=64) for name in ("b", "gh", "gw")),
+    )
+    return msgspec.structs.replace(call, **changes)
