@@ -226,15 +226,15 @@ class Batcher(Generic[T]):
                 misfits += 1
             if rows == self._max_rows or misfits > self._max_rows:  # a long look for a small gap does not pay
                 break
-        lane = first.lane
-        self._late.update(dict.fromkeys(self._remove(lane, late)))
-        return tuple(self._remove(lane, chosen))
+        removed = self._remove(first.lane, late + chosen)
+        self._late.update(dict.fromkeys(removed[: len(late)]))
+        return tuple(removed[len(late) :])
 
     def _ready_by(self, deadline: float, bucket: Hashable, rows: int, now: float, *, alone: bool) -> bool:
         return alone or deadline == math.inf or now + self._estimates.seconds(bucket, rows, now) < deadline
 
     def _remove(self, lane: Lane[T], waiters: list[Waiter[T]]) -> list[Ticket[T]]:
-        """Removes requests of a lane from the queue and returns them."""
+        """Removes requests of a lane from the queue and returns them, in the same order."""
         tickets = []
         for waiter in waiters:
             ticket = waiter.ticket
@@ -245,7 +245,7 @@ class Batcher(Generic[T]):
             self._bytes -= ticket.size
             tickets.append(ticket)
         if lane.rows == 0:
-            self._lanes.pop(lane.bucket, None)
+            del self._lanes[lane.bucket]
         else:
             self._list_head(lane)
         return tickets

@@ -14,7 +14,7 @@ WEIGHT = 0.25  # of the newest measurement
 OUTLIER = 4.0  # A batch that took longer than so many times the mean counts as so many times the mean.
 SHORTEST = 1e-3  # seconds; or a mean of zero would make every later batch an outlier
 TRUST = 10.0  # A mean is believed for so many times itself after its last measurement,
-TRUST_AT_LEAST = 1.0  # seconds, and at least for so long.
+TRUST_AT_LEAST, TRUST_AT_MOST = 1.0, 60.0  # within these seconds.
 MOST_BUCKETS = 256
 
 
@@ -27,8 +27,11 @@ class _Mean:
     measured: float
 
     def add(self, seconds: float, now: float) -> None:
-        """Takes a measurement into the mean. The lower of the first two stands: the first is often slow."""
-        if self.count == 1:
+        """Takes a measurement into the mean.
+
+        Of the first two the lower stands: the first is often slow. So it is with a mean that is not believed any more.
+        """
+        if not self.believed(now):
             self.seconds = min(self.seconds, seconds)
         else:
             seconds = min(seconds, OUTLIER * max(self.seconds, SHORTEST))
@@ -37,7 +40,8 @@ class _Mean:
         self.measured = now
 
     def believed(self, now: float) -> bool:
-        return self.count > 1 and now - self.measured <= max(TRUST * self.seconds, TRUST_AT_LEAST)
+        trusted = min(max(TRUST * self.seconds, TRUST_AT_LEAST), TRUST_AT_MOST)
+        return self.count > 1 and now - self.measured <= trusted
 
 
 class Estimates:

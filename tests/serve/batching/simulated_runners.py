@@ -1,0 +1,156 @@
+"""Runners on a virtual clock, which take their work from a queue as a server's runners do."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from exportkit.serve.batching.batcher import Batch, QueueFull, Ticket
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request that is submitted at `time`, and cancelled `cancelled_after` seconds later unless it runs by then."""
+
+    time: float
+    bucket: object
+    rows: int = 1
+    size: int = 1
+    priority: int = 2
+    timeout: float | None = None
+    cancelled_after: float | None = None
+
+
+class Queue(Protocol):
+    """What the simulation asks of a queue. `Batcher` is one."""
+
+    @property
+    def queued_rows(self) -> int: ...
+    def submit(self, ticket: Ticket[int]) -> None: ...
+    def take(self, now: float) -> Batch[int] | None: ...
+    def finished(self, batch: Batch[int], seconds: float) -> None: ...
+    def cancel(self, ticket: Ticket[int]) -> bool: ...
+    def late(self, now: float) -> list[Ticket[int]]: ...
+    def next_event(self, now: float) -> float | None: ...
+
+
+@dataclass
+class Outcome:
+    """What became of the arrivals. The tickets' payloads are the arrivals' indices."""
+
+    tickets: list[Ticket[int]] = field(default_factory=list)  # those that were accepted
+    batches: list[Batch[int]] = field(default_factory=list)
+    late: list[tuple[float, Ticket[int]]] = field(default_factory=list)
+    cancelled: list[Ticket[int]] = field(default_factory=list)
+    refused: list[Ticket[int]] = field(default_factory=list)
+    batches_before: dict[int, int] = field(default_factory=dict)  # batches that were taken before a request came
+    idle_while_waiting: int = 0  # moments at which a runner was free and a request waited
+
+    @property
+    def mean_rows(self) -> float:
+        return sum(batch.rows for batch in self.batches) / len(self.batches)
+
+
+def simulate(
+    queue: Queue, arrivals: Sequence[Arrival], runners: int, service: Callable[[object, int], float]
+) -> Outcome:
+    """Runs until nothing is left to do. `service` says how many seconds a batch of a bucket and rows takes."""
+    outcome = Outcome()
+    count = itertools.count()
+    events: list[tuple[float, int, Callable[[float], None]]] = []
+    free = runners
+    alarm: float | None = None
+
+    def at(time: float, action: Callable[[float], None]) -> None:
+        heapq.heappush(events, (time, next(count), action))
+
+    def submit(index: int, arrival: Arrival, now: float) -> None:
+        deadline = None if arrival.timeout is None else now + arrival.timeout
+        ticket = Ticket(index, arrival.bucket, arrival.rows, arrival.size, arrival.priority, deadline, now)
+        try:
+            queue.submit(ticket)
+        except QueueFull:
+            outcome.refused.append(ticket)
+            return
+        outcome.tickets.append(ticket)
+        outcome.batches_before[index] = len(outcome.batches)
+        if arrival.cancelled_after is not None:
+            at(now + arrival.cancelled_after, lambda _: cancel(ticket))
+
+    def cancel(ticket: Ticket[int]) -> None:
+        if queue.cancel(ticket):
+            outcome.cancelled.append(ticket)
+
+    def finish(batch: Batch[int], now: float) -> None:
+        nonlocal free
+        free += 1
+        queue.finished(batch, now - batch.taken)
+
+    def wake_up(_: float) -> None:
+        nonlocal alarm
+        alarm = None
+
+    for index, arrival in enumerate(arrivals):
+        at(arrival.time, lambda now, index=index, arrival=arrival: submit(index, arrival, now))  # type: ignore[misc]
+    while events:
+        now, _, action = heapq.heappop(events)
+        action(now)
+        while events and events[0][0] == now:
+            heapq.heappop(events)[2](now)
+        while free and (batch := queue.take(now)) is not None:
+            free -= 1
+            outcome.batches.append(batch)
+            at(now + service(batch.bucket, batch.rows), lambda then, batch=batch: finish(batch, then))  # type: ignore[misc]
+        outcome.late += [(now, ticket) for ticket in queue.late(now)]
+        outcome.idle_while_waiting += bool(free and queue.queued_rows)
+        event = queue.next_event(now)
+        if event is not None and event != alarm:
+            alarm = event
+            at(event, wake_up)
+    return outcome
+
+
+class TritonLikeQueue:
+    """Triton's dynamic batcher as its core has it (dynamic_batch_scheduler.cc): first in, first out.
+
+    A batch begins with the oldest request and ends before the first one of another shape, or that does not fit.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._waiting: list[Ticket[int]] = []
+
+    @property
+    def queued_rows(self) -> int:
+        return sum(ticket.rows for ticket in self._waiting)
+
+    def submit(self, ticket: Ticket[int]) -> None:
+        self._waiting.append(ticket)
+
+    def take(self, now: float) -> Batch[int] | None:
+        batch: list[Ticket[int]] = []
+        for ticket in self._waiting:
+            rows = sum(other.rows for other in batch) + ticket.rows
+            if rows > self._max_rows or ticket.bucket != self._waiting[0].bucket:
+                break
+            batch.append(ticket)
+        del self._waiting[: len(batch)]
+        return Batch(batch[0].bucket, tuple(batch), now) if batch else None
+
+    def finished(self, batch: Batch[int], seconds: float) -> None:
+        """Learns nothing from it."""
+
+    def cancel(self, ticket: Ticket[int]) -> bool:
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+            return True
+        return False
+
+    def late(self, now: float) -> list[Ticket[int]]:
+        return []
+
+    def next_event(self, now: float) -> float | None:
+        return None

@@ -1,0 +1,135 @@
+"""The batcher does what the naive queue does, whatever is asked of it in whatever order."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from exportkit.serve.batching.batcher import Batch, Batcher, QueueFull, Ticket
+from exportkit.serve.batching.limits import BatchLimits
+from tests.serve.batching.naive_queue import NaiveQueue
+
+TICK = 1 / 64  # seconds; sums of ticks are exact
+TICKS = st.integers(0, 64).map(lambda count: count * TICK)
+
+
+class SameAsTheNaiveQueue(RuleBasedStateMachine):
+    @initialize(
+        max_rows=st.integers(1, 9),
+        max_delay=st.sampled_from([0.0, 0.0, 4 * TICK, 40 * TICK]),
+        max_queued_rows=st.integers(0, 60),
+        max_queued_bytes=st.sampled_from([0, 300, 10_000]),
+    )
+    def start(self, max_rows: int, max_delay: float, max_queued_rows: int, max_queued_bytes: int) -> None:
+        limits = BatchLimits(None, max_delay, max_queued_rows, max_queued_bytes)
+        self.batcher: Batcher[int] = Batcher(limits, max_rows)
+        self.naive = NaiveQueue(limits, max_rows)
+        self.now = 0.0
+        self.submitted: list[Ticket[int]] = []
+        self.answered: list[Ticket[int]] = []
+        self.running: list[Batch[int]] = []
+
+    @rule(
+        bucket=st.integers(0, 2),
+        rows=st.integers(1, 9),
+        size=st.integers(0, 100),
+        priority=st.sampled_from([1, 2, 2, 7]),
+        timeout=st.none() | st.integers(0, 200).map(lambda count: count * TICK),
+    )
+    def submit(self, bucket: int, rows: int, size: int, priority: int, timeout: float | None) -> None:
+        deadline = None if timeout is None else self.now + timeout
+        ticket = Ticket(len(self.submitted), bucket, rows, size, priority, deadline, self.now)
+        if rows > self.naive.max_rows:
+            with pytest.raises(ValueError, match=f"{rows} rows"):
+                self.batcher.submit(ticket)
+        elif not self.naive.has_room(ticket):
+            with pytest.raises(QueueFull, match="no room for"):
+                self.batcher.submit(ticket)
+        else:
+            self.batcher.submit(ticket)
+            self.naive.submit(ticket)
+            self.submitted.append(ticket)
+
+    @rule()
+    def take(self) -> None:
+        batch = self.batcher.take(self.now)
+        assert (list(batch.tickets) if batch else []) == self.naive.take(self.now)
+        if batch:
+            assert batch.taken == self.now
+            assert {ticket.bucket for ticket in batch.tickets} == {batch.bucket}
+            assert batch.rows <= self.naive.max_rows
+            assert all(ticket.deadline is None or self.now < ticket.deadline for ticket in batch.tickets)
+            self.running.append(batch)
+            self.answer(list(batch.tickets))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), seconds=TICKS)
+    def finish(self, data: st.DataObject, seconds: float) -> None:
+        batch = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.batcher.finished(batch, seconds)
+        self.naive.measured.append((batch.bucket, batch.rows, seconds, batch.taken + seconds))
+
+    @rule()
+    def late(self) -> None:
+        late = self.batcher.late(self.now)
+        must = [t for t in self.naive.waiting if t.deadline is not None and t.deadline <= self.now]
+        may = [t for t in self.naive.waiting if self.naive.is_late(t, self.now)]
+        assert set(must) | set(self.naive.found_late) <= set(late) <= set(may) | set(self.naive.found_late)
+        self.naive.remove(late)
+        self.answer(late)
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(self.submitted))
+        cancelled = self.batcher.cancel(ticket)
+        assert cancelled == (ticket in self.naive.waiting or ticket in self.naive.found_late)
+        if cancelled:
+            self.naive.remove([ticket])
+            self.answer([ticket])
+
+    @rule(ticks=TICKS)
+    def wait(self, ticks: float) -> None:
+        self.now += ticks
+
+    @rule()
+    def wait_for_the_next_event(self) -> None:
+        event = self.batcher.next_event(self.now)
+        waiting = self.naive.waiting
+        assert event is None or event >= self.now
+        nothing_before = math.inf if event is None else event
+        # What is late is told by its deadline, and what was delayed may run when the delay ends.
+        assert all(t.deadline is None or max(t.deadline, self.now) >= nothing_before for t in waiting)
+        may_run_now = [ticket for ticket in waiting if self.naive.may_run(ticket, self.now)]
+        assert all(t in may_run_now or self.naive.delayed_until[t] >= nothing_before for t in waiting)
+        assert not self.naive.found_late or event == self.now
+        if event is not None:
+            self.now = event
+
+    def answer(self, tickets: list[Ticket[int]]) -> None:
+        assert not set(tickets) & set(self.answered)
+        self.answered += tickets
+
+    @invariant()
+    def counts_what_waits(self) -> None:
+        if hasattr(self, "naive"):
+            waiting = self.naive.waiting
+            assert self.batcher.queued_rows == sum(ticket.rows for ticket in waiting)
+            assert self.batcher.queued_bytes == sum(ticket.size for ticket in waiting)
+
+    def teardown(self) -> None:
+        if hasattr(self, "naive"):  # whatever is left can be taken or is late, and then everything was answered once
+            self.now += self.naive.limits.max_delay
+            while batch := self.batcher.take(self.now):
+                self.answer(list(batch.tickets))
+            self.answer(self.batcher.late(self.now))
+            assert set(self.answered) == set(self.submitted)
+            assert self.batcher.next_event(self.now) is None
+
+
+SameAsTheNaiveQueue.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None, database=None)
+TestSameAsTheNaiveQueue = SameAsTheNaiveQueue.TestCase
