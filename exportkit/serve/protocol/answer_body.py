@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from exportkit.serve.protocol.inference import InferAnswer
-from exportkit.serve.protocol.parameters import OutputForms
-from exportkit.serve.protocol.shared_memory import SharedMemory
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from exportkit.serve.protocol.datatypes import shown
+from exportkit.serve.protocol.inference import InferAnswer, OutputTensor
+from exportkit.serve.protocol.parameters import OutputForms, RegionSlice
+from exportkit.serve.protocol.request_body import check_form
+from exportkit.serve.protocol.shared_memory import SharedMemory, offered
+from exportkit.serve.protocol.values import numpy_dtype
+from exportkit.serve.statuses import BadRequestError
+
+_ENCODER = msgspec.json.Encoder()
 
 
 def encode_answer(
@@ -18,4 +29,50 @@ def encode_answer(
     Raises:
         BadRequestError: An output cannot be written as JSON (FP16, BF16, NaN, infinity), or does not fit its region.
     """
-    raise NotImplementedError
+    outputs: list[dict[str, Any]] = []
+    binary: list[memoryview] = []
+    any_binary = False
+    for output in answer.outputs:
+        form = forms.of(output.name)
+        check_form(output.name, output.datatype, form)
+        written: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+        if form.region is not None:
+            offered(shared_memory).write(form.region, output.data)
+            written["parameters"] = _region_parameters(form.region, output.data.nbytes)
+        elif form.binary:
+            any_binary = True
+            written["parameters"] = {"binary_data_size": output.data.nbytes}
+            if output.data.nbytes:
+                binary.append(output.data)
+        else:
+            written["data"] = _values(output)
+        outputs.append(written)
+    header = _ENCODER.encode(
+        {"model_name": answer.model, "model_version": answer.version}
+        | ({"id": answer.id} if answer.id else {})
+        | ({"parameters": dict(answer.parameters)} if answer.parameters else {})
+        | {"outputs": outputs}
+    )
+    return (len(header) if any_binary else None), [header, *binary]
+
+
+def _region_parameters(where: RegionSlice, size: int) -> dict[str, Any]:
+    return {
+        "shared_memory_region": where.region,
+        "shared_memory_offset": where.offset,
+        "shared_memory_byte_size": size,
+    }
+
+
+def _values(output: OutputTensor) -> list[Any]:
+    """Returns an output's elements in row-major order, as Triton writes them.
+
+    Triton writes the literals NaN and Infinity. They are not JSON, and most readers then refuse the whole answer.
+    """
+    array = np.frombuffer(output.data, numpy_dtype(output.datatype))
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise BadRequestError(
+            f"Output {shown(output.name)} has NaN or infinity, which JSON cannot hold.",
+            hint="Ask for it with the parameter `binary_data`: true, or for all with `binary_data_output`: true.",
+        )
+    return array.tolist()

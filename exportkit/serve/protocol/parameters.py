@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exportkit.serve.protocol.datatypes import shown
 from exportkit.serve.protocol.inference import InferRequest, InputTensor
+from exportkit.serve.statuses import BadRequestError, NotOfferedError
+
+_MOST = (1 << 64) - 1  # the protocol's numbers are uint64
+_MICROSECOND = 1e-6
 
 
 @dataclass(frozen=True)
@@ -38,13 +43,47 @@ class OutputForms:
         return self.named.get(name, self.default)
 
 
+def whole_number(where: str, parameters: Mapping[str, Any], key: str, default: int = 0) -> int:
+    """Returns a parameter that is a whole number from 0 to 2^64 - 1; `where` says of what, for the error.
+
+    Raises:
+        BadRequestError: The parameter is something else.
+    """
+    value = parameters.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise BadRequestError(f"The parameter `{key}` of {where} is not a whole number from 0 to {_MOST}.")
+    return value
+
+
+def truth(where: str, parameters: Mapping[str, Any], key: str, default: bool) -> bool:
+    """Returns a parameter that is true or false; `where` says of what, for the error.
+
+    Raises:
+        BadRequestError: The parameter is something else.
+    """
+    value = parameters.get(key, default)
+    if not isinstance(value, bool):
+        raise BadRequestError(f"The parameter `{key}` of {where} is neither true nor false.")
+    return value
+
+
 def region_slice(name: str, parameters: Mapping[str, Any]) -> RegionSlice | None:
     """Returns where in shared memory the parameters of the tensor `name` say that it lies; None: they do not.
 
     Raises:
-        BadRequestError: Only some of the three parameters are there, or their values are wrong.
+        BadRequestError: The region or its size is missing, or a value is wrong.
     """
-    raise NotImplementedError
+    prefix = "shared_memory_"
+    if not any(key.startswith(prefix) for key in parameters):
+        return None
+    where = f"tensor {shown(name)}"
+    region = parameters.get(prefix + "region")
+    if not isinstance(region, str) or not region:
+        raise BadRequestError(f"The parameter `{prefix}region` of {where} is not the name of a region.")
+    if prefix + "byte_size" not in parameters:
+        raise BadRequestError(f"The parameter `{prefix}byte_size` of {where} is missing.")
+    offset = whole_number(where, parameters, prefix + "offset")
+    return RegionSlice(region, offset, whole_number(where, parameters, prefix + "byte_size"))
 
 
 def output_form(name: str, parameters: Mapping[str, Any], default: OutputForm) -> OutputForm:
@@ -54,7 +93,13 @@ def output_form(name: str, parameters: Mapping[str, Any], default: OutputForm) -
         BadRequestError: A value is wrong.
         NotOfferedError: `classification` is asked for.
     """
-    raise NotImplementedError
+    where = f"output {shown(name)}"
+    if whole_number(where, parameters, "classification"):
+        raise NotOfferedError(
+            f"Output {shown(name)} is asked for with `classification`, which this server does not offer.",
+            hint="Leave the parameter out, and sort the output at the client.",
+        )
+    return OutputForm(truth(where, parameters, "binary_data", default.binary), region_slice(name, parameters))
 
 
 def checked_request(
@@ -62,8 +107,38 @@ def checked_request(
 ) -> InferRequest:
     """Returns a request, with `priority` and `timeout` (microseconds) of its parameters. Custom ones are ignored.
 
+    `outputs` that are empty or None ask for all.
+
     Raises:
         BadRequestError: A name is there twice, or a parameter's value is wrong, or its name is reserved.
         NotOfferedError: The request belongs to a sequence.
     """
-    raise NotImplementedError
+    check_names("input", (tensor.name for tensor in inputs))
+    check_names("output", outputs or ())
+    for key in parameters:
+        if key.startswith("sequence_"):
+            raise NotOfferedError(
+                f"The parameter {shown(key)} belongs to sequences of requests. This server's models keep no state.",
+                hint="Leave `sequence_id`, `sequence_start` and `sequence_end` out.",
+            )
+        if key.startswith("triton_") or key == "headers":
+            raise BadRequestError(f"The parameter {shown(key)} has a reserved name. Custom ones need another.")
+    timeout = whole_number("the request", parameters, "timeout")
+    return InferRequest(
+        inputs=tuple(inputs),
+        outputs=tuple(outputs) if outputs else None,
+        id=id,
+        priority=whole_number("the request", parameters, "priority"),
+        timeout=timeout * _MICROSECOND if timeout else None,
+    )
+
+
+def check_names(kind: str, names: Iterable[str]) -> None:
+    """Raises BadRequestError if a name is empty, or there twice."""
+    seen: set[str] = set()
+    for name in names:
+        if not name:
+            raise BadRequestError(f"An {kind} has an empty name.")
+        if name in seen:
+            raise BadRequestError(f"There are two {kind}s {shown(name)}. Each {kind} is given once.")
+        seen.add(name)

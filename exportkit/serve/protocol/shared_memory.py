@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from exportkit.serve.protocol.aligned import aligned_bytes
+from exportkit.serve.protocol.datatypes import shown
+from exportkit.serve.protocol.inference import InputTensor
 from exportkit.serve.protocol.parameters import RegionSlice
+from exportkit.serve.protocol.tensor_checks import check_data_size, checked_input
+from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotServedError, TooLargeError
+
+_FOLDER = b"/dev/shm/"
+_MOST_REGIONS = 256  # each holds a file descriptor
+_MOST_BYTES = (1 << 63) - 1
+
+
+class _Registration(msgspec.Struct, forbid_unknown_fields=True):
+    key: str
+    byte_size: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class _Region:
+    key: str
+    offset: int
+    byte_size: int
+    descriptor: int
 
 
 class SharedMemory:
@@ -16,7 +46,7 @@ class SharedMemory:
 
     def __init__(self) -> None:
         """Nothing is registered."""
-        raise NotImplementedError
+        self._regions: dict[str, _Region] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Registers `byte_size` bytes from `offset` of the file `key` under /dev/shm.
@@ -24,15 +54,47 @@ class SharedMemory:
         Raises:
             BadRequestError: The name is taken, the key is not a plain name of a regular file, or the file is too small.
         """
-        raise NotImplementedError
+        if not name or name in self._regions:
+            raise BadRequestError(
+                f"A region {shown(name)} is registered." if name else "The region's name is empty.",
+                hint="Unregister it first, or choose another name." if name else None,
+            )
+        if len(self._regions) >= _MOST_REGIONS:
+            raise BadRequestError(f"{_MOST_REGIONS} regions are registered, which is the most.", hint="Unregister one.")
+        if offset < 0 or byte_size < 1 or offset + byte_size > _MOST_BYTES:
+            raise BadRequestError(
+                f"Region {shown(name)} has the offset {_clipped(offset)} and the size {_clipped(byte_size)}. "
+                "An offset is not negative, and a size is at least 1."
+            )
+        descriptor = _open(key)
+        try:
+            _check_fits(key, descriptor, offset + byte_size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._regions[name] = _Region(key, offset, byte_size, descriptor)
 
     def register_body(self, name: str, body: bytes | memoryview) -> None:
-        """Registers what the body of an HTTP request says: a JSON object with `key`, `offset` and `byte_size`."""
-        raise NotImplementedError
+        """Registers what the body of an HTTP request says: a JSON object with `key`, `offset` and `byte_size`.
+
+        Raises:
+            BadRequestError: The body is something else, or `register` refuses it.
+        """
+        try:
+            said = msgspec.json.decode(body, type=_Registration)
+        except (ValueError, RecursionError) as error:
+            raise BadRequestError(
+                f"The body does not register a region: {error}.",
+                hint='It is a JSON object, as in {"key": "/name", "offset": 0, "byte_size": 1024}.',
+            ) from None
+        self.register(name, said.key, said.offset, said.byte_size)
 
     def unregister(self, name: str = "") -> None:
         """Forgets a region; without a name, all. A name that is not registered changes nothing, as in Triton."""
-        raise NotImplementedError
+        for each in [name] if name else list(self._regions):
+            region = self._regions.pop(each, None)
+            if region is not None:
+                os.close(region.descriptor)
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Returns the regions, or one: `name`, `key`, `offset` and `byte_size` of each.
@@ -40,7 +102,13 @@ class SharedMemory:
         Raises:
             NotServedError: No such region.
         """
-        raise NotImplementedError
+        if name and name not in self._regions:
+            raise NotServedError(f"No region {shown(name)} is registered.")
+        return [
+            {"name": each, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
+            for each, region in self._regions.items()
+            if name in ("", each)
+        ]
 
     def read(self, where: RegionSlice) -> memoryview:
         """Returns a copy of a slice, which starts at a multiple of 64 bytes.
@@ -48,16 +116,109 @@ class SharedMemory:
         Raises:
             BadRequestError: No such region, the slice leaves it, or the file was truncated.
         """
-        raise NotImplementedError
+        region, start = self._find(where)
+        _check_fits(region.key, region.descriptor, start + where.size)
+        data = aligned_bytes(where.size)
+        done = 0
+        while done < where.size:  # one call reads at most 2 GiB
+            count = os.preadv(region.descriptor, [data[done:]], start + done)
+            if not count:
+                raise BadRequestError(f"The shared memory {shown(region.key)} was truncated while it was read.")
+            done += count
+        return data
 
     def write(self, where: RegionSlice, data: memoryview) -> None:
         """Writes an output to the start of a slice.
 
         Raises:
-            BadRequestError: No such region, the slice leaves it, or the output is larger than it.
+            BadRequestError: No such region, the slice leaves it, the output is larger than it, or the file was
+                truncated.
         """
-        raise NotImplementedError
+        region, start = self._find(where)
+        if data.nbytes > where.size:
+            raise BadRequestError(
+                f"The output has {data.nbytes} bytes. {where.size} are offered in region {shown(where.region)}."
+            )
+        _check_fits(region.key, region.descriptor, start + where.size)
+        data, done = data.cast("B"), 0
+        try:
+            while done < len(data):
+                done += os.pwrite(region.descriptor, data[done:], start + done)
+        except OSError as error:
+            raise BadRequestError(f"Region {shown(where.region)} cannot be written: {error.strerror}.") from None
 
     def close(self) -> None:
         """Forgets all regions."""
         self.unregister()
+
+    def _find(self, where: RegionSlice) -> tuple[_Region, int]:
+        """Returns the region of a slice, and where the slice starts in its file."""
+        region = self._regions.get(where.region)
+        if region is None:
+            raise BadRequestError(f"No region {shown(where.region)} is registered.", hint="Register it first.")
+        if where.offset + where.size > region.byte_size:
+            raise BadRequestError(
+                f"{where.size} bytes from {where.offset} leave region {shown(where.region)}, "
+                f"which has {region.byte_size} bytes."
+            )
+        return region, region.offset + where.offset
+
+
+def offered(shared_memory: SharedMemory | None) -> SharedMemory:
+    """Returns the regions.
+
+    Raises:
+        NotOfferedError: There are none, because the server was started without them.
+    """
+    if shared_memory is None:
+        raise NotOfferedError(
+            "This server does not offer shared memory.", hint="Start it with --shared-memory, or send the data."
+        )
+    return shared_memory
+
+
+def input_of_region(
+    shared_memory: SharedMemory | None, name: str, datatype: str, shape: Sequence[int], where: RegionSlice, most: int
+) -> InputTensor:
+    """Returns an input that lies in shared memory. `most` is the most bytes that it may have.
+
+    Raises:
+        BadRequestError: The slice has another size than the input, or cannot be read.
+        NotOfferedError: This server does not offer shared memory, or the datatype is BYTES.
+        TooLargeError: It has more bytes than `most`.
+    """
+    regions = offered(shared_memory)
+    check_data_size(name, datatype, shape, where.size)
+    if where.size > most:
+        raise TooLargeError(f"Input {shown(name)} has {where.size} bytes. A request may have {most} more.")
+    return checked_input(name, datatype, shape, regions.read(where))
+
+
+def _open(key: str) -> int:
+    name = key.removeprefix("/").encode()
+    if name in (b"", b".", b"..") or b"/" in name or b"\0" in name or len(name) > 255:
+        raise BadRequestError(
+            f"The key {shown(key)} is not the name of shared memory.",
+            hint="It is the name of a file in /dev/shm, as `/name`, without further slashes.",
+        )
+    # Not blocking: opening a pipe would wait for its other end.
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        descriptor = os.open(_FOLDER + name, flags)
+    except OSError as error:
+        why = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
+        raise BadRequestError(f"The shared memory {shown(key)} cannot be opened: {why}.") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BadRequestError(f"The shared memory {shown(key)} is not a regular file.")
+    return descriptor
+
+
+def _check_fits(key: str, descriptor: int, end: int) -> None:
+    size = os.fstat(descriptor).st_size
+    if end > size:
+        raise BadRequestError(f"The shared memory {shown(key)} has {size} bytes, and {end} are needed.")
+
+
+def _clipped(number: int) -> str:
+    return str(number) if abs(number) < 1 << 64 else "..."

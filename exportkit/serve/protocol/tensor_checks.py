@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from exportkit.serve.protocol.aligned import aligned
+from exportkit.serve.protocol.datatypes import item_size, shown
 from exportkit.serve.protocol.inference import InputTensor
+from exportkit.serve.protocol.values import array_of_values
+from exportkit.serve.statuses import BadRequestError, ServeError
+
+_MOST_SIZES = 32  # more than any model has, and few enough that shapes stay cheap to check
+_MOST_BYTES = (1 << 63) - 1
+
+
+def input_bytes(name: str, datatype: str, shape: Sequence[int]) -> int:
+    """Returns the bytes of an input with this datatype and shape.
+
+    Raises:
+        BadRequestError: There is no such datatype, or the shape is wrong.
+        NotOfferedError: The datatype is BYTES.
+    """
+    try:
+        size = item_size(datatype)
+    except ServeError as error:
+        raise type(error)(f"Input {shown(name)}: {error.message}") from None
+    if len(shape) > _MOST_SIZES:
+        raise BadRequestError(f"Input {shown(name)} has {len(shape)} sizes. At most {_MOST_SIZES} are allowed.")
+    if any(length < 0 for length in shape):
+        raise BadRequestError(f"Input {shown(name)} has the shape {_written(shape)}. Sizes are not negative.")
+    if any(length > _MOST_BYTES for length in shape) or (total := math.prod(shape) * size) > _MOST_BYTES:
+        raise BadRequestError(f"Input {shown(name)} has the shape {_written(shape)}, which no memory can hold.")
+    return total
 
 
 def checked_input(name: str, datatype: str, shape: Sequence[int], data: memoryview) -> InputTensor:
@@ -14,10 +44,24 @@ def checked_input(name: str, datatype: str, shape: Sequence[int], data: memoryvi
     `data` is copied only if it does not start at a multiple of 64 bytes.
 
     Raises:
-        BadRequestError: The datatype, the shape or the number of bytes is wrong.
+        BadRequestError: The datatype, the shape, the number of bytes, or a byte of a BOOL is wrong.
         NotOfferedError: The datatype is BYTES.
     """
-    raise NotImplementedError
+    check_data_size(name, datatype, shape, data.nbytes)
+    data = data.cast("B")
+    # A byte other than 0 and 1 counts twice or not at all, depending on the kernel, which may then leave its memory.
+    if datatype == "BOOL" and data.nbytes and np.frombuffer(data, np.uint8).max() > 1:
+        raise BadRequestError(f"Input {shown(name)} is BOOL and has a byte that is neither 0 nor 1.")
+    return InputTensor(name, datatype, tuple(shape), aligned(data))
+
+
+def check_data_size(name: str, datatype: str, shape: Sequence[int], size: int) -> None:
+    """Raises BadRequestError unless an input of this datatype and shape has `size` bytes; else as `input_bytes`."""
+    expected = input_bytes(name, datatype, shape)
+    if size != expected:
+        raise BadRequestError(
+            f"Input {shown(name)} ({datatype}, shape {_written(shape)}) needs {expected} bytes. {size} were given."
+        )
 
 
 def input_of_values(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> InputTensor:
@@ -29,4 +73,28 @@ def input_of_values(name: str, datatype: str, shape: Sequence[int], values: Sequ
         BadRequestError: The datatype, the shape, or the number or range of the values is wrong.
         NotOfferedError: The datatype is BYTES.
     """
-    raise NotImplementedError
+    input_bytes(name, datatype, shape)
+    return input_of_array(name, datatype, shape, array_of_values(name, datatype, values))
+
+
+def input_of_array(name: str, datatype: str, shape: Sequence[int], array: np.ndarray) -> InputTensor:
+    """Returns an input with the elements of `array`, whose shape is `shape` or flat.
+
+    Raises:
+        BadRequestError: It has another number of elements, or another shape.
+    """
+    elements = math.prod(shape)
+    if array.size != elements:
+        raise BadRequestError(
+            f"Input {shown(name)} has {array.size} values. Its shape {_written(shape)} needs {elements}."
+        )
+    if array.ndim != 1 and elements and array.shape != tuple(shape):
+        raise BadRequestError(
+            f"The data of input {shown(name)} is nested as {_written(array.shape)}. Its shape is {_written(shape)}.",
+            hint="Nest the lists as the shape says, or give one flat list in row-major order.",
+        )
+    return InputTensor(name, datatype, tuple(shape), aligned(array.reshape(-1).view(np.uint8).data))
+
+
+def _written(shape: Sequence[int]) -> str:
+    return "[" + ", ".join(str(length) if abs(length) < 1 << 64 else "..." for length in shape) + "]"

@@ -1,0 +1,109 @@
+"""Values of JSON and of gRPC's `contents`, as arrays. None is changed silently, except by rounding to a float."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from exportkit.serve.protocol.datatypes import BINARY_ONLY, dtype_of, shown
+from exportkit.serve.statuses import BadRequestError
+
+_OPENING = re.compile(rb"[\s\[]*")
+
+
+def array_of_json(name: str, datatype: str, shape: Sequence[int], data: memoryview) -> np.ndarray:
+    """Returns the array of an input's `data` in JSON: a flat list, or lists nested as the shape says.
+
+    Raises:
+        BadRequestError: A value does not fit the datatype, or the lists are not nested evenly.
+    """
+    _check_has_values(name, datatype)
+    opening = _OPENING.match(data)
+    depth = opening.group().count(b"[") if opening else 0
+    if depth > 1 and depth != len(shape) and (0 not in shape or depth > len(shape)):
+        raise BadRequestError(
+            f"The data of input {shown(name)} is nested {depth} deep, and its shape has {len(shape)} sizes.",
+            hint="Nest the lists as the shape says, or give one flat list in row-major order.",
+        )
+    try:
+        return _array(name, datatype, _decoder(datatype, max(1, depth)).decode(data))
+    except msgspec.DecodeError as error:
+        raise _refused(name, datatype, str(error)) from None
+
+
+def array_of_values(name: str, datatype: str, values: Sequence[Any]) -> np.ndarray:
+    """Returns the flat array of numbers or booleans.
+
+    Raises:
+        BadRequestError: A value does not fit the datatype.
+    """
+    _check_has_values(name, datatype)
+    try:
+        return _array(name, datatype, msgspec.convert(list(values), _lists_of(datatype, 1)))
+    except msgspec.ValidationError as error:
+        raise _refused(name, datatype, str(error)) from None
+
+
+def numpy_dtype(datatype: str) -> np.dtype:
+    """Returns numpy's dtype of a datatype, little-endian. numpy has none for BF16."""
+    return np.dtype(dtype_of(datatype)).newbyteorder("<")
+
+
+def _array(name: str, datatype: str, values: list[Any]) -> np.ndarray:
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(values, numpy_dtype(datatype))
+    except OverflowError:
+        raise _refused(name, datatype, "a number is larger") from None
+    except ValueError:
+        raise BadRequestError(f"The data of input {shown(name)} is nested unevenly.") from None
+    if datatype == "FP32" and np.isinf(array).any() and (np.isinf(array) & np.isfinite(np.array(values))).any():
+        raise _refused(name, datatype, "a number is larger")
+    return array
+
+
+def _check_has_values(name: str, datatype: str) -> None:
+    if datatype in BINARY_ONLY:
+        raise BadRequestError(
+            f"Input {shown(name)} is {datatype}, which cannot be given as JSON or as gRPC's `contents`.",
+            hint="Send it as binary data: with `binary_data_size` over HTTP, in `raw_input_contents` over gRPC.",
+        )
+
+
+def _refused(name: str, datatype: str, why: str) -> BadRequestError:
+    return BadRequestError(f"Input {shown(name)} is {datatype}, which holds {_range(datatype)}: {why}.")
+
+
+def _range(datatype: str) -> str:
+    if datatype == "BOOL":
+        return "`true` and `false`"
+    limits = _limits(datatype)
+    if limits is None:
+        return f"finite numbers up to {np.finfo(numpy_dtype(datatype)).max:.9g}"
+    return f"whole numbers, written without a point, from {limits[0]} to {limits[1]}"
+
+
+def _limits(datatype: str) -> tuple[int, int] | None:
+    dtype = numpy_dtype(datatype)
+    return (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
+
+
+@functools.lru_cache(maxsize=512)
+def _decoder(datatype: str, depth: int) -> msgspec.json.Decoder[list[Any]]:
+    return msgspec.json.Decoder(_lists_of(datatype, depth))
+
+
+def _lists_of(datatype: str, depth: int) -> Any:
+    kind: Any = bool if datatype == "BOOL" else float
+    limits = _limits(datatype) if datatype != "BOOL" else None
+    if limits is not None:
+        # msgspec bounds integers by int64's range only. numpy refuses what is too large for uint64.
+        kind = Annotated[int, msgspec.Meta(ge=limits[0], le=limits[1] if limits[1] < 1 << 63 else None)]
+    for _ in range(depth):
+        kind = list[kind]
+    return kind
