@@ -61,7 +61,7 @@ class Runner:
         except Exception as error:
             # If the worker process died, another runner's batch may have killed it, so even one request runs again.
             if len(requests) == 1 and not isinstance(error, WorkerLostError):
-                return [_backend_error(error)]
+                return [self._failed(error)]
         return [self._alone(request, seconds) for request, seconds in zip(requests, waited)]
 
     def _alone(self, request: CheckedRequest, waited: float) -> Ran | ServeError:
@@ -70,18 +70,28 @@ class Runner:
         try:
             (answer,) = self._together([request], [waited])
         except Exception as error:
-            return _backend_error(error)
+            return self._failed(error)
         return answer
+
+    def _failed(self, error: Exception) -> ServeError:
+        """Returns the answer to a request that failed alone."""
+        self._copy.check_health()
+        if isinstance(error, ExportkitError):
+            return BackendError(error.message, hint=error.hint)
+        _log.error("the model failed", exc_info=error)
+        return BackendError(f"the model failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
     def _together(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> Sequence[Ran]:
         """Runs requests in one call. Raises what the model raises."""
         wanted = sorted({place for request in requests for place in request.outputs})
         started = time.perf_counter()
         with self._transfer.on_stream():
-            inputs = self._transfer.join([request.inputs for request in requests])
-            joined = time.perf_counter()
-            outputs = self._copy.call(inputs)
-            self._transfer.finish()
+            try:
+                inputs = self._transfer.join([request.inputs for request in requests])
+                joined = time.perf_counter()
+                outputs = self._copy.call(inputs)
+            finally:  # also after a failure: the next batch writes to the memory that a copy may still read
+                self._transfer.finish()
             ran = time.perf_counter()
             answers = dict(zip(wanted, self._transfer.back([outputs[place] for place in wanted])))
         parts = (
@@ -102,10 +112,3 @@ def _split(outputs: dict[int, torch.Tensor], sizes: list[int]) -> list[dict[int,
     """Returns views of the outputs: for each request its rows."""
     parts = {place: output.split_with_sizes(sizes) for place, output in outputs.items()}
     return [{place: part[index] for place, part in parts.items()} for index in range(len(sizes))]
-
-
-def _backend_error(error: Exception) -> ServeError:
-    if isinstance(error, ExportkitError):
-        return BackendError(error.message, hint=error.hint)
-    _log.error("the model failed", exc_info=error)
-    return BackendError(f"the model failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,20 +60,27 @@ def packages_in(folder: Path) -> list[PackageFile]:
     Other files, and names that cannot be part of a URL, are left alone.
 
     Raises:
-        UsageError: The folder cannot be read, or a model is there in both forms.
+        UsageError: The folder cannot be read.
     """
     try:
-        entries = sorted(folder.iterdir())
+        return [package for entry in sorted(folder.iterdir()) for package in _packages_at(entry)]
     except OSError as error:
-        raise UsageError(f"cannot read the model repository {folder}: {error.strerror or error}") from error
-    found = [package for entry in entries for package in _packages_at(entry)]
-    flat = {package.name for package in found if package.version is None}
-    if twice := sorted(flat & {package.name for package in found if package.version is not None}):
-        raise UsageError(
-            f"the model repository has {twice[0]}.pt2 as well as {twice[0]}/<version>/model.pt2",
-            hint="Remove one of them.",
-        )
-    return found
+        raise UsageError(f"cannot read the model repository {folder}: {error}") from error
+
+
+def check_names(packages: Sequence[PackageFile]) -> None:
+    """Checks that each name and version stands for one package.
+
+    Raises:
+        UsageError: Two packages would have the same name, or a model has packages with and without a version.
+    """
+    first: dict[str, PackageFile] = {}
+    for package in packages:
+        other = first.setdefault(package.name, package)
+        if other is not package and None in (other.version, package.version):
+            raise UsageError(
+                f"{other.path} and {package.path} would both be served as {package.name}", hint="Rename one of them."
+            )
 
 
 def _packages_at(entry: Path) -> Iterator[PackageFile]:

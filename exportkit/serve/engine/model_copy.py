@@ -75,8 +75,25 @@ class ModelCopy:
                 raise
             raise WorkerLostError(error.message) from error
 
+    def check_health(self) -> None:
+        """Finds out whether a failure broke the device, and not just one call.
+
+        After some errors of CUDA, such as an illegal address, every later call of the process fails. The model then
+        counts as dead.
+        """
+        if self.device.type != "cuda" or not self._model.cases:
+            return
+        model = self._model
+        try:
+            case = model.cases[0]
+            model(*case.args, **case.kwargs)
+            torch.cuda.synchronize(self.device)
+        except (ExportkitError, RuntimeError) as error:
+            _log.error("%s: the device is broken: %s", model.manifest.name, error)
+            model.close()
+
     def restore(self) -> bool:
-        """Loads the package again if its worker process died, after a delay if that happens often.
+        """Loads the package again if its worker process or its device died, after a delay if that happens often.
 
         Returns:
             Whether it can be called now. If not, `failure` says why, or it was closed.
@@ -90,8 +107,8 @@ class ModelCopy:
                 return False
             try:
                 self._load_again()
-            except ExportkitError as error:
-                self.failure = f"the worker process died, and the package cannot be loaded again: {error.message}"
+            except (ExportkitError, RuntimeError) as error:  # torch raises RuntimeError for a broken device
+                self.failure = f"the model died, and the package cannot be loaded again: {error}"
                 _log.error("%s: %s", self._model.manifest.name, self.failure)
             self._loaded = time.monotonic()
             return self.alive

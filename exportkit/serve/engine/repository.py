@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from exportkit.errors import ExportkitError, UsageError
-from exportkit.serve.engine.folder import PackageFile, newest_last, packages_in, single_package
+from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package
 from exportkit.serve.engine.loading import load_copies
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.statistics import Statistics
@@ -62,13 +62,7 @@ class Repository:
         packages = [single_package(path) for path in self._options.packages]
         if self._options.repository is not None:
             packages += packages_in(self._options.repository)
-        seen: dict[tuple[str, str | None], Path] = {}
-        for package in packages:
-            first = seen.setdefault((package.name, package.version), package.path)
-            if first is not package.path:
-                raise UsageError(
-                    f"{first} and {package.path} would both be served as {package.name}", hint="Rename one of them."
-                )
+        check_names(packages)
         return packages
 
     async def open(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from exportkit.package.manifest import Manifest
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.batching.limits import BatchLimits
-from exportkit.serve.engine.body_size import largest_body
+from exportkit.serve.engine.body_size import largest_body, largest_inputs
 from exportkit.serve.engine.checked_request import RequestPlan
 from exportkit.serve.engine.described import DEFAULT_PRIORITY, Described
 from exportkit.serve.engine.dispatch import Dispatcher, Waiting
@@ -68,7 +68,8 @@ class ServedModel:
         self.counted = counted
         counted.runners = len(loaded.copies) * described.runners
         self.versions: Callable[[], Sequence[str]] = lambda: [self.version]
-        self.max_body = largest_body(self.manifest.call, described.batching.dimension, described.max_rows)
+        sizes = self.manifest.call, described.batching.dimension, described.max_rows
+        self.max_body, self._max_text = largest_inputs(*sizes), largest_body(*sizes)
         self._limits: BatchLimits = described.limits
         self._copies = loaded.copies
         self._plan = RequestPlan(self.manifest.call, batched=described.batching.enabled)
@@ -190,9 +191,9 @@ class ServedModel:
         error: ServeError
         if self.failure is not None:
             error = NotReadyError(f"the model {self.name} is not ready: {self.failure}")
-        elif size > self.max_body:
+        elif size > self._max_text:
             error = TooLargeError(
-                f"the body has {size} bytes; a request of the model {self.name} has at most {self.max_body}"
+                f"the body has {size} bytes; a request of the model {self.name} has at most {self._max_text}"
             )
         elif self._held_bytes and self._held_bytes + size > self._limits.max_queued_bytes:
             error = QueueFullError(
