@@ -1,0 +1,124 @@
+"""The messages are those that clients know, and no client's generated module meets them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from exportkit.serve.rpc import message_classes
+from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods, read_message
+from exportkit.serve.statuses import BadRequestError
+from tools import rpc_descriptors
+
+THEIRS = {**service_pb2.DESCRIPTOR.message_types_by_name, **model_config_pb2.DESCRIPTOR.message_types_by_name}
+
+
+def our_messages() -> dict[str, Any]:
+    file = message_class("inference.ModelInferRequest").DESCRIPTOR.file
+    return dict(file.message_types_by_name)
+
+
+def shape_of(field: FieldDescriptor) -> tuple[Any, ...]:
+    """Everything about a field that a client sees on the wire or by name."""
+    kind = field.message_type.full_name if field.message_type else field.enum_type.full_name if field.enum_type else ""
+    oneof = field.containing_oneof.name if field.containing_oneof else ""
+    return field.number, field.type, field.is_repeated, field.is_packed, kind, oneof
+
+
+def compare(ours: Any, theirs: Any) -> int:
+    """Compares a message with a client's and returns the number of fields."""
+    for field in ours.fields:
+        assert shape_of(field) == shape_of(theirs.fields_by_name[field.name]), field.full_name
+    for enum in ours.enum_types:
+        compare_enums(enum, theirs.enum_types_by_name[enum.name])
+    nested = [compare(inner, theirs.nested_types_by_name[inner.name]) for inner in ours.nested_types]
+    return len(ours.fields) + sum(nested)
+
+
+def compare_enums(ours: EnumDescriptor, theirs: EnumDescriptor) -> None:
+    assert {v.name: v.number for v in ours.values} == {v.name: v.number for v in theirs.values}
+
+
+def test_every_field_is_the_one_that_tritonclient_knows():
+    compared = [compare(ours, THEIRS[name]) for name, ours in our_messages().items()]
+    assert sum(compared) > 150  # there were some
+
+
+def test_what_a_client_may_send_is_known_entirely():
+    for name, ours in our_messages().items():
+        if name.startswith("Infer") or name.endswith("Request"):
+            assert {f.name for f in ours.fields} == {f.name for f in THEIRS[name].fields}, name
+
+
+def test_every_enumeration_is_the_one_that_tritonclient_knows():
+    file = message_class("inference.ModelInferRequest").DESCRIPTOR.file
+    for name, ours in file.enum_types_by_name.items():
+        compare_enums(ours, model_config_pb2.DESCRIPTOR.enum_types_by_name[name])
+
+
+def test_every_method_takes_and_returns_what_tritonclient_sends_and_expects():
+    theirs = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
+    for name, (takes, returns) in methods(INFERENCE).items():
+        assert takes.DESCRIPTOR.full_name == theirs[name].input_type.full_name
+        assert returns.DESCRIPTOR.full_name == theirs[name].output_type.full_name
+        assert not theirs[name].client_streaming
+        assert not theirs[name].server_streaming
+
+
+def test_the_descriptor_set_is_that_of_the_proto_files():
+    assert rpc_descriptors.module() == rpc_descriptors.WRITTEN.read_text()
+
+
+def test_bytes_that_are_no_message_are_refused():
+    with pytest.raises(BadRequestError, match=r"not a message inference\.ModelReadyRequest"):
+        read_message(message_class("inference.ModelReadyRequest"), b"\x0a\xff")
+
+
+# --- other generated modules ------------------------------------------------------------------------------------------
+
+OURS = """\
+from exportkit.serve.rpc.message_classes import message_class
+ours = message_class("inference.ModelInferRequest")
+"""
+BOTH = """\
+given = {0}.ModelInferRequest(model_name="m", raw_input_contents=[b"12"])
+message = ours.FromString(given.SerializeToString())
+assert message.model_name == "m" and message.raw_input_contents == [b"12"]
+"""
+
+
+@pytest.fixture(scope="session")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a generated module of the same messages in a file of another name, as kserve has."""
+    folder = tmp_path_factory.mktemp("generated")
+    source = Path(message_classes.__file__).with_name("open_inference.proto").read_text()
+    (folder / "predict_v2.proto").write_text(source)
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--python_out={folder}", "predict_v2.proto"]
+    subprocess.run(command, check=True)
+    return folder
+
+
+def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    start = f"import sys\nsys.path.append({str(folder)!r})\n"
+    return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+@pytest.mark.parametrize("module", ["predict_v2_pb2", "tritonclient.grpc.service_pb2"])
+def test_a_client_and_the_server_live_in_one_process(module: str, ours_first: bool, generated: Path):
+    theirs = f"import {module}\n"
+    done = python((OURS + theirs if ours_first else theirs + OURS) + BOTH.format(module), generated)
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_generated_modules_do_not_live_in_one_process(generated: Path):
+    """Which is why the server has none."""
+    done = python("import tritonclient.grpc.service_pb2\nimport predict_v2_pb2\n", generated)
+    assert done.returncode != 0
+    assert "duplicate" in done.stderr
