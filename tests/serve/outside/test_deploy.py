@@ -1,0 +1,182 @@
+"""The files in deploy/ have the form that their readers ask for, and their commands are ours."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from exportkit.cli.app import group
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
+
+# Where KServe's definitions are: a copy of config/crd/full of its repository.
+CRDS = os.environ.get("EXPORTKIT_KSERVE_CRDS")
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+def check_arguments(arguments: list[str]) -> dict[str, Any]:
+    """The options that `exportkit serve` reads from these arguments. Files need not exist."""
+    command = group.get_command(click.Context(group), "serve")
+    assert command is not None
+    for parameter in command.params:
+        if isinstance(parameter.type, click.Path):
+            parameter.type = click.Path()
+    with command.make_context("serve", list(arguments)) as context:
+        return context.params
+
+
+def check_pod(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    """What holds for every pod of ours: little authority, and time to drain."""
+    security = {**pod.get("securityContext", {}), **container["securityContext"]}
+    assert security["runAsNonRoot"]
+    assert security["readOnlyRootFilesystem"]
+    assert not security["allowPrivilegeEscalation"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    values = {variable["name"]: variable["value"] for variable in container["env"]}
+    given = [re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], argument) for argument in container["args"]]
+    options = check_arguments(["--host=0.0.0.0", *given])
+    assert options["port"] in {port["containerPort"] for port in container["ports"]}
+    stop = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
+    assert options["drain_timeout"] + float(stop[1]) < pod.get("terminationGracePeriodSeconds", 60)
+    assert values["OMP_NUM_THREADS"] == container["resources"]["limits"]["cpu"]
+    paths = {"livenessProbe": "/v2/health/live", "readinessProbe": "/v2/health/ready"}
+    assert {name: container[name]["httpGet"]["path"] for name in paths} == paths
+
+
+def test_the_kubernetes_manifest_fits_the_schemas_of_kubernetes():
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    found = documents("kubernetes/exportkit.yaml")
+    assert [document["kind"] for document in found] == ["Deployment", "Service", "PodDisruptionBudget"]
+    for document in found:
+        for version in ("1.30", "1.34"):
+            validate.validate(document, version, strict=True)
+        document["spec"]["unknown"] = 1  # the check can fail
+        with pytest.raises(validate.ValidationError):
+            validate.validate(document, "1.34", strict=True)
+
+
+def test_the_kubernetes_manifest_is_one_of_ours():
+    deployment, service, budget = documents("kubernetes/exportkit.yaml")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    check_pod(pod, container)
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    selectors = [deployment["spec"]["selector"]["matchLabels"], service["spec"]["selector"]]
+    assert [*selectors, budget["spec"]["selector"]["matchLabels"]] == [labels] * 3
+    assert {port["targetPort"] for port in service["spec"]["ports"]} == {port["name"] for port in container["ports"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
+    assert mounts["cache"] == "/cache"  # EXPORTKIT_CACHE of the image
+    assert budget["spec"]["minAvailable"] < deployment["spec"]["replicas"]
+
+
+def test_the_serving_runtime_is_one_of_ours():
+    (runtime,), (service,) = documents("kserve/servingruntime.yaml"), documents("kserve/inferenceservice.yaml")
+    (container,) = runtime["spec"]["containers"]
+    predictor = service["spec"]["predictor"]
+    check_pod({"terminationGracePeriodSeconds": predictor["terminationGracePeriodSeconds"]}, container)
+    assert container["name"] == "kserve-container"
+    model, (offered,) = predictor["model"], runtime["spec"]["supportedModelFormats"]
+    assert model["modelFormat"] == {key: offered[key] for key in ("name", "version")}
+    assert model["runtime"] == runtime["metadata"]["name"]
+    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+
+
+def test_the_serving_runtime_s_pod_fits_the_schemas_of_kubernetes():
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    (runtime,) = documents("kserve/servingruntime.yaml")
+    pod = {key: runtime["spec"][key] for key in ("containers", "volumes")}
+    validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod}, "1.34", strict=True)
+
+
+@pytest.mark.skipif(CRDS is None, reason="EXPORTKIT_KSERVE_CRDS does not say where KServe's definitions are")
+@pytest.mark.parametrize("name", ["servingruntime", "inferenceservice"])
+def test_the_files_for_kserve_fit_its_definitions(name: str):
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    (document,) = documents(f"kserve/{name}.yaml")
+    definition = yaml.safe_load(Path(str(CRDS), f"serving.kserve.io_{name}s.yaml").read_text())
+    wanted = document["apiVersion"].removeprefix("serving.kserve.io/")
+    (schema,) = [v["schema"]["openAPIV3Schema"] for v in definition["spec"]["versions"] if v["name"] == wanted]
+    schema["properties"]["metadata"]["x-kubernetes-preserve-unknown-fields"] = True
+    closed = _closed(schema)
+    jsonschema.validate(document, closed)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document | {"spec": document["spec"] | {"unknown": 1}}, closed)
+
+
+def _closed(schema: Any) -> Any:
+    """The schema as a cluster applies it: unknown fields are refused, unless it says otherwise."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _closed(value) for key, value in schema.items()}
+    if schema.get("x-kubernetes-int-or-string"):
+        made.pop("type", None)
+    if isinstance(schema.get("properties"), dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+# --- the image --------------------------------------------------------------------------------------------------------
+
+
+def instructions() -> Iterator[tuple[str, str]]:
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE)
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip():
+            instruction, _, rest = line.partition(" ")
+            yield instruction, rest.strip()
+
+
+def test_the_image_copies_only_what_is_there_and_what_may_be_sent():
+    sent = [line.removeprefix("!") for line in (DEPLOY / "docker/Dockerfile.dockerignore").read_text().splitlines()]
+    allowed = [pattern for pattern in sent if pattern and not pattern.startswith(("#", "*"))]
+    stages = {rest.split(" AS ")[1] for kind, rest in instructions() if kind == "FROM" and " AS " in rest}
+    copied = []
+    for kind, rest in instructions():
+        words = shlex.split(rest)
+        if kind == "COPY" and words[0].startswith("--from="):
+            assert words[0].removeprefix("--from=") in stages
+        elif kind == "COPY":
+            copied += words[:-1]
+    assert sorted(copied) == sorted(allowed)
+    for source in copied:
+        assert source == "dist/exportkit-*.whl" or (ROOT / source).exists()
+    assert re.search(r"--dist-dir|dist", (ROOT / "Makefile").read_text())
+    assert fnmatch.fnmatch("dist/exportkit-0.1.0-cp311-abi3-manylinux_2_34_x86_64.whl", "dist/exportkit-*.whl")
+
+
+def test_the_image_runs_our_command_as_a_plain_user_without_a_compiler():
+    found = list(instructions())
+    last = max(i for i, (kind, _) in enumerate(found) if kind == "FROM")
+    final = dict(found[last:])
+    assert final["USER"] == "10001:10001"
+    command = [*json.loads(final["ENTRYPOINT"]), *json.loads(final["CMD"])]
+    assert command[:2] == ["exportkit", "serve"]
+    options = check_arguments(command[2:])
+    assert f"{options['port']} {options['grpc_port'] or 8001}" == final["EXPOSE"]
+    check = json.loads(final["HEALTHCHECK"].partition("CMD ")[2])
+    compile(check[2], "HEALTHCHECK", "exec")
+    assert f":{options['port']}/v2/health/live" in check[2]
+    for kind, rest in found:
+        if kind == "FROM":
+            assert rest.split()[0].endswith("-slim-bookworm")
+        if kind == "RUN":
+            assert not re.search(r"build-essential|g\+\+|gcc|cmake|curl|wget", rest)
