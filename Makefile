@@ -16,6 +16,8 @@ SOURCES := $(shell find csrc -type f) setup.py
 CXX_FILES := $(filter %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
 # What the C++ runtime is built with. Where they are missing and cannot be installed, the build says so and does without.
 APT_PACKAGES := cmake nlohmann-json3-dev
+# The browser that tests the page of `exportkit serve`. Without it these tests are skipped.
+APT_BROWSER := chromium
 
 .PHONY: help setup build demo test check lint format docs bench wheel clean
 
@@ -57,6 +59,8 @@ demo: build
 
 # mypy uses one core; what there is to compile gets the others.
 test:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_BROWSER) >/dev/null 2>&1; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_BROWSER) >/dev/null || true; fi
 	@$(MAKE) --no-print-directory -j2 -O build lint
 	$(PYTEST)
 
