@@ -243,6 +243,34 @@ def test_a_request_that_cannot_be_answered_in_time_is_dropped_before_its_deadlin
     assert queue.take(1.25) is None
 
 
+def test_a_request_waits_on_when_batches_became_faster_since_it_came():
+    queue = batcher()
+    for _ in range(2):
+        queue.finished(Batch("a", (ticket(),), 0.0), 0.25)
+    queue.submit(ticket(0, deadline=1.5, arrived=1.0))
+    for _ in range(40):
+        queue.finished(Batch("a", (ticket(),), 1.0), 0.0)
+    assert queue.late(1.25) == []
+    event = queue.next_event(1.25)
+    assert event is not None
+    assert 1.45 < event <= 1.5
+    assert len(queue.late(event)) == 1
+
+
+def test_a_thousand_requests_with_deadlines_are_all_told():
+    queue = batcher()
+    waiting = [ticket(index, index % 7, deadline=float(1000 - index)) for index in range(1000)]
+    for t in waiting:
+        queue.submit(t)
+    for t in waiting[::3]:
+        queue.cancel(t)
+    left = [t for index, t in enumerate(waiting) if index % 3]
+    assert queue.late(500.0) == [t for t in reversed(left) if t.deadline is not None and t.deadline <= 500]
+    while (event := queue.next_event(500.0)) is not None:
+        assert len(queue.late(event)) == 1
+    assert queue.queued_rows == 0
+
+
 def test_what_take_finds_late_is_told_at_once_and_can_still_be_cancelled():
     queue = batcher()
     first, second = ticket(0, deadline=1.0), ticket(1, deadline=1.0)

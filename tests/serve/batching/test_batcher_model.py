@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,24 @@ from tests.serve.batching.naive_queue import NaiveQueue
 
 TICK = 1 / 64  # seconds; sums of ticks are exact
 TICKS = st.integers(0, 64).map(lambda count: count * TICK)
+
+
+class Request(NamedTuple):
+    bucket: int
+    rows: int
+    size: int
+    priority: int
+    timeout: float | None
+
+
+REQUESTS = st.builds(
+    Request,
+    bucket=st.integers(0, 2),
+    rows=st.integers(1, 9),
+    size=st.integers(0, 100),
+    priority=st.sampled_from([1, 2, 2, 7]),
+    timeout=st.none() | st.integers(0, 200).map(lambda count: count * TICK),
+)
 
 
 class SameAsTheNaiveQueue(RuleBasedStateMachine):
@@ -33,26 +52,22 @@ class SameAsTheNaiveQueue(RuleBasedStateMachine):
         self.answered: list[Ticket[int]] = []
         self.running: list[Batch[int]] = []
 
-    @rule(
-        bucket=st.integers(0, 2),
-        rows=st.integers(1, 9),
-        size=st.integers(0, 100),
-        priority=st.sampled_from([1, 2, 2, 7]),
-        timeout=st.none() | st.integers(0, 200).map(lambda count: count * TICK),
-    )
-    def submit(self, bucket: int, rows: int, size: int, priority: int, timeout: float | None) -> None:
-        deadline = None if timeout is None else self.now + timeout
-        ticket = Ticket(len(self.submitted), bucket, rows, size, priority, deadline, self.now)
-        if rows > self.naive.max_rows:
-            with pytest.raises(ValueError, match=f"{rows} rows"):
+    @rule(requests=st.lists(REQUESTS, min_size=1, max_size=6))
+    def submit(self, requests: list[Request]) -> None:
+        for request in requests:
+            deadline = None if request.timeout is None else self.now + request.timeout
+            priority, rows = request.priority, request.rows
+            ticket = Ticket(len(self.submitted), request.bucket, rows, request.size, priority, deadline, self.now)
+            if rows > self.naive.max_rows:
+                with pytest.raises(ValueError, match=f"{rows} rows"):
+                    self.batcher.submit(ticket)
+            elif not self.naive.has_room(ticket):
+                with pytest.raises(QueueFull, match="no room for"):
+                    self.batcher.submit(ticket)
+            else:
                 self.batcher.submit(ticket)
-        elif not self.naive.has_room(ticket):
-            with pytest.raises(QueueFull, match="no room for"):
-                self.batcher.submit(ticket)
-        else:
-            self.batcher.submit(ticket)
-            self.naive.submit(ticket)
-            self.submitted.append(ticket)
+                self.naive.submit(ticket)
+                self.submitted.append(ticket)
 
     @rule()
     def take(self) -> None:
