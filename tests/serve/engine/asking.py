@@ -1,0 +1,59 @@
+"""What the engine's tests share: requests from tensors, tensors from answers, and a repository that serves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.engine.tensor_bytes import DATATYPES, bytes_of
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor
+from exportkit.serve.serve_options import LoadOptions, ServeOptions
+
+_DTYPES = {datatype: getattr(torch, dtype) for dtype, datatype in DATATYPES.items()}
+
+
+def given(name: str, tensor: torch.Tensor) -> InputTensor:
+    datatype = DATATYPES[str(tensor.dtype).removeprefix("torch.")]
+    return InputTensor(name, datatype, tuple(tensor.shape), bytes_of(tensor.contiguous()))
+
+
+def request(inputs: Mapping[str, torch.Tensor], **options: Any) -> InferRequest:
+    return InferRequest(tuple(given(name, tensor) for name, tensor in inputs.items()), **options)
+
+
+def tensors(answer: InferAnswer) -> dict[str, torch.Tensor]:
+    found = {}
+    for output in answer.outputs:
+        content = torch.frombuffer(bytearray(output.data), dtype=torch.uint8) if output.data else torch.empty(0)
+        found[output.name] = content.view(_DTYPES[output.datatype]).view(output.shape)
+    return found
+
+
+def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@asynccontextmanager
+async def serving(
+    *packages: Path, repository: Path | None = None, batch: BatchLimits | None = None, **load: Any
+) -> AsyncIterator[Repository]:
+    """A repository that is open, and is drained at the end."""
+    options = ServeOptions(packages, repository, LoadOptions(**load), batch or BatchLimits())
+    served = Repository(options)
+    await served.open()
+    try:
+        yield served
+    finally:
+        await served.drain()
+
+
+def only(repository: Repository) -> ServedModel:
+    (model,) = repository.models()
+    return model

@@ -1,0 +1,99 @@
+"""A compiled model whose rows are independent or not, as an input says; its inputs have dtypes of every kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from exportkit.package import manifest as m
+from tests.runtime import tiny
+
+DTYPES = {
+    "x": torch.float32,
+    "coupling": torch.float32,
+    "label": torch.int64,
+    "flag": torch.bool,
+    "half": torch.bfloat16,
+}
+SHAPES: dict[str, tuple[int, ...]] = {"x": (3,), "coupling": (1,), "label": (), "flag": (2,), "half": (2, 2)}
+OUTPUTS = {"sum": "x", "next": "label", "other": "flag", "twice": "half"}  # which have the dtypes and sizes of inputs
+
+
+class Rows(torch.nn.Module):
+    """Where `coupling` is not 0, a row's answer depends on all rows."""
+
+    def forward(
+        self, x: torch.Tensor, coupling: torch.Tensor, label: torch.Tensor, flag: torch.Tensor, half: torch.Tensor
+    ) -> list[torch.Tensor]:
+        return [x + coupling * x.softmax(0), label + 1, ~flag, half * 2]
+
+
+def example(batch: int, coupling: float = 0.0) -> dict[str, torch.Tensor]:
+    return {
+        "x": torch.randn(batch, 3),
+        "coupling": torch.full((batch, 1), coupling),
+        "label": torch.randint(0, 100, (batch,)),
+        "flag": torch.rand(batch, 2) > 0.5,
+        "half": torch.randn(batch, 2, 2).bfloat16(),
+    }
+
+
+def answer(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return dict(zip(OUTPUTS, Rows()(**inputs)))
+
+
+def call(least: int = 1) -> m.Call:
+    batch = m.Size(dimension="batch")
+
+    def name(dtype: torch.dtype) -> str:
+        return str(dtype).removeprefix("torch.")
+
+    floating = m.OutputTolerance(rtol=1e-5, atol=1e-6)
+    exact = m.OutputTolerance(rtol=0.0, atol=0.0)
+    return m.Call(
+        parameters=tuple(
+            m.Parameter(name=key, kind="positional", value=m.TensorNode(index=index))
+            for index, key in enumerate(DTYPES)
+        ),
+        inputs=tuple(
+            m.TensorInput(name=key, dtype=name(dtype), shape=(batch, *SHAPES[key])) for key, dtype in DTYPES.items()
+        ),
+        result=m.MappingNode(keys=tuple(OUTPUTS), items=tuple(m.TensorNode(index=i) for i in range(4))),
+        outputs=tuple(
+            m.TensorOutput(
+                name=key,
+                dtype=name(DTYPES[like]),
+                shape=(batch, *SHAPES[like]),
+                tolerance=floating if DTYPES[like].is_floating_point else exact,
+            )
+            for key, like in OUTPUTS.items()
+        ),
+        dimensions=(m.Dimension(name="batch", min=least, max=32),),
+    )
+
+
+def compiled_files() -> dict[str, Path]:
+    batch = torch.export.Dim("batch", min=1, max=32)
+    return tiny.compiled(Rows(), tuple(example(3).values()), {key: {0: batch} for key in DTYPES})
+
+
+def write(path: Path, *examples: dict[str, torch.Tensor], wrong: float = 0.0, least: int = 1, **changes: Any) -> Path:
+    """A package with these recorded calls; `wrong` is added to their recorded answers."""
+    records: dict[str, bytes | Path] = {}
+    cases = []
+    for index, inputs in enumerate(examples):
+        name = f"exportkit/cases/{index}.safetensors"
+        outputs = answer(inputs)
+        outputs["sum"] = outputs["sum"] + wrong
+        records[name] = save(
+            {f"input.{i}": tensor for i, tensor in enumerate(inputs.values())}
+            | {f"output.{i}": tensor for i, tensor in enumerate(outputs.values())}
+        )
+        cases.append(m.Case(record=name, sizes={"batch": len(inputs["x"])}))
+    temporary = path.with_suffix(".new")
+    tiny.write(temporary, compiled_files(), extra=records, cases=tuple(cases), call=call(least), **changes)
+    temporary.replace(path)
+    return path

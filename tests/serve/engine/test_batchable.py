@@ -1,0 +1,180 @@
+"""Which models are batched: what the manifest allows, and what the recorded cases then show."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+import torch
+
+from exportkit.package import manifest as m
+from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.engine.batchable import batch_dimension
+from tests.runtime import tiny
+from tests.serve.engine import rows
+from tests.serve.engine.asking import equal, only, request, serving, tensors
+
+BATCH = m.Size(dimension="batch")
+TOLERANCE = m.OutputTolerance(rtol=0.0, atol=0.0)
+
+
+def call(inputs: list[tuple], outputs: list[tuple], least: int = 1, most: int = 8) -> m.Call:
+    return m.Call(
+        parameters=(),
+        inputs=tuple(m.TensorInput(name=f"in{i}", dtype="float32", shape=shape) for i, shape in enumerate(inputs)),
+        result=m.ConstantNode(value=None),
+        outputs=tuple(
+            m.TensorOutput(name=f"out{i}", dtype="float32", shape=shape, tolerance=TOLERANCE)
+            for i, shape in enumerate(outputs)
+        ),
+        dimensions=(m.Dimension(name="batch", min=least, max=most), m.Dimension(name="n", min=1, max=8)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        ([(BATCH,)], [(BATCH,)]),
+        ([(BATCH, 3, m.Size(dimension="n", scale=16)), (BATCH,)], [(BATCH, m.Size(dimension="n")), (BATCH, None)]),
+    ],
+)
+def test_a_model_whose_tensors_all_begin_with_one_dimension_may_be_batched(inputs, outputs):
+    assert batch_dimension(call(inputs, outputs)) == m.Dimension(name="batch", min=1, max=8)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "reason"),
+    [
+        ([], [(BATCH,)], "no inputs"),
+        ([(BATCH,)], [], "no outputs"),
+        ([()], [(BATCH,)], "`in0` does not vary"),
+        ([(4, 3)], [(4,)], "`in0` does not vary"),
+        ([(BATCH, 3), (5,)], [(BATCH,)], "`in1` is not batch"),
+        ([(BATCH, 3), ()], [(BATCH,)], "`in1` is not batch"),
+        ([(BATCH,), (m.Size(dimension="n"),)], [(BATCH,)], "`in1` is not batch"),
+        ([(BATCH,), (m.Size(dimension="batch", scale=16),)], [(BATCH,)], "`in1` is not batch"),
+        ([(BATCH,), (m.Size(dimension="batch", offset=1),)], [(BATCH,)], "`in1` is not batch"),
+        ([(m.Size(dimension="batch", scale=2), 3)], [(BATCH,)], "`in0` is not batch"),
+        ([(BATCH, BATCH)], [(BATCH,)], "`in0` in dimension 1 depends on batch as well"),
+        ([(BATCH,)], [(BATCH, m.Size(dimension="batch", scale=16))], "`out0` in dimension 1 depends on batch as well"),
+        ([(BATCH,)], [()], "`out0` is not batch"),
+        ([(BATCH,)], [(None,)], "`out0` is not batch"),
+        ([(BATCH,)], [(3, BATCH)], "`out0` is not batch"),
+    ],
+)
+def test_a_model_without_one_row_for_each_request_is_not_batched_and_says_why(inputs, outputs, reason):
+    found = batch_dimension(call(inputs, outputs))
+    assert isinstance(found, str)
+    assert reason in found
+
+
+@pytest.mark.parametrize(("least", "most", "batched"), [(1, 1, False), (0, 1, False), (2, 3, False), (2, 4, True)])
+def test_a_range_without_room_for_two_requests_is_not_batched(least, most, batched):
+    found = batch_dimension(call([(BATCH,)], [(BATCH,)], least, most))
+    assert isinstance(found, str) != batched
+
+
+# --- what the recorded cases show -------------------------------------------------------------------------------------
+
+
+def metadata(package, **options):
+    async def ask():
+        async with serving(package, **options) as repository:
+            return only(repository).metadata()["batching"], only(repository).config()
+
+    return asyncio.run(ask())
+
+
+def test_independent_rows_are_batched(rows_package):
+    batching, config = metadata(rows_package)
+    assert batching == {"enabled": True, "reason": None, "dimension": "batch", "max_rows": 32, "bit_equal": True}
+    assert config["max_batch_size"] == 32
+    assert [each["dims"] for each in config["input"]] == [[3], [1], [], [2], [2, 2]]
+    assert [each["data_type"] for each in config["output"]] == ["TYPE_FP32", "TYPE_INT64", "TYPE_BOOL", "TYPE_BF16"]
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0
+
+
+def test_rows_that_influence_one_another_are_not_batched(tmp_path):
+    package = rows.write(tmp_path / "rows.pt2", rows.example(1, coupling=1.0))
+    batching, config = metadata(package)
+    assert not batching["enabled"]
+    assert "rows influence one another: sum" in batching["reason"]
+    assert batching["max_rows"] == 1
+    assert config["max_batch_size"] == 0
+    assert "dynamic_batching" not in config
+    assert config["input"][0]["dims"] == [-1, 3]
+    assert "influence one another" in config["parameters"]["batching"]["string_value"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"warm_up": False}, "the warm-up is off"),
+        ({"batch": BatchLimits(max_rows=1)}, "batches have at most 1 rows"),
+    ],
+)
+def test_what_was_not_shown_is_not_batched(rows_package, options, reason):
+    batching, _ = metadata(rows_package, **options)
+    assert not batching["enabled"]
+    assert reason in batching["reason"]
+
+
+def test_a_package_without_cases_is_not_batched(tmp_path):
+    batching, _ = metadata(rows.write(tmp_path / "rows.pt2"))
+    assert "has no recorded case" in batching["reason"]
+
+
+def test_outputs_that_need_not_repeat_are_not_batched(tmp_path):
+    def loosen(manifest):
+        loose = m.OutputTolerance(rtol=0.0, atol=m.ANY_VALUE)
+        outputs = tuple(msgspec.structs.replace(each, tolerance=loose) for each in manifest.call.outputs[:1])
+        changed = msgspec.structs.replace(manifest.call, outputs=(*outputs, *manifest.call.outputs[1:]))
+        return msgspec.structs.replace(manifest, call=changed)
+
+    package = rows.write(tmp_path / "rows.pt2", rows.example(2), change=loosen)
+    assert "`sum` need not repeat" in metadata(package)[0]["reason"]
+
+
+def test_a_model_that_needs_two_rows_is_batched_in_pairs(tmp_path):
+    package = rows.write(tmp_path / "rows.pt2", rows.example(2), least=2)
+
+    async def ask():
+        async with serving(package) as repository:
+            model = only(repository)
+            inputs = [rows.example(2) for _ in range(8)]
+            answers = await asyncio.gather(*(model.infer(request(each)) for each in inputs))
+            return model, inputs, answers
+
+    model, inputs, answers = asyncio.run(ask())
+    assert model.metadata()["batching"]["enabled"]
+    assert all(equal(tensors(answer), rows.answer(each)) for answer, each in zip(answers, inputs))
+    assert model.counted.executions < 8
+
+
+def test_an_input_without_rows_of_its_own_says_why_tiny_is_not_batched(tiny_package):
+    batching, _ = metadata(tiny_package)
+    assert "`offset`" in batching["reason"]
+
+
+def test_requests_of_other_sizes_run_alone_together(tiny_package):
+    """A model that is not batched answers many requests, each by itself."""
+    calls = [tiny.example(batch, gh) for batch, gh in [(1, 1), (4, 6), (2, 3), (1, 1)]]
+
+    async def ask():
+        async with serving(tiny_package, runners=2) as repository:
+            model = only(repository)
+            inputs = [
+                {"image": args[0], "query.features": args[1]["features"], "offset": kwargs["offset"]}
+                for args, kwargs in calls
+            ]
+            return await asyncio.gather(*(model.infer(request(each)) for each in inputs)), model.counted
+
+    answers, counted = asyncio.run(ask())
+    for answer, (args, kwargs) in zip(answers, calls):
+        want = tiny.Tiny()(*args, **kwargs)
+        got = tensors(answer)
+        torch.testing.assert_close(got["regions.mean"], want["regions"].mean)
+        assert torch.equal(got["regions.doubled"], want["regions"].doubled)
+        assert torch.equal(got["rest.0"], want["rest"][0])
+    assert (counted.rows, counted.executions) == (4, 4)
