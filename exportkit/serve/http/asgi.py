@@ -1,0 +1,115 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.http.exchange import Exchange, headers_of
+from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.infer_endpoint import InferEndpoint
+from exportkit.serve.http.json_routes import JsonRoutes
+from exportkit.serve.statuses import (
+    BadRequestError,
+    ForbiddenError,
+    MethodNotAllowedError,
+    NotServedError,
+    ServeError,
+)
+
+Middleware = Callable[[ASGIApp], ASGIApp]
+
+_INFER = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
+_SHOWN = 200  # characters of a URL in a message
+
+_log = logging.getLogger(__name__)
+
+
+def make_app(
+    repository: Repository,
+    options: HttpOptions,
+    *,
+    routes: Sequence[BaseRoute] = (),
+    middleware: Sequence[Middleware] = (),
+) -> ASGIApp:
+    """Returns the application that serves a repository. It needs no server in particular, and no lifespan events.
+
+    Args:
+        repository: What is served. The caller opens and drains it.
+        options: How clients are treated.
+        routes: Further URLs. Each ServeError and each HTTPException that they raise becomes the protocol's JSON.
+        middleware: ASGI applications around the routes, the outermost first. They find the request's RequestRecord in
+            `scope["exportkit"]`, and may refuse the request by raising a ServeError before they begin an answer. What
+            is to see refusals as they are sent wraps the application that is returned here.
+    """
+    infer = InferEndpoint(repository, options)
+    known: list[BaseRoute] = [Route(path, infer, methods=["POST"]) for path in _INFER]
+    app: ASGIApp = Router([*known, *JsonRoutes(repository, options).routes(), *routes], redirect_slashes=False)
+    for wrap in reversed(middleware):
+        app = wrap(app)
+    return _Application(app, options)
+
+
+class _Application:
+    """Turns whatever goes wrong inside into the protocol's JSON."""
+
+    def __init__(self, app: ASGIApp, options: HttpOptions) -> None:
+        self._app = app
+        self._options = options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+        else:
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._options)
+        scope["app"] = self  # so that Starlette's routes raise their refusals
+        scope["path"] = scope["path"].rstrip("/") or "/"
+        try:
+            _check_origin(scope)
+            await self._app(scope, exchange.receive, exchange.send)
+        except ServeError as error:
+            await exchange.refuse(error)
+        except HTTPException as error:
+            await exchange.refuse(_of_starlette(error, scope), error.headers)
+        except Exception as error:
+            _log.exception("request %s: %s %s failed", exchange.record.id, scope["method"], scope["path"][:_SHOWN])
+            await exchange.refuse(
+                ServeError(f"the server failed ({type(error).__name__})", hint="Its log says why, by the x-request-id.")
+            )
+
+
+def _check_origin(scope: Scope) -> None:
+    """Refuses changes that a web page of another origin asks for. Its browser reaches even what listens on loopback."""
+    site = headers_of(scope).get("sec-fetch-site", "none")
+    if scope["method"] == "POST" and site not in ("same-origin", "none"):
+        raise ForbiddenError("this server takes no requests from web pages of other origins")
+
+
+def _of_starlette(error: HTTPException, scope: Scope) -> ServeError:
+    url = f"{scope['method']} {scope['path'][:_SHOWN]}"
+    if error.status_code == 404:
+        return NotServedError(f"there is nothing at {url}", hint="`GET /v2` describes this server.")
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return MethodNotAllowedError(f"{url} is not allowed", hint=f"The URL takes {allowed}.")
+    if error.status_code < 500:
+        return BadRequestError(error.detail)
+    return ServeError(error.detail)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"].removeprefix("lifespan.")
+        await send({"type": f"lifespan.{kind}.complete"})
+        if kind == "shutdown":
+            return

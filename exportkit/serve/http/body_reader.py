@@ -1,0 +1,207 @@
+"""Receives the body of a request into one buffer, within limits of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from starlette.types import Message, Receive
+
+from exportkit.serve.http.content_coding import Coding, Inflater, coding_of_body
+from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.protocol.aligned import aligned_bytes, body_buffer
+from exportkit.serve.protocol.request_body import header_length_of
+from exportkit.serve.statuses import BadRequestError, CancelledError, SlowClientError, TooLargeError
+
+_FIRST_SIZE = 64 << 10  # bytes of the buffer of a body whose size is not known
+_DIGITS = 18
+
+
+@dataclass(frozen=True)
+class BodyHead:
+    """What the headers say about a body.
+
+    Attributes:
+        sent: The bytes that will be sent, compressed or not. None: it comes in chunks until it ends.
+        coding: How it is compressed.
+        json_length: The bytes of JSON at its beginning, decompressed. None: all is JSON.
+    """
+
+    sent: int | None
+    coding: Coding | None
+    json_length: int | None
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> BodyHead:
+        """Reads the headers.
+
+        Raises:
+            BadRequestError: A length is not a number.
+            UnknownEncodingError: The content encoding is not understood.
+        """
+        return cls(
+            _content_length(headers),
+            coding_of_body(headers.get("content-encoding")),
+            header_length_of(headers.get("inference-header-content-length")),
+        )
+
+    @property
+    def size(self) -> int | None:
+        """The bytes of the body, decompressed, if they are known before it is read."""
+        return self.sent if self.coding is None else None
+
+
+def _content_length(headers: Mapping[str, str]) -> int | None:
+    value = headers.get("content-length")
+    if "transfer-encoding" in headers:
+        return None
+    if value is None:
+        return 0
+    if not (value.isascii() and value.isdigit() and len(value) <= _DIGITS):
+        raise BadRequestError(f"the header Content-Length is `{value[:80]}`, which is not a number of bytes")
+    return int(value)
+
+
+async def read_body(
+    receive: Receive, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], None]
+) -> memoryview:
+    """Receives a body.
+
+    Args:
+        receive: ASGI's.
+        head: What the headers say.
+        limit: The most bytes that the body may have, as they are sent and decompressed.
+        options: How slow it may come.
+        reserve: Called with a number of bytes before that much more memory is used. It may refuse. Where the size is
+            known, it was reserved before.
+
+    Returns:
+        The body, decompressed, in memory that `body_buffer` chose.
+
+    Raises:
+        TooLargeError: The body is larger than `limit`. No more of it was read than that.
+        SlowClientError: It comes too slowly.
+        CancelledError: The client went away.
+        BadRequestError: The compressed data is wrong, or the body is not as long as Content-Length says.
+    """
+    if (head.sent or 0) > limit:
+        raise too_large(limit)
+    buffer = _Buffer(head, limit, reserve)
+    inflater = None if head.coding is None else Inflater(head.coding)
+    received, more = 0, True
+    with _Patience(options) as patience:
+        while more:
+            message = await receive()
+            chunk, more = _chunk(message)
+            received += len(chunk)
+            patience.moved(received)
+            if received > limit:
+                raise too_large(limit)
+            if inflater is None:
+                buffer.write(chunk)
+                continue
+            for piece in inflater.pieces(chunk):
+                buffer.write(piece)
+                await asyncio.sleep(0)  # a small chunk can inflate to much: others get their turn
+    if inflater is not None:
+        inflater.end()
+    if head.sent is not None and received != head.sent:
+        raise BadRequestError(f"the body has {received} bytes, and its header Content-Length says {head.sent}")
+    return buffer.filled
+
+
+def too_large(limit: int) -> TooLargeError:
+    """Returns the error for a body of more than `limit` bytes."""
+    return TooLargeError(f"the body has more than {limit} bytes, which no request for this URL needs")
+
+
+def _chunk(message: Message) -> tuple[bytes, bool]:
+    if message["type"] == "http.disconnect":
+        raise CancelledError("the client went away before its request was complete")
+    return message.get("body", b""), message.get("more_body", False)
+
+
+class _Buffer:
+    """The body's memory, which grows where its size is not known before."""
+
+    def __init__(self, head: BodyHead, limit: int, reserve: Callable[[int], None]) -> None:
+        self._start = head.json_length or 0
+        self._limit = limit
+        self._reserve = reserve
+        self._fixed = head.size is not None
+        if head.size is not None:
+            self._memory = body_buffer(head.size, head.json_length)
+        else:
+            self._memory = aligned_bytes(min(_FIRST_SIZE, limit), self._start)
+        self._used = 0
+
+    def write(self, data: bytes) -> None:
+        end = self._used + len(data)
+        if end > len(self._memory):
+            self._grow(end)
+        self._memory[self._used : end] = data
+        self._used = end
+
+    def _grow(self, needed: int) -> None:
+        if self._fixed:
+            raise BadRequestError(f"the body has more bytes than its header Content-Length says: {len(self._memory)}")
+        if needed > self._limit:
+            raise too_large(self._limit)
+        size = min(max(2 * len(self._memory), needed), self._limit)
+        self._reserve(size - len(self._memory))
+        grown = aligned_bytes(size, self._start)
+        grown[: self._used] = self._memory[: self._used]
+        self._memory = grown
+
+    @property
+    def filled(self) -> memoryview:
+        return self._memory[: self._used]
+
+
+class _Patience:
+    """Ends the reading of a body that comes too slowly."""
+
+    def __init__(self, options: HttpOptions) -> None:
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._task: Any = asyncio.current_task()
+        self._began = self._moved = self._loop.time()
+        self._received = 0
+        self._late = False
+
+    def moved(self, received: int) -> None:
+        """So many bytes have come now."""
+        self._moved, self._received = self._loop.time(), received
+
+    def __enter__(self) -> _Patience:
+        self._timer = self._loop.call_at(self._due, self._look)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._late and kind is asyncio.CancelledError:
+            if hasattr(self._task, "uncancel"):  # since Python 3.11
+                self._task.uncancel()
+            idle = self._loop.time() - self._moved
+            raise SlowClientError(
+                f"the body comes too slowly: {self._received} bytes came, the last {idle:.0f} seconds ago",
+                hint=f"It may pause for {self._options.idle_seconds:g} seconds, and needs "
+                f"{self._options.least_rate:g} bytes a second.",
+            ) from None
+
+    @property
+    def _due(self) -> float:
+        idle = self._options.idle_seconds
+        return min(self._moved + idle, self._began + idle + self._received / self._options.least_rate)
+
+    def _look(self) -> None:
+        if self._loop.time() < self._due:
+            self._timer = self._loop.call_at(self._due, self._look)
+        else:
+            self._late = True
+            self._task.cancel()

@@ -1,0 +1,114 @@
+"""One HTTP request and its answer: what was read and sent of them, and how a refusal is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.request_record import RequestRecord, request_id
+from exportkit.serve.statuses import CancelledError, ServeError
+
+JSON = (b"content-type", b"application/json")
+_IGNORED_BYTES = 64 << 20  # a refused body up to this size is received and thrown away, and the connection stays open
+
+_log = logging.getLogger(__name__)
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Returns a request's headers by lower-case name. Of a header that is there twice, the last."""
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+class Exchange:
+    """One request and its answer. `receive` and `send` are ASGI's, and count.
+
+    Attributes:
+        record: What is known about the request.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, options: HttpOptions) -> None:
+        """Nothing was read and nothing sent."""
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._options = options
+        self._headers = headers_of(scope)
+        self.record: RequestRecord = scope.setdefault("exportkit", RequestRecord())
+        self.record.id = request_id(self.record.id or self._headers.get("x-request-id"))
+        self._unread = "transfer-encoding" in self._headers or self._headers.get("content-length", "0") != "0"
+
+    @property
+    def began(self) -> bool:
+        """Whether the answer has begun."""
+        return self.record.status != 0
+
+    async def receive(self) -> Message:
+        """Receives a part of the body, or that the client went away."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._unread = False
+        else:
+            self._unread = message.get("more_body", False)
+            self.record.received_bytes += len(message.get("body", b""))
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Sends a part of the answer. Every answer has the request's id, and none to HEAD has a body."""
+        if message["type"] == "http.response.start":
+            self.record.status = message["status"]
+            headers = [*message.get("headers", ()), (b"x-request-id", self.record.id.encode())]
+            await self._send({**message, "headers": headers})
+            return
+        body = message.get("body", b"")
+        if self._scope["method"] == "HEAD":
+            message = {**message, "body": b""}
+        else:
+            self.record.sent_bytes += len(body)
+        await self._send(message)
+
+    async def refuse(self, error: ServeError, headers: Mapping[str, str] | None = None) -> None:
+        """Answers with an error."""
+        if self.began:
+            _log.error("request %s failed while its answer was sent: %s", self.record.id, error.text)
+            self.record.error = error
+            return
+        self.record.failed(error)
+        if isinstance(error, CancelledError):  # nobody waits for the answer
+            return
+        closes = self._closes()
+        body = msgspec.json.encode({"error": error.text})
+        lines = [JSON, (b"content-length", b"%d" % len(body))]
+        lines += [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        if error.retry_after is not None:
+            lines.append((b"retry-after", b"%d" % error.retry_after))
+        if closes:
+            lines.append((b"connection", b"close"))
+        await self.send({"type": "http.response.start", "status": error.status, "headers": lines})
+        await self.send({"type": "http.response.body", "body": body, "more_body": closes})
+        if closes:
+            await self._linger()
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _closes(self) -> bool:
+        """Whether the connection must be closed, because what the client still sends is too much or never ends."""
+        if not self._unread or not self._scope["http_version"].startswith("1"):
+            return False
+        length = self._headers.get("content-length", "")
+        return not length.isdigit() or int(length[:18]) > _IGNORED_BYTES or "expect" in self._headers
+
+    async def _linger(self) -> None:
+        """Goes on receiving for a moment: a connection that is closed at once takes the answer with it."""
+
+        async def receive_rest() -> None:
+            while self._unread:
+                await self.receive()
+
+        try:
+            await asyncio.wait_for(receive_rest(), self._options.linger_seconds)
+        except asyncio.TimeoutError:
+            _log.info("request %s: the client went on sending after it was refused", self.record.id)

@@ -1,0 +1,162 @@
+"""Answers `/v2/models/<model>[/versions/<version>]/infer`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
+from exportkit.serve.http.content_coding import coding_of_answer, deflated
+from exportkit.serve.http.exchange import JSON, headers_of
+from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.protocol.answer_body import encode_answer
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest
+from exportkit.serve.protocol.parameters import OutputForms
+from exportkit.serve.protocol.request_body import ParsedBody, parse_body
+from exportkit.serve.request_record import RequestRecord
+from exportkit.serve.statuses import CancelledError, NotReadyError
+
+T = TypeVar("T")
+Parts = Sequence[bytes | memoryview]
+
+_JSON_BYTES = 64 << 10  # of names, shapes and parameters
+_JSON_RATE = 26  # bytes of JSON for a byte of a tensor, at most
+_SENT_AT_ONCE = 1 << 20  # bytes that a transport may have to copy if the client takes them slowly
+_LONG = 1 << 20  # bytes from which work is done in a thread, because other requests would wait for it
+_BINARY = (b"content-type", b"application/octet-stream")
+
+
+class InferEndpoint:
+    """An ASGI application that answers inferences.
+
+    It refuses a request before it reads the body, if it can. It receives the body into the memory that the model reads,
+    and sends the outputs from where the model wrote them.
+    """
+
+    def __init__(self, repository: Repository, options: HttpOptions) -> None:
+        self._repository = repository
+        self._options = options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request.
+
+        Raises:
+            ServeError: The class says why. Nothing was sent.
+        """
+        record: RequestRecord = scope["exportkit"]
+        headers = headers_of(scope)
+        wanted = scope["path_params"]
+        model = self._repository.model(wanted["model"], wanted.get("version", ""))
+        record.model, record.version = model.name, model.version
+        forms, answer = await self._infer(headers, receive, model)
+        record.timing = answer.timing
+        text_bytes = sum(output.data.nbytes for output in answer.outputs if not forms.of(output.name).binary)
+        write = partial(encode_answer, answer, forms, self._options.shared_memory)
+        json_length, parts = await self._maybe_in_thread(text_bytes, write)
+        del answer, write
+        coding = None if scope["http_version"] == "1.0" else coding_of_answer(headers.get("accept-encoding"))
+        kind = [JSON] if json_length is None else [_BINARY, _json_length(json_length)]
+        if coding is None:
+            kind.append((b"content-length", b"%d" % sum(memoryview(part).nbytes for part in parts)))
+            await _send_answer(send, kind, _pieces(parts), threaded=False)
+        else:
+            kind.append((b"content-encoding", coding.encode()))
+            await _send_answer(send, kind, deflated(_pieces(parts), coding), threaded=True)
+
+    async def _infer(
+        self, headers: dict[str, str], receive: Receive, model: ServedModel
+    ) -> tuple[OutputForms, InferAnswer]:
+        """Receives the request and lets the model answer. The request's memory is free again when this returns."""
+        head = BodyHead.of(headers)
+        limit = _limit(head, model)
+        with ExitStack() as reserved:
+            reserved.enter_context(model.admit(head.size or 0))
+            parsed = await self._parsed(head, limit, receive, model, reserved)
+            answer = await _while_connected(receive, model, parsed.request)
+            return parsed.forms, answer
+
+    async def _parsed(
+        self, head: BodyHead, limit: int, receive: Receive, model: ServedModel, reserved: ExitStack
+    ) -> ParsedBody:
+        def reserve(size: int) -> None:
+            with suppress(NotReadyError):  # what was accepted is answered, even if the server drains since
+                reserved.enter_context(model.admit(size))
+
+        body = await read_body(receive, head, limit, self._options, reserve)
+        metadata = model.metadata()
+        parse = partial(
+            parse_body,
+            body,
+            head.json_length,
+            metadata=metadata,
+            batched=metadata["batching"]["enabled"],
+            max_bytes=model.max_body,
+            shared_memory=self._options.shared_memory,
+        )
+        return await self._maybe_in_thread(len(body) if head.json_length is None else head.json_length, parse)
+
+    async def _maybe_in_thread(self, text_bytes: int, work: Callable[[], T]) -> T:
+        """Reads or writes JSON, in another thread if there is much. Shared memory is for the loop's thread only."""
+        if text_bytes < _LONG or self._options.shared_memory is not None:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _limit(head: BodyHead, model: ServedModel) -> int:
+    """Returns the most bytes that a body of the model can need. Refuses one that will be larger."""
+    text = _JSON_RATE * model.max_body + _JSON_BYTES
+    limit = text if head.json_length is None else model.max_body + min(head.json_length, text)
+    if (head.size or 0) > limit:
+        raise too_large(limit)
+    return limit
+
+
+async def _while_connected(receive: Receive, model: ServedModel, request: InferRequest) -> InferAnswer:
+    """Lets the model answer. If the client goes away, the request leaves the queue."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            continue
+
+    watch = asyncio.ensure_future(gone())
+    inference = asyncio.ensure_future(model.infer(request))
+    try:
+        await asyncio.wait({watch, inference}, return_when=asyncio.FIRST_COMPLETED)
+        if inference.done():
+            return inference.result()
+        raise CancelledError("the client went away before its request was answered")
+    finally:
+        watch.cancel()
+        inference.cancel()
+        await asyncio.gather(watch, inference, return_exceptions=True)
+
+
+async def _send_answer(
+    send: Send, headers: list[tuple[bytes, bytes]], pieces: Iterator[bytes | memoryview], *, threaded: bool
+) -> None:
+    """Sends an answer piece by piece, each once the client took most of those before."""
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    loop = asyncio.get_running_loop()
+    while True:
+        piece = await loop.run_in_executor(None, next, pieces, None) if threaded else next(pieces, None)
+        await send({"type": "http.response.body", "body": piece or b"", "more_body": piece is not None})
+        if piece is None:
+            return
+
+
+def _pieces(parts: Parts) -> Iterator[bytes | memoryview]:
+    for part in parts:
+        view = memoryview(part).cast("B")
+        for start in range(0, len(view), _SENT_AT_ONCE):
+            yield view[start : start + _SENT_AT_ONCE]
+
+
+def _json_length(length: int) -> tuple[bytes, bytes]:
+    return b"inference-header-content-length", b"%d" % length

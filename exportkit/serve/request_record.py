@@ -1,0 +1,56 @@
+"""What is known about a request: HTTP and gRPC fill it, logs, metrics and traces read it."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Literal
+
+from exportkit.serve.protocol.inference import Timing
+from exportkit.serve.statuses import ServeError
+
+_USABLE_ID = re.compile(r"[!-~]{1,128}")
+
+
+def request_id(given: str | None) -> str:
+    """Returns the id that a client gave in `x-request-id`, or a new one if it is missing or not safe in a log."""
+    return given if given is not None and _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+@dataclass
+class RequestRecord:
+    """One request, filled as it becomes known.
+
+    Over HTTP it is `scope["exportkit"]`. The application puts it there, unless a middleware around it did before. It is
+    complete when the application returns, also for requests that were refused or whose client went away.
+
+    Attributes:
+        protocol: The way in.
+        id: The `x-request-id` of the answer.
+        started: When the request's headers were read, by `time.perf_counter()`, in seconds.
+        model: The served model that is asked for an inference. Empty: none, or no such model is served.
+        version: Its version. Empty: no version was chosen.
+        status: The HTTP status, or 0 before the answer has begun. 499: the client went away.
+        error: Why the request was refused or failed. None: it was not.
+        received_bytes: The bytes of the body that were read, as they were sent.
+        sent_bytes: The bytes of the answer's body, as they are sent.
+        timing: Where an inference's time went.
+    """
+
+    protocol: Literal["http", "grpc"] = "http"
+    id: str = ""
+    started: float = field(default_factory=time.perf_counter)
+    model: str = ""
+    version: str = ""
+    status: int = 0
+    error: ServeError | None = None
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    timing: Timing | None = None
+
+    def failed(self, error: ServeError) -> None:
+        """Records why there is no answer."""
+        self.error = error
+        self.status = error.status
