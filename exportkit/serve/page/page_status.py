@@ -56,12 +56,15 @@ def percentile(counts: Sequence[int], share: float) -> float | None:
 
 
 def _model(model: ServedModel, options: ServeOptions) -> dict[str, Any]:
-    call, metadata = model.manifest.call, model.metadata()
+    call, metadata, config = model.manifest.call, model.metadata(), model.config()
     return {
         "name": model.name,
         "version": model.version,
         "ready": model.ready,
+        "failure": model.failure,
         "platform": metadata["platform"],
+        "devices": [_device(group) for group in config["instance_group"]],
+        "batching": metadata["batching"],
         "dimensions": [{"name": each.name, "min": each.min, "max": each.max} for each in call.dimensions],
         "inputs": _tensors(call.inputs, metadata["inputs"]),
         "outputs": _tensors(call.outputs, metadata["outputs"]),
@@ -74,6 +77,10 @@ def _model(model: ServedModel, options: ServeOptions) -> dict[str, Any]:
         },
         "counters": _counters(model.counted),
     }
+
+
+def _device(group: Mapping[str, Any]) -> str:
+    return f"cuda:{group['gpus'][0]}" if group["kind"] == "KIND_GPU" else "cpu"
 
 
 def _tensors(tensors: Sequence[Any], described: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 
 from exportkit.package import manifest as m
+from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.engine.batchable import Batching
+from exportkit.serve.engine.described import Described
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.engine.statistics import Statistics
 from tests.runtime import tiny
-
-DATATYPES = {"float32": "FP32", "int64": "INT64", "bool": "BOOL"}
 
 
 def manifest(call: m.Call | None = None) -> m.Manifest:
@@ -34,6 +35,9 @@ def manifest(call: m.Call | None = None) -> m.Manifest:
     )
 
 
+ALONE = Batching(None, "the test does not need it")
+
+
 @dataclass
 class Model:
     name: str = "tiny"
@@ -43,13 +47,29 @@ class Model:
     max_body: int = 1000
     counted: Statistics = field(default_factory=Statistics)
 
+    devices: tuple[str, ...] = ("cpu",)
+    batching: Batching = ALONE
+    failure: str | None = None
+
+    @property
+    def described(self) -> Described:
+        return Described(
+            name=self.name,
+            version=self.version,
+            manifest=self.manifest,
+            batching=self.batching,
+            max_rows=4,
+            limits=BatchLimits(),
+            devices=self.devices,
+            runners=1,
+            weights=None,
+        )
+
     def metadata(self) -> dict[str, Any]:
-        call = self.manifest.call
-        return {
-            "platform": "exportkit",
-            "inputs": [{"name": each.name, "datatype": DATATYPES[each.dtype], "shape": [-1]} for each in call.inputs],
-            "outputs": [{"name": each.name, "datatype": DATATYPES[each.dtype], "shape": [-1]} for each in call.outputs],
-        }
+        return self.described.metadata([self.version])
+
+    def config(self) -> dict[str, Any]:
+        return self.described.config()
 
 
 @dataclass

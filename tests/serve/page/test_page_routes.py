@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 from exportkit.package import manifest as m
+from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Statistics
 from exportkit.serve.page.page_routes import open_paths, page_routes
@@ -91,13 +92,15 @@ def test_a_page_is_only_read(page: Site):
 
 
 def test_the_status_says_what_models_take_and_what_they_counted():
-    model = Model()
+    batching = Batching(m.Dimension(name="batch", min=1, max=4))
+    model = Model(devices=("cpu", "cuda:1"), batching=batching, ready=False, failure="it starts again")
     for seconds in (0.002, 0.002, 0.02, 0.2):
         model.counted.succeeded(TIMING, seconds)
     model.counted.executed(3, compute_input=0.0, compute_infer=0.1, compute_output=0.0)
     model.counted.executed(1, compute_input=0.0, compute_infer=0.1, compute_output=0.0)
     model.counted.failed("full")
-    model.counted.queued(2, 7, 99)
+    model.counted.entered(4, 40)
+    model.counted.entered(3, 59)
     absent = IndexEntry("absent", "2", "UNAVAILABLE", "its digest is wrong")
     status = page_status(Models([model], [absent], ready=False), ServeOptions())
     assert status["server"]["ready"] is False
@@ -105,6 +108,17 @@ def test_the_status_says_what_models_take_and_what_they_counted():
         {"name": "absent", "version": "2", "state": "UNAVAILABLE", "reason": "its digest is wrong"}
     ]
     (told,) = status["models"]
+    assert (told["name"], told["version"], told["ready"]) == ("tiny", "1", False)
+    assert told["failure"] == "it starts again"
+    assert told["devices"] == ["cpu", "cuda:1"]
+    assert told["batching"] == {
+        "enabled": True,
+        "reason": None,
+        "dimension": "batch",
+        "max_rows": 4,
+        "bit_equal": True,
+    }
+    assert told["limits"] == {"body": 1000, "queued_rows": 1024, "queued_bytes": 1 << 30, "delay": 0.0}
     assert told["inputs"][0] == {
         "name": "image",
         "dtype": "float32",

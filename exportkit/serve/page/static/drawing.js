@@ -17,7 +17,7 @@ export const VIEWS = {
 export function drawView(target, picture, patch, view, answer) {
   target.width = picture.width;
   target.height = picture.height;
-  const context = target.getContext("2d");
+  const context = target.getContext("2d", { willReadFrequently: true });
   context.drawImage(picture, 0, 0);
   if (answer === null || view === "photograph") return;
   const columns = picture.width / patch;

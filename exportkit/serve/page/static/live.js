@@ -55,7 +55,6 @@ export class Live {
       ["p50", duration(counters.latency.p50)],
       ["p99", duration(counters.latency.p99)],
       ["runners", `${counters.busy_runners} of ${counters.runners} busy`],
-      ["loaded in", duration(counters.load_seconds)],
     ];
     fill(this.totals, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
   }

@@ -10,6 +10,7 @@ export class ModelView {
   constructor(model, bounds) {
     this.live = new Live(bounds);
     this.state = el("span", { class: "pill" });
+    this.about = el("p", { class: "about" });
     this.facts = el("dl", { class: "facts" });
     const plain = new TryAny(model);
     const attempts = model.regions
@@ -19,6 +20,7 @@ export class ModelView {
       "article",
       {},
       el("h2", {}, model.name, " ", el("span", { class: "faint" }, `version ${model.version}`), " ", this.state),
+      this.about,
       section("Now", this.live.element),
       section("Try it", ...attempts),
       section("Takes and gives", tensors("Inputs", model.inputs, model), tensors("Outputs", model.outputs, model)),
@@ -36,6 +38,15 @@ export class ModelView {
     const text = model.ready ? "ready" : "not ready";
     if (this.state.textContent !== text) this.state.textContent = text;
     this.state.className = `pill ${model.ready ? "good" : "bad"}`;
+    const said = [
+      model.failure,
+      model.devices.join(", "),
+      `loaded in ${duration(model.counters.load_seconds)}`,
+      batching(model.batching),
+    ]
+      .filter(Boolean)
+      .join(" · ");
+    if (this.about.textContent !== said) this.about.textContent = said;
     const facts = JSON.stringify(model.limits);
     if (this.shown !== facts) fill(this.facts, limits(model));
     this.shown = facts;
@@ -49,18 +60,18 @@ function section(title, ...content) {
 function tensors(title, list, model) {
   const rows = list.map((tensor) => {
     const sizes = ranges([tensor.shape], model.dimensions);
-    const text = shape(tensor.shape);
-    const where = sizes ? el("span", { class: "faint" }, `${sizes}`) : null;
-    return el(
-      "tr",
-      {},
-      el("th", { scope: "row" }, tensor.name),
-      el("td", {}, tensor.dtype),
-      el("td", {}, el("code", {}, text), where && " ", where),
-    );
+    const text = el("code", {}, `${tensor.dtype}${shape(tensor.shape)}`);
+    const where = sizes ? el("span", { class: "faint" }, sizes) : null;
+    return el("tr", {}, el("th", { scope: "row" }, tensor.name), el("td", {}, text, where && " ", where));
   });
-  const head = el("tr", {}, ["name", "dtype", "sizes"].map((name) => el("th", { scope: "col" }, name)));
-  return el("table", {}, el("caption", {}, title), el("thead", {}, head), el("tbody", {}, rows));
+  const head = el("tr", {}, el("th", { scope: "col" }, title), el("th", { scope: "col" }, "dtype, sizes and their ranges"));
+  return el("table", { class: "tensors" }, el("thead", {}, head), el("tbody", {}, rows));
+}
+
+function batching({ enabled, reason, max_rows: rows, bit_equal: equal }) {
+  if (!enabled) return `requests run alone: ${reason}`;
+  const answers = equal ? "answers are equal to the last bit" : "answers may differ in the last bits";
+  return `up to ${whole(rows)} rows run together, and ${answers}`;
 }
 
 function limits({ limits: given, platform }) {

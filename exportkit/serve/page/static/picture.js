@@ -10,12 +10,12 @@ export async function read(file) {
 }
 
 /**
- * Scales an image so that its longer side has `longest` pixels, then cuts it to whole patches at the right and the
- * bottom. `limits` are the fewest and most rows and columns of patches that the model takes.
+ * Shrinks an image so that its longer side has at most `longest` pixels, then cuts it to whole patches at the right and
+ * the bottom. It is enlarged only where the model takes no fewer patches: `limits` has its ranges of rows and columns.
  */
 export function fit(image, longest, patch, limits) {
   const enough = Math.max((limits.rows.min * patch) / image.height, (limits.columns.min * patch) / image.width);
-  const scale = Math.max(longest / Math.max(image.height, image.width), enough);
+  const scale = Math.max(Math.min(1, longest / Math.max(image.height, image.width)), enough);
   const count = (pixels, { min, max }) => Math.min(max, Math.max(min, Math.floor((pixels * scale + 0.5) / patch)));
   const canvas = document.createElement("canvas");
   canvas.height = count(image.height, limits.rows) * patch;
@@ -39,93 +39,111 @@ export function planes(canvas, left, top, width, height) {
   return numbers;
 }
 
-/** A meadow with poppies, drawn the same each time, and the poppy that the first query is about. */
+/** A sky with balloons, drawn the same each time, and the balloon that the first query is about. */
 export function sample() {
   const canvas = document.createElement("canvas");
   canvas.width = 768;
   canvas.height = 512;
   const draw = canvas.getContext("2d");
-  const random = generator(7);
+  const random = generator(11);
   const between = (low, high) => low + (high - low) * random();
   sky(draw, between);
-  hills(draw, between);
-  meadow(draw, between);
-  for (let index = 0; index < 46; index++) {
-    const depth = (index / 45) ** 1.6; // far ones first
-    poppy(draw, between(-10, 778), 318 + 185 * depth + between(-9, 9), 5 + 25 * depth * between(0.75, 1), between);
-  }
-  poppy(draw, 560, 400, 44, between);
-  return { image: canvas, region: { left: 520, top: 360, width: 80, height: 80 } };
+  hills(draw);
+  for (const balloon of BALLOONS) drawBalloon(draw, ...balloon);
+  grain(draw, canvas, between);
+  return { image: canvas, region: { left: 152, top: 84, width: 112, height: 112 } };
 }
+
+const RED = ["#c8242b", "#f3e9d8", "#c8242b", "#e2542f"];
+const BLUE = ["#1d5fa8", "#e8c53c", "#1d5fa8", "#2f86c9"];
+const GREEN = ["#2f7d4f", "#d9e3c0", "#2f7d4f", "#1f5f56"];
+
+// The place of each one, its radius, and its colours, far ones first.
+const BALLOONS = [
+  [705, 118, 19, GREEN],
+  [392, 208, 24, RED],
+  [90, 268, 27, BLUE],
+  [318, 96, 30, GREEN],
+  [640, 256, 40, RED],
+  [492, 138, 55, BLUE],
+  [208, 140, 66, RED],
+];
 
 function sky(draw, between) {
-  const fade = draw.createLinearGradient(0, 0, 0, 300);
-  fade.addColorStop(0, "#4f8fd0");
-  fade.addColorStop(1, "#dcebf5");
+  const fade = draw.createLinearGradient(0, 0, 0, 400);
+  fade.addColorStop(0, "#5b93cc");
+  fade.addColorStop(0.65, "#b9d3e6");
+  fade.addColorStop(1, "#f3d9b4");
   draw.fillStyle = fade;
-  draw.fillRect(0, 0, 768, 320);
-  for (let index = 0; index < 70; index++) {
-    const [x, y] = [[150, 90], [430, 60], [640, 130]][index % 3];
-    blob(draw, x + between(-75, 75), y + between(-17, 17), between(12, 34), `rgb(255 255 255 / ${between(0.1, 0.3)})`);
+  draw.fillRect(0, 0, 768, 420);
+  for (let index = 0; index < 90; index++) {
+    const [x, y] = [[110, 350], [390, 330], [690, 345]][index % 3];
+    const [px, py, radius] = [x + between(-130, 130), y + between(-10, 10), between(14, 40)];
+    const puff = draw.createRadialGradient(px, py, 0, px, py, radius);
+    puff.addColorStop(0, `rgb(255 250 242 / ${between(0.08, 0.22)})`);
+    puff.addColorStop(1, "rgb(255 250 242 / 0)");
+    draw.fillStyle = puff;
+    draw.fillRect(px - radius, py - radius, 2 * radius, 2 * radius);
   }
 }
 
-function hills(draw, between) {
-  [["#8fb0c4", 262, 30], ["#6f9a86", 290, 24], ["#4f7d4c", 312, 12]].forEach(([colour, base, height], index) => {
+function hills(draw) {
+  const layers = [["#a9b8c6", 372, 22, 120], ["#7f9a94", 404, 20, 95], ["#557a5c", 440, 18, 150], ["#35583c", 478, 12, 110]];
+  layers.forEach(([colour, base, height, length], index) => {
     draw.fillStyle = colour;
     draw.beginPath();
-    draw.moveTo(0, 330);
+    draw.moveTo(0, 512);
     for (let x = 0; x <= 768; x += 4) {
-      const wave = Math.sin(x / (95 - 17 * index) + 2 * index) + 0.5 * Math.sin(x / 37 + index);
-      draw.lineTo(x, base - height * wave + between(-1, 1));
+      draw.lineTo(x, base - height * (Math.sin(x / length + 2.1 * index) + 0.4 * Math.sin((2.7 * x) / length + index)));
     }
-    draw.lineTo(768, 330);
+    draw.lineTo(768, 512);
     draw.fill();
   });
 }
 
-function meadow(draw, between) {
-  const fade = draw.createLinearGradient(0, 310, 0, 512);
-  fade.addColorStop(0, "#7fa04c");
-  fade.addColorStop(1, "#2f5a26");
-  draw.fillStyle = fade;
-  draw.fillRect(0, 314, 768, 198);
-  for (let index = 0; index < 5200; index++) {
-    const y = between(316, 522);
-    const length = 3 + ((y - 316) / 200) * between(8, 26);
-    draw.strokeStyle = `hsl(${between(80, 118)} ${between(30, 55)}% ${between(18, 48)}%)`;
-    draw.lineWidth = between(0.6, 1.8);
-    draw.beginPath();
-    const x = between(0, 768);
-    draw.moveTo(x, y);
-    draw.lineTo(x + between(-5, 5), y - length);
-    draw.stroke();
-  }
-}
-
-function poppy(draw, x, y, radius, between) {
-  draw.strokeStyle = "#41662f";
-  draw.lineWidth = Math.max(1, radius / 9);
+function drawBalloon(draw, x, y, radius, colours) {
+  const mouth = y + 1.55 * radius;
+  draw.save();
   draw.beginPath();
-  draw.moveTo(x, y);
-  draw.quadraticCurveTo(x + between(-6, 6), y + radius, x + between(-8, 8), y + 2.2 * radius);
+  draw.moveTo(x - 0.16 * radius, mouth);
+  draw.bezierCurveTo(x - 0.5 * radius, y + radius, x - radius, y + 0.7 * radius, x - radius, y);
+  draw.arc(x, y, radius, Math.PI, 0);
+  draw.bezierCurveTo(x + radius, y + 0.7 * radius, x + 0.5 * radius, y + radius, x + 0.16 * radius, mouth);
+  draw.closePath();
+  draw.clip();
+  // Gores are narrower towards the edge, as on a sphere.
+  for (let gore = 0; gore < 8; gore++) {
+    const [left, right] = [gore, gore + 1].map((edge) => x - radius * Math.cos((Math.PI * edge) / 8));
+    draw.fillStyle = colours[gore % colours.length];
+    draw.fillRect(left, y - radius, right - left + 1, 2.7 * radius);
+  }
+  const light = draw.createRadialGradient(x - 0.4 * radius, y - 0.4 * radius, 0.1 * radius, x, y + 0.2 * radius, 1.5 * radius);
+  light.addColorStop(0, "rgb(255 255 255 / 0.35)");
+  light.addColorStop(0.5, "rgb(255 255 255 / 0)");
+  light.addColorStop(1, "rgb(10 10 40 / 0.5)");
+  draw.fillStyle = light;
+  draw.fillRect(x - radius, y - radius, 2 * radius, 2.7 * radius);
+  draw.restore();
+  draw.strokeStyle = "#4a3b30";
+  draw.lineWidth = Math.max(1, radius / 30);
+  draw.beginPath();
+  for (const side of [-1, 1]) {
+    draw.moveTo(x + 0.14 * side * radius, mouth);
+    draw.lineTo(x + 0.12 * side * radius, mouth + 0.3 * radius);
+  }
   draw.stroke();
-  for (let petal = 0; petal < 5; petal++) {
-    const angle = petal * 1.257 + between(-0.2, 0.2);
-    const [px, py] = [x + 0.45 * radius * Math.cos(angle), y + 0.4 * radius * Math.sin(angle)];
-    const shade = draw.createRadialGradient(px, py, 0, px, py, 0.75 * radius);
-    shade.addColorStop(0, `hsl(${between(0, 12)} 88% ${between(46, 56)}%)`);
-    shade.addColorStop(1, `hsl(${between(352, 360)} 84% ${between(32, 40)}%)`);
-    blob(draw, px, py, 0.66 * radius, shade);
-  }
-  blob(draw, x, y, 0.22 * radius, "#241a1c");
+  draw.fillStyle = "#6b4a30";
+  draw.fillRect(x - 0.15 * radius, mouth + 0.28 * radius, 0.3 * radius, 0.22 * radius);
 }
 
-function blob(draw, x, y, radius, style) {
-  draw.fillStyle = style;
-  draw.beginPath();
-  draw.ellipse(x, y, radius, 0.86 * radius, 0, 0, 2 * Math.PI);
-  draw.fill();
+/** A little noise, as every camera has. */
+function grain(draw, { width, height }, between) {
+  const image = draw.getImageData(0, 0, width, height);
+  for (let at = 0; at < image.data.length; at += 4) {
+    const noise = between(-3, 3);
+    for (let channel = 0; channel < 3; channel++) image.data[at + channel] += noise;
+  }
+  draw.putImageData(image, 0, 0);
 }
 
 /** Random numbers in [0, 1), the same for the same seed: a linear congruence modulo 2^32. */

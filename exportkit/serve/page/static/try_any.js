@@ -3,7 +3,7 @@
 import { el, fill } from "./dom.js";
 import { infer } from "./requests.js";
 import { encode, floating, itemBytes, known, product } from "./tensors.js";
-import { bytes, duration, element, ranges, shape } from "./words.js";
+import { bytes, duration, element, shape } from "./words.js";
 
 const FIRST = 8;
 
@@ -21,8 +21,8 @@ export class TryAny {
       : el(
           "form",
           { class: "any", submit: (event) => this.run(event) },
-          this.sizes.size ? el("fieldset", {}, el("legend", {}, "Sizes"), labelled(this.sizes, model)) : null,
-          el("fieldset", {}, el("legend", {}, "Inputs"), labelled(this.fills, model)),
+          this.sizes.size ? el("fieldset", {}, el("legend", {}, "Sizes"), this.sizeLabels()) : null,
+          el("fieldset", {}, el("legend", {}, "Inputs"), this.inputLabels()),
           el("div", { class: "row" }, this.button, this.size),
           this.result,
         );
@@ -32,6 +32,16 @@ export class TryAny {
   sizeField({ min, max }) {
     const attributes = { type: "number", min, max, value: min, step: 1, required: true, inputmode: "numeric" };
     return el("input", { ...attributes, input: () => this.measure() });
+  }
+
+  sizeLabels() {
+    return this.model.dimensions.map(({ name, min, max }) => labelled(name, `${min}..${max}`, this.sizes.get(name)));
+  }
+
+  inputLabels() {
+    return this.model.inputs.map(({ name, dtype, shape: sizes }) =>
+      labelled(name, `${dtype} ${shape(sizes)}`, this.fills.get(name)),
+    );
   }
 
   /** The inputs' shapes at the chosen sizes. */
@@ -89,14 +99,7 @@ export class TryAny {
   }
 }
 
-function labelled(fields, model) {
-  return [...fields].map(([name, field]) => {
-    const range = model.dimensions.find((one) => one.name === name && field.type === "number");
-    const input = model.inputs.find((one) => one.name === name && field.type !== "number");
-    const note = range ? `${range.min}..${range.max}` : `${input.dtype}${shape(input.shape)}`;
-    return el("label", { title: input && ranges([input.shape], model.dimensions) }, name, " ", el("small", {}, note), field);
-  });
-}
+const labelled = (name, note, field) => el("label", {}, el("b", {}, name), " ", el("small", {}, note), field);
 
 function fillField({ datatype }) {
   // Whole numbers are often indices into something, where a large one would be refused or worse.

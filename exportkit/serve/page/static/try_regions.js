@@ -8,7 +8,7 @@ import { Stage } from "./stage.js";
 import { duration, element, short, whole } from "./words.js";
 
 const SIDES = [256, 512, 768, 1024];
-const SIDE = 512;
+const SIDE = 768;
 
 export class TryRegions {
   constructor(model) {
@@ -69,7 +69,7 @@ export class TryRegions {
       el("p", {}, "Drop or choose a photograph, and draw a rectangle on it. The model finds the patches that matter for it."),
       el("label", {}, "Photograph", file),
       el("div", { class: "pair" },
-        el("label", {}, "Longer side", this.side),
+        el("label", {}, "Longer side, at most", this.side),
         el("button", { type: "button", click: () => this.useSample() }, "Use the drawn sample"),
       ),
       el(
