@@ -1,0 +1,204 @@
+"""A client that repeats a request until it is answered or its deadline passes. Does not import torch.
+
+Inference changes nothing, so a request may be sent again when nobody knows whether it was answered: after a lost
+connection, and after an error of a proxy whose server died. tritonclient works as well, and repeats nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import urllib3
+from typing_extensions import Self
+
+from exportkit.errors import UsageError
+from exportkit.serve.protocol.datatypes import datatype_of, dtype_of
+from exportkit.serve.statuses import BackendError, DeadlineError, ServeError
+
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds between two attempts, unless the server asks for more
+
+
+class Client:
+    """Sends inferences over HTTP. Threads may share it."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        deadline: float = 60.0,
+        api_key: str | None = None,
+        authorities: str | None = None,
+        connections: int = 16,
+    ) -> None:
+        """Connects when the first request is sent.
+
+        Args:
+            url: The server, such as `http://127.0.0.1:8000`.
+            deadline: Seconds within which a request must be answered, all attempts and waits included.
+            api_key: The server's API key.
+            authorities: A PEM file with the authorities that sign the server's certificate. Default: the system's.
+            connections: The most connections that stay open for further requests.
+        """
+        self._url = url.rstrip("/")
+        self._deadline = deadline
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._pool = urllib3.PoolManager(maxsize=connections, retries=False, ca_certs=authorities)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        version: str = "",
+        outputs: Sequence[str] | None = None,
+        deadline: float | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Returns the outputs by name. The arrays share the answer's memory and are read-only.
+
+        The server is told the deadline, so that it does not compute what nobody waits for.
+
+        Args:
+            model: The model's name.
+            inputs: The inputs by name. bfloat16 is ml_dtypes' dtype.
+            version: The model's version. Default: the newest.
+            outputs: The outputs that are wanted. Default: all.
+            deadline: Seconds for this request, in place of the client's.
+
+        Raises:
+            DeadlineError: No attempt was answered in time. The message has the last reason.
+            ServeError: The server refuses the request; sending it again would not help. The class says why.
+            UsageError: An input has a dtype that the protocol does not know.
+        """
+        path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
+        given = self._deadline if deadline is None else deadline
+        end = time.monotonic() + given
+        reason: str = "the deadline had passed"
+        attempt = 0
+        while (left := end - time.monotonic()) > 0:
+            body, headers = _encoded(inputs, outputs, left)
+            wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
+            attempt += 1
+            try:
+                answer = self._pool.request(
+                    "POST",
+                    self._url + path,
+                    body=body,
+                    headers=headers | self._headers,
+                    timeout=urllib3.Timeout(total=left),
+                    redirect=False,
+                )
+            except urllib3.exceptions.HTTPError as error:
+                reason = str(error)
+            else:
+                if answer.status == 200:
+                    return _decoded(answer)
+                failure = _failure(answer)
+                if failure is not None:
+                    raise failure
+                reason = f"status {answer.status}: {answer.data[:200].decode(errors='replace')}"
+                wait = max(wait, _retry_after(answer))
+            if wait >= end - time.monotonic():
+                break
+            time.sleep(wait)
+        raise DeadlineError(f"{self._url}{path} did not answer within {given:g} s, in {attempt} attempts: {reason}")
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._pool.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _encoded(
+    inputs: Mapping[str, np.ndarray], outputs: Sequence[str] | None, left: float
+) -> tuple[bytes, dict[str, str]]:
+    """Returns a body with binary tensors, and its headers."""
+    described, binary = [], []
+    for name, value in inputs.items():
+        array = np.asarray(value)
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
+        try:
+            datatype = datatype_of(array.dtype.name)
+        except ServeError as error:
+            raise UsageError(f"the input {name!r} is {array.dtype}", hint=error.message) from error
+        described.append(
+            {
+                "name": name,
+                "datatype": datatype,
+                "shape": array.shape,
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+        )
+        binary.append(array.tobytes())
+    request: dict[str, Any] = {
+        "inputs": described,
+        "parameters": {"binary_data_output": True, "timeout": max(1, int(left * 1e6))},
+    }
+    if outputs is not None:
+        request["outputs"] = [{"name": name} for name in outputs]
+    header = msgspec.json.encode(request)
+    headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(header))}
+    return b"".join([header, *binary]), headers
+
+
+def _decoded(answer: urllib3.BaseHTTPResponse) -> dict[str, np.ndarray]:
+    """Returns the tensors of an answer."""
+    body = memoryview(answer.data)
+    try:
+        length = int(answer.headers.get(_HEADER_LENGTH, len(body)))
+        offset, found = length, {}
+        for output in msgspec.json.decode(body[:length])["outputs"]:
+            dtype = _numpy_dtype(output["datatype"])
+            if "data" in output:
+                array = np.array(output["data"], dtype)
+            else:
+                end = offset + output["parameters"]["binary_data_size"]
+                array, offset = np.frombuffer(body[offset:end], dtype), end
+            found[output["name"]] = array.reshape(output["shape"])
+        return found
+    except (KeyError, TypeError, ValueError, msgspec.DecodeError) as error:
+        raise BackendError(f"the answer is not of the Open Inference Protocol: {error}") from error
+
+
+def _numpy_dtype(datatype: str) -> np.dtype:
+    if datatype != "BF16":
+        return np.dtype(dtype_of(datatype))
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise UsageError("an output is BF16, which numpy lacks", hint="`pip install ml_dtypes`.") from None
+    return np.dtype(bfloat16)
+
+
+def _failure(answer: urllib3.BaseHTTPResponse) -> ServeError | None:
+    """Returns the error that sending the request again would not mend; None: it may.
+
+    A server of the protocol says `error` in JSON. Another 5xx is of a proxy in front of it.
+    """
+    if answer.status in (429, 503):
+        return None
+    try:
+        message = str(msgspec.json.decode(answer.data)["error"])
+    except (KeyError, TypeError, msgspec.DecodeError):
+        if answer.status >= 500:
+            return None
+        message = f"status {answer.status}: {answer.data[:200].decode(errors='replace')}"
+    kind = next((kind for kind in ServeError.__subclasses__() if kind.status == answer.status), ServeError)
+    return kind(message)
+
+
+def _retry_after(answer: urllib3.BaseHTTPResponse) -> float:
+    """Returns the seconds that the server asks to wait. A date, which servers of models do not send, is not read."""
+    text = answer.headers.get("Retry-After", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0.0
