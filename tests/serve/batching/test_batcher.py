@@ -212,6 +212,18 @@ def test_a_delay_ends_when_a_batch_is_full_or_half_of_what_a_deadline_leaves_is_
     assert queue.take(0.75) is not None
 
 
+def test_requests_that_were_enough_for_a_batch_wait_on_when_one_of_them_is_cancelled():
+    queue = batcher(2, max_delay=1.0)
+    first, second = ticket(0), ticket(1)
+    queue.submit(first)
+    queue.submit(second)
+    assert queue.cancel(second)
+    assert queue.take(0.5) is None
+    batch = queue.take(1.0)
+    assert batch is not None
+    assert batch.tickets == (first,)
+
+
 def test_a_batch_stays_so_small_that_it_is_ready_by_the_deadlines_of_its_requests():
     queue = batcher()
     for rows in (1, 1, 2, 2, 4, 4, 8, 8):  # a tenth of a second a row
