@@ -57,4 +57,10 @@ def item_size(datatype: str) -> int:
 
 def shown(text: str) -> str:
     """Returns a client's text as an error message shows it: in quotes, and not longer than a line."""
-    return f"`{text}`" if len(text) <= 100 else f"`{text[:100]}...`"
+    return f"`{shortened(text, 100)}`"
+
+
+def shortened(text: object, length: int = 200) -> str:
+    """Returns the beginning of a text that may be as long as a client likes."""
+    written = str(text)
+    return written if len(written) <= length else written[:length] + "..."

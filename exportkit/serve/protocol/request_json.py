@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from exportkit.serve.protocol.datatypes import shown
+from exportkit.serve.protocol.datatypes import shortened, shown
 from exportkit.serve.statuses import BadRequestError
 
 
@@ -70,7 +70,7 @@ def read_request(text: memoryview) -> RequestJson:
         hint = "It is an object with `inputs`, and may have `outputs`, `parameters` and `id`."
         if "malformed" in str(error) and _NOT_JSON.search(text):
             hint = "JSON has neither NaN nor infinity. Send the input as binary data, with `binary_data_size`."
-        raise BadRequestError(f"The request's JSON cannot be read: {error}.", hint=hint) from None
+        raise BadRequestError(f"The request's JSON cannot be read: {shortened(error)}.", hint=hint) from None
     return request
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from exportkit.serve.protocol.aligned import aligned_bytes
-from exportkit.serve.protocol.datatypes import shown
+from exportkit.serve.protocol.datatypes import shortened, shown
 from exportkit.serve.protocol.inference import InputTensor
 from exportkit.serve.protocol.parameters import RegionSlice
 from exportkit.serve.protocol.tensor_checks import check_data_size, checked_input
@@ -84,7 +84,7 @@ class SharedMemory:
             said = msgspec.json.decode(body, type=_Registration)
         except (ValueError, RecursionError) as error:
             raise BadRequestError(
-                f"The body does not register a region: {error}.",
+                f"The body does not register a region: {shortened(error)}.",
                 hint='It is a JSON object, as in {"key": "/name", "offset": 0, "byte_size": 1024}.',
             ) from None
         self.register(name, said.key, said.offset, said.byte_size)

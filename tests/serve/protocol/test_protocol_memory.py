@@ -1,0 +1,73 @@
+"""How much memory a request and an answer take beside their body."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exportkit.serve.protocol.aligned import body_buffer
+from exportkit.serve.protocol.answer_body import encode_answer
+from exportkit.serve.protocol.parameters import OutputForm, OutputForms, RegionSlice
+from exportkit.serve.protocol.request_body import parse_body
+from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region
+from tests.serve.protocol.messages import METADATA, address, answer_of, described
+
+_SIZE = 30_000_000  # bytes of a large input
+
+
+@contextmanager
+def _peak() -> Iterator[list[int]]:
+    """Appends the most bytes that were allocated at a time inside of the context."""
+    peak: list[int] = []
+    tracemalloc.start()
+    try:
+        yield peak
+        peak.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["x", "x" * 37])  # the length of the JSON does not decide where the tensor starts
+def test_a_large_request_takes_its_body_and_no_second_one(name: str) -> None:
+    shape = [_SIZE // 4]
+    header = json.dumps({"inputs": [described(name, shape=shape, parameters={"binary_data_size": _SIZE})]}).encode()
+    chunk = bytes(1 << 16)
+    with _peak() as peak:
+        body = body_buffer(len(header) + _SIZE, len(header))
+        body[: len(header)] = header
+        for start in range(len(header), len(body), len(chunk)):
+            part = chunk[: len(body) - start]
+            body[start : start + len(part)] = part
+        received = parse_body(body, len(header), metadata=METADATA, batched=True, max_bytes=_SIZE)
+    (tensor,) = received.request.inputs
+    assert address(tensor.data) == address(body) + len(header)
+    assert address(tensor.data) % 64 == 0
+    assert _SIZE <= peak[0] <= 1.2 * len(body)
+
+
+def test_a_large_answer_is_handed_out_as_the_outputs_own_memory() -> None:
+    array = np.zeros(_SIZE // 4, np.float32)
+    answer = answer_of({"y": ("FP32", array), "small": ("INT8", np.zeros(3, np.int8))})
+    with _peak() as peak:
+        _, parts = encode_answer(answer, OutputForms(OutputForm(binary=True), {}))
+    assert [len(part) for part in parts[1:]] == [_SIZE, 3]
+    assert address(memoryview(parts[1])) == array.ctypes.data
+    assert peak[0] <= 0.01 * _SIZE
+
+
+def test_a_large_input_in_shared_memory_is_copied_once(shared_file: Path) -> None:
+    with shared_file.open("r+b") as file:
+        file.truncate(_SIZE + 1)
+    memory = SharedMemory()
+    memory.register("r", shared_file.name, 1, _SIZE)
+    with _peak() as peak:
+        tensor = input_of_region(memory, "x", "FP32", [_SIZE // 4], RegionSlice("r", 0, _SIZE), _SIZE)
+    memory.close()
+    assert address(tensor.data) % 64 == 0
+    assert _SIZE <= peak[0] <= 1.2 * _SIZE

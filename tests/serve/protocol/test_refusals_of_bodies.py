@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exportkit.serve.protocol.aligned import body_buffer
+from exportkit.serve.protocol.answer_body import encode_answer
+from exportkit.serve.protocol.parameters import OutputForm, OutputForms
+from exportkit.serve.protocol.request_body import header_length_of
+from exportkit.serve.protocol.tensor_checks import checked_input, input_of_values
+from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError
+from tests.serve.protocol.messages import AS_JSON, METADATA, NUMPY, answer_of, described, parsed
+
+_DATA = {"data": [1, 2, 3]}
+
+
+# --- the length of the JSON -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", ["-1", "1e30", "0x10", "+5", " 5", "5 ", "", "٣", "5,5", "1_0", "9" * 19, "9" * 10**6]
+)
+def test_a_header_length_that_is_no_number_of_bytes_is_refused(value: str) -> None:
+    with pytest.raises(BadRequestError, match=r"Inference-Header-Content-Length is `.*not a number of bytes") as caught:
+        header_length_of(value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("length", ["3", "99999999999", "9" * 18])
+def test_a_header_longer_than_the_body_is_refused_before_memory_is_taken(length: str) -> None:
+    with pytest.raises(BadRequestError, match=f"Inference-Header-Content-Length is {length}, and the body has 2 bytes"):
+        parsed(b"{}", length=length)
+
+
+@pytest.mark.parametrize("names", [[], ["a", "b"]])
+def test_a_request_without_json_needs_a_model_with_one_input(names: list[str]) -> None:
+    metadata = {"inputs": [{"name": name, "datatype": "FP32", "shape": [1]} for name in names], "outputs": []}
+    with pytest.raises(
+        BadRequestError, match=f"models with one input. This model has {len(names)}: {', '.join(names)}"
+    ):
+        parsed(b"", bytes(4), "0", metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ("shape", "batched", "size", "expected"),
+    [
+        ([2, 3], False, 24, (2, 3)),
+        ([-1, 3], False, 24, (2, 3)),
+        ([-1, 3], True, 24, (2, 3)),
+        ([-1, 3], True, 0, (0, 3)),
+        ([-1, -1, 3], True, 24, (1, 2, 3)),
+        ([-1, -1, 3], False, 24, "at most one size varies"),
+        ([-1, -1, -1], True, 24, "at most one size varies"),
+        ([3, -1, -1], True, 24, "at most one size varies"),
+        ([-1, 3], False, 25, "needs 24 bytes. 25 were given"),
+        ([2, 3], False, 23, "needs 24 bytes. 23 were given"),
+        ([-1, 0], False, 4, "needs 0 bytes. 4 were given"),
+        ([], False, 4, ()),
+    ],
+)
+def test_a_request_without_json_has_the_shape_that_its_size_says(
+    shape: list[int], batched: bool, size: int, expected: Any
+) -> None:
+    metadata = {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape}], "outputs": []}
+    if isinstance(expected, str):
+        with pytest.raises(BadRequestError, match=expected):
+            parsed(b"", bytes(size), "0", metadata=metadata, batched=batched)
+    else:
+        received = parsed(b"", bytes(size), "0", metadata=metadata, batched=batched)
+        (tensor,) = received.request.inputs
+        assert (tensor.name, tensor.shape, tensor.data.nbytes) == ("x", expected, size)
+        assert received.forms.of("y") == OutputForm(binary=True)
+
+
+# --- the binary section -----------------------------------------------------------------------------------------------
+
+
+def _sized(size: object, **more: Any) -> dict[str, Any]:
+    return {"inputs": [described(parameters={"binary_data_size": size}, **more)]}
+
+
+@pytest.mark.parametrize(
+    ("header", "binary", "words"),
+    [
+        (_sized(12), bytes(13), "1 bytes longer than its inputs"),
+        (_sized(12), bytes(11), "`x` has 12 bytes of binary data. 11 are left"),
+        (_sized(12), b"", "no header Inference-Header-Content-Length"),
+        (_sized(8), bytes(8), r"`x` \(FP32, shape \[1, 3\]\) needs 12 bytes. 8 were given"),
+        (_sized(1 << 63), bytes(12), "12 are left"),
+        (_sized(-1), bytes(12), "`binary_data_size` of input `x` is not a whole number"),
+        (_sized(1e30), bytes(12), "`binary_data_size` of input `x` is not a whole number"),
+        (_sized("12"), bytes(12), "`binary_data_size` of input `x` is not a whole number"),
+        (_sized(True), bytes(1), "`binary_data_size` of input `x` is not a whole number"),
+        (_sized(None), bytes(1), "`binary_data_size` of input `x` is not a whole number"),
+        (_sized(12, data=[1, 2, 3]), bytes(12), "its data in two places"),
+        (_sized(3, datatype="BOOL"), b"\0\1\2", "`x` is BOOL and has a byte that is neither 0 nor 1"),
+        ({"inputs": [described()]}, b"", "`x` has no data"),
+        ({"inputs": [described(data=None)]}, b"", "`x` has no data"),
+        ({"inputs": [described(**_DATA)]}, bytes(1), "1 bytes longer than its inputs"),
+    ],
+)
+def test_binary_data_that_does_not_add_up_is_refused(header: object, binary: bytes, words: str) -> None:
+    with pytest.raises(BadRequestError, match=words):
+        parsed(header, binary)
+
+
+def test_a_tensor_without_elements_needs_no_binary_section() -> None:
+    (tensor,) = parsed(_sized(0, shape=[0, 3])).request.inputs
+    assert (tensor.shape, tensor.data.nbytes) == ((0, 3), 0)
+
+
+# --- shapes, names and keys -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ([-1], r"shape \[-1\]. Sizes are not negative"),
+        ([2**62, 2**62], "no memory can hold"),
+        ([2**63, 0], "no memory can hold"),
+        ([2**62], "no memory can hold"),
+        ([10**300, 0], r"shape \[\.\.\., 0\], which no memory can hold"),
+        ([1] * 33, "has 33 sizes. At most 32"),
+        ([1.0], "Expected `int`, got `float`"),
+        (["1"], "Expected `int`, got `str`"),
+        ([True], "Expected `int`, got `bool`"),
+    ],
+)
+@pytest.mark.parametrize("data", [{"data": []}, {"parameters": {"binary_data_size": 0}}])
+def test_shapes_that_no_tensor_has_are_refused(shape: list[Any], words: str, data: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError, match=words):
+        parsed({"inputs": [described(shape=[], **data) | {"shape": shape}]})
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (b"", "truncated"),
+        (b"{", "truncated"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"null", "Expected `object`, got `null`"),
+        (b"{}", "missing required field `inputs`"),
+        (b'{"inputs": []} {}', "trailing characters"),
+        (b'{"inputs": [], "batch": 1}', "unknown field `batch`"),
+        (b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "dtype": 1}]}', "unknown field `dtype`"),
+        (b'{"inputs": [], "outputs": [{"name": "y", "shape": [1]}]}', "unknown field `shape`"),
+        (b'{"inputs": [{"name": "x", "shape": [1]}]}', "missing required field `datatype`"),
+        (b'{"inputs": [{"name": 1, "shape": [1], "datatype": "FP32"}]}', "Expected `str`, got `int`"),
+        (b'{"inputs": [{"name": "\xff", "shape": [1], "datatype": "FP32"}]}', "utf-8"),
+        (b'{"inputs": [{"name": "\\ud800", "shape": [1], "datatype": "FP32"}]}', "cannot be read"),
+        (b'{"inputs": [], "id": NaN}', "neither NaN nor infinity"),
+        (b'{"inputs": [], "inputs": []}', "key `inputs` is there twice in the request"),
+        (b'{"inputs": [], "\\u0069nputs": []}', "key `inputs` is there twice in the request"),
+        (b'{"inputs": [], "parameters": {"a": 1, "a": 1}}', "key `a` is there twice in the request's parameters"),
+        (
+            b'{"inputs": [{"name": "x", "name": "y", "shape": [], "datatype": "FP32"}]}',
+            "`name` is there twice in input 0",
+        ),
+        (
+            b'{"inputs": [], "outputs": [{"name": "y"}, {"name": "z", "name": "z"}]}',
+            "`name` is there twice in output 1",
+        ),
+        (
+            b'{"inputs": [], "outputs": [{"name": "y", "parameters": {"binary_data": true, "binary_data": false}}]}',
+            "`binary_data` is there twice in the parameters of output 0",
+        ),
+        (json.dumps({"inputs": [described(**_DATA)] * 2}).encode(), "two inputs `x`"),
+        (json.dumps({"inputs": [described(name="", **_DATA)]}).encode(), "An input has an empty name"),
+        (json.dumps({"inputs": [described(**_DATA)], "outputs": [{"name": "y"}] * 2}).encode(), "two outputs `y`"),
+    ],
+)
+def test_json_that_is_no_request_is_refused(header: bytes, words: str) -> None:
+    with pytest.raises(BadRequestError, match=words):
+        parsed(header)
+
+
+@pytest.mark.parametrize(
+    "place", ['{"inputs": %s', '{"inputs": [{"data": %s', '{"parameters": {"a": %s', '{"a": %s', "%s"]
+)
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_deep_nesting_is_refused_and_ends_nothing(place: str, opening: str) -> None:
+    with pytest.raises(BadRequestError, match="cannot be read"):
+        parsed((place % (opening * 200_000)).encode())
+
+
+def test_deep_nesting_of_data_is_refused() -> None:
+    depth = sys.getrecursionlimit() // 2
+    header = json.dumps({"inputs": [described(data=0)]}).replace('"data": 0', '"data": ' + "[" * depth + "]" * depth)
+    with pytest.raises(BadRequestError, match=f"`x` is nested {depth} deep, and its shape has 2 sizes"):
+        parsed(header.encode())
+
+
+def test_null_stands_for_an_optional_member_that_is_not_there() -> None:
+    """Clients made with pydantic send every optional member; KServe's sends the model's name too."""
+    header = {"id": None, "parameters": None, "outputs": None, "model_name": "m", "model_version": None}
+    received = parsed({**header, "inputs": [described(parameters=None, **_DATA)]}).request
+    assert (received.id, received.outputs) == ("", None)
+
+
+def test_long_names_are_cut_in_messages() -> None:
+    for header in ({"inputs": [described(name="n" * 10**6)]}, {"inputs": [], "k" * 10**6: 1}):
+        with pytest.raises(BadRequestError) as caught:
+            parsed(header)
+        assert len(str(caught.value)) < 1000
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "words"),
+    [
+        ({"priority": -1}, BadRequestError, "`priority` of the request is not a whole number"),
+        ({"priority": "1"}, BadRequestError, "`priority` of the request is not a whole number"),
+        ({"priority": 1 << 64}, BadRequestError, "`priority` of the request is not a whole number"),
+        ({"priority": None}, BadRequestError, "`priority` of the request is not a whole number"),
+        ({"timeout": 1.5}, BadRequestError, "`timeout` of the request is not a whole number"),
+        ({"timeout": True}, BadRequestError, "`timeout` of the request is not a whole number"),
+        ({"binary_data_output": 1}, BadRequestError, "`binary_data_output` of the request is neither true nor false"),
+        ({"sequence_id": 1}, NotOfferedError, "`sequence_id` belongs to sequences"),
+        ({"sequence_start": True}, NotOfferedError, "`sequence_start` belongs to sequences"),
+        ({"triton_final_response": True}, BadRequestError, "`triton_final_response` has a reserved name"),
+        ({"headers": {}}, BadRequestError, "`headers` has a reserved name"),
+    ],
+)
+def test_parameters_of_a_request_that_mean_something_are_checked(
+    parameters: dict[str, Any], error: type[ServeError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        parsed({"inputs": [described(**_DATA)], "parameters": parameters})
+
+
+def test_custom_parameters_are_ignored_everywhere() -> None:
+    custom = {"custom": [{"a": None}], "content_type": "np"}
+    inputs = [described(parameters=custom, **_DATA)]
+    outputs = [{"name": "y", "parameters": custom}]
+    received = parsed({"inputs": inputs, "outputs": outputs, "parameters": {**custom, "priority": 3, "timeout": 0}})
+    assert (received.request.priority, received.request.timeout) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "words"),
+    [
+        ({"binary_data": 1}, BadRequestError, "`binary_data` of output `y` is neither true nor false"),
+        ({"classification": 3}, NotOfferedError, "`y` is asked for with `classification`"),
+        ({"classification": "x"}, BadRequestError, "`classification` of output `y` is not a whole number"),
+        ({"shared_memory_region": "r", "shared_memory_byte_size": 1}, NotOfferedError, "not offer shared memory"),
+        ({"shared_memory_region": "r"}, BadRequestError, "`shared_memory_byte_size` of tensor `y` is missing"),
+        ({"shared_memory_byte_size": 1}, BadRequestError, "`shared_memory_region` of tensor `y`"),
+    ],
+)
+def test_parameters_of_an_output_are_checked(parameters: dict[str, Any], error: type[ServeError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        parsed({"inputs": [described(**_DATA)], "outputs": [{"name": "y", "parameters": parameters}]})
+
+
+def test_the_form_of_one_output_wins_over_that_of_all() -> None:
+    outputs = [{"name": "y", "parameters": {"binary_data": False}}, {"name": "z"}]
+    header = {"inputs": [described(**_DATA)], "outputs": outputs, "parameters": {"binary_data_output": True}}
+    forms = parsed(header).forms
+    assert [forms.of(name).binary for name in ("y", "z")] == [False, True]
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("datatype", [datatype for datatype in AS_JSON if "INT" in datatype])
+def test_integers_that_do_not_fit_are_refused_and_the_limits_are_not(datatype: str) -> None:
+    limits = np.iinfo(NUMPY[datatype])
+    low, high = int(limits.min), int(limits.max)
+    (tensor,) = parsed({"inputs": [described(shape=[2], datatype=datatype, data=[low, high])]}).request.inputs
+    assert np.frombuffer(tensor.data, NUMPY[datatype]).tolist() == [low, high]
+    assert input_of_values("x", datatype, [2], [low, high]).data == tensor.data
+    for bad in (low - 1, high + 1, 10**300, 1.0, 1.5, True, "1", None):
+        words = rf"`x` is {datatype}, which holds whole numbers, written without a point, from {low} to {high}"
+        with pytest.raises(BadRequestError, match=words):
+            parsed({"inputs": [described(shape=[1], datatype=datatype, data=[bad])]})
+        with pytest.raises(BadRequestError, match=words):
+            input_of_values("x", datatype, [1], [bad])
+
+
+@pytest.mark.parametrize(
+    ("datatype", "too_large"), [("FP32", "1e39"), ("FP32", "-3.5e38"), ("FP64", "1e400"), ("FP64", "-1e999")]
+)
+def test_a_float_that_would_become_infinity_is_refused(datatype: str, too_large: str) -> None:
+    header = json.dumps({"inputs": [described(shape=[1], datatype=datatype, data=["?"])]}).replace('"?"', too_large)
+    with pytest.raises(BadRequestError, match=f"`x` is {datatype}, which holds finite numbers"):
+        parsed(header.encode())
+
+
+def test_infinity_and_nan_are_values_where_the_protocol_can_hold_them() -> None:
+    values = [np.inf, -np.inf, np.nan, 1.0]
+    tensor = input_of_values("x", "FP32", [4], values)
+    assert tensor.data == np.array(values, np.float32).tobytes()
+    with pytest.raises(BadRequestError, match="finite numbers"):
+        input_of_values("x", "FP32", [2], [np.inf, 1e39])
+
+
+@pytest.mark.parametrize("bad", [0, 1, "true", None, 1.0])
+def test_only_true_and_false_are_bool(bad: object) -> None:
+    with pytest.raises(BadRequestError, match="`x` is BOOL, which holds `true` and `false`"):
+        parsed({"inputs": [described(shape=[1], datatype="BOOL", data=[bad])]})
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_half_precision_must_be_binary_in_both_directions(datatype: str) -> None:
+    with pytest.raises(
+        BadRequestError, match=rf"(?s)`x` is {datatype}, which cannot be given as JSON.*binary_data_size"
+    ):
+        parsed({"inputs": [described(datatype=datatype, **_DATA)]})
+    with pytest.raises(BadRequestError, match=rf"(?s)`x` is {datatype}.*raw_input_contents"):
+        input_of_values("x", datatype, [1], [1.0])
+    metadata = METADATA | {"outputs": [{"name": "y", "datatype": datatype, "shape": [1]}]}
+    words = rf"(?s)`y` is {datatype}, which cannot be returned as JSON.*`binary_data`: true"
+    with pytest.raises(BadRequestError, match=words):
+        parsed({"inputs": [described(**_DATA)]}, metadata=metadata)
+    with pytest.raises(BadRequestError, match=words):
+        encode_answer(answer_of({"y": (datatype, np.zeros(1, NUMPY[datatype]))}), OutputForms(OutputForm(False), {}))
+    for asked in ({"parameters": {"binary_data_output": True}}, {"outputs": [{"name": "z"}]}):
+        parsed({"inputs": [described(**_DATA)], **asked}, metadata=metadata)
+
+
+def test_text_is_refused() -> None:
+    with pytest.raises(NotOfferedError, match="Input `x`: The datatype BYTES is for text"):
+        parsed({"inputs": [described(datatype="BYTES", data=["a"])]})
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "words"),
+    [
+        ([1, 3], [[[1, 2, 3]]], "nested 3 deep, and its shape has 2 sizes"),
+        ([3], [[1, 2, 3]], "nested 2 deep, and its shape has 1 sizes"),
+        ([3, 1], [[1, 2, 3]], r"nested as \[1, 3\]. Its shape is \[3, 1\]"),
+        ([2, 2], [[1, 2], [3]], "nested unevenly"),
+        ([2, 2], [[1, 2], 3], "Expected `array`, got `int`"),
+        ([3], [1, [2], 3], "Expected `float`, got `array`"),
+        ([3], [1, 2], r"`x` has 2 values. Its shape \[3\] needs 3"),
+        ([], [1, 2], r"`x` has 2 values. Its shape \[\] needs 1"),
+        ([0], [1], r"`x` has 1 values. Its shape \[0\] needs 0"),
+        ([1 << 40], [1], "needs 1099511627776"),
+        ([1], 1, "Expected `array`, got `int`"),
+        ([1], {"0": 1}, "Expected `array`, got `object`"),
+        ([1], "AAAA", "Expected `array`, got `str`"),
+    ],
+)
+def test_lists_that_are_not_the_shape_are_refused(shape: list[int], data: object, words: str) -> None:
+    with pytest.raises(BadRequestError, match=words):
+        parsed({"inputs": [described(shape=shape, data=data)]})
+
+
+@given(st.data())
+def test_nested_and_flat_lists_are_the_same_tensor(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(0, 3), max_size=4))
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    sent = [array.tolist() if shape else [array.item()], array.reshape(-1).tolist()]
+    tensors = [
+        parsed({"inputs": [described(shape=shape, datatype="INT16", data=each)]}).request.inputs for each in sent
+    ]
+    assert [tensor.data for (tensor,) in tensors] == [array.astype("<i2").tobytes()] * 2
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_an_answer_that_json_cannot_hold_says_how_to_ask_for_it(bad: float) -> None:
+    for datatype in ("FP32", "FP64"):
+        answer = answer_of({"y": (datatype, np.array([1.0, bad], NUMPY[datatype]))})
+        with pytest.raises(BadRequestError, match=r"(?s)`y` has NaN or infinity.*`binary_data`: true"):
+            encode_answer(answer, OutputForms(OutputForm(binary=False), {}))
+        assert encode_answer(answer, OutputForms(OutputForm(binary=True), {}))[0] is not None
+
+
+# --- the same rules for gRPC ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skipped", range(0, 65, 8))
+def test_only_data_that_is_not_aligned_is_copied(skipped: int) -> None:
+    memory = body_buffer(256, 0)
+    memory[:] = bytes(range(256))
+    data = memory[skipped : skipped + 64]
+    tensor = checked_input("x", "FP64", [8], data)
+    assert tensor.data == data
+    shares = np.shares_memory(np.frombuffer(tensor.data, np.uint8), np.frombuffer(data, np.uint8))
+    assert shares == (skipped % 64 == 0)
+
+
+def test_read_only_data_is_taken() -> None:
+    data = np.arange(1000, dtype=np.int64).tobytes()
+    assert checked_input("x", "INT64", [1000], memoryview(data)).data == data
