@@ -44,7 +44,7 @@ def check_header_length(content_length: int, header_length: int | None) -> None:
     """Raises BadRequestError if the JSON cannot be that long."""
     if header_length is not None and header_length > content_length:
         raise BadRequestError(
-            f"Inference-Header-Content-Length is {header_length}, and the body has {content_length} bytes.",
+            f"the header Inference-Header-Content-Length is {header_length}, and the body has {content_length} bytes",
             hint="It is the length of the JSON, which is at most the length of the (decompressed) body.",
         )
 

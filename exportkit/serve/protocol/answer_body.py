@@ -72,7 +72,7 @@ def _values(output: OutputTensor) -> list[Any]:
     array = np.frombuffer(output.data, numpy_dtype(output.datatype))
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise BadRequestError(
-            f"Output {shown(output.name)} has NaN or infinity, which JSON cannot hold.",
+            f"the output {shown(output.name)} has NaN or infinity, which JSON cannot hold",
             hint="Ask for it with the parameter `binary_data`: true, or for all with `binary_data_output`: true.",
         )
     return array.tolist()

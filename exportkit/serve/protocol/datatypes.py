@@ -30,7 +30,7 @@ def datatype_of(dtype: str) -> str:
     """
     if dtype not in _DATATYPES:
         raise NotOfferedError(
-            f"The Open Inference Protocol has no datatype for {dtype}. It has one for {', '.join(_DATATYPES)}.",
+            f"the Open Inference Protocol has no datatype for {dtype}; it has one for {', '.join(_DATATYPES)}",
             hint="Let the model take and return one of these, for example by `view_as_real` or a cast.",
         )
     return _DATATYPES[dtype]
@@ -44,9 +44,9 @@ def dtype_of(datatype: str) -> str:
         NotOfferedError: The datatype is BYTES. No model takes text.
     """
     if datatype == "BYTES":
-        raise NotOfferedError("The datatype BYTES is for text. The models of this server take numbers only.")
+        raise NotOfferedError("the datatype BYTES is for text; the models of this server take numbers only")
     if datatype not in _DTYPES:
-        raise BadRequestError(f"There is no datatype {shown(datatype)}. Allowed are {', '.join(_DTYPES)}.")
+        raise BadRequestError(f"there is no datatype {shown(datatype)}; allowed are {', '.join(_DTYPES)}")
     return _DTYPES[datatype]
 
 

@@ -51,7 +51,7 @@ def whole_number(where: str, parameters: Mapping[str, Any], key: str, default: i
     """
     value = parameters.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-        raise BadRequestError(f"The parameter `{key}` of {where} is not a whole number from 0 to {_MOST}.")
+        raise BadRequestError(f"the parameter `{key}` of {where} is not a whole number from 0 to {_MOST}")
     return value
 
 
@@ -63,7 +63,7 @@ def truth(where: str, parameters: Mapping[str, Any], key: str, default: bool) ->
     """
     value = parameters.get(key, default)
     if not isinstance(value, bool):
-        raise BadRequestError(f"The parameter `{key}` of {where} is neither true nor false.")
+        raise BadRequestError(f"the parameter `{key}` of {where} is neither true nor false")
     return value
 
 
@@ -76,12 +76,12 @@ def region_slice(name: str, parameters: Mapping[str, Any]) -> RegionSlice | None
     prefix = "shared_memory_"
     if not any(key.startswith(prefix) for key in parameters):
         return None
-    where = f"tensor {shown(name)}"
+    where = f"the tensor {shown(name)}"
     region = parameters.get(prefix + "region")
     if not isinstance(region, str) or not region:
-        raise BadRequestError(f"The parameter `{prefix}region` of {where} is not the name of a region.")
+        raise BadRequestError(f"the parameter `{prefix}region` of {where} is not the name of a region")
     if prefix + "byte_size" not in parameters:
-        raise BadRequestError(f"The parameter `{prefix}byte_size` of {where} is missing.")
+        raise BadRequestError(f"the parameter `{prefix}byte_size` of {where} is missing")
     offset = whole_number(where, parameters, prefix + "offset")
     return RegionSlice(region, offset, whole_number(where, parameters, prefix + "byte_size"))
 
@@ -93,10 +93,10 @@ def output_form(name: str, parameters: Mapping[str, Any], default: OutputForm) -
         BadRequestError: A value is wrong.
         NotOfferedError: `classification` is asked for.
     """
-    where = f"output {shown(name)}"
+    where = f"the output {shown(name)}"
     if whole_number(where, parameters, "classification"):
         raise NotOfferedError(
-            f"Output {shown(name)} is asked for with `classification`, which this server does not offer.",
+            f"the output {shown(name)} is asked for with `classification`, which this server does not offer",
             hint="Leave the parameter out, and sort the output at the client.",
         )
     return OutputForm(truth(where, parameters, "binary_data", default.binary), region_slice(name, parameters))
@@ -118,11 +118,11 @@ def checked_request(
     for key in parameters:
         if key.startswith("sequence_"):
             raise NotOfferedError(
-                f"The parameter {shown(key)} belongs to sequences of requests. This server's models keep no state.",
+                f"the parameter {shown(key)} belongs to sequences of requests; this server's models keep no state",
                 hint="Leave `sequence_id`, `sequence_start` and `sequence_end` out.",
             )
         if key.startswith("triton_") or key == "headers":
-            raise BadRequestError(f"The parameter {shown(key)} has a reserved name. Custom ones need another.")
+            raise BadRequestError(f"the parameter {shown(key)} has a reserved name; custom ones need another")
     timeout = whole_number("the request", parameters, "timeout")
     return InferRequest(
         inputs=tuple(inputs),
@@ -138,7 +138,7 @@ def check_names(kind: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if not name:
-            raise BadRequestError(f"An {kind} has an empty name.")
+            raise BadRequestError(f"an {kind} has an empty name")
         if name in seen:
-            raise BadRequestError(f"There are two {kind}s {shown(name)}. Each {kind} is given once.")
+            raise BadRequestError(f"there are two {kind}s {shown(name)}; each {kind} is given once")
         seen.add(name)

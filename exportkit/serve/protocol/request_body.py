@@ -48,7 +48,7 @@ def header_length_of(value: str | None) -> int | None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS):
         raise BadRequestError(
-            f"{HEADER_LENGTH} is {shown(value)}, which is not a number of bytes.",
+            f"the header {HEADER_LENGTH} is {shown(value)}, which is not a number of bytes",
             hint="It is the length of the JSON, in digits. 0 says that the body is the data of the only input.",
         )
     return int(value)
@@ -118,7 +118,7 @@ class _Inputs:
         given = [where is not None, "binary_data_size" in parameters, values is not None]
         if sum(given) != 1:
             raise BadRequestError(
-                f"Input {shown(tensor.name)} has " + ("no data." if not any(given) else "its data in two places."),
+                f"the input {shown(tensor.name)} has " + ("no data" if not any(given) else "its data in two places"),
                 hint="Give one of `data` and the parameters `binary_data_size` and `shared_memory_region`.",
             )
         if where is not None:
@@ -129,13 +129,15 @@ class _Inputs:
             input_bytes(tensor.name, tensor.datatype, tensor.shape)
             array = array_of_json(tensor.name, tensor.datatype, tensor.shape, values)
             return input_of_array(tensor.name, tensor.datatype, tensor.shape, array)
-        return self._take_binary(tensor, whole_number(f"input {shown(tensor.name)}", parameters, "binary_data_size"))
+        return self._take_binary(
+            tensor, whole_number(f"the input {shown(tensor.name)}", parameters, "binary_data_size")
+        )
 
     def _take_binary(self, tensor: RequestedInput, size: int) -> InputTensor:
         left = self._section.nbytes - self._start
         if size > left:
             raise BadRequestError(
-                f"Input {shown(tensor.name)} has {size} bytes of binary data. {left} are left in the body.",
+                f"the input {shown(tensor.name)} has {size} bytes of binary data; {left} are left in the body",
                 hint=f"{HEADER_LENGTH} says how long the JSON is."
                 if self._header_length is not None
                 else f"The request has no header {HEADER_LENGTH}, so all of its body is JSON.",
@@ -150,7 +152,7 @@ class _Inputs:
         left = self._section.nbytes - self._start
         if left:
             raise BadRequestError(
-                f"The binary data is {left} bytes longer than its inputs.",
+                f"the binary data is {left} bytes longer than its inputs",
                 hint=f"The `binary_data_size` of the inputs and {HEADER_LENGTH} add up to the length of the body.",
             )
 
@@ -172,7 +174,7 @@ def check_form(name: str, datatype: str, form: OutputForm) -> None:
     """Raises BadRequestError if an output of this datatype cannot be returned in this form."""
     if datatype in BINARY_ONLY and not form.binary and form.region is None:
         raise BadRequestError(
-            f"Output {shown(name)} is {datatype}, which cannot be returned as JSON.",
+            f"the output {shown(name)} is {datatype}, which cannot be returned as JSON",
             hint="Ask for it with the parameter `binary_data`: true, or for all with `binary_data_output`: true.",
         )
 
@@ -182,7 +184,7 @@ def _raw(body: memoryview, inputs: Sequence[Mapping[str, Any]], batched: bool) -
     if len(inputs) != 1:
         names = ", ".join(str(described["name"]) for described in inputs)
         raise BadRequestError(
-            f"{HEADER_LENGTH} is 0, which is for models with one input. This model has {len(inputs)}: {names}.",
+            f"the header {HEADER_LENGTH} is 0, which is for models of one input; this has {len(inputs)}: {names}",
             hint=f"Send JSON before the data, and its length as {HEADER_LENGTH}.",
         )
     name, datatype, shape = inputs[0]["name"], inputs[0]["datatype"], list(inputs[0]["shape"])
@@ -191,8 +193,8 @@ def _raw(body: memoryview, inputs: Sequence[Mapping[str, Any]], batched: bool) -
         shape[0], varying = 1, varying[1:]
     if len(varying) > 1:
         raise BadRequestError(
-            f"{HEADER_LENGTH} is 0, which is for inputs of which at most one size varies. "
-            f"Input {shown(name)} has the shape {inputs[0]['shape']}.",
+            f"the header {HEADER_LENGTH} is 0, which is for inputs of which at most one size varies; "
+            f"the input {shown(name)} has the shape {inputs[0]['shape']}",
             hint=f"Send JSON before the data, and its length as {HEADER_LENGTH}.",
         )
     for place in varying:

@@ -70,7 +70,7 @@ def read_request(text: memoryview) -> RequestJson:
         hint = "It is an object with `inputs`, and may have `outputs`, `parameters` and `id`."
         if "malformed" in str(error) and _NOT_JSON.search(text):
             hint = "JSON has neither NaN nor infinity. Send the input as binary data, with `binary_data_size`."
-        raise BadRequestError(f"The request's JSON cannot be read: {shortened(error)}.", hint=hint) from None
+        raise BadRequestError(f"the request's JSON cannot be read: {shortened(error)}", hint=hint) from None
     return request
 
 

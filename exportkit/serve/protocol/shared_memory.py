@@ -56,15 +56,15 @@ class SharedMemory:
         """
         if not name or name in self._regions:
             raise BadRequestError(
-                f"A region {shown(name)} is registered." if name else "The region's name is empty.",
+                f"a region {shown(name)} is registered" if name else "the region's name is empty",
                 hint="Unregister it first, or choose another name." if name else None,
             )
         if len(self._regions) >= _MOST_REGIONS:
-            raise BadRequestError(f"{_MOST_REGIONS} regions are registered, which is the most.", hint="Unregister one.")
+            raise BadRequestError(f"{_MOST_REGIONS} regions are registered, which is the most", hint="Unregister one.")
         if offset < 0 or byte_size < 1 or offset + byte_size > _MOST_BYTES:
             raise BadRequestError(
-                f"Region {shown(name)} has the offset {_clipped(offset)} and the size {_clipped(byte_size)}. "
-                "An offset is not negative, and a size is at least 1."
+                f"the region {shown(name)} has the offset {_clipped(offset)} and the size {_clipped(byte_size)}; "
+                "an offset is not negative, and a size is at least 1"
             )
         descriptor = _open(key)
         try:
@@ -84,7 +84,7 @@ class SharedMemory:
             said = msgspec.json.decode(body, type=_Registration)
         except (ValueError, RecursionError) as error:
             raise BadRequestError(
-                f"The body does not register a region: {shortened(error)}.",
+                f"the body does not register a region: {shortened(error)}",
                 hint='It is a JSON object, as in {"key": "/name", "offset": 0, "byte_size": 1024}.',
             ) from None
         self.register(name, said.key, said.offset, said.byte_size)
@@ -103,7 +103,7 @@ class SharedMemory:
             NotServedError: No such region.
         """
         if name and name not in self._regions:
-            raise NotServedError(f"No region {shown(name)} is registered.")
+            raise NotServedError(f"no region {shown(name)} is registered")
         return [
             {"name": each, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
             for each, region in self._regions.items()
@@ -123,7 +123,7 @@ class SharedMemory:
         while done < where.size:  # one call reads at most 2 GiB
             count = os.preadv(region.descriptor, [data[done:]], start + done)
             if not count:
-                raise BadRequestError(f"The shared memory {shown(region.key)} was truncated while it was read.")
+                raise BadRequestError(f"the shared memory {shown(region.key)} was truncated while it was read")
             done += count
         return data
 
@@ -137,7 +137,7 @@ class SharedMemory:
         region, start = self._find(where)
         if data.nbytes > where.size:
             raise BadRequestError(
-                f"The output has {data.nbytes} bytes. {where.size} are offered in region {shown(where.region)}."
+                f"the output has {data.nbytes} bytes; {where.size} are offered in the region {shown(where.region)}"
             )
         _check_fits(region.key, region.descriptor, start + where.size)
         data, done = data.cast("B"), 0
@@ -145,7 +145,7 @@ class SharedMemory:
             while done < len(data):
                 done += os.pwrite(region.descriptor, data[done:], start + done)
         except OSError as error:
-            raise BadRequestError(f"Region {shown(where.region)} cannot be written: {error.strerror}.") from None
+            raise BadRequestError(f"the region {shown(where.region)} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
         """Forgets all regions."""
@@ -155,11 +155,11 @@ class SharedMemory:
         """Returns the region of a slice, and where the slice starts in its file."""
         region = self._regions.get(where.region)
         if region is None:
-            raise BadRequestError(f"No region {shown(where.region)} is registered.", hint="Register it first.")
+            raise BadRequestError(f"no region {shown(where.region)} is registered", hint="Register it first.")
         if where.offset + where.size > region.byte_size:
             raise BadRequestError(
-                f"{where.size} bytes from {where.offset} leave region {shown(where.region)}, "
-                f"which has {region.byte_size} bytes."
+                f"{where.size} bytes from {where.offset} leave the region {shown(where.region)}, "
+                f"which has {region.byte_size} bytes"
             )
         return region, region.offset + where.offset
 
@@ -172,7 +172,7 @@ def offered(shared_memory: SharedMemory | None) -> SharedMemory:
     """
     if shared_memory is None:
         raise NotOfferedError(
-            "This server does not offer shared memory.", hint="Start it with --shared-memory, or send the data."
+            "this server does not offer shared memory", hint="Start it with --shared-memory, or send the data."
         )
     return shared_memory
 
@@ -190,7 +190,7 @@ def input_of_region(
     regions = offered(shared_memory)
     check_data_size(name, datatype, shape, where.size)
     if where.size > most:
-        raise TooLargeError(f"Input {shown(name)} has {where.size} bytes. A request may have {most} more.")
+        raise TooLargeError(f"the input {shown(name)} has {where.size} bytes; its request may have {most} more")
     return checked_input(name, datatype, shape, regions.read(where))
 
 
@@ -198,7 +198,7 @@ def _open(key: str) -> int:
     name = key.removeprefix("/").encode()
     if name in (b"", b".", b"..") or b"/" in name or b"\0" in name or len(name) > 255:
         raise BadRequestError(
-            f"The key {shown(key)} is not the name of shared memory.",
+            f"the key {shown(key)} is not the name of shared memory",
             hint="It is the name of a file in /dev/shm, as `/name`, without further slashes.",
         )
     # Not blocking: opening a pipe would wait for its other end.
@@ -207,17 +207,17 @@ def _open(key: str) -> int:
         descriptor = os.open(_FOLDER + name, flags)
     except OSError as error:
         why = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
-        raise BadRequestError(f"The shared memory {shown(key)} cannot be opened: {why}.") from None
+        raise BadRequestError(f"the shared memory {shown(key)} cannot be opened: {why}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise BadRequestError(f"The shared memory {shown(key)} is not a regular file.")
+        raise BadRequestError(f"the shared memory {shown(key)} is not a regular file")
     return descriptor
 
 
 def _check_fits(key: str, descriptor: int, end: int) -> None:
     size = os.fstat(descriptor).st_size
     if end > size:
-        raise BadRequestError(f"The shared memory {shown(key)} has {size} bytes, and {end} are needed.")
+        raise BadRequestError(f"the shared memory {shown(key)} has {size} bytes, and {end} are needed")
 
 
 def _clipped(number: int) -> str:

@@ -28,13 +28,13 @@ def input_bytes(name: str, datatype: str, shape: Sequence[int]) -> int:
     try:
         size = item_size(datatype)
     except ServeError as error:
-        raise type(error)(f"Input {shown(name)}: {error.message}") from None
+        raise type(error)(f"the input {shown(name)}: {error.message}") from None
     if len(shape) > _MOST_SIZES:
-        raise BadRequestError(f"Input {shown(name)} has {len(shape)} sizes. At most {_MOST_SIZES} are allowed.")
+        raise BadRequestError(f"the input {shown(name)} has {len(shape)} sizes; at most {_MOST_SIZES} are allowed")
     if any(length < 0 for length in shape):
-        raise BadRequestError(f"Input {shown(name)} has the shape {_written(shape)}. Sizes are not negative.")
+        raise BadRequestError(f"the input {shown(name)} has the shape {_written(shape)}; sizes are not negative")
     if any(length > _MOST_BYTES for length in shape) or (total := math.prod(shape) * size) > _MOST_BYTES:
-        raise BadRequestError(f"Input {shown(name)} has the shape {_written(shape)}, which no memory can hold.")
+        raise BadRequestError(f"the input {shown(name)} has the shape {_written(shape)}, which no memory can hold")
     return total
 
 
@@ -51,7 +51,7 @@ def checked_input(name: str, datatype: str, shape: Sequence[int], data: memoryvi
     data = data.cast("B")
     # A byte other than 0 and 1 counts twice or not at all, depending on the kernel, which may then leave its memory.
     if datatype == "BOOL" and data.nbytes and np.frombuffer(data, np.uint8).max() > 1:
-        raise BadRequestError(f"Input {shown(name)} is BOOL and has a byte that is neither 0 nor 1.")
+        raise BadRequestError(f"the input {shown(name)} is BOOL and has a byte that is neither 0 nor 1")
     return InputTensor(name, datatype, tuple(shape), aligned(data))
 
 
@@ -60,7 +60,7 @@ def check_data_size(name: str, datatype: str, shape: Sequence[int], size: int) -
     expected = input_bytes(name, datatype, shape)
     if size != expected:
         raise BadRequestError(
-            f"Input {shown(name)} ({datatype}, shape {_written(shape)}) needs {expected} bytes. {size} were given."
+            f"the input {shown(name)} ({datatype}, shape {_written(shape)}) needs {expected} bytes; {size} were given"
         )
 
 
@@ -86,11 +86,11 @@ def input_of_array(name: str, datatype: str, shape: Sequence[int], array: np.nda
     elements = math.prod(shape)
     if array.size != elements:
         raise BadRequestError(
-            f"Input {shown(name)} has {array.size} values. Its shape {_written(shape)} needs {elements}."
+            f"the input {shown(name)} has {array.size} values; its shape {_written(shape)} needs {elements}"
         )
     if array.ndim != 1 and elements and array.shape != tuple(shape):
         raise BadRequestError(
-            f"The data of input {shown(name)} is nested as {_written(array.shape)}. Its shape is {_written(shape)}.",
+            f"the data of the input {shown(name)} is nested as {_written(array.shape)}; its shape is {_written(shape)}",
             hint="Nest the lists as the shape says, or give one flat list in row-major order.",
         )
     return InputTensor(name, datatype, tuple(shape), aligned(array.reshape(-1).view(np.uint8).data))

@@ -27,7 +27,7 @@ def array_of_json(name: str, datatype: str, shape: Sequence[int], data: memoryvi
     depth = opening.group().count(b"[") if opening else 0
     if depth > 1 and depth != len(shape) and (0 not in shape or depth > len(shape)):
         raise BadRequestError(
-            f"The data of input {shown(name)} is nested {depth} deep, and its shape has {len(shape)} sizes.",
+            f"the data of the input {shown(name)} is nested {depth} deep, and its shape has {len(shape)} sizes",
             hint="Nest the lists as the shape says, or give one flat list in row-major order.",
         )
     try:
@@ -61,7 +61,7 @@ def _array(name: str, datatype: str, values: list[Any]) -> np.ndarray:
     except OverflowError:
         raise _refused(name, datatype, "a number is larger") from None
     except ValueError:
-        raise BadRequestError(f"The data of input {shown(name)} is nested unevenly.") from None
+        raise BadRequestError(f"the data of the input {shown(name)} is nested unevenly") from None
     if datatype == "FP32" and np.isinf(array).any() and (np.isinf(array) & np.isfinite(np.array(values))).any():
         raise _refused(name, datatype, "a number is larger")
     return array
@@ -70,13 +70,13 @@ def _array(name: str, datatype: str, values: list[Any]) -> np.ndarray:
 def _check_has_values(name: str, datatype: str) -> None:
     if datatype in BINARY_ONLY:
         raise BadRequestError(
-            f"Input {shown(name)} is {datatype}, which cannot be given as JSON or as gRPC's `contents`.",
+            f"the input {shown(name)} is {datatype}, which cannot be given as JSON or as gRPC's `contents`",
             hint="Send it as binary data: with `binary_data_size` over HTTP, in `raw_input_contents` over gRPC.",
         )
 
 
 def _refused(name: str, datatype: str, why: str) -> BadRequestError:
-    return BadRequestError(f"Input {shown(name)} is {datatype}, which holds {_range(datatype)}: {why}.")
+    return BadRequestError(f"the input {shown(name)} is {datatype}, which holds {_range(datatype)}: {why}")
 
 
 def _range(datatype: str) -> str:

@@ -27,7 +27,9 @@ _DATA = {"data": [1, 2, 3]}
     "value", ["-1", "1e30", "0x10", "+5", " 5", "5 ", "", "٣", "5,5", "1_0", "9" * 19, "9" * 10**6]
 )
 def test_a_header_length_that_is_no_number_of_bytes_is_refused(value: str) -> None:
-    with pytest.raises(BadRequestError, match=r"Inference-Header-Content-Length is `.*not a number of bytes") as caught:
+    with pytest.raises(
+        BadRequestError, match=r"the header Inference-Header-Content-Length is `.*not a number of bytes"
+    ) as caught:
         header_length_of(value)
     assert len(str(caught.value)) < 400
 
@@ -42,7 +44,7 @@ def test_a_header_longer_than_the_body_is_refused_before_memory_is_taken(length:
 def test_a_request_without_json_needs_a_model_with_one_input(names: list[str]) -> None:
     metadata = {"inputs": [{"name": name, "datatype": "FP32", "shape": [1]} for name in names], "outputs": []}
     with pytest.raises(
-        BadRequestError, match=f"models with one input. This model has {len(names)}: {', '.join(names)}"
+        BadRequestError, match=f"models of one input; this has {len(names)}: {', '.join(names)}"
     ):
         parsed(b"", bytes(4), "0", metadata=metadata)
 
@@ -58,9 +60,9 @@ def test_a_request_without_json_needs_a_model_with_one_input(names: list[str]) -
         ([-1, -1, 3], False, 24, "at most one size varies"),
         ([-1, -1, -1], True, 24, "at most one size varies"),
         ([3, -1, -1], True, 24, "at most one size varies"),
-        ([-1, 3], False, 25, "needs 24 bytes. 25 were given"),
-        ([2, 3], False, 23, "needs 24 bytes. 23 were given"),
-        ([-1, 0], False, 4, "needs 0 bytes. 4 were given"),
+        ([-1, 3], False, 25, "needs 24 bytes; 25 were given"),
+        ([2, 3], False, 23, "needs 24 bytes; 23 were given"),
+        ([-1, 0], False, 4, "needs 0 bytes; 4 were given"),
         ([], False, 4, ()),
     ],
 )
@@ -89,15 +91,15 @@ def _sized(size: object, **more: Any) -> dict[str, Any]:
     ("header", "binary", "words"),
     [
         (_sized(12), bytes(13), "1 bytes longer than its inputs"),
-        (_sized(12), bytes(11), "`x` has 12 bytes of binary data. 11 are left"),
+        (_sized(12), bytes(11), "`x` has 12 bytes of binary data; 11 are left"),
         (_sized(12), b"", "no header Inference-Header-Content-Length"),
-        (_sized(8), bytes(8), r"`x` \(FP32, shape \[1, 3\]\) needs 12 bytes. 8 were given"),
+        (_sized(8), bytes(8), r"`x` \(FP32, shape \[1, 3\]\) needs 12 bytes; 8 were given"),
         (_sized(1 << 63), bytes(12), "12 are left"),
-        (_sized(-1), bytes(12), "`binary_data_size` of input `x` is not a whole number"),
-        (_sized(1e30), bytes(12), "`binary_data_size` of input `x` is not a whole number"),
-        (_sized("12"), bytes(12), "`binary_data_size` of input `x` is not a whole number"),
-        (_sized(True), bytes(1), "`binary_data_size` of input `x` is not a whole number"),
-        (_sized(None), bytes(1), "`binary_data_size` of input `x` is not a whole number"),
+        (_sized(-1), bytes(12), "`binary_data_size` of the input `x` is not a whole number"),
+        (_sized(1e30), bytes(12), "`binary_data_size` of the input `x` is not a whole number"),
+        (_sized("12"), bytes(12), "`binary_data_size` of the input `x` is not a whole number"),
+        (_sized(True), bytes(1), "`binary_data_size` of the input `x` is not a whole number"),
+        (_sized(None), bytes(1), "`binary_data_size` of the input `x` is not a whole number"),
         (_sized(12, data=[1, 2, 3]), bytes(12), "its data in two places"),
         (_sized(3, datatype="BOOL"), b"\0\1\2", "`x` is BOOL and has a byte that is neither 0 nor 1"),
         ({"inputs": [described()]}, b"", "`x` has no data"),
@@ -121,12 +123,12 @@ def test_a_tensor_without_elements_needs_no_binary_section() -> None:
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ([-1], r"shape \[-1\]. Sizes are not negative"),
+        ([-1], r"shape \[-1\]; sizes are not negative"),
         ([2**62, 2**62], "no memory can hold"),
         ([2**63, 0], "no memory can hold"),
         ([2**62], "no memory can hold"),
         ([10**300, 0], r"shape \[\.\.\., 0\], which no memory can hold"),
-        ([1] * 33, "has 33 sizes. At most 32"),
+        ([1] * 33, "has 33 sizes; at most 32"),
         ([1.0], "Expected `int`, got `float`"),
         (["1"], "Expected `int`, got `str`"),
         ([True], "Expected `int`, got `bool`"),
@@ -171,7 +173,7 @@ def test_shapes_that_no_tensor_has_are_refused(shape: list[Any], words: str, dat
             "`binary_data` is there twice in the parameters of output 0",
         ),
         (json.dumps({"inputs": [described(**_DATA)] * 2}).encode(), "two inputs `x`"),
-        (json.dumps({"inputs": [described(name="", **_DATA)]}).encode(), "An input has an empty name"),
+        (json.dumps({"inputs": [described(name="", **_DATA)]}).encode(), "an input has an empty name"),
         (json.dumps({"inputs": [described(**_DATA)], "outputs": [{"name": "y"}] * 2}).encode(), "two outputs `y`"),
     ],
 )
@@ -247,12 +249,12 @@ def test_custom_parameters_are_ignored_everywhere() -> None:
 @pytest.mark.parametrize(
     ("parameters", "error", "words"),
     [
-        ({"binary_data": 1}, BadRequestError, "`binary_data` of output `y` is neither true nor false"),
+        ({"binary_data": 1}, BadRequestError, "`binary_data` of the output `y` is neither true nor false"),
         ({"classification": 3}, NotOfferedError, "`y` is asked for with `classification`"),
-        ({"classification": "x"}, BadRequestError, "`classification` of output `y` is not a whole number"),
+        ({"classification": "x"}, BadRequestError, "`classification` of the output `y` is not a whole number"),
         ({"shared_memory_region": "r", "shared_memory_byte_size": 1}, NotOfferedError, "not offer shared memory"),
-        ({"shared_memory_region": "r"}, BadRequestError, "`shared_memory_byte_size` of tensor `y` is missing"),
-        ({"shared_memory_byte_size": 1}, BadRequestError, "`shared_memory_region` of tensor `y`"),
+        ({"shared_memory_region": "r"}, BadRequestError, "`shared_memory_byte_size` of the tensor `y` is missing"),
+        ({"shared_memory_byte_size": 1}, BadRequestError, "`shared_memory_region` of the tensor `y`"),
     ],
 )
 def test_parameters_of_an_output_are_checked(parameters: dict[str, Any], error: type[ServeError], words: str) -> None:
@@ -327,7 +329,7 @@ def test_half_precision_must_be_binary_in_both_directions(datatype: str) -> None
 
 
 def test_text_is_refused() -> None:
-    with pytest.raises(NotOfferedError, match="Input `x`: The datatype BYTES is for text"):
+    with pytest.raises(NotOfferedError, match="the input `x`: the datatype BYTES is for text"):
         parsed({"inputs": [described(datatype="BYTES", data=["a"])]})
 
 
@@ -336,13 +338,13 @@ def test_text_is_refused() -> None:
     [
         ([1, 3], [[[1, 2, 3]]], "nested 3 deep, and its shape has 2 sizes"),
         ([3], [[1, 2, 3]], "nested 2 deep, and its shape has 1 sizes"),
-        ([3, 1], [[1, 2, 3]], r"nested as \[1, 3\]. Its shape is \[3, 1\]"),
+        ([3, 1], [[1, 2, 3]], r"nested as \[1, 3\]; its shape is \[3, 1\]"),
         ([2, 2], [[1, 2], [3]], "nested unevenly"),
         ([2, 2], [[1, 2], 3], "Expected `array`, got `int`"),
         ([3], [1, [2], 3], "Expected `float`, got `array`"),
-        ([3], [1, 2], r"`x` has 2 values. Its shape \[3\] needs 3"),
-        ([], [1, 2], r"`x` has 2 values. Its shape \[\] needs 1"),
-        ([0], [1], r"`x` has 1 values. Its shape \[0\] needs 0"),
+        ([3], [1, 2], r"`x` has 2 values; its shape \[3\] needs 3"),
+        ([], [1, 2], r"`x` has 2 values; its shape \[\] needs 1"),
+        ([0], [1], r"`x` has 1 values; its shape \[0\] needs 0"),
         ([1 << 40], [1], "needs 1099511627776"),
         ([1], 1, "Expected `array`, got `int`"),
         ([1], {"0": 1}, "Expected `array`, got `object`"),

@@ -51,7 +51,7 @@ def test_regions_are_listed_as_triton_lists_them_and_forgotten(shared_file: Path
     memory.unregister("a")
     memory.unregister("unknown")
     assert [region["name"] for region in memory.status()] == ["b"]
-    with pytest.raises(NotServedError, match="No region `a` is registered"):
+    with pytest.raises(NotServedError, match="no region `a` is registered"):
         memory.status("a")
     memory.unregister()
     assert (memory.status(), _descriptors()) == ([], before)
@@ -95,7 +95,7 @@ def test_links_folders_pipes_and_what_is_missing_are_refused(name: str, shared_f
         (0, 4097, "has 4096 bytes, and 4097 are needed"),
         (4096, 1, "has 4096 bytes, and 4097 are needed"),
         (1 << 62, 1 << 61, "has 4096 bytes"),
-        (-1, 1, "An offset is not negative"),
+        (-1, 1, "an offset is not negative"),
         (0, 0, "a size is at least 1"),
         (0, -1, "a size is at least 1"),
         (1 << 62, 1 << 62, "offset"),
@@ -118,7 +118,7 @@ def test_a_name_is_registered_once_and_not_without_end(shared_file: Path) -> Non
     with pytest.raises(BadRequestError, match="256 regions are registered"):
         memory.register("one more", shared_file.name, 0, 1)
     memory.unregister("0")
-    with pytest.raises(BadRequestError, match="A region `1` is registered"):
+    with pytest.raises(BadRequestError, match="a region `1` is registered"):
         memory.register("1", shared_file.name, 0, 1)
     memory.close()
 
@@ -131,7 +131,7 @@ def test_a_name_is_registered_once_and_not_without_end(shared_file: Path) -> Non
     ],
 )  # fmt: skip
 def test_a_body_that_registers_nothing_is_refused(body: bytes) -> None:
-    with pytest.raises(BadRequestError, match=r"(?s)The body does not register a region.*byte_size"):
+    with pytest.raises(BadRequestError, match=r"(?s)the body does not register a region.*byte_size"):
         SharedMemory().register_body("r", body)
 
 
@@ -147,14 +147,14 @@ def test_slices_are_read_and_written_where_they_lie(
     shared_file.write_bytes(content)
     where = RegionSlice("r", offset, size)
     if offset + size > 2048:
-        with pytest.raises(BadRequestError, match="leave region `r`, which has 2048 bytes"):
+        with pytest.raises(BadRequestError, match="leave the region `r`, which has 2048 bytes"):
             region.read(where)
-        with pytest.raises(BadRequestError, match="leave region `r`, which has 2048 bytes"):
+        with pytest.raises(BadRequestError, match="leave the region `r`, which has 2048 bytes"):
             region.write(where, memoryview(b""))
     else:
         assert region.read(where) == content[2048 + offset : 2048 + offset + size]
         if len(data) > size:
-            with pytest.raises(BadRequestError, match=f"has {len(data)} bytes. {size} are offered in region `r`"):
+            with pytest.raises(BadRequestError, match=f"has {len(data)} bytes; {size} are offered in the region `r`"):
                 region.write(where, memoryview(data))
         else:
             region.write(where, memoryview(data))
@@ -227,13 +227,13 @@ def _at(size: int, offset: int = 0, region: str = "r") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("parameters", "shape", "words"),
     [
-        (_at(8), [3], r"`x` \(FP32, shape \[3\]\) needs 12 bytes. 8 were given"),
-        (_at(12, 2048), [3], "12 bytes from 2048 leave region `r`"),
-        (_at(12, -1), [3], "`shared_memory_offset` of tensor `x` is not a whole number"),
-        (_at(12, region="q"), [3], "No region `q` is registered"),
-        (_at(12, region=""), [3], "`shared_memory_region` of tensor `x` is not the name"),
+        (_at(8), [3], r"`x` \(FP32, shape \[3\]\) needs 12 bytes; 8 were given"),
+        (_at(12, 2048), [3], "12 bytes from 2048 leave the region `r`"),
+        (_at(12, -1), [3], "`shared_memory_offset` of the tensor `x` is not a whole number"),
+        (_at(12, region="q"), [3], "no region `q` is registered"),
+        (_at(12, region=""), [3], "`shared_memory_region` of the tensor `x` is not the name"),
         (_at(12) | {"binary_data_size": 12}, [3], "its data in two places"),
-        ({"shared_memory_region": "r"}, [3], "`shared_memory_byte_size` of tensor `x` is missing"),
+        ({"shared_memory_region": "r"}, [3], "`shared_memory_byte_size` of the tensor `x` is missing"),
         (_at(1 << 63), [1 << 61], "no memory can hold"),
     ],
 )
@@ -247,7 +247,7 @@ def test_inputs_that_do_not_lie_in_their_region_are_refused(
 def test_inputs_in_shared_memory_take_no_more_memory_than_a_request_may(region: SharedMemory) -> None:
     inputs = [described(f"x{number}", shape=[256], parameters=_at(1024)) for number in range(3)]
     assert len(parsed({"inputs": inputs}, shared_memory=region, max_bytes=3072).request.inputs) == 3
-    with pytest.raises(TooLargeError, match=r"`x2` has 1024 bytes. A request may have 1023 more"):
+    with pytest.raises(TooLargeError, match=r"`x2` has 1024 bytes; its request may have 1023 more"):
         parsed({"inputs": inputs}, shared_memory=region, max_bytes=3071)
 
 
@@ -281,6 +281,6 @@ def test_the_client_sends_and_receives_through_shared_memory(name: str) -> None:
     assert result.get_output("y") == {"name": "y", "datatype": "INT64", "shape": [6], "parameters": parameters}
     assert np.array_equal(client_memory.get_contents_as_numpy(handle, np.int64, [6], offset=128), returned)
     memory.close()
-    with pytest.raises(BadRequestError, match="No region `tensors` is registered"):
+    with pytest.raises(BadRequestError, match="no region `tensors` is registered"):
         encode_answer(answer_of({"y": ("INT64", returned)}), received.forms, memory)
     client_memory.destroy_shared_memory_region(handle)
