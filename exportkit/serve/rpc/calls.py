@@ -1,10 +1,9 @@
-"""One call: what came beside its message, and how it ends."""
+"""One call: what came beside its messages, and how it ends."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -21,22 +20,72 @@ Allow = Callable[[bytes | None], bool]
 """Says whether the value of a client's `authorization` is allowed."""
 
 
-@dataclass(frozen=True)
 class Call:
     """A call of a client.
 
     Attributes:
         method: The full name, such as `/inference.GRPCInferenceService/ModelInfer`.
-        metadata: What the client sent beside the message. Of a key that is there twice, the last value.
-        seconds_left: Seconds until the client's deadline. None: it has none.
+        metadata: What the client sent beside its messages. Of a key that is there twice, the last value.
     """
 
-    method: str
-    metadata: Mapping[str, str | bytes]
-    seconds_left: float | None
+    def __init__(self, method: str, context: Any) -> None:
+        """Reads the metadata."""
+        self.method = method
+        self.metadata: Mapping[str, str | bytes] = dict(context.invocation_metadata() or ())
+        self._context = context
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the client's deadline. None: it has none."""
+        left: float | None = self._context.time_remaining()
+        return left
+
+    async def message(self) -> bytes:
+        """Returns the client's message, and does not keep it.
+
+        Raises:
+            BadRequestError: There is none.
+        """
+        message = await self.next_message()
+        if message is None:
+            raise BadRequestError(f"{self.method} was called without a message")
+        return message
+
+    async def next_message(self) -> bytes | None:
+        """Returns the client's next message, and does not keep it. None: there was the last one before."""
+        message = await self._context.read()
+        return None if message is grpc.aio.EOF else message
+
+    def check_key(self, allow: Allow) -> None:
+        """Raises UnauthorizedError unless the client is allowed."""
+        given = self.metadata.get("authorization")
+        if not allow(given.encode() if isinstance(given, str) else given):
+            raise UnauthorizedError(
+                "the call has no valid API key",
+                hint="Send the metadata `authorization: Bearer KEY`",
+            )
+
+    async def fail(self, error: Exception) -> Exception:
+        """Ends the call with the error's status. Returns what is to be raised then."""
+        if not isinstance(error, ServeError):
+            _LOG.error("%s failed", self.method, exc_info=error)
+            error = ServeError(f"the server failed ({type(error).__name__})", hint="Its log says more")
+        details = error.text.encode()
+        if len(details) > _MAX_DETAILS:
+            details = details[:_MAX_DETAILS] + b"..."
+        trailers: tuple[tuple[str, str], ...] = ()
+        if error.retry_after is not None:
+            seconds = error.retry_after
+            # The first is for clients that know HTTP's header, the second for the retry policy of gRPC's own clients.
+            trailers = (("retry-after", f"{seconds}"), ("grpc-retry-pushback-ms", f"{1000 * seconds}"))
+        try:
+            await self._context.abort(grpc.StatusCode[error.code], details.decode(errors="ignore"), trailers)
+        except Exception as ended:  # by this, grpc.aio knows that the call has ended
+            return ended
+        return error
 
 
-def answering(method: str, answer: Callable[[bytes, Call], Awaitable[bytes]], allow: Allow | None) -> Any:
+def answering(method: str, answer: Callable[[Call], Awaitable[bytes]], allow: Allow | None) -> Any:
     """Returns a handler that answers one message with one message.
 
     It is a handler of streams of requests, which looks the same to a client. Such a handler starts before the message
@@ -45,81 +94,42 @@ def answering(method: str, answer: Callable[[bytes, Call], Awaitable[bytes]], al
 
     Args:
         method: The full name of the method.
-        answer: Gets the message's bytes and returns the answer's. A ServeError becomes the status.
+        answer: Returns the answer's bytes. What it raises becomes the status.
         allow: Who may call. None: everybody.
     """
 
     async def handle(_: Any, context: Any) -> bytes:
-        call = _call(method, context)
+        call = Call(method, context)
         try:
-            _check_key(call, allow)
-            return await answer(await _message(context), call)
+            if allow is not None:
+                call.check_key(allow)
+            return await answer(call)
         except Exception as error:
-            raise await _abort(context, error) from None
+            raise await call.fail(error) from None
 
     return grpc.stream_unary_rpc_method_handler(handle)
 
 
-def streaming(method: str, answer: Callable[[bytes, Call], AsyncIterator[bytes]], allow: Allow | None) -> Any:
-    """Returns a handler that answers one message with a stream of messages. The arguments are those of `answering`."""
+def streaming(method: str, answer: Callable[[Call], AsyncIterator[bytes]], allow: Allow | None) -> Any:
+    """Returns a handler that answers messages with messages. The arguments are those of `answering`."""
 
     async def handle(_: Any, context: Any) -> AsyncIterator[bytes]:
-        call = _call(method, context)
+        call = Call(method, context)
         try:
-            _check_key(call, allow)
-            async for message in answer(await _message(context), call):
+            if allow is not None:
+                call.check_key(allow)
+            async for message in answer(call):
                 yield message
         except Exception as error:
-            raise await _abort(context, error) from None
+            raise await call.fail(error) from None
 
     return grpc.stream_stream_rpc_method_handler(handle)
 
 
-def refusing(error: ServeError) -> Any:
+def refusing(method: str, error: ServeError) -> Any:
     """Returns a handler that refuses whatever comes."""
 
     async def handle(_: Any, context: Any) -> bytes:
-        raise await _abort(context, error)
+        raise await Call(method, context).fail(error)
 
     return grpc.stream_unary_rpc_method_handler(handle)
-
-
-def _call(method: str, context: Any) -> Call:
-    return Call(method, dict(context.invocation_metadata() or ()), context.time_remaining())
-
-
-async def _message(context: Any) -> bytes:
-    message = await context.read()
-    if message is grpc.aio.EOF:
-        raise BadRequestError("the call has no message")
-    return message
-
-
-def _check_key(call: Call, allow: Allow | None) -> None:
-    if allow is None:
-        return
-    given = call.metadata.get("authorization")
-    if not allow(given.encode() if isinstance(given, str) else given):
-        raise UnauthorizedError(
-            "the call has no valid API key",
-            hint="Send the metadata `authorization: Bearer KEY` with one of the keys.",
-        )
-
-
-async def _abort(context: Any, error: Exception) -> Exception:
-    """Ends the call with the error's status. Returns what is to be raised."""
-    if not isinstance(error, ServeError):
-        _LOG.error("a call failed", exc_info=error)
-        error = ServeError(f"the server failed ({type(error).__name__}); its log says more")
-    details = str(error)
-    if len(details) > _MAX_DETAILS:
-        details = details[: _MAX_DETAILS - 3] + "..."
-    trailers: tuple[tuple[str, str], ...] = ()
-    if error.retry_after is not None:
-        # The first is for clients that know HTTP's header, the second for the retry policy of gRPC's own clients.
-        trailers = (("retry-after", f"{error.retry_after}"), ("grpc-retry-pushback-ms", f"{1000 * error.retry_after}"))
-    try:
-        await context.abort(grpc.StatusCode[error.code], details, trailers)
-    except Exception as ends:  # grpc.aio's own, by which it knows that the call has ended
-        return ends
-    return error

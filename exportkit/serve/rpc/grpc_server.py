@@ -18,6 +18,9 @@ from exportkit.serve.statuses import NotOfferedError
 
 _SMALLEST_LIMIT = 4 << 20  # gRPC's own limit: it keeps room for names, parameters and small messages
 _HEADROOM = 1 << 20
+_LARGEST_LIMIT = (1 << 31) - 1  # gRPC's lengths are of this size
+
+_INFER = {"ModelInfer", "ModelStreamInfer"}
 
 _CHANNEL = (
     # Two servers on one port would each get a part of the connections, and nobody would know.
@@ -30,6 +33,7 @@ _CHANNEL = (
     # Clients may look for us as often. gRPC's default of five minutes ends the connections of those that do.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_send_message_length", -1),
 )
 
 
@@ -60,14 +64,17 @@ class GrpcServer:
     """
 
     def __init__(self, repository: Repository, options: RpcOptions) -> None:
-        """Binds the port. The largest message is that of the largest model that is loaded now.
+        """Binds the port. No message may be larger than those of the largest model that is loaded now.
 
         Raises:
             HostError: The address cannot be bound.
         """
         self._health = HealthService(repository)
         largest = max([_SMALLEST_LIMIT, *(model.max_body for model in repository.models())]) + _HEADROOM
-        limits = (("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", -1))
+        limits = (
+            ("grpc.max_receive_message_length", min(largest, _LARGEST_LIMIT)),
+            ("grpc.max_send_message_length", -1),
+        )
         self._server = grpc.aio.server(options=[*_CHANNEL, *limits])
         inference = InferenceService(repository, options.shared_memory)
         self._server.add_generic_rpc_handlers((_Handlers(inference, self._health, options.allow),))
@@ -99,17 +106,20 @@ class _Handlers(grpc.GenericRpcHandler):
     """Finds the handler of a method."""
 
     def __init__(self, inference: InferenceService, health: HealthService, allow: Allow | None) -> None:
+        unary = {f"/{INFERENCE}/{name}": inference.method(name) for name in methods(INFERENCE).keys() - _INFER}
+        unary[f"/{INFERENCE}/ModelInfer"] = inference.infer
+        stream = f"/{INFERENCE}/ModelStreamInfer"
+        check, watch = f"/{HEALTH}/Check", f"/{HEALTH}/Watch"
         self._found = {
-            f"/{INFERENCE}/{name}": answering(f"/{INFERENCE}/{name}", inference.method(name), allow)
-            for name in methods(INFERENCE)
+            **{method: answering(method, answer, allow) for method, answer in unary.items()},
+            stream: streaming(stream, inference.infer_stream, allow),
+            check: answering(check, health.check, None),  # who probes a server has no key
+            watch: streaming(watch, health.watch, None),
         }
-        # Who probes a server has no key.
-        self._found[f"/{HEALTH}/Check"] = answering(f"/{HEALTH}/Check", health.check, None)
-        self._found[f"/{HEALTH}/Watch"] = streaming(f"/{HEALTH}/Watch", health.watch, None)
 
     def service(self, details: Any) -> Any:
         """Returns the handler of `details.method`."""
         method = details.method
         if method in self._found:
             return self._found[method]
-        return refusing(NotOfferedError(f"this server does not offer {method.rpartition('/')[2]}"))
+        return refusing(method, NotOfferedError(f"this server does not offer {method.rpartition('/')[2]}"))

@@ -24,19 +24,19 @@ class HealthService:
         """Says NOT_SERVING to every Watch and ends it."""
         self._stopping.set()
 
-    async def check(self, data: bytes, _: Call) -> bytes:
+    async def check(self, call: Call) -> bytes:
         """Answers Check."""
         takes, returns = methods(HEALTH)["Check"]
-        service = read_message(takes, data).service
+        service = read_message(takes, await call.message()).service
         status = self._status(service)
         if status == "SERVICE_UNKNOWN":
             raise NotServedError(f"no model or service is named {service!r}")
         return bytes(returns(status=status).SerializeToString())
 
-    async def watch(self, data: bytes, _: Call) -> AsyncIterator[bytes]:
+    async def watch(self, call: Call) -> AsyncIterator[bytes]:
         """Answers Watch: the status now, and again whenever it changes."""
         takes, returns = methods(HEALTH)["Watch"]
-        service = read_message(takes, data).service
+        service = read_message(takes, await call.message()).service
         last = None
         while True:
             ends = self._stopping.is_set()

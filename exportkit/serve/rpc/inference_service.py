@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from google.protobuf import json_format
@@ -13,11 +13,16 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.rpc.calls import Call
+from exportkit.serve.rpc.in_order import answers_in_order
 from exportkit.serve.rpc.infer_messages import ReceivedRequest, encode_infer_answer, plain_parameters
-from exportkit.serve.rpc.message_classes import INFERENCE, methods, read_message
-from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError
+from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods, read_message
+from exportkit.serve.rpc.wire import join
+from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError, ServeError
 
 Fields = dict[str, Any]
+
+_STREAMED = message_class("inference.ModelStreamInferResponse")
+_MOST_IN_A_STREAM = 64  # requests of a stream that wait or run, as many as a client without streams may well send
 
 
 class InferenceService:
@@ -27,27 +32,42 @@ class InferenceService:
         self._repository = repository
         self._shared_memory = shared_memory
 
-    def method(self, name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
-        """Returns the method that takes and returns the bytes of messages."""
-        if name == "ModelInfer":
-            return self._infer
+    async def infer(self, call: Call) -> bytes:
+        """Answers ModelInfer."""
+        return await self._infer(await call.message(), call.seconds_left)
+
+    def infer_stream(self, call: Call) -> AsyncIterator[bytes]:
+        """Answers ModelStreamInfer, whose requests run together. The answers have the order of the requests."""
+
+        async def answer(message: bytes) -> bytes:
+            inference = self._infer(message, call.seconds_left)
+            del message
+            try:
+                return join(b"", _STREAMED.INFER_RESPONSE_FIELD_NUMBER, [memoryview(await inference)])
+            except ServeError as error:
+                return bytes(_STREAMED(error_message=error.text).SerializeToString())
+
+        return answers_in_order(call.next_message, answer, _MOST_IN_A_STREAM)
+
+    def method(self, name: str) -> Callable[[Call], Awaitable[bytes]]:
+        """Returns one of the other methods."""
         takes, returns = methods(INFERENCE)[name]
         answer: Callable[[Any], Awaitable[Fields]] = getattr(self, name)
 
-        async def from_bytes(data: bytes, _: Call) -> bytes:
-            fields = await answer(read_message(takes, data))
+        async def from_bytes(call: Call) -> bytes:
+            fields = await answer(read_message(takes, await call.message()))
             # The protocol's JSON may say more than its messages have fields for.
             message = json_format.ParseDict(fields, returns(), ignore_unknown_fields=True)
             return bytes(message.SerializeToString())
 
         return from_bytes
 
-    async def _infer(self, data: bytes, call: Call) -> bytes:
+    async def _infer(self, data: bytes, seconds_left: float | None) -> bytes:
         received = ReceivedRequest(data)
         model = self._repository.model(received.model, received.version)
         regions = received.regions
         with model.admit(received.size):
-            request = received.request(call.seconds_left, self._shared_memory)
+            request = received.request(seconds_left, self._shared_memory)
             del data, received  # While the request waits, its inputs are in memory once.
             answer = await model.infer(request)
         return encode_infer_answer(answer, regions, self._shared_memory)

@@ -67,8 +67,7 @@ def test_every_method_takes_and_returns_what_tritonclient_sends_and_expects():
     for name, (takes, returns) in methods(INFERENCE).items():
         assert takes.DESCRIPTOR.full_name == theirs[name].input_type.full_name
         assert returns.DESCRIPTOR.full_name == theirs[name].output_type.full_name
-        assert not theirs[name].client_streaming
-        assert not theirs[name].server_streaming
+        assert theirs[name].client_streaming == theirs[name].server_streaming == (name == "ModelStreamInfer")
 
 
 def test_the_descriptor_set_is_that_of_the_proto_files():

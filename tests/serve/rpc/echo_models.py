@@ -1,0 +1,134 @@
+"""Models that answer with their inputs, and whose every step a test decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from exportkit.serve.engine.repository import IndexEntry
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, Timing
+from exportkit.serve.statuses import DeadlineError, NotReadyError, NotServedError, ServeError, TooLargeError
+
+
+class EchoModel:
+    """A model whose outputs are its inputs.
+
+    Attributes:
+        requests: What it was asked.
+        running: The number of requests that wait for `gate`.
+        cancelled: The number of requests that were cancelled.
+        gate: Nothing is answered before it is set.
+        refusal: What `admit` raises.
+        failure: What `infer` raises.
+    """
+
+    def __init__(self, name: str = "echo", version: str = "1", max_body: int = 64 << 20) -> None:
+        self.name, self.version, self.max_body = name, version, max_body
+        self.ready = True
+        self.requests: list[InferRequest] = []
+        self.admitted: list[int] = []
+        self.running = self.cancelled = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.refusal: ServeError | None = None
+        self.failure: Exception | None = None
+
+    @contextmanager
+    def admit(self, size: int) -> Iterator[None]:
+        if size > self.max_body:
+            raise TooLargeError(f"{size} bytes are more than {self.max_body}")
+        if self.refusal is not None:
+            raise self.refusal
+        self.admitted.append(size)
+        yield
+
+    async def infer(self, request: InferRequest) -> InferAnswer:
+        self.requests.append(request)
+        self.running += 1
+        try:
+            await asyncio.wait_for(self.gate.wait(), request.timeout)
+        except asyncio.TimeoutError:
+            raise DeadlineError("the request's timeout passed while it waited") from None
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        if self.failure is not None:
+            raise self.failure
+        outputs = tuple(
+            OutputTensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
+            for tensor in request.inputs
+            if request.outputs is None or tensor.name in request.outputs
+        )
+        parameters = {"rows": 1, "whole": True, "kind": "echo"}
+        return InferAnswer(self.name, self.version, request.id, outputs, Timing(0, 0, 0, 0, 1), parameters)
+
+    def metadata(self) -> dict[str, Any]:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 3]}
+        return {
+            "name": self.name,
+            "versions": ["1", "2"],
+            "platform": "torch_aoti",
+            "inputs": [tensor],
+            "outputs": [tensor],
+            "dimensions": {"batch": {"min": 1, "max": 4}},
+        }
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "max_batch_size": 4,
+            "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}],
+            "instance_group": [{"kind": "KIND_CPU", "count": 2}],
+            "parameters": {"bit_equal": {"string_value": "true"}},
+            "dynamic_batching": {"max_queue_delay_microseconds": 7},
+        }
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "version": self.version,
+            "inference_count": len(self.requests),
+            "inference_stats": {"success": {"count": 1, "ns": 5_000_000_000}},
+            "batch_stats": [{"batch_size": 4, "compute_infer": {"count": 1, "ns": 7}}],
+        }
+
+
+class EchoRepository:
+    """A repository of such models, in which `load` and `unload` only write down what they were asked."""
+
+    def __init__(self, *models: EchoModel) -> None:
+        self._models = list(models)
+        self.draining = False
+        self.asked: list[tuple[str, Any]] = []
+        self.loading = asyncio.Event()
+        self.loading.set()
+
+    @property
+    def ready(self) -> bool:
+        return not self.draining and all(model.ready for model in self._models)
+
+    def model(self, name: str, version: str = "") -> EchoModel:
+        found = [model for model in self._models if model.name == name and version in ("", model.version)]
+        if not found:
+            raise NotServedError(f"no model is named {name} with version {version!r}")
+        if self.draining:
+            raise NotReadyError("the server drains")
+        return found[-1]
+
+    def models(self) -> Sequence[EchoModel]:
+        return self._models
+
+    def index(self) -> Sequence[IndexEntry]:
+        ready = [IndexEntry(model.name, model.version, "READY", "") for model in self._models]
+        return [*ready, IndexEntry("broken", "1", "UNAVAILABLE", "it cannot be loaded")]
+
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+        await self.loading.wait()
+        self.asked.append(("load", (name, dict(parameters))))
+
+    async def unload(self, name: str) -> None:
+        self.asked.append(("unload", name))

@@ -1,0 +1,86 @@
+"""A server of echo models in a thread, as tritonclient's blocking client needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
+from tests.serve.rpc.echo_models import EchoModel, EchoRepository
+
+T = TypeVar("T")
+
+
+class Served:
+    """What a test talks to, and the loop in which it runs.
+
+    Attributes:
+        address: Where clients find it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, repository: Any, server: GrpcServer) -> None:
+        self.loop, self.repository, self.server = loop, repository, server
+        self.address = f"127.0.0.1:{server.port}"
+
+    @property
+    def model(self) -> Any:
+        return self.repository.models()[0]
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begins a coroutine in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.begin(work).result()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Calls a function in the server's loop."""
+
+        async def work() -> T:
+            return function()
+
+        return self.run(work())
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Returns when a condition holds, which the server's loop decides."""
+
+        async def wait() -> None:
+            while not condition():
+                await asyncio.sleep(0.002)
+
+        self.run(wait())
+
+
+@contextmanager
+def loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def served(loop: asyncio.AbstractEventLoop, repository: Any = None, **options: Any) -> Iterator[Served]:
+    """Serves a repository; without one, an echo model."""
+
+    async def start() -> tuple[Any, GrpcServer]:
+        # An asyncio.Event belongs to the loop in which it is first waited for.
+        served = repository or EchoRepository(EchoModel())
+        server = GrpcServer(served, RpcOptions(**options))
+        await server.start()
+        return served, server
+
+    opened = Served(loop, *asyncio.run_coroutine_threadsafe(start(), loop).result())
+    try:
+        yield opened
+    finally:
+        opened.run(opened.server.stop(0))

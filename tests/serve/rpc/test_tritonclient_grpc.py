@@ -1,0 +1,227 @@
+"""Every public method of tritonclient's gRPC clients works, or raises an error whose message is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as blocking
+import tritonclient.grpc.aio as aio
+from tritonclient.grpc.auth import BasicAuth
+from tritonclient.utils import InferenceServerException
+
+from tests.serve.rpc.serving_echo import Served
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+SHM = "this server does not offer shared memory"
+
+
+def given(array: np.ndarray = X, name: str = "x", datatype: str = "FP32") -> blocking.InferInput:
+    tensor = blocking.InferInput(name, list(array.shape), datatype)
+    return tensor.set_data_from_numpy(array)
+
+
+@dataclass(frozen=True)
+class Works:
+    """The call works and its result has this property."""
+
+    arguments: tuple[Any, ...]
+    holds: Callable[[Any], bool] = lambda result: result is None
+
+
+@dataclass(frozen=True)
+class Refuses:
+    """The call raises an error with this status and this message."""
+
+    arguments: tuple[Any, ...]
+    status: str
+    message: str
+
+
+Expected = Works | Refuses
+
+
+def not_offered(name: str, *arguments: Any) -> Refuses:
+    return Refuses(arguments, "UNIMPLEMENTED", f"this server does not offer {name}")
+
+
+def echoes(result: Any) -> bool:
+    return np.array_equal(result.as_numpy("x"), X)
+
+
+# What both clients have. Streams are below: the clients differ there.
+BOTH: dict[str, Expected] = {
+    "is_server_live": Works((), lambda live: live is True),
+    "is_server_ready": Works((), lambda ready: ready is True),
+    "is_model_ready": Works(("echo",), lambda ready: ready is True),
+    "get_server_metadata": Works((), lambda metadata: metadata.name == "exportkit"),
+    "get_model_metadata": Works(("echo",), lambda metadata: list(metadata.inputs[0].shape) == [-1, 3]),
+    "get_model_config": Works(("echo",), lambda config: config.config.max_batch_size == 4),
+    "get_model_repository_index": Works((), lambda index: [m.state for m in index.models] == ["READY", "UNAVAILABLE"]),
+    "load_model": Works(("echo",)),
+    "unload_model": Works(("echo",)),
+    "get_inference_statistics": Works(("echo",), lambda found: found.model_stats[0].inference_stats.success.count == 1),
+    "update_trace_settings": not_offered("TraceSetting"),
+    "get_trace_settings": not_offered("TraceSetting"),
+    "update_log_settings": not_offered("LogSettings", {"log_info": True}),
+    "get_log_settings": not_offered("LogSettings"),
+    "get_system_shared_memory_status": Refuses((), "UNIMPLEMENTED", SHM),
+    "register_system_shared_memory": Refuses(("region", "/region", 8), "UNIMPLEMENTED", SHM),
+    "unregister_system_shared_memory": Refuses((), "UNIMPLEMENTED", SHM),
+    "get_cuda_shared_memory_status": not_offered("CudaSharedMemoryStatus"),
+    "register_cuda_shared_memory": not_offered("CudaSharedMemoryRegister", "region", b"aGFuZGxl", 0, 8),
+    "unregister_cuda_shared_memory": not_offered("CudaSharedMemoryUnregister"),
+    "infer": Works(("echo", [given()]), echoes),
+    "register_plugin": Works((BasicAuth("user", "password"),)),
+    "plugin": Works(()),
+    "close": Works(()),
+}
+ELSEWHERE = {
+    blocking.InferenceServerClient: {
+        "unregister_plugin",
+        "async_infer",
+        "start_stream",
+        "stop_stream",
+        "async_stream_infer",
+    },
+    aio.InferenceServerClient: {"unregister_plugin", "stream_infer"},
+}
+
+
+@pytest.mark.parametrize("client", ELSEWHERE)
+def test_every_public_method_of_a_client_is_tested(client: type):
+    public = {name for name in dir(client) if not name.startswith("_")}
+    assert public == BOTH.keys() | ELSEWHERE[client]
+
+
+def check(expected: Expected, call: Callable[[], Any]) -> None:
+    if isinstance(expected, Works):
+        assert expected.holds(call())
+        return
+    with pytest.raises(InferenceServerException) as raised:
+        call()
+    assert raised.value.status() == f"StatusCode.{expected.status}"
+    assert raised.value.message().startswith(expected.message)
+
+
+@pytest.fixture
+def client(echo: Served) -> Iterator[blocking.InferenceServerClient]:
+    with blocking.InferenceServerClient(echo.address) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_method_of_the_blocking_client(client: blocking.InferenceServerClient, name: str):
+    check(BOTH[name], lambda: getattr(client, name)(*BOTH[name].arguments))
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_method_of_the_aio_client(echo: Served, name: str):
+    async def call() -> Any:
+        async with aio.InferenceServerClient(echo.address) as client:
+            result = getattr(client, name)(*BOTH[name].arguments)
+            return await result if asyncio.iscoroutine(result) else result
+
+    check(BOTH[name], lambda: echo.run(call()))
+
+
+def test_a_plugin_is_registered_and_unregistered(client: blocking.InferenceServerClient):
+    client.register_plugin(BasicAuth("user", "password"))
+    assert client.is_server_live()
+    client.unregister_plugin()
+    assert client.plugin() is None
+
+
+@pytest.mark.parametrize("model", ["echo", "unknown"])
+def test_async_infer_answers_by_its_callback(client: blocking.InferenceServerClient, model: str):
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.async_infer(model, [given()], lambda result, error: answers.put((result, error)))
+    result, error = answers.get()
+    if model == "echo":
+        assert error is None
+        assert echoes(result)
+    else:
+        assert result is None
+        assert error.message() == "no model is named unknown with version ''"
+
+
+def test_a_stream_answers_every_request_in_order(client: blocking.InferenceServerClient):
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    arrays = [np.full((1, 3), index, np.float32) for index in range(100)]
+    for index, array in enumerate(arrays):
+        client.async_stream_infer("unknown" if index == 50 else "echo", [given(array)], request_id=str(index))
+    client.stop_stream()
+    received = [answers.get() for _ in arrays]
+    assert received[50][1].message() == "no model is named unknown with version ''"
+    for index, (result, error) in enumerate(received):
+        if index != 50:
+            assert error is None
+            assert result.get_response().id == str(index)
+            assert np.array_equal(result.as_numpy("x"), arrays[index])
+
+
+def test_a_stream_of_the_aio_client(echo: Served):
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "echo", "inputs": [given()]}
+        yield {"model_name": "unknown", "inputs": [given()]}
+        yield {"model_name": "echo", "inputs": [given()]}
+
+    async def call() -> list[tuple[Any, Any]]:
+        async with aio.InferenceServerClient(echo.address) as client:
+            return [answer async for answer in client.stream_infer(requests())]
+
+    (first, _), (none, error), (last, _) = echo.run(call())
+    assert echoes(first)
+    assert none is None
+    assert error.message() == "no model is named unknown with version ''"
+    assert echoes(last)
+
+
+def test_a_model_that_is_unknown_is_not_ready(client: blocking.InferenceServerClient):
+    assert client.is_model_ready("unknown") is False
+    assert client.is_model_ready("echo", "2") is False
+
+
+def test_the_index_of_what_is_ready(echo: Served):
+    def ask(client: Any) -> list[str]:
+        stub = client._client_stub
+        request = blocking.service_pb2.RepositoryIndexRequest(ready=True)
+        return [model.name for model in stub.RepositoryIndex(request).models]
+
+    with blocking.InferenceServerClient(echo.address) as client:
+        assert ask(client) == ["echo"]
+
+
+def test_parameters_of_a_load_reach_the_repository(echo: Served, client: blocking.InferenceServerClient):
+    client.load_model("echo", config='{"name": "echo"}', files={"file:1/model.pt2": b"code"})
+    client.unload_model("echo", unload_dependents=True)
+    expected = {"config": '{"name": "echo"}', "file:1/model.pt2": b"code"}
+    assert echo.repository.asked == [("load", ("echo", expected)), ("unload", "echo")]
+
+
+def test_a_load_goes_on_when_its_client_goes_away(echo: Served, client: blocking.InferenceServerClient):
+    echo.call(echo.repository.loading.clear)
+    with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+        client.load_model("echo", client_timeout=0.05)
+    echo.call(echo.repository.loading.set)
+    echo.until(lambda: echo.repository.asked == [("load", ("echo", {}))])
+
+
+def test_what_json_says_arrives_in_the_messages(client: blocking.InferenceServerClient):
+    config = client.get_model_config("echo", as_json=True)["config"]
+    assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": ["3"]}]
+    assert config["instance_group"] == [{"kind": "KIND_CPU", "count": 2}]
+    assert config["parameters"] == {"bit_equal": {"string_value": "true"}}
+    assert config["dynamic_batching"] == {"max_queue_delay_microseconds": "7"}
+    (stats,) = client.get_inference_statistics(as_json=True)["model_stats"]
+    assert stats["inference_stats"] == {"success": {"count": "1", "ns": "5000000000"}}
+    assert stats["batch_stats"] == [{"batch_size": "4", "compute_infer": {"count": "1", "ns": "7"}}]
+    metadata = client.get_model_metadata("echo", as_json=True)
+    assert metadata["versions"] == ["1", "2"]
+    assert metadata["platform"] == "torch_aoti"
