@@ -65,7 +65,7 @@ function tensors(title, list, model) {
     return el("tr", {}, el("th", { scope: "row" }, tensor.name), el("td", {}, text, where && " ", where));
   });
   const head = el("tr", {}, el("th", { scope: "col" }, title), el("th", { scope: "col" }, "dtype, sizes and their ranges"));
-  return el("table", { class: "tensors" }, el("thead", {}, head), el("tbody", {}, rows));
+  return el("table", { class: "tensors", "aria-label": title }, el("thead", {}, head), el("tbody", {}, rows));
 }
 
 function batching({ enabled, reason, max_rows: rows, bit_equal: equal }) {

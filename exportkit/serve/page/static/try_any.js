@@ -94,7 +94,7 @@ export class TryAny {
     fill(
       this.result,
       el("p", {}, "Answered in ", el("b", {}, duration(seconds)), ", both ways and this page included."),
-      el("table", {}, el("thead", {}, head), el("tbody", {}, rows)),
+      el("table", { "aria-label": "Outputs" }, el("thead", {}, head), el("tbody", {}, rows)),
     );
   }
 }

@@ -220,7 +220,7 @@ export class TryRegions {
       return el("tr", { pointerenter: look }, el("th", { scope: "row" }, String(rank + 1)), cells);
     });
     const head = ["number", "row", "column", "tokens", "score"].map((name) => el("th", { scope: "col" }, name));
-    const table = el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows));
+    const table = el("table", { "aria-label": "Chosen patches" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows));
     fill(this.table.lastElementChild, table);
     this.table.hidden = false;
   }

@@ -1,0 +1,32 @@
+"""One browser for the tests of the page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+# Tests run where there is no sandbox of users, and ask nothing of other hosts.
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The system's Chromium, without a window. Each test opens a context of its own in it."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    executable = next(filter(None, map(shutil.which, NAMES)), None)
+    if executable is None:
+        if os.environ.get("EXPORTKIT_REQUIRE_CHROMIUM") == "1":
+            pytest.fail(f"there is no {' and no '.join(NAMES)}, and EXPORTKIT_REQUIRE_CHROMIUM=1")
+        pytest.skip(f"there is no {' and no '.join(NAMES)}: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=executable, args=FLAGS)
+        yield chromium
+        chromium.close()

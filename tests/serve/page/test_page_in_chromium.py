@@ -1,0 +1,297 @@
+"""The page in a real browser, in front of models that only say what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
+
+from exportkit.package import manifest as m
+from exportkit.serve.engine.batchable import Batching
+from exportkit.serve.engine.repository import IndexEntry
+from exportkit.serve.engine.statistics import REQUEST_SECONDS
+from exportkit.serve.page.page_routes import open_paths, page_routes
+from exportkit.serve.page.page_status import percentile
+from exportkit.serve.protocol.inference import Timing
+from exportkit.serve.serve_options import ServeOptions
+from tests.serve.page.doubles import Model, Models, manifest, region_call
+from tests.serve.page.in_thread import Site, served
+from tests.serve.page.visits import visit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+HOSTILE = "<img src=x onerror=document.title='taken'>\"'&amp;</script><script>document.title='taken'</script>"
+KEY = "a key that is long enough"
+TIMING = Timing(queue=0.0, compute_input=0.0, compute_infer=0.0, compute_output=0.0, batch_rows=1)
+BATCHED = Batching(m.Dimension(name="batch", min=1, max=4))
+
+
+class AsksForKey:
+    """Answers only the page's files to those who have no key, as the server does."""
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        given = dict(scope["headers"]).get(b"authorization", b"").decode()
+        if scope["path"] in open_paths() or given == f"Bearer {KEY}":
+            await self.app(scope, receive, send)
+        else:
+            await JSONResponse({"error": f"no key, said <b>{given}</b>"}, 401)(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    hostile = region_call()
+    hostile = region_call(
+        inputs=(m.TensorInput(name=HOSTILE, dtype="float32", shape=hostile.inputs[0].shape), hostile.inputs[1])
+    )
+    return Models(
+        [
+            Model(batching=BATCHED),
+            Model(name=HOSTILE, version="<b>2</b>", manifest=manifest(hostile), failure=HOSTILE, ready=False),
+            Model(name="regions", manifest=manifest(region_call())),
+        ],
+        [IndexEntry("absent", HOSTILE, "UNAVAILABLE", HOSTILE)],
+    )
+
+
+@pytest.fixture(scope="module")
+def site(models: Models) -> Iterator[Site]:
+    with served(Starlette(routes=page_routes(models, ServeOptions()))) as site:
+        yield site
+
+
+def test_it_shows_what_a_model_takes_and_gives(browser: Browser, site: Site):
+    with visit(browser, site) as visited:
+        assert visited.text("h2").split() == ["tiny", "version", "1", "ready"]
+        rows = [row.inner_text() for row in visited.page.query_selector_all(".tensors tbody tr")]
+        assert rows[0].split("\t") == ["image", "float32[batch, 3, 16*gh, 8] batch 1..4, gh 1..6"]
+        assert rows[2].split("\t") == ["offset", "float32[5]"]
+        assert rows[3].split("\t") == ["regions.mean", "float32[batch, 3] batch 1..4"]
+        assert "up to 4 rows run together, and answers are equal to the last bit" in visited.text(".about")
+
+
+def test_charts_follow_the_counters_and_rest_in_a_hidden_tab(browser: Browser, site: Site, models: Models):
+    counted = models.loaded[0].counted
+    with visit(browser, site) as visited:
+        for _ in range(40):
+            counted.succeeded(TIMING, 0.04)
+        counted.executed(3, compute_input=0.0, compute_infer=0.0, compute_output=0.0)
+        counted.failed("deadline")
+        counted.entered(7, 70)
+        visited.page.wait_for_selector("text=1 deadline")
+        charts = [chart.get_attribute("aria-label") for chart in visited.page.query_selector_all(".chart svg")]
+        # All in the bucket from 25 to 50 ms.
+        assert "now p50 37.5 ms, p99 49.8 ms" in charts[0]
+        assert "now rows wait 7" in charts[2]
+        assert "now rows 3.00" in charts[3]
+        asked: list[str] = []
+        visited.page.on("request", lambda request: asked.append(request.url))
+        hide = "hidden => {Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+        hide += " document.dispatchEvent(new Event('visibilitychange'))}"
+        visited.evaluate(hide, True)
+        visited.page.wait_for_timeout(100)  # an answer may be on its way
+        asked.clear()
+        visited.page.wait_for_timeout(1500)
+        assert asked == []
+        with visited.page.expect_request("**/page/status"):
+            visited.evaluate(hide, False)
+    counted.left(7, 70)
+
+
+def test_percentiles_are_the_servers(browser: Browser, site: Site):
+    with visit(browser, site) as visited:
+        counts = [3, 0, 5, 1, 0, 0, 7, 0, 0, 0, 0, 0, 0, 1, 0, 2]
+        shares = [0.01, 0.2, 0.5, 0.8, 0.9, 0.99, 1]
+        script = """async ([bounds, counts, shares]) => {
+            const { percentile } = await import("./page/live.js");
+            return shares.map((share) => percentile(bounds, counts, share));
+        }"""
+        found = visited.evaluate(script, [list(REQUEST_SECONDS), counts, shares])
+        assert found == pytest.approx([percentile(counts, share) for share in shares])
+
+
+def test_no_text_of_a_server_becomes_html(browser: Browser, site: Site):
+    with visit(browser, site) as visited:
+        link = visited.page.get_by_role("link", name=HOSTILE)
+        link.click()
+        visited.page.wait_for_selector(".regions")
+        assert HOSTILE in visited.text("h2")
+        assert HOSTILE in visited.text(".about")
+        assert HOSTILE in visited.text(".absent")
+        assert HOSTILE in visited.text(".tensors")
+        visited.page.wait_for_timeout(50)
+        assert visited.page.title().startswith(HOSTILE)
+        assert visited.page.query_selector_all("main img, nav img, article script, h2 b") == []
+
+
+def test_keys_reach_everything_and_the_focus_is_seen(browser: Browser, site: Site):
+    with visit(browser, site, "#/regions/1") as visited:
+        visited.evaluate("document.querySelector('details').open = true")
+        wanted = visited.evaluate(
+            """() => [...document.querySelectorAll("a, button, input, select, summary, [tabindex='0']")]
+                .filter((one) => one.checkVisibility({visibilityProperty: true}))
+                .filter((one) => one.type !== "radio" || one.checked).length"""
+        )
+        seen = []
+        for _ in range(wanted):
+            visited.page.keyboard.press("Tab")
+            seen.append(
+                visited.evaluate(
+                    """() => {
+                        const one = document.activeElement;
+                        const shown = one.type === "radio" ? one.nextSibling : one;
+                        const style = getComputedStyle(shown);
+                        const outlined = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
+                        one.dataset.seen = true;
+                        return [one.outerHTML.slice(0, 80), outlined];
+                    }"""
+                )
+            )
+        assert [text for text, outlined in seen if not outlined] == []
+        assert len(visited.page.query_selector_all("[data-seen]")) == wanted
+
+
+def test_arrow_keys_go_from_patch_to_patch(browser: Browser, site: Site):
+    with visit(browser, site, "#/regions/1") as visited:
+        visited.page.focus(".stage svg")
+        for key in ("ArrowDown", "ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowLeft"):
+            visited.page.keyboard.press(key)
+        assert visited.text(".readout") == "Row 3, column 1"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast_in_both_themes(browser: Browser, site: Site, scheme: str):
+    with visit(browser, site, "#/regions/1", color_scheme=scheme, reduced_motion="reduce") as visited:
+        assert visited.evaluate(CONTRASTS) == []
+
+
+def test_the_theme_can_be_chosen_and_is_remembered(browser: Browser, site: Site):
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    with visit(browser, site, color_scheme="dark", reduced_motion="reduce") as visited:
+        dark = visited.evaluate(ground)
+        button = visited.page.get_by_role("button", name="Theme")
+        button.press("Enter")
+        light = visited.evaluate(ground)
+        assert light != dark
+        visited.page.reload()
+        visited.page.wait_for_selector("article")
+        assert visited.evaluate(ground) == light
+        button.press("Enter")
+        assert (visited.evaluate(ground), button.inner_text()) == (dark, "Theme: dark")
+        assert visited.evaluate("() => document.getAnimations().length") == 0
+
+
+@pytest.mark.parametrize("place", ["#/regions/1", "#/tiny/1"])
+def test_a_narrow_screen_scrolls_in_one_direction_only(browser: Browser, site: Site, place: str):
+    with visit(browser, site, place, viewport={"width": 360, "height": 640}) as visited:
+        assert visited.evaluate("() => document.documentElement.scrollWidth") == 360
+        assert visited.evaluate(CUT_OFF) == []
+
+
+def test_everything_that_is_used_has_a_name(browser: Browser, site: Site):
+    with visit(browser, site, "#/regions/1") as visited:
+        page = visited.page
+        visited.evaluate("document.querySelector('details').open = true")
+        for role in ("link", "button", "combobox", "spinbutton", "radio", "application", "img", "table", "navigation"):
+            snapshots = [each.aria_snapshot().splitlines()[0] for each in page.get_by_role(role).all()]
+            assert snapshots, role
+            assert [text for text in snapshots if '"' not in text] == [], role
+        ids = visited.evaluate("() => [...document.querySelectorAll('[id]')].map((one) => one.id)")
+        assert len(ids) == len(set(ids))
+        levels = visited.evaluate(
+            "() => [...document.querySelectorAll('h1,h2,h3,h4')].map((one) => Number(one.tagName[1]))"
+        )
+        assert levels[0] == 1
+        assert all(after - before <= 1 for before, after in pairwise(levels))
+        assert page.get_by_role("main").count() == page.get_by_role("navigation").count() == 1
+        assert visited.evaluate("() => document.documentElement.lang") == "en"
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab_only(browser: Browser, models: Models):
+    application = Starlette(routes=page_routes(models, ServeOptions()), middleware=[Middleware(AsksForKey)])
+    with served(application) as site, visit(browser, site) as visited:
+        visited.expected = ("Failed to load resource: the server responded with a status of 401",)
+        page = visited.page
+        assert visited.text("#key-problem") == "no key, said <b></b>"
+        assert visited.evaluate("() => document.activeElement.id") == "key-field"
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=no key, said <b>Bearer wrong</b>")
+        page.keyboard.type(KEY)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("article")
+        assert not page.is_visible("#key")
+        page.reload()
+        page.wait_for_selector("article")
+        assert KEY not in str(page.context.storage_state())  # cookies and local storage
+        other = page.context.new_page()
+        other.goto(site.url)
+        other.wait_for_selector("#key:not([hidden])")
+
+
+def test_it_says_that_the_server_is_gone_and_goes_on_when_it_is_back(browser: Browser, site: Site):
+    with visit(browser, site) as visited:
+        visited.expected = ("Failed to load resource: net::",)
+        visited.page.context.set_offline(True)
+        visited.page.wait_for_selector("#server:has-text('No connection')")
+        assert visited.page.is_visible("article")
+        visited.page.context.set_offline(False)
+        visited.page.wait_for_selector("#server:has-text('Ready')")
+
+
+def test_a_server_without_models_says_so(browser: Browser):
+    with served(Starlette(routes=page_routes(Models([]), ServeOptions()))) as site, visit(browser, site) as visited:
+        assert visited.text("main") == "This server has loaded no model."
+
+
+# Texts whose contrast with what is behind them is below WCAG 2.2's AA, and lines of charts and fields below 3.
+CONTRASTS = """() => {
+    const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+    const light = ([r, g, b]) => {
+        const [x, y, z] = [r, g, b].map((c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+    };
+    const contrast = (one, other) => {
+        const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+        return (high + 0.05) / (low + 0.05);
+    };
+    const ground = (element) => {
+        for (; element; element = element.parentElement) {
+            const colour = channels(getComputedStyle(element).backgroundColor);
+            if (colour.length === 3 || colour[3] === 1) return colour;
+        }
+        return [255, 255, 255];
+    };
+    const bad = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const element = walker.currentNode.parentElement;
+        const style = getComputedStyle(element);
+        if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+        const found = contrast(channels(style.color), ground(element));
+        if (found < 4.5) bad.push([walker.currentNode.data, found]);
+    }
+    for (const line of document.querySelectorAll(".line")) {
+        const found = contrast(channels(getComputedStyle(line).stroke), ground(line.closest(".card")));
+        if (found < 3) bad.push(["line", found]);
+    }
+    for (const field of document.querySelectorAll("input:not([type=radio]), select, button:not(.primary)")) {
+        const found = contrast(channels(getComputedStyle(field).borderTopColor), ground(field.parentElement));
+        if (found < 3) bad.push([field.outerHTML, found]);
+    }
+    return bad;
+}"""
+
+# Elements that reach beyond the screen, and fields whose text does.
+CUT_OFF = """() => [...document.querySelectorAll("body *")]
+    .filter((one) => one.checkVisibility() && !one.closest(".skip, .scroll"))
+    .filter((one) => one.getBoundingClientRect().right > innerWidth + 0.5)
+    .map((one) => one.outerHTML.slice(0, 100))"""

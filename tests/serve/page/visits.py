@@ -1,0 +1,57 @@
+"""A visit of the page, which notices what no visitor should cause: errors, and requests to other hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.serve.page.in_thread import Site
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SECONDS = 60_000  # ms that a slow machine may take
+
+
+@dataclass
+class Visit:
+    page: Page
+    trouble: list[str] = field(default_factory=list)
+    expected: tuple[str, ...] = ()  # what Chromium writes to its console because of the test
+
+    def text(self, selector: str) -> str:
+        return self.page.inner_text(selector)
+
+    def evaluate(self, script: str, argument: Any = None) -> Any:
+        return self.page.evaluate(script, argument)
+
+
+@contextmanager
+def visit(browser: Browser, site: Site, place: str = "", **context: Any) -> Iterator[Visit]:
+    """Opens the page and waits for its first model. At the end nothing bad may have happened.
+
+    Args:
+        browser: The browser.
+        site: The server.
+        place: What follows the address, such as `#/tiny/1`.
+        **context: What kind of visitor this is, as for playwright's `new_context`.
+    """
+    opened = browser.new_context(**context)
+    opened.set_default_timeout(SECONDS)
+    page = opened.new_page()
+    visited = Visit(page)
+    page.on("pageerror", lambda error: visited.trouble.append(str(error)))
+    page.on("console", lambda message: visited.trouble.append(message.text))
+    page.on(
+        "request",
+        lambda asked: asked.url.startswith((site.url, "blob:", "data:")) or visited.trouble.append(asked.url),
+    )
+    try:
+        page.goto(f"{site.url}{place}")
+        page.wait_for_selector("article, .empty, #key:not([hidden])")
+        yield visited
+        assert [text for text in visited.trouble if not text.startswith(visited.expected or "\0")] == []
+    finally:
+        opened.close()
