@@ -1,0 +1,51 @@
+"""`exportkit serve --ray`: runs the application of ray_app until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+from exportkit.errors import HostError
+from exportkit.serve.serve_options import ServeOptions
+
+
+def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None:
+    """Serves on the cluster that RAY_ADDRESS names, or on a new one of this machine. Must be called in the main thread.
+
+    A new cluster uses Ray's HAProxy, so that a body goes from the client to the replica without a copy in Python. On a
+    cluster that runs already, the environment of its nodes decides: RAY_SERVE_ENABLE_HA_PROXY=1.
+
+    Args:
+        options: What to serve. Of `listen`, only `host` and `port` are used.
+        started: Is called with the URL when the replicas are ready.
+
+    Raises:
+        HostError: Ray is not installed.
+        UsageError: An option is Ray's business, or there is nothing to serve.
+    """
+    os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")  # Ray reads it when it is imported
+    try:
+        import ray
+        from ray import serve
+
+        from exportkit.serve.ray_app import NAME, absolute, application
+    except ImportError as error:
+        raise HostError(f"cannot serve on Ray: {error}", hint="`pip install 'exportkit[serve,ray]'`.") from error
+    made = application(absolute(options))
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    local = not os.environ.get("RAY_ADDRESS")
+    ray.init(log_to_driver=False, configure_logging=False, **({"include_dashboard": False} if local else {}))
+    try:
+        serve.start(http_options={"host": options.listen.host, "port": options.listen.port})
+        serve.run(made, name=NAME)
+        started(f"http://{options.listen.host}:{options.listen.port}")
+        ended.wait()
+    finally:
+        serve.delete(NAME)  # drains
+        if local:
+            serve.shutdown()
+        ray.shutdown()
