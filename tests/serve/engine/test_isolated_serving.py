@@ -1,0 +1,153 @@
+"""A request that kills the worker process costs its own answer, and no other's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+import torch
+
+import exportkit
+from exportkit.errors import ModelLoadError
+from exportkit.serve.engine import model_copy
+from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.statuses import BackendError, NotReadyError
+from tests.fixtures.softpool_library import ABORT, RAISE, SEGFAULT
+from tests.serve.engine.asking import equal, only, request, serving, tensors
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """A worker is started again at once."""
+    monkeypatch.setattr(model_copy, "_FIRST_DELAY", 0.01)
+
+
+def call(first: float = 0.0, batch: int = 1) -> dict[str, torch.Tensor]:
+    tokens = torch.randn(batch, 4, 8)
+    tokens[0, 0, 0] = first
+    return {"tokens": tokens, "bias": torch.zeros(batch, 4)}
+
+
+def worker(model: ServedModel) -> int:
+    (copy,) = model._copies
+    return copy.model.pid
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 300))
+
+
+async def until(condition) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_a_crash_costs_the_answer_of_the_request_that_crashes(misbehaving_package):
+    async def ask():
+        async with serving(misbehaving_package, isolate=True) as repository:
+            model = only(repository)
+            assert model.metadata()["batching"]["enabled"]
+            before = worker(model)
+            bad = asyncio.ensure_future(model.infer(request(call(SEGFAULT))))
+            good = [call() for _ in range(4)]
+            answers = [asyncio.ensure_future(model.infer(request(each))) for each in good]
+            done = await asyncio.gather(*answers)
+            with pytest.raises(BackendError) as failure:
+                await bad
+            await until(lambda: repository.ready)
+            assert worker(model) != before
+            # An error that the operator raises is no crash.
+            running = worker(model)
+            with pytest.raises(BackendError, match="444 is not to my taste"):
+                await model.infer(request(call(RAISE)))
+            assert worker(model) == running
+            again = await model.infer(request(good[0]))
+            return done, failure.value, again, model.counted
+
+    done, failure, again, counted = run(ask())
+    assert "lost its worker process" in failure.message
+    assert "SIGSEGV" in failure.message
+    assert equal(tensors(again), tensors(done[0]))
+    assert counted.failures["backend"].count == 2
+    assert counted.success.count == 5
+
+
+def test_a_worker_that_dies_while_nobody_asks_is_started_again(misbehaving_package):
+    async def ask():
+        async with serving(misbehaving_package, isolate=True, warm_up=False) as repository:
+            model = only(repository)
+            before = worker(model)
+            os.kill(before, signal.SIGKILL)
+            await until(lambda: not repository.ready or worker(model) != before)
+            await until(lambda: repository.ready)
+            assert worker(model) != before
+            await model.infer(request(call()))
+            return model.counted
+
+    assert run(ask()).failures == {}
+
+
+def test_a_model_that_cannot_be_loaded_again_is_not_ready_and_keeps_nobody_waiting(misbehaving_package, monkeypatch):
+    async def ask():
+        async with serving(misbehaving_package, isolate=True, warm_up=False) as repository:
+            model = only(repository)
+            (copy,) = model._copies
+            load = copy._load
+
+            def fail():
+                raise ModelLoadError("no memory")
+
+            monkeypatch.setattr(copy, "_load", fail)
+            crashed = asyncio.ensure_future(model.infer(request(call(ABORT))))
+            with pytest.raises(NotReadyError, match="cannot be loaded again: no memory"):
+                await crashed
+            assert not repository.ready
+            (entry,) = repository.index()
+            assert entry.state == "UNAVAILABLE"
+            assert "no memory" in entry.reason
+            with pytest.raises(NotReadyError, match="no memory"), model.admit(10):
+                pytest.fail("it was admitted")
+            with pytest.raises(NotReadyError, match="no memory"):
+                await model.infer(request(call()))
+            monkeypatch.setattr(copy, "_load", load)
+            await until(lambda: repository.ready)
+            await model.infer(request(call()))
+
+    run(ask())
+
+
+def test_a_package_that_was_replaced_is_not_loaded_in_the_old_ones_place(misbehaving_package, rows_package, tmp_path):
+    package = tmp_path / "softpool.pt2"
+    package.write_bytes(misbehaving_package.read_bytes())
+
+    async def ask():
+        async with serving(package, isolate=True, warm_up=False) as repository:
+            model = only(repository)
+            (tmp_path / "new").write_bytes(rows_package.read_bytes())
+            (tmp_path / "new").replace(package)
+            with pytest.raises(NotReadyError, match="replaced by another package"):
+                await model.infer(request(call(ABORT)))
+            await repository.load("softpool", {})
+            assert repository.ready
+            assert only(repository).manifest.call != model.manifest.call
+
+    run(ask())
+
+
+def test_a_broken_device_counts_as_a_dead_model(rows_package, monkeypatch):
+    """Simulated: after an error of CUDA such as an illegal address, every later call of the process fails."""
+
+    def broken(device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    copy = model_copy.ModelCopy(lambda: exportkit.load(rows_package))
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    copy.check_health()
+    assert copy.alive
+    copy.device = torch.device("cuda", 0)
+    copy.check_health()
+    assert not copy.alive
+    assert copy.restore()
+    copy.close()

@@ -1,0 +1,341 @@
+"""Models are loaded, exchanged and unloaded while requests go on; names of requests never become paths."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from exportkit.errors import ExportkitError, NotAnArchiveError, SignatureMissingError, UsageError
+from exportkit.package.signing import sign_package
+from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.engine.folder import newest_last, packages_in, single_package
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.serve_options import ServeOptions
+from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError
+from tests.package.signers import signer
+from tests.serve.engine import rows
+from tests.serve.engine.asking import equal, only, request, serving, tensors
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 300))
+
+
+def states(repository: Repository) -> list[tuple[str, str, str]]:
+    return [(entry.name, entry.version, entry.state) for entry in repository.index()]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "models"
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_packages_are_found_by_name_and_version(folder):
+    for path in ("a.pt2", "b/1/model.pt2", "b/10/model.pt2", "b/2/other.pt2", "c d.pt2", ".hidden.pt2", "e/model.pt2"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    assert [(each.name, each.version) for each in packages_in(folder)] == [("a", None), ("b", "1"), ("b", "10")]
+
+
+@pytest.mark.parametrize("name", ["a b.pt2", "..pt2", "ä.pt2", "-a.pt2", "a\n.pt2"])
+def test_a_name_that_does_not_fit_into_a_url_is_refused(tmp_path, name):
+    with pytest.raises(UsageError, match="cannot be served by its name"):
+        single_package(tmp_path / name)
+
+
+def test_versions_are_sorted_as_people_do():
+    assert sorted(["10", "2", "1.10", "1.9", "1.9-rc", "a"], key=newest_last) == [
+        "1.9",
+        "1.9-rc",
+        "1.10",
+        "2",
+        "10",
+        "a",
+    ]
+
+
+def test_two_packages_of_one_name_are_refused(folder, tmp_path):
+    (folder / "a" / "1").mkdir(parents=True)
+    (folder / "a" / "1" / "model.pt2").touch()
+    options = [
+        ServeOptions(packages=(tmp_path / "a.pt2", tmp_path / "other" / "a.pt2")),
+        ServeOptions(packages=(tmp_path / "a.pt2",), repository=folder),
+    ]
+    for each in options:
+        with pytest.raises(UsageError, match="would both be served as a"):
+            Repository(each)
+
+
+def test_a_folder_that_is_not_there_is_a_usage_error(folder):
+    with pytest.raises(UsageError, match="cannot read the model repository"):
+        Repository(ServeOptions(repository=folder))
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_ready_before_it_is_loaded(rows_package):
+    async def ask():
+        repository = Repository(ServeOptions((rows_package,)))
+        assert not repository.ready
+        assert states(repository) == [("rows", "", "LOADING")]
+        with pytest.raises(NotReadyError, match="loading"):
+            repository.model("rows")
+        with pytest.raises(NotServedError, match="no model is named other"):
+            repository.model("other")
+        await repository.open()
+        assert repository.ready
+        assert states(repository) == [("rows", "1", "READY")]
+        with pytest.raises(NotServedError, match="the model rows has no version 2"):
+            repository.model("rows", "2")
+        assert repository.model("rows", "1") is repository.model("rows")
+        assert only(repository).counted.load_seconds > 0
+        await repository.drain()
+
+    run(ask())
+
+
+def test_a_package_that_cannot_be_loaded_raises_its_own_error(tmp_path):
+    path = tmp_path / "broken.pt2"
+    path.write_bytes(b"no archive")
+
+    async def ask():
+        repository = Repository(ServeOptions((path,)))
+        with pytest.raises(NotAnArchiveError):
+            await repository.open()
+        (entry,) = repository.index()
+        assert entry.state == "UNAVAILABLE"
+        assert "archive" in entry.reason
+        assert not repository.ready
+
+    run(ask())
+
+
+def test_a_package_that_answers_its_recorded_case_wrongly_is_not_served(tmp_path):
+    package = rows.write(tmp_path / "rows.pt2", rows.example(2), wrong=0.5)
+    with pytest.raises(BackendError, match=r"recorded case 0 wrongly on cpu: sum: 6 of 6 elements differ"):
+        run(serving(package).__aenter__())
+
+
+def test_signatures_are_demanded(rows_package, tmp_path):
+    package = tmp_path / "signed.pt2"
+    shutil.copy(rows_package, package)
+    mine = signer(tmp_path)
+    options = {"public_keys": (mine.public,), "warm_up": False}
+    with pytest.raises(SignatureMissingError):
+        run(serving(package, **options).__aenter__())
+    sign_package(package, mine.key)
+
+    async def ask():
+        async with serving(package, **options) as repository:
+            assert repository.ready
+
+    run(ask())
+
+
+# --- exchanging -------------------------------------------------------------------------------------------------------
+
+
+async def asked_all_the_time(repository, work, name="rows"):
+    """Calls `work` while clients ask without a pause. Returns how many answers there were; each must be right."""
+    stop, answers = False, 0
+
+    async def client():
+        nonlocal answers
+        while not stop:
+            model = repository.model(name)
+            inputs = rows.example(2)
+            with model.admit(200):
+                await asyncio.sleep(0)  # the body arrives, while the model may be exchanged
+                answer = await model.infer(request(inputs))
+            assert equal(tensors(answer), rows.answer(inputs))
+            answers += 1
+
+    clients = [asyncio.ensure_future(client()) for _ in range(4)]
+    try:
+        await work()
+    finally:
+        stop = True
+        await asyncio.gather(*clients)
+    return answers
+
+
+def test_a_package_is_exchanged_without_losing_a_request(tmp_path):
+    package = rows.write(tmp_path / "rows.pt2", rows.example(2))
+
+    async def ask():
+        async with serving(package, batch=BatchLimits(max_rows=8)) as repository:
+            first = only(repository)
+            held = repository.model("rows")
+
+            async def exchange():
+                for version in ("2", "3"):
+                    rows.write(package, rows.example(2), version=version)
+                    await repository.load("rows", {})
+                    assert only(repository).version == version
+
+            answers = await asked_all_the_time(repository, exchange)
+            inputs = rows.example(1)
+            late = await held.infer(request(inputs))  # by one who looked the model up before
+            with held.admit(10):
+                pass
+            return first, answers, late, inputs
+
+    first, answers, late, inputs = run(ask())
+    assert answers > 4
+    assert late.version == "3"
+    assert equal(tensors(late), rows.answer(inputs))
+    assert not first.ready
+    assert first.counted.failures == {}
+
+
+def test_the_same_version_goes_on_counting(tmp_path):
+    package = rows.write(tmp_path / "rows.pt2", rows.example(2))
+
+    async def ask():
+        async with serving(package, warm_up=False) as repository:
+            await only(repository).infer(request(rows.example(1)))
+            before = only(repository)
+            await repository.load("rows", {})
+            assert only(repository) is before  # nothing has changed
+            os.utime(package, ns=(1, 1))
+            await repository.load("rows", {})
+            assert only(repository) is not before
+            await only(repository).infer(request(rows.example(1)))
+            return only(repository).counted
+
+    assert run(ask()).success.count == 2
+
+
+def test_a_package_that_cannot_be_loaded_leaves_the_old_one_serving(tmp_path):
+    package = rows.write(tmp_path / "rows.pt2", rows.example(2))
+
+    async def ask():
+        async with serving(package, warm_up=False) as repository:
+            before = only(repository)
+            package.unlink()
+            package.write_bytes(b"no archive")
+            with pytest.raises(BackendError, match="the model rows cannot be loaded"):
+                await repository.load("rows", {})
+            assert only(repository) is before
+            assert repository.ready
+            await before.infer(request(rows.example(1)))
+
+    run(ask())
+
+
+def test_versions_come_and_go(rows_package, folder):
+    def put(version):
+        (folder / "rows" / version).mkdir(parents=True)
+        shutil.copy(rows_package, folder / "rows" / version / "model.pt2")
+
+    async def ask():
+        put("9")
+        async with serving(repository=folder, warm_up=False) as repository:
+            nine = repository.model("rows")
+            assert nine.version == "9"  # the folder's, not the manifest's
+            put("10")
+            with pytest.raises(NotServedError):
+                repository.model("rows", "10")
+            await repository.load("rows", {})
+            assert repository.model("rows").version == "10"
+            assert repository.model("rows", "9") is nine
+            assert nine.metadata()["versions"] == ["9", "10"]
+            assert [model.version for model in repository.models()] == ["9", "10"]
+            shutil.rmtree(folder / "rows" / "10")
+            await repository.load("rows", {})
+            assert repository.model("rows") is nine
+            await repository.unload("rows")
+            assert states(repository) == [("rows", "9", "UNAVAILABLE")]
+            with pytest.raises(NotReadyError, match="unloaded"):
+                repository.model("rows")
+            with pytest.raises(NotReadyError):
+                await nine.infer(request(rows.example(1)))
+            with pytest.raises(NotServedError):
+                await repository.unload("rows")
+            assert repository.ready
+            put("11")
+            await repository.load("rows", {})
+            assert repository.model("rows").version == "11"
+
+    run(ask())
+
+
+def test_what_is_unloaded_answers_what_it_accepted(rows_package):
+    async def ask():
+        async with serving(rows_package, warm_up=False) as repository:
+            model = only(repository)
+            inputs = [rows.example(1) for _ in range(20)]
+            asked = [asyncio.ensure_future(model.infer(request(each))) for each in inputs]
+            await asyncio.sleep(0)
+            await repository.unload("rows")
+            return inputs, await asyncio.gather(*asked)
+
+    inputs, answers = run(ask())
+    assert all(equal(tensors(answer), rows.answer(each)) for each, answer in zip(inputs, answers))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"file:1/model.pt2": "UEsDBA=="}, "code of a stranger"),
+        ({"config": "{}"}, "`config` is not a parameter"),
+        ({"weights": 3}, "must be the name of a file"),
+        ({"weights": "../secret.safetensors"}, "no weights"),
+        ({"weights": "/etc/passwd"}, "no weights"),
+        ({"weights": "outside.safetensors"}, "no weights"),
+        ({"weights": "missing.safetensors"}, "beside the package rows: there.safetensors"),
+    ],
+)
+def test_parameters_that_are_not_allowed_are_refused(rows_package, folder, tmp_path, parameters, message):
+    folder.mkdir()
+    shutil.copy(rows_package, folder / "rows.pt2")
+    save_file({"x": torch.zeros(1)}, folder / "there.safetensors")
+    save_file({"x": torch.zeros(1)}, tmp_path / "secret.safetensors")
+    (folder / "outside.safetensors").symlink_to(tmp_path / "secret.safetensors")
+
+    async def ask():
+        async with serving(repository=folder, warm_up=False) as repository:
+            before = only(repository)
+            with pytest.raises(BadRequestError) as refusal:
+                await repository.load("rows", parameters)
+            with pytest.raises(NotServedError):
+                await repository.load("../models/rows", {})
+            assert only(repository) is before
+            return refusal.value
+
+    assert message in run(ask()).message
+
+
+def test_weights_that_do_not_fit_leave_the_old_ones(rows_package, folder):
+    folder.mkdir()
+    shutil.copy(rows_package, folder / "rows.pt2")
+    save_file({"x": torch.zeros(1)}, folder / "there.safetensors")
+
+    async def ask():
+        async with serving(repository=folder, warm_up=False) as repository:
+            before = only(repository)
+            with pytest.raises(BackendError, match="tiny has no weights outside its compiled code"):
+                await repository.load("rows", {"weights": "there.safetensors"})
+            assert only(repository) is before
+
+    run(ask())
+
+
+def test_a_drained_repository_loads_nothing(rows_package):
+    async def ask():
+        async with serving(rows_package, warm_up=False) as repository:
+            await repository.drain()
+            with pytest.raises(ExportkitError, match="drains"):
+                await repository.load("rows", {})
+            assert repository.models() == []
+
+    run(ask())

@@ -1,0 +1,73 @@
+"""Other weights replace a package's while clients ask: each answer is of the old ones or of the new ones."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import exportkit
+from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.statuses import BackendError
+from tests.artifacts import artifact
+from tests.export.weights_models import Weighted
+from tests.serve.engine.asking import only, request, serving, tensors
+
+X = torch.linspace(-1, 1, 48).reshape(3, 16)
+
+
+def state(seed: int) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone().contiguous() for name, tensor in Weighted(seed).state_dict().items()}
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
+def test_weights_are_exchanged_under_load(tmp_path, isolate):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    shutil.copy(artifact("weighted"), folder / "weighted.pt2")
+    save_file(state(1), folder / "tuned.safetensors")
+    save_file({"x": torch.zeros(1)}, folder / "other.safetensors")
+    with exportkit.load(folder / "weighted.pt2", device="cpu") as model:
+        old = model(X)
+        model.swap_weights(folder / "tuned.safetensors")
+        new = model(X)
+    assert not torch.equal(old, new)
+
+    async def ask():
+        # With batches of more than 3 rows, the last bits may differ.
+        batch = BatchLimits(max_rows=3)
+        async with serving(repository=folder, devices=("cpu",), batch=batch, isolate=isolate) as repository:
+            seen, stop = [], False
+
+            async def answer():
+                (output,) = tensors(await repository.model("weighted").infer(request({"x": X}))).values()
+                return output
+
+            async def client():
+                while not stop:
+                    output = await answer()
+                    assert torch.equal(output, old) or torch.equal(output, new)
+                    seen.append(torch.equal(output, new))
+
+            clients = [asyncio.ensure_future(client()) for _ in range(2)]
+            await repository.load("weighted", {"weights": "tuned.safetensors"})
+            assert torch.equal(await answer(), new)
+            parameters = only(repository).config()["parameters"]
+            assert parameters["weights"] == {"string_value": "tuned.safetensors"}
+            with pytest.raises(BackendError, match="the model weighted cannot be loaded"):
+                await repository.load("weighted", {"weights": "other.safetensors"})
+            assert torch.equal(await answer(), new)
+            await repository.load("weighted", {"weights": "tuned.safetensors"})  # they are there already
+            await repository.load("weighted", {})
+            assert torch.equal(await answer(), old)
+            stop = True
+            await asyncio.gather(*clients)
+            return seen, only(repository).counted
+
+    seen, counted = asyncio.run(asyncio.wait_for(ask(), 300))
+    assert seen[0] is False
+    assert True in seen
+    assert counted.failures == {}
