@@ -141,7 +141,7 @@ class Dispatcher:
     def _on_timer(self) -> None:
         with self._changed:
             late = self._drop_late(time.monotonic())
-            self._changed.notify()
+            self._changed.notify_all()  # several batches may have waited long enough
         self._deliver(late)
 
     def _drop_late(self, now: float) -> list[_Outcome]:

@@ -75,10 +75,8 @@ class Repository:
     async def drain(self) -> None:
         """Accepts no more requests, waits until every accepted one is answered, and closes the models."""
         self._draining = True
-        for model in self.models():
-            model.refuse_new("the server drains")
-        async with self._changing:
-            await asyncio.gather(*(self._close(entry) for entry in self._entries))
+        # Not after loads that are under way: `_load` sees by itself that it is too late.
+        await asyncio.gather(*(self._close(entry, "the server drains") for entry in self._entries))
 
     @property
     def ready(self) -> bool:
@@ -150,7 +148,7 @@ class Repository:
             except ExportkitError as error:
                 raise BackendError(f"the model {name} cannot be loaded: {error.message}", hint=error.hint) from error
             gone = [e for e in self._entries if e.package.name == name and e.package.path not in _paths(named)]
-            await asyncio.gather(*(self._close(entry) for entry in gone))
+            await asyncio.gather(*(self._close(entry, "it is unloaded") for entry in gone))
             self._entries = [entry for entry in self._entries if entry not in gone]
 
     async def unload(self, name: str) -> None:
@@ -163,7 +161,7 @@ class Repository:
             loaded = [e for e in self._entries if e.package.name == name and e.served is not None]
             if not loaded:
                 raise NotServedError(f"no model {name} is loaded")
-            await asyncio.gather(*(self._close(entry) for entry in loaded))
+            await asyncio.gather(*(self._close(entry, "it is unloaded") for entry in loaded))
 
     def _entry_of(self, package: PackageFile) -> _Entry:
         """Returns the entry of a package, which may be new."""
@@ -190,23 +188,25 @@ class Repository:
                 entry.state = "UNAVAILABLE"
                 entry.reason = error.message if isinstance(error, ExportkitError) else type(error).__name__
             raise
+        if self._draining:
+            await asyncio.to_thread(copies.close)
+            raise NotReadyError("the server drains")
         if old is not None and old.version != copies.described.version:
             entry.counted = Statistics()
         model = ServedModel(copies, entry.counted)
         model.versions = lambda: [each.version for each in self.models() if each.name == model.name]
         entry.counted.load_seconds = time.perf_counter() - began
         entry.served, entry.state, entry.reason, entry.loaded = model, "READY", "", loaded
-        if self._draining:
-            model.refuse_new("the server drains")
         if old is not None:
             await old.close(successor=model)
 
-    async def _close(self, entry: _Entry) -> None:
+    async def _close(self, entry: _Entry, reason: str) -> None:
+        """Unloads an entry after its accepted requests."""
         model = entry.served
         if model is None:
             return
         entry.state, entry.reason = "UNLOADING", ""
-        model.refuse_new("it is unloaded")
+        model.refuse_new(reason)
         await model.close()
         entry.served, entry.state, entry.reason, entry.loaded = None, "UNAVAILABLE", "unloaded", None
 

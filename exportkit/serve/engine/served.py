@@ -22,6 +22,7 @@ from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest
 from exportkit.serve.statuses import (
+    BackendError,
     CancelledError,
     DeadlineError,
     NotReadyError,
@@ -37,6 +38,11 @@ class LoadedCopies:
 
     copies: tuple[ModelCopy, ...]
     described: Described
+
+    def close(self) -> None:
+        """Frees the copies. Blocks."""
+        for copy in self.copies:
+            copy.close()
 
 
 class ServedModel:
@@ -131,11 +137,8 @@ class ServedModel:
         try:
             with self._accepting():
                 ran = await self._run(request)
-        except ServeError as error:
-            self.counted.failed(error.reason, time.perf_counter() - accepted)
-            raise
-        except asyncio.CancelledError:
-            self.counted.failed(CancelledError.reason, time.perf_counter() - accepted)
+        except BaseException as error:
+            self.counted.failed(_reason(error), time.perf_counter() - accepted)
             raise
         self.counted.succeeded(ran.timing, time.perf_counter() - accepted)
         return InferAnswer(self.name, self.version, request.id, ran.outputs, ran.timing)
@@ -222,3 +225,10 @@ class ServedModel:
             self._accepted -= 1
             if not self._accepted:
                 self._idle.set()
+
+
+def _reason(error: BaseException) -> str:
+    """Returns the label of a failure in the metrics."""
+    if isinstance(error, ServeError):
+        return error.reason
+    return CancelledError.reason if isinstance(error, asyncio.CancelledError) else BackendError.reason

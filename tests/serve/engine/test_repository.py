@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from exportkit.errors import ExportkitError, NotAnArchiveError, SignatureMissing
 from exportkit.package.signing import sign_package
 from exportkit.serve.batching.limits import BatchLimits
 from exportkit.serve.engine.folder import newest_last, packages_in, single_package
+from exportkit.serve.engine.loading import load_copies
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError
@@ -328,6 +330,33 @@ def test_weights_that_do_not_fit_leave_the_old_ones(rows_package, folder):
             assert only(repository) is before
 
     run(ask())
+
+
+def test_draining_does_not_wait_for_a_load_and_drops_what_it_brings(rows_package, monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+    loaded = []
+
+    def slow(*args):
+        began.set()
+        go_on.wait(60)
+        loaded.append(load_copies(*args))
+        return loaded[0]
+
+    async def ask():
+        async with serving(rows_package, warm_up=False) as repository:
+            monkeypatch.setattr("exportkit.serve.engine.repository.load_copies", slow)
+            await repository.unload("rows")
+            loading = asyncio.ensure_future(repository.load("rows", {}))
+            await asyncio.to_thread(began.wait, 60)
+            assert states(repository) == [("rows", "", "LOADING")]
+            await repository.drain()
+            go_on.set()
+            with pytest.raises(ExportkitError, match="drains"):
+                await loading
+            assert repository.models() == []
+
+    run(ask())
+    assert not loaded[0].copies[0].alive
 
 
 def test_a_drained_repository_loads_nothing(rows_package):
