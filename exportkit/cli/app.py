@@ -25,7 +25,7 @@ BUG_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as in a shell
 
 # In the order of the work. Each name is a module whose attribute `command` is the command.
-COMMANDS = ("export", "verify", "package", "sign", "inspect", "triton", "bench", "cache", "doctor", "demo")
+COMMANDS = ("export", "verify", "package", "sign", "inspect", "serve", "triton", "bench", "cache", "doctor", "demo")
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 

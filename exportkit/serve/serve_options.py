@@ -36,9 +36,10 @@ class ListenOptions:
         port: The HTTP port. 0: the system chooses one, and the log says which.
         grpc_port: The gRPC port, likewise. None: no gRPC.
         certificate: The TLS certificate chain (PEM). None: no TLS.
-        private_key: The certificate's key (PEM).
+        private_key: The certificate's key (PEM), not encrypted.
         client_authorities: Clients must show a certificate that one of these authorities (PEM) signed.
         api_keys: A file with one API key a line. None: no key is asked for.
+        max_connections: The most HTTP connections that are open at the same time.
     """
 
     host: str = "127.0.0.1"
@@ -48,6 +49,7 @@ class ListenOptions:
     private_key: Path | None = None
     client_authorities: Path | None = None
     api_keys: Path | None = None
+    max_connections: int = 1024
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class ServeOptions:
         batch: What may wait and what may run together, for each model.
         listen: Where and to whom.
         shared_memory: Whether clients may register shared memory of this machine.
-        drain_seconds: How long accepted requests may take after SIGTERM.
+        drain_seconds: Seconds that accepted requests may take after SIGTERM.
         access_log: Whether each request is logged as a line of JSON.
         traces: The OTLP endpoint that gets OpenTelemetry traces. None: no traces.
     """

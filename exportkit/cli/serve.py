@@ -1,0 +1,215 @@
+"""`exportkit serve`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from exportkit.cli.app import INTERRUPTED_EXIT_CODE
+from exportkit.cli.app import command as exportkit_command
+from exportkit.cli.output import print_json, printable
+from exportkit.cli.shared_options import EXISTING_FILE, byte_size
+
+if TYPE_CHECKING:
+    from exportkit.serve.serve_options import ServeOptions
+
+_PORT = click.IntRange(min=0, max=65535)
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@exportkit_command("serve", short_help="Serve packages over HTTP and gRPC.")
+@click.argument("packages", nargs=-1, type=EXISTING_FILE, metavar="[PACKAGE]...")
+@click.option(
+    "--model-repository",
+    "repository",
+    type=_FOLDER,
+    metavar="DIR",
+    help="Serve the packages of this folder too: NAME.pt2, or NAME/VERSION/model.pt2. Clients may load and unload.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on. 0.0.0.0: all.")
+@click.option("--port", type=_PORT, default=8000, show_default=True, help="The HTTP port. 0: any free port.")
+@click.option("--grpc-port", type=_PORT, help="The gRPC port. 0: any free port. Default: 8001.")
+@click.option("--no-grpc", is_flag=True, help="Do not listen for gRPC.")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="auto|cpu|cuda|cuda:N",
+    help="Load a copy of each model on this device. Repeatable. Default: auto, which is one CUDA device or the CPU.",
+)
+@click.option(
+    "--runners",
+    type=click.IntRange(min=1, max=1024),
+    default=1,
+    show_default=True,
+    help="Batches of a model that run at the same time on each device.",
+)
+@click.option("--max-batch", type=click.IntRange(min=1), help="The most rows of a batch. Default: the model's limit.")
+@click.option(
+    "--max-delay",
+    type=click.FloatRange(min=0, max=60_000),
+    default=0.0,
+    show_default=True,
+    metavar="MILLISECONDS",
+    help="How long a request may wait for others while a runner is free.",
+)
+@click.option(
+    "--max-queue-rows",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="The most rows that wait for each model. More are refused with status 429.",
+)
+@click.option(
+    "--max-queue-bytes",
+    callback=byte_size,
+    metavar="SIZE",
+    help="The most bytes of inputs that wait for each model, such as 500MB. Default: 1 GiB.",
+)
+@click.option("--isolate", is_flag=True, help="Run each model in a worker process. If it dies, a new one starts.")
+@click.option("--no-warm-up", is_flag=True, help="Do not run the recorded cases before a model is ready.")
+@click.option(
+    "--public-key",
+    "public_keys",
+    type=EXISTING_FILE,
+    multiple=True,
+    metavar="KEY.pem",
+    help="Require that this key signed each package. Repeatable: one of the keys is enough.",
+)
+@click.option(
+    "--shared-memory",
+    is_flag=True,
+    help="Let clients of this machine register shared memory under /dev/shm for tensors.",
+)
+@click.option("--tls-certificate", type=EXISTING_FILE, metavar="CERT.pem", help="Serve TLS with this chain.")
+@click.option("--tls-key", type=EXISTING_FILE, metavar="KEY.pem", help="The key of --tls-certificate.")
+@click.option(
+    "--client-ca", type=EXISTING_FILE, metavar="CA.pem", help="Require a client certificate that this authority signed."
+)
+@click.option(
+    "--api-keys",
+    type=EXISTING_FILE,
+    metavar="FILE",
+    help="Require `Authorization: Bearer KEY`, with a key of this file: one on each line. SIGHUP reads it again.",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(min=1, max=1_000_000),
+    default=1024,
+    show_default=True,
+    help="The most open HTTP connections.",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0, max=86_400),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long accepted requests may take after SIGTERM or Ctrl-C.",
+)
+@click.option(
+    "--access-log/--no-access-log",
+    default=True,
+    show_default=True,
+    help="Write a line of JSON for each request to stderr.",
+)
+@click.option("--traces", metavar="URL", help="Send OpenTelemetry traces to this OTLP endpoint (extra `traces`).")
+def command(as_json: bool, **options: Any) -> None:
+    """Serve each PACKAGE by the Open Inference Protocol, version 2, over HTTP and gRPC.
+
+    Clients of Triton and KServe work unchanged. Requests that can run together do. The URL / has a page for browsers,
+    and /metrics has the metrics for Prometheus.
+
+    Packages are checked, and their signatures, before anything listens. The server is live while it loads them, and
+    ready when every model has answered its recorded cases. SIGTERM and Ctrl-C end it: it turns unready, refuses what is
+    new, answers what it accepted, and exits with 0, or with 1 if that took longer than --drain-timeout. A second Ctrl-C
+    ends it at once.
+
+    With --json, the document has the URLs and models, and is printed when the server is ready.
+
+    \b
+    exportkit serve model.pt2
+    exportkit serve --model-repository models/ --device cuda:0 --device cuda:1
+    exportkit serve model.pt2 --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem --api-keys keys.txt
+    """  # noqa: D301 (click wants the control character, to keep the lines below it)
+    if not options["packages"] and options["repository"] is None:
+        raise click.UsageError("nothing to serve: give a PACKAGE or --model-repository.")
+    from exportkit.serve.operations.installed import check_installed
+
+    check_installed(traces=options["traces"] is not None)
+    asked = _options(**options)
+    from exportkit.serve.server import NotAnsweredError, Started, run  # imports torch
+
+    def started(server: Started) -> None:
+        if as_json:
+            print_json(dataclasses.asdict(server))
+
+    try:
+        ended = run(asked, started=started, report=_report)
+    except KeyboardInterrupt:
+        _exit(INTERRUPTED_EXIT_CODE, "interrupted")
+    except NotAnsweredError as error:
+        _exit(error.exit_code, f"error: {error.message}. {error.hint}")
+    if not ended:
+        _exit(0, "ended before the models were loaded")
+
+
+def _options(**given: Any) -> ServeOptions:
+    from exportkit.serve.batching.limits import BatchLimits
+    from exportkit.serve.serve_options import ListenOptions, LoadOptions, ServeOptions
+
+    if given["no_grpc"] and given["grpc_port"] is not None:
+        raise click.UsageError("--grpc-port and --no-grpc exclude each other.")
+    grpc_port = (
+        None if given["no_grpc"] else ListenOptions.grpc_port if given["grpc_port"] is None else given["grpc_port"]
+    )
+    if given["port"] and given["port"] == grpc_port:
+        raise click.UsageError(f"HTTP and gRPC cannot share port {grpc_port}; give another --port or --grpc-port.")
+    load = LoadOptions(
+        devices=given["devices"] or LoadOptions.devices,
+        runners=given["runners"],
+        public_keys=given["public_keys"],
+        isolate=given["isolate"],
+        warm_up=not given["no_warm_up"],
+    )
+    batch = BatchLimits(
+        max_rows=given["max_batch"],
+        max_delay=given["max_delay"] / 1e3,
+        max_queued_rows=given["max_queue_rows"],
+        max_queued_bytes=given["max_queue_bytes"] or BatchLimits.max_queued_bytes,
+    )
+    listen = ListenOptions(
+        host=given["host"],
+        port=given["port"],
+        grpc_port=grpc_port,
+        certificate=given["tls_certificate"],
+        private_key=given["tls_key"],
+        client_authorities=given["client_ca"],
+        api_keys=given["api_keys"],
+        max_connections=given["max_connections"],
+    )
+    return ServeOptions(
+        packages=given["packages"],
+        repository=given["repository"],
+        load=load,
+        batch=batch,
+        listen=listen,
+        shared_memory=given["shared_memory"],
+        drain_seconds=given["drain_timeout"],
+        access_log=given["access_log"],
+        traces=given["traces"],
+    )
+
+
+def _exit(code: int, line: str) -> NoReturn:
+    """Ends the process while threads still run. Python would wait for them: for a model that takes long."""
+    _report(line)
+    os._exit(code)
+
+
+def _report(line: str) -> None:
+    click.echo(printable(line), err=True)

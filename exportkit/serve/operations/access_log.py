@@ -1,0 +1,52 @@
+"""The access log: a line of JSON for each request."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+from exportkit.serve.operations.line_writer import LineWriter
+from exportkit.serve.operations.observation import Finished
+
+_SHOWN = 500  # characters of what a client wrote
+
+
+class AccessLog:
+    """Writes what is known about a request. Everything but ASCII is escaped, so that a line is a request."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._writer = writer
+
+    def __call__(self, finished: Finished) -> None:
+        """Writes a line."""
+        self._writer.write(json.dumps(entry(finished), separators=(", ", ": ")))
+
+
+def entry(finished: Finished) -> dict[str, Any]:
+    """Returns the line's content. Times are in milliseconds, sizes in bytes of the bodies."""
+    record, error, timing = finished.record, finished.record.error, finished.record.timing
+    found: dict[str, Any] = {
+        "time": datetime.fromtimestamp(finished.ended, timezone.utc).isoformat(timespec="milliseconds"),
+        "id": record.id,
+        "remote": finished.remote,
+        "protocol": record.protocol,
+        "method": finished.method[:_SHOWN],
+        "path": finished.path[:_SHOWN],
+        "model": record.model,
+        "version": record.version,
+        "status": record.status,
+        "received": record.received_bytes,
+        "sent": record.sent_bytes,
+        "ms": round(finished.seconds * 1e3, 3),
+    }
+    if error is not None:
+        found |= {"reason": error.reason, "error": error.text[:_SHOWN]}
+    if timing is not None:
+        compute = timing.compute_input + timing.compute_infer + timing.compute_output
+        found |= {
+            "queue_ms": round(timing.queue * 1e3, 3),
+            "compute_ms": round(compute * 1e3, 3),
+            "batch_rows": timing.batch_rows,
+        }
+    return found

@@ -1,0 +1,63 @@
+"""Writes lines of a log without holding up the event loop."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+_MAX_WAITING = 10_000
+_MAX_WRITE = 64 << 10
+
+
+class LineWriter:
+    """A thread that writes lines to a file descriptor.
+
+    A reader that is too slow, such as a full pipe, loses lines: requests do not wait for a log.
+    """
+
+    def __init__(self, descriptor: int, lost: Callable[[int], None]) -> None:
+        """Starts the thread. `lost` gets the number of lines that were given up; any thread may call it."""
+        self._descriptor = descriptor
+        self._lost = lost
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name="exportkit-log", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        """Writes a line soon. It has no line break."""
+        try:
+            self._waiting.put_nowait(line.encode(errors="backslashreplace") + b"\n")
+        except queue.Full:
+            self._lost(1)
+
+    def close(self, seconds: float) -> None:
+        """Writes what waits, within this time."""
+        try:
+            self._waiting.put(None, timeout=seconds)
+        except queue.Full:
+            return
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        for lines in self._batches():
+            rest = memoryview(b"".join(lines))
+            try:
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+            except OSError:  # nobody reads any more, or the disk is full
+                self._lost(len(lines))
+
+    def _batches(self) -> Iterator[list[bytes]]:
+        """Yields what waits, so that many lines need one system call."""
+        while (line := self._waiting.get()) is not None:
+            lines, size = [line], len(line)
+            while size < _MAX_WRITE and not self._waiting.empty():
+                another = self._waiting.get()
+                if another is None:
+                    yield lines
+                    return
+                lines.append(another)
+                size += len(another)
+            yield lines

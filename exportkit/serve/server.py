@@ -1,0 +1,346 @@
+"""The process of a server: it checks, listens, loads, answers, and drains.
+
+The order:
+
+1. Options, keys and TLS files are read, and the packages' structure and signatures are checked.
+2. The ports are opened. `live` is 200 from here on, `ready` is 503.
+3. The models are loaded and warmed up. Then `ready` is 200.
+4. SIGTERM or SIGINT: `ready` is 503, and so is what is new. What was accepted is answered.
+5. The ports are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+import uvloop
+from prometheus_client import disable_created_metrics
+
+from exportkit.errors import ExportkitError, UsageError
+from exportkit.package.archive import PackageReader
+from exportkit.package.trust import demand
+from exportkit.runtime.targets import parse_device
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.http.asgi import make_app
+from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.operations.access_log import AccessLog
+from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
+from exportkit.serve.operations.connections import KEEP_ALIVE_SECONDS, ConnectionLimits, LimitedProtocol
+from exportkit.serve.operations.line_writer import LineWriter
+from exportkit.serve.operations.listeners import is_loopback, open_port, reserve_port, url_host
+from exportkit.serve.operations.metrics import Metrics
+from exportkit.serve.operations.observation import Observation, ObservedApp, Observer
+from exportkit.serve.operations.tls import Tls, read_tls
+from exportkit.serve.page.page_routes import open_paths as page_paths
+from exportkit.serve.page.page_routes import page_routes
+from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
+from exportkit.serve.serve_options import ListenOptions, ServeOptions
+
+_LOG_SECONDS = 2.0
+_CLOSE_SECONDS = 2.0
+
+
+class NotAnsweredError(ExportkitError):
+    """Accepted requests were not answered within the drain timeout."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server that is ready.
+
+    Attributes:
+        pid: Its process id.
+        http: Its URL.
+        grpc: The address of gRPC; None without.
+        models: The name and version of every model.
+    """
+
+    pid: int
+    http: str
+    grpc: str | None
+    models: tuple[dict[str, Any], ...]
+
+
+Ready = Callable[[Started], None]
+Report = Callable[[str], None]
+
+
+def run(options: ServeOptions, *, started: Ready, report: Report) -> bool:
+    """Serves until SIGTERM or SIGINT. Must be called in the main thread.
+
+    Args:
+        options: What to serve, and how.
+        started: Is called when every model is ready.
+        report: Gets what an operator should know, a line at a time.
+
+    Returns:
+        Whether nothing of the server runs any more. False: a signal came while models were loaded, and a thread is
+        still at it; end the process without waiting for it.
+
+    Raises:
+        UsageError: Options contradict one another, or a file that they name cannot be used.
+        PackageError: A package is refused.
+        HostError: A port is in use, or a package does not run on this machine.
+        NotAnsweredError: The drain timeout passed.
+        KeyboardInterrupt: A second SIGINT.
+    """
+    tls, keys = _checked(options)
+    for warning in _warnings(options.listen):
+        report(f"warning: {warning}")
+    disable_created_metrics()
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    server = _Server(options, tls, keys, started, report)
+    try:
+        return loop.run_until_complete(server.serve())
+    finally:
+        with contextlib.suppress(RuntimeError):  # tasks that were cut off still run
+            loop.close()
+
+
+def _checked(options: ServeOptions) -> tuple[Tls | None, ApiKeys | None]:
+    """Refuses before anything listens what can be refused then."""
+    for device in options.load.devices:
+        parse_device(device)
+    listen = options.listen
+    tls = read_tls(listen)
+    keys = None if listen.api_keys is None else ApiKeys(listen.api_keys)
+    for path in options.packages:
+        PackageReader(path, demand=demand(options.load.public_keys or None)).close()
+    return tls, keys
+
+
+def _warnings(listen: ListenOptions) -> Iterator[str]:
+    if is_loopback(listen.host):
+        return
+    if listen.api_keys is None and listen.client_authorities is None:
+        yield f"whoever reaches {listen.host} may use the models. --api-keys or --client-ca ask who it is."
+    if listen.api_keys is not None and listen.certificate is None:
+        yield "API keys cross the network in clear text. --tls-certificate and --tls-key encrypt them."
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn's server, which leaves signals to us."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says when it is done."""
+        await super().startup(sockets)
+        self.listening.set()
+
+
+class _Server:
+    """What runs in the loop."""
+
+    def __init__(
+        self, options: ServeOptions, tls: Tls | None, keys: ApiKeys | None, started: Ready, report: Report
+    ) -> None:
+        self._options = options
+        self._tls = tls
+        self._keys = keys
+        self._started = started
+        self._report = report
+        self._memory = SharedMemory() if options.shared_memory else None
+        self._repository = Repository(options)
+        self._metrics = Metrics(self._repository)
+        self._closing: list[Callable[[], None]] = []
+        self.observation = Observation(self._observers())
+        self._stop = asyncio.Event()
+        self._interrupted = asyncio.Event()
+
+    def _observers(self) -> list[Observer]:
+        found: list[Observer] = [self._metrics]
+        if self._options.access_log:
+            writer = LineWriter(sys.stderr.fileno(), self._metrics.log_lines_lost.inc)
+            self._closing.append(lambda: writer.close(_LOG_SECONDS))
+            found.append(AccessLog(writer))
+        if self._options.traces is not None:
+            from exportkit.serve.operations.tracing import traces_to  # its packages are an extra
+
+            traces = traces_to(self._options.traces)
+            self._closing.append(traces.close)
+            found.append(traces)
+        return found
+
+    # --- the life of the server ---------------------------------------------------------------------------------------
+
+    async def serve(self) -> bool:
+        """Serves until a signal. Returns whether nothing is left that runs.
+
+        Raises:
+            ExportkitError: As `run` says.
+            KeyboardInterrupt: A second SIGINT.
+        """
+        self._catch_signals()
+        work = asyncio.ensure_future(self._serve())
+        try:
+            await _first(work, self._interrupted.wait())
+            if not work.done():
+                raise KeyboardInterrupt
+            return work.result()
+        finally:
+            for close in self._closing:
+                close()
+
+    async def _serve(self) -> bool:
+        listen = self._options.listen
+        sockets = open_port(listen.host, listen.port, "--port")
+        http = _HttpServer(self._http_config())
+        answering = asyncio.ensure_future(http.serve(sockets))
+        try:
+            reserved = None if listen.grpc_port is None else reserve_port(listen.host, listen.grpc_port, "--grpc-port")
+            await _first(answering, http.listening.wait())
+            scheme = "http" if self._tls is None else "https"
+            url = f"{scheme}://{url_host(listen.host)}:{sockets[0].getsockname()[1]}"
+            self._report(f"listening on {url}; loading models")
+            opening = asyncio.ensure_future(self._repository.open())
+            await _first(opening, answering, self._stop.wait())
+            if not opening.done():
+                return False
+            try:
+                opening.result()
+                grpc = await self._start_grpc(reserved)
+            except ExportkitError:
+                await self._repository.drain()  # frees the models that were loaded before
+                raise
+            self._say_ready(url, grpc)
+            await _first(answering, self._stop.wait())
+            await self._drain(http, answering, grpc)
+        finally:
+            http.should_exit = http.force_exit = True
+            await asyncio.wait([answering], timeout=_CLOSE_SECONDS)
+        return True
+
+    def _http_config(self) -> uvicorn.Config:
+        limits = ConnectionLimits(connections=self._options.listen.max_connections)
+        protocol: Any = functools.partial(LimitedProtocol, limits=limits, refused=self.observation.refused)
+        config = uvicorn.Config(
+            self._application(),
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # whoever can send a header could write another address into the log
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        )
+        config.load()
+        config.ssl = None if self._tls is None else self._tls.context
+        return config
+
+    def _application(self) -> Any:
+        middleware = []
+        if self._keys is not None:
+            open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
+            middleware.append(functools.partial(RequireKey, keys=self._keys, open_paths=open_paths))
+        app = make_app(
+            self._repository,
+            HttpOptions(shared_memory=self._memory),
+            routes=[self._metrics.route(), *page_routes(self._repository, self._options)],
+            middleware=middleware,
+        )
+        return ObservedApp(app, self.observation, draining=lambda: self._repository.draining)
+
+    async def _start_grpc(self, reserved: socket.socket | None) -> GrpcServer | None:
+        if reserved is None:
+            return None
+        options = RpcOptions(
+            host=self._options.listen.host,
+            port=reserved.getsockname()[1],
+            credentials=None if self._tls is None else self._tls.grpc_credentials(),
+            allow=None if self._keys is None else self._keys.allow,
+            shared_memory=self._memory,
+        )
+        with reserved:
+            server = GrpcServer(self._repository, options)
+        await server.start()
+        return server
+
+    def _say_ready(self, url: str, grpc: GrpcServer | None) -> None:
+        models = tuple(
+            {"name": model.name, "version": model.version, "devices": devices_of(model)}
+            for model in self._repository.models()
+        )
+        address = None if grpc is None else f"{url_host(self._options.listen.host)}:{grpc.port}"
+        for model in models:
+            self._report(f"model {model['name']}, version {model['version']}, on {', '.join(model['devices'])}")
+        self._report(f"ready: HTTP on {url}" + (f", gRPC on {address}" if address else ""))
+        self._started(Started(pid=os.getpid(), http=url, grpc=address, models=models))
+
+    async def _drain(self, http: _HttpServer, answering: asyncio.Future[None], grpc: GrpcServer | None) -> None:
+        seconds = self._options.drain_seconds
+        self._report(f"draining: {self.observation.in_flight} requests are not answered yet")
+
+        async def answered() -> None:
+            await self._repository.drain()
+            http.should_exit = True  # it closes the port, and waits for what is not sent yet
+            await asyncio.gather(asyncio.shield(answering), *([] if grpc is None else [grpc.stop(seconds)]))
+
+        try:
+            await asyncio.wait_for(answered(), seconds)
+        except asyncio.TimeoutError:
+            left = self.observation.in_flight
+            raise NotAnsweredError(
+                f"{left} requests were not answered within {seconds:g} seconds", hint="--drain-timeout allows more."
+            ) from None
+        self._report("every accepted request was answered")
+
+    # --- signals ------------------------------------------------------------------------------------------------------
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        if self._keys is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload, self._keys)
+
+    def _interrupt(self) -> None:
+        if self._stop.is_set():
+            self._interrupted.set()
+        self._stop.set()
+
+    def _reload(self, keys: ApiKeys) -> None:
+        try:
+            keys.reload()
+            self._report(f"read the API keys of {keys.path} again")
+        except UsageError as error:
+            self._report(f"error: the API keys stay as they were: {error.message}")
+
+
+async def _first(*awaited: Awaitable[Any]) -> None:
+    """Waits until one of these is done. Those that are no futures are given up then."""
+    tasks = [asyncio.ensure_future(each) for each in awaited]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task, each in zip(tasks, awaited):
+            if task is not each:
+                task.cancel()
+
+
+def devices_of(model: ServedModel) -> list[str]:
+    """Returns the devices on which a model has a copy."""
+    groups = model.config()["instance_group"]
+    return [f"cuda:{group['gpus'][0]}" if group["kind"] == "KIND_GPU" else "cpu" for group in groups]
