@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from exportkit.libraries import built_in_libraries
+from exportkit.package.assemble import assemble
+from exportkit.package.describe_library import describe_library
+from tests.artifacts import artifact
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -30,3 +36,20 @@ def browser() -> Iterator[Browser]:
         chromium = driver.chromium.launch(executable_path=executable, args=FLAGS)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="session")
+def arr_coc_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ARR-COC as `exportkit package` writes it, without the time that its verification takes."""
+    library = built_in_libraries()["cpu"]
+    path = tmp_path_factory.mktemp("arr_coc") / "arr_coc.pt2"
+    assemble([artifact("arr-coc")], [(library, describe_library(library))], path)
+    return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is unpacked here is not in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXPORTKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -82,6 +82,10 @@ class Models:
     def models(self) -> Sequence[Model]:
         return self.loaded
 
+    def model(self, name: str, version: str = "") -> Model:
+        (found,) = (each for each in self.loaded if (each.name, each.version) == (name, version))
+        return found
+
     def index(self) -> Sequence[IndexEntry]:
         return [*(IndexEntry(each.name, each.version, "READY", "") for each in self.loaded), *self.others]
 

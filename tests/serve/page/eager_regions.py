@@ -1,0 +1,77 @@
+"""ARR-COC without a compiler behind the page: variants of the model at no cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from exportkit.models.arr_coc import ARRCOC
+from exportkit.package import manifest as m
+from exportkit.serve.engine.tensor_bytes import DATATYPES, bytes_of
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, Timing
+from tests.serve.page.doubles import Model, manifest, region_call
+from tests.serve.page.sent_requests import DTYPES
+
+
+def call_of(model: ARRCOC, *, tokens: bool) -> m.Call:
+    """The call that an export of the model has."""
+    plain = region_call()
+    patch, dtype = model.encoder.patch_size, "float32"
+    batch, rows, columns = (m.Size(dimension="b"), *(m.Size(dimension=name, scale=patch) for name in ("gh", "gw")))
+    inputs = [m.TensorInput(name="image", dtype=dtype, shape=(batch, 3, rows, columns))]
+    if tokens:
+        words = m.Size(dimension="t")
+        inputs.append(m.TensorInput(name="query", dtype=dtype, shape=(batch, words, model.query_dim)))
+        inputs.append(m.TensorInput(name="mask", dtype="bool", shape=(batch, words)))
+    else:
+        inputs.append(m.TensorInput(name="query", dtype=dtype, shape=(batch, model.query_dim)))
+    int8 = model.attending.feature_dtype == "int8"
+    features = msgspec.structs.replace(
+        plain.outputs[0], dtype="int8" if int8 else dtype, shape=(batch, None, model.encoder.dim)
+    )
+    scales = msgspec.structs.replace(plain.outputs[3], name="feature_scales")
+    dimensions = [m.Dimension(name="b", min=1, max=4)]
+    dimensions += [m.Dimension(name=name, min=max(2, model.encoder.min_rows), max=64) for name in ("gh", "gw")]
+    return msgspec.structs.replace(
+        plain,
+        inputs=tuple(inputs),
+        outputs=(features, *plain.outputs[1:], *([scales] if int8 else [])),
+        dimensions=(*dimensions, m.Dimension(name="t", min=1, max=8)),
+    )
+
+
+@dataclass
+class EagerModel(Model):
+    """A model that is served by calling a module."""
+
+    module: ARRCOC | None = None
+
+    @contextmanager
+    def admit(self, size: int) -> Iterator[None]:
+        yield
+
+    async def infer(self, request: InferRequest) -> InferAnswer:
+        assert self.module is not None
+        given = {
+            each.name: torch.frombuffer(bytearray(each.data), dtype=DTYPES[each.datatype]).view(each.shape)
+            for each in request.inputs
+        }
+        with torch.no_grad():
+            answer = self.module(**given)
+        outputs = tuple(_output(name, tensor.contiguous()) for name, tensor in answer.items())
+        return InferAnswer(self.name, self.version, request.id, outputs, Timing(0.0, 0.0, 0.0, 0.0, 1))
+
+
+def eager(module: ARRCOC, *, tokens: bool = False, **changes: Any) -> EagerModel:
+    return EagerModel(manifest=manifest(call_of(module, tokens=tokens)), module=module, max_body=1 << 30, **changes)
+
+
+def _output(name: str, tensor: torch.Tensor) -> OutputTensor:
+    return OutputTensor(
+        name, DATATYPES[str(tensor.dtype).removeprefix("torch.")], tuple(tensor.shape), bytes_of(tensor)
+    )
