@@ -20,11 +20,18 @@ from exportkit.serve.protocol.parameters import (
     truth,
     whole_number,
 )
-from exportkit.serve.protocol.request_json import RequestedInput, read_request
+from exportkit.serve.protocol.request_json import (
+    RequestedInput,
+    RequestedOutput,
+    read_inputs,
+    read_outputs,
+    read_parameters,
+    read_request,
+)
 from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region, offered
 from exportkit.serve.protocol.tensor_checks import check_data_size, checked_input, input_bytes, input_of_array
 from exportkit.serve.protocol.values import array_of_json
-from exportkit.serve.statuses import BadRequestError
+from exportkit.serve.statuses import BadRequestError, TooLargeError
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _MOST_DIGITS = 18  # what fits 64 bits; int() would be slow for very many
@@ -71,29 +78,28 @@ def parse_body(
         metadata: `ServedModel.metadata()`, which gives the input of a request without JSON, and the outputs' datatypes.
         batched: Whether the first size of the inputs is a number of rows: then a request without JSON has one row,
             unless no other size varies.
-        max_bytes: `ServedModel.max_body`. Inputs in shared memory are not read beyond it.
+        max_bytes: `ServedModel.max_body`: the most bytes that the inputs may have together.
         shared_memory: The registered regions. None: this server does not offer shared memory.
 
     Raises:
         BadRequestError: The body breaks the protocol. The message names the key or the input.
         NotOfferedError: It asks for a part of the protocol that is not offered.
-        TooLargeError: Its inputs in shared memory are larger than any request of the model.
+        TooLargeError: Its inputs are larger than those of any request of the model.
     """
     check_header_length(body.nbytes, header_length)
     if header_length == 0:
         return _raw(body, metadata["inputs"], batched)
     end = body.nbytes if header_length is None else header_length
     message = read_request(body[:end])
-    parameters = message.parameters or {}
+    parameters = read_parameters(message.parameters, "the request")
     default = OutputForm(truth("the request", parameters, "binary_data_output", False))
-    wanted = message.outputs or []
-    names = [output.name for output in wanted]
-    check_names("input", (tensor.name for tensor in message.inputs))
-    check_names("output", names)
-    forms = OutputForms(default, {each.name: output_form(each.name, each.parameters or {}, default) for each in wanted})
+    described = read_inputs(message)
+    check_names("input", (tensor.name for tensor in described))
+    forms = _forms(read_outputs(message), default)
+    names = list(forms.named)
     _check_forms(forms, names, metadata["outputs"], shared_memory)
     inputs = _Inputs(body[end:], header_length, max_bytes, shared_memory)
-    tensors = [inputs.take(tensor) for tensor in message.inputs]
+    tensors = [inputs.take(tensor) for tensor in described]
     inputs.check_end()
     return ParsedBody(checked_request(tensors, names, message.id or "", parameters), forms)
 
@@ -107,12 +113,12 @@ class _Inputs:
         self._section = section
         self._header_length = header_length
         self._start = 0
-        self._room = max_bytes
+        self._most = self._room = max_bytes
         self._shared_memory = shared_memory
 
     def take(self, tensor: RequestedInput) -> InputTensor:
         """Returns an input, and goes past its data."""
-        parameters = tensor.parameters or {}
+        parameters = read_parameters(tensor.parameters, f"the input {shown(tensor.name)}")
         where = region_slice(tensor.name, parameters)
         values = tensor.values
         given = [where is not None, "binary_data_size" in parameters, values is not None]
@@ -121,12 +127,12 @@ class _Inputs:
                 f"the input {shown(tensor.name)} has " + ("no data" if not any(given) else "its data in two places"),
                 hint="Give one of `data` and the parameters `binary_data_size` and `shared_memory_region`.",
             )
+        self._room -= input_bytes(tensor.name, tensor.datatype, tensor.shape)
+        if self._room < 0:
+            raise TooLargeError(f"the inputs have more than {self._most} bytes, which no request of this model needs")
         if where is not None:
-            taken = input_of_region(self._shared_memory, tensor.name, tensor.datatype, tensor.shape, where, self._room)
-            self._room -= where.size
-            return taken
+            return input_of_region(self._shared_memory, tensor.name, tensor.datatype, tensor.shape, where)
         if values is not None:
-            input_bytes(tensor.name, tensor.datatype, tensor.shape)
             array = array_of_json(tensor.name, tensor.datatype, tensor.shape, values)
             return input_of_array(tensor.name, tensor.datatype, tensor.shape, array)
         return self._take_binary(
@@ -155,6 +161,15 @@ class _Inputs:
                 f"the binary data is {left} bytes longer than its inputs",
                 hint=f"The `binary_data_size` of the inputs and {HEADER_LENGTH} add up to the length of the body.",
             )
+
+
+def _forms(wanted: Sequence[RequestedOutput], default: OutputForm) -> OutputForms:
+    check_names("output", (output.name for output in wanted))
+    forms = {}
+    for output in wanted:
+        parameters = read_parameters(output.parameters, f"the output {shown(output.name)}")
+        forms[output.name] = output_form(output.name, parameters, default)
+    return OutputForms(default, forms)
 
 
 def _check_forms(

@@ -1,9 +1,13 @@
-"""The JSON of an inference request, as typed structures."""
+"""The JSON of an inference request, as typed structures.
+
+A short text can stand for many objects in memory. So what has no bound in the protocol gets one here, and a key that is
+there twice is refused as soon as it is read.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -11,49 +15,55 @@ from msgspec import Raw, Struct
 from exportkit.serve.protocol.datatypes import shortened, shown
 from exportkit.serve.statuses import BadRequestError
 
+_MOST_TENSORS = 1024  # in a request
+_MOST_TEXT = 1 << 20  # bytes of the JSON of parameters, and of requested outputs
+
+T = TypeVar("T")
+
 
 class RequestedInput(Struct, forbid_unknown_fields=True):
-    """An input. `data` is JSON that is not decoded yet."""
+    """An input. Its parameters and its data are not decoded yet."""
 
     name: str
     datatype: str
     shape: list[int]
-    parameters: dict[str, Any] | None = None
+    parameters: Raw = Raw()
     data: Raw = Raw()
 
     @property
     def values(self) -> memoryview | None:
         """The JSON of the values. None: they are not given as JSON."""
-        text = memoryview(self.data)
-        return None if bytes(text[:5]) in (b"", b"null") else text
+        return None if _is_missing(self.data) else memoryview(self.data)
 
 
 class RequestedOutput(Struct, forbid_unknown_fields=True):
     """An output that is asked for."""
 
     name: str
-    parameters: dict[str, Any] | None = None
+    parameters: Raw = Raw()
 
 
 class RequestJson(Struct, forbid_unknown_fields=True):
     """A request. KServe's client repeats the model's name and version, which the URL has already."""
 
-    inputs: list[RequestedInput]
-    outputs: list[RequestedOutput] | None = None
+    inputs: Raw
+    outputs: Raw = Raw()
     id: str | None = None
-    parameters: dict[str, Any] | None = None
-    model_name: Any = None
-    model_version: Any = None
+    parameters: Raw = Raw()
+    model_name: str | None = None
+    model_version: str | None = None
 
 
 class _Key(str):
-    """A key of a JSON object. No two are equal, so that a dict keeps a key that is there twice."""
+    """A key of a JSON object. A dict compares it with a key that is there already, which raises."""
 
     __slots__ = ()
-    __hash__ = object.__hash__
+    __hash__ = str.__hash__
 
     def __eq__(self, other: object) -> bool:
-        return self is other
+        if str.__eq__(self, other):
+            raise ValueError(f"the key {shown(str(self))} is there twice")
+        return False
 
 
 def read_request(text: memoryview) -> RequestJson:
@@ -62,35 +72,71 @@ def read_request(text: memoryview) -> RequestJson:
     Raises:
         BadRequestError: The text is not JSON, a key is missing, unknown or there twice, or a value has another type.
     """
-    try:
-        request = _REQUEST.decode(text)
-        _refuse_duplicates(text)
-    # RecursionError: lists in lists in lists. UnicodeDecodeError is a ValueError, as msgspec's errors are.
-    except (ValueError, RecursionError) as error:
-        hint = "It is an object with `inputs`, and may have `outputs`, `parameters` and `id`."
-        if "malformed" in str(error) and _NOT_JSON.search(text):
-            hint = "JSON has neither NaN nor infinity. Send the input as binary data, with `binary_data_size`."
-        raise BadRequestError(f"the request's JSON cannot be read: {shortened(error)}", hint=hint) from None
+    request = _decoded(_REQUEST, text, "the request")
+    # Another reader, such as a proxy, could have seen another of two values than this one.
+    _decoded(_OBJECT, text, "the request")
     return request
 
 
-def _refuse_duplicates(text: memoryview) -> None:
-    """Refuses keys that are there twice. Another reader, such as a proxy, could have seen another value than we."""
-    request = _members(_OBJECT.decode(text), "the request")
-    for kind in ("input", "output"):
-        for number, pairs in enumerate(_OBJECTS.decode(request.get(kind + "s", _NULL)) or ()):
-            tensor = _members(pairs, f"{kind} {number}")
-            _members(_OBJECT.decode(tensor.get("parameters", _NULL)) or {}, f"the parameters of {kind} {number}")
-    _members(_OBJECT.decode(request.get("parameters", _NULL)) or {}, "the request's parameters")
+def read_inputs(request: RequestJson) -> list[RequestedInput]:
+    """Returns the inputs.
+
+    Raises:
+        BadRequestError: As `read_request`.
+    """
+    return _tensors(_INPUTS, request.inputs, "inputs")
 
 
-def _members(pairs: dict[_Key, Raw] | None, where: str) -> dict[str, Raw]:
-    members: dict[str, Raw] = {}
-    for key, value in (pairs or {}).items():
-        if str(key) in members:
-            raise ValueError(f"the key {shown(str(key))} is there twice in {where}")
-        members[str(key)] = value
-    return members
+def read_outputs(request: RequestJson) -> list[RequestedOutput]:
+    """Returns the outputs that are asked for; none: all.
+
+    Raises:
+        BadRequestError: As `read_request`.
+    """
+    return [] if _is_missing(request.outputs) else _tensors(_OUTPUTS, _bounded(request.outputs, "outputs"), "outputs")
+
+
+def read_parameters(parameters: Raw, whose: str) -> dict[str, Any]:
+    """Returns parameters, by their names. `whose` says of what, for the error.
+
+    Raises:
+        BadRequestError: The JSON is not an object, or a key is there twice.
+    """
+    if _is_missing(parameters):
+        return {}
+    where = f"parameters of {whose}"
+    decoded = _decoded(_PARAMETERS, _bounded(parameters, where), f"the {where}")
+    return {str(key): value for key, value in decoded.items()}
+
+
+def _tensors(decoder: msgspec.json.Decoder[list[T]], text: Raw, what: str) -> list[T]:
+    tensors = _decoded(decoder, text, f"the {what}")
+    if len(tensors) > _MOST_TENSORS:
+        raise BadRequestError(f"the request has {len(tensors)} {what}; at most {_MOST_TENSORS} are allowed")
+    _decoded(_OBJECTS, text, f"the {what}")
+    return tensors
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], text: memoryview | Raw, where: str) -> T:
+    try:
+        return decoder.decode(text)
+    # RecursionError: lists in lists in lists. UnicodeDecodeError is a ValueError, as msgspec's errors are.
+    except (ValueError, RecursionError) as error:
+        hint = "A request is an object with `inputs`, and may have `outputs`, `parameters` and `id`."
+        if "malformed" in str(error) and _NOT_JSON.search(text):
+            hint = "JSON has neither NaN nor infinity. Send the input as binary data, with `binary_data_size`."
+        raise BadRequestError(f"the JSON of {where} cannot be read: {shortened(error)}", hint=hint) from None
+
+
+def _is_missing(text: Raw) -> bool:
+    return bytes(memoryview(text)[:5]) in (b"", b"null")
+
+
+def _bounded(text: Raw, what: str) -> Raw:
+    length = memoryview(text).nbytes
+    if length > _MOST_TEXT:
+        raise BadRequestError(f"the JSON of the {what} has {length} bytes; at most {_MOST_TEXT} are allowed")
+    return text
 
 
 def _key(_: type, text: str) -> Any:
@@ -98,7 +144,9 @@ def _key(_: type, text: str) -> Any:
 
 
 _NOT_JSON = re.compile(rb"\b(NaN|Infinity)\b")
-_NULL = Raw(b"null")
 _REQUEST = msgspec.json.Decoder(RequestJson)
-_OBJECT = msgspec.json.Decoder(dict[_Key, Raw] | None, dec_hook=_key)
-_OBJECTS = msgspec.json.Decoder(list[dict[_Key, Raw]] | None, dec_hook=_key)
+_INPUTS = msgspec.json.Decoder(list[RequestedInput])
+_OUTPUTS = msgspec.json.Decoder(list[RequestedOutput])
+_OBJECT = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=_key)
+_OBJECTS = msgspec.json.Decoder(list[dict[_Key, Raw]], dec_hook=_key)
+_PARAMETERS = msgspec.json.Decoder(dict[_Key, Any], dec_hook=_key)

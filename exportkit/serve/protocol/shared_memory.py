@@ -16,7 +16,7 @@ from exportkit.serve.protocol.datatypes import shortened, shown
 from exportkit.serve.protocol.inference import InputTensor
 from exportkit.serve.protocol.parameters import RegionSlice
 from exportkit.serve.protocol.tensor_checks import check_data_size, checked_input
-from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotServedError, TooLargeError
+from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotServedError
 
 _FOLDER = b"/dev/shm/"
 _MOST_REGIONS = 256  # each holds a file descriptor
@@ -178,19 +178,16 @@ def offered(shared_memory: SharedMemory | None) -> SharedMemory:
 
 
 def input_of_region(
-    shared_memory: SharedMemory | None, name: str, datatype: str, shape: Sequence[int], where: RegionSlice, most: int
+    shared_memory: SharedMemory | None, name: str, datatype: str, shape: Sequence[int], where: RegionSlice
 ) -> InputTensor:
-    """Returns an input that lies in shared memory. `most` is the most bytes that it may have.
+    """Returns an input that lies in shared memory.
 
     Raises:
         BadRequestError: The slice has another size than the input, or cannot be read.
         NotOfferedError: This server does not offer shared memory, or the datatype is BYTES.
-        TooLargeError: It has more bytes than `most`.
     """
     regions = offered(shared_memory)
     check_data_size(name, datatype, shape, where.size)
-    if where.size > most:
-        raise TooLargeError(f"the input {shown(name)} has {where.size} bytes; its request may have {most} more")
     return checked_input(name, datatype, shape, regions.read(where))
 
 

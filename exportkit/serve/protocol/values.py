@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,6 +14,8 @@ import numpy as np
 from exportkit.serve.protocol.datatypes import BINARY_ONLY, dtype_of, shown
 from exportkit.serve.statuses import BadRequestError
 
+# Values become objects of up to 32 bytes each. So a text with many more than the shape needs is refused before.
+_SPARE = 1 << 16
 _OPENING = re.compile(rb"[\s\[]*")
 
 
@@ -30,6 +33,9 @@ def array_of_json(name: str, datatype: str, shape: Sequence[int], data: memoryvi
             f"the data of the input {shown(name)} is nested {depth} deep, and its shape has {len(shape)} sizes",
             hint="Nest the lists as the shape says, or give one flat list in row-major order.",
         )
+    separators = np.count_nonzero(np.frombuffer(data, np.uint8) == ord(","))
+    if separators >= math.prod(shape) + _SPARE:
+        raise BadRequestError(f"the input {shown(name)} has more values than its shape {list(shape)} needs")
     try:
         return _array(name, datatype, _decoder(datatype, max(1, depth)).decode(data))
     except msgspec.DecodeError as error:

@@ -44,7 +44,7 @@ def _received(sent: tuple[bytes, int | None], **options: Any) -> ParsedBody:
     buffer = body_buffer(len(body), number)
     buffer[:] = body
     metadata: dict[str, Any] = {"inputs": [], "outputs": []}
-    return parse_body(buffer, number, metadata=metadata, batched=False, max_bytes=0, **options)
+    return parse_body(buffer, number, metadata=metadata, batched=False, max_bytes=1 << 20, **options)
 
 
 def _inputs(tensors: dict[str, tuple[str, np.ndarray]], binary: bool) -> list[client.InferInput]:

@@ -16,6 +16,7 @@ from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms, RegionSlice
 from exportkit.serve.protocol.request_body import parse_body
 from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region
+from exportkit.serve.statuses import ServeError
 from tests.serve.protocol.messages import METADATA, address, answer_of, described
 
 _SIZE = 30_000_000  # bytes of a large input
@@ -51,6 +52,35 @@ def test_a_large_request_takes_its_body_and_no_second_one(name: str) -> None:
     assert _SIZE <= peak[0] <= 1.2 * len(body)
 
 
+@pytest.mark.parametrize(
+    ("start", "unit", "end"),
+    [
+        (b'{"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1], "data": [0', b",0", b"]}]}"),
+        (b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [0.5', b",0.5", b"]}]}"),
+        (b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1000000, 0], "data": [[]', b",[]", b"]}]}"),
+        (b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1', b",1", b'], "data": []}]}'),
+        (b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [], "parameters": {"a": [0', b",[]", b"]}}]}"),
+        (
+            b'{"inputs": [{"name": "", "datatype": "", "shape": []}',
+            b',{"name": "", "datatype": "", "shape": []}',
+            b"]}",
+        ),
+        (b'{"inputs": [{"name": ""', b',"name":""', b', "datatype": "", "shape": []}]}'),
+        (b'{"inputs": [{}', b",{}", b"]}"),
+        (b'{"inputs": [], "outputs": [{"name": ""}', b',{"name":""}', b"]}"),
+        (b'{"inputs": [], "parameters": {"a": 0', b',"a":0', b"}}"),
+        (b'{"inputs": [], "parameters": {"a": [0', b",[]", b"]}}"),
+        (b'{"inputs": [], "id": ""', b',"id":""', b"}"),
+        (b'{"inputs": [], "x": [0', b",[]", b"]}"),
+    ],
+)
+def test_a_hostile_text_does_not_become_many_objects(start: bytes, unit: bytes, end: bytes) -> None:
+    text = memoryview(start + unit * (3_000_000 // len(unit)) + end)
+    with _peak() as peak, pytest.raises(ServeError):
+        parse_body(text, None, metadata=METADATA, batched=True, max_bytes=1000)
+    assert peak[0] <= 8 * len(text)
+
+
 def test_a_large_answer_is_handed_out_as_the_outputs_own_memory() -> None:
     array = np.zeros(_SIZE // 4, np.float32)
     answer = answer_of({"y": ("FP32", array), "small": ("INT8", np.zeros(3, np.int8))})
@@ -67,7 +97,7 @@ def test_a_large_input_in_shared_memory_is_copied_once(shared_file: Path) -> Non
     memory = SharedMemory()
     memory.register("r", shared_file.name, 1, _SIZE)
     with _peak() as peak:
-        tensor = input_of_region(memory, "x", "FP32", [_SIZE // 4], RegionSlice("r", 0, _SIZE), _SIZE)
+        tensor = input_of_region(memory, "x", "FP32", [_SIZE // 4], RegionSlice("r", 0, _SIZE))
     memory.close()
     assert address(tensor.data) % 64 == 0
     assert _SIZE <= peak[0] <= 1.2 * _SIZE

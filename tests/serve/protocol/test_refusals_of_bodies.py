@@ -14,7 +14,7 @@ from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
 from exportkit.serve.protocol.request_body import header_length_of
 from exportkit.serve.protocol.tensor_checks import checked_input, input_of_values
-from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError
+from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError, TooLargeError
 from tests.serve.protocol.messages import AS_JSON, METADATA, NUMPY, answer_of, described, parsed
 
 _DATA = {"data": [1, 2, 3]}
@@ -43,9 +43,7 @@ def test_a_header_longer_than_the_body_is_refused_before_memory_is_taken(length:
 @pytest.mark.parametrize("names", [[], ["a", "b"]])
 def test_a_request_without_json_needs_a_model_with_one_input(names: list[str]) -> None:
     metadata = {"inputs": [{"name": name, "datatype": "FP32", "shape": [1]} for name in names], "outputs": []}
-    with pytest.raises(
-        BadRequestError, match=f"models of one input; this has {len(names)}: {', '.join(names)}"
-    ):
+    with pytest.raises(BadRequestError, match=f"models of one input; this has {len(names)}: {', '.join(names)}"):
         parsed(b"", bytes(4), "0", metadata=metadata)
 
 
@@ -157,20 +155,26 @@ def test_shapes_that_no_tensor_has_are_refused(shape: list[Any], words: str, dat
         (b'{"inputs": [{"name": "\xff", "shape": [1], "datatype": "FP32"}]}', "utf-8"),
         (b'{"inputs": [{"name": "\\ud800", "shape": [1], "datatype": "FP32"}]}', "cannot be read"),
         (b'{"inputs": [], "id": NaN}', "neither NaN nor infinity"),
-        (b'{"inputs": [], "inputs": []}', "key `inputs` is there twice in the request"),
-        (b'{"inputs": [], "\\u0069nputs": []}', "key `inputs` is there twice in the request"),
-        (b'{"inputs": [], "parameters": {"a": 1, "a": 1}}', "key `a` is there twice in the request's parameters"),
+        (b'{"inputs": [], "inputs": []}', "the JSON of the request cannot be read: the key `inputs` is there twice"),
+        (
+            b'{"inputs": [], "\\u0069nputs": []}',
+            "the JSON of the request cannot be read: the key `inputs` is there twice",
+        ),
+        (
+            b'{"inputs": [], "parameters": {"a": 1, "a": 1}}',
+            "the JSON of the parameters of the request cannot be read: the key `a` is there twice",
+        ),
         (
             b'{"inputs": [{"name": "x", "name": "y", "shape": [], "datatype": "FP32"}]}',
-            "`name` is there twice in input 0",
+            "the JSON of the inputs cannot be read: the key `name` is there twice",
         ),
         (
             b'{"inputs": [], "outputs": [{"name": "y"}, {"name": "z", "name": "z"}]}',
-            "`name` is there twice in output 1",
+            "the JSON of the outputs cannot be read: the key `name` is there twice",
         ),
         (
             b'{"inputs": [], "outputs": [{"name": "y", "parameters": {"binary_data": true, "binary_data": false}}]}',
-            "`binary_data` is there twice in the parameters of output 0",
+            "the parameters of the output `y` cannot be read: the key `binary_data` is there twice",
         ),
         (json.dumps({"inputs": [described(**_DATA)] * 2}).encode(), "two inputs `x`"),
         (json.dumps({"inputs": [described(name="", **_DATA)]}).encode(), "an input has an empty name"),
@@ -196,6 +200,30 @@ def test_deep_nesting_of_data_is_refused() -> None:
     header = json.dumps({"inputs": [described(data=0)]}).replace('"data": 0', '"data": ' + "[" * depth + "]" * depth)
     with pytest.raises(BadRequestError, match=f"`x` is nested {depth} deep, and its shape has 2 sizes"):
         parsed(header.encode())
+
+
+def test_a_request_has_no_more_inputs_and_outputs_than_a_model_can_have() -> None:
+    many = [described(f"x{number}", shape=[0], data=[]) for number in range(1025)]
+    assert len(parsed({"inputs": many[1:]}).request.inputs) == 1024
+    with pytest.raises(BadRequestError, match="has 1025 inputs; at most 1024 are allowed"):
+        parsed({"inputs": many})
+    with pytest.raises(BadRequestError, match="has 1025 outputs; at most 1024 are allowed"):
+        parsed({"inputs": [], "outputs": [{"name": f"y{number}"} for number in range(1025)]})
+
+
+@pytest.mark.parametrize("place", [{"parameters": {"p": "p" * (1 << 20)}}, {"outputs": [{"name": "p" * (1 << 20)}]}])
+def test_parameters_and_outputs_that_are_very_long_are_refused(place: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError, match="bytes; at most 1048576 are allowed"):
+        parsed({"inputs": [], **place})
+
+
+@pytest.mark.parametrize("data", [{"parameters": {"binary_data_size": 400}}, {"data": [0] * 100}])
+def test_inputs_have_no_more_bytes_than_the_model_takes(data: dict[str, Any]) -> None:
+    binary = bytes(400) if "parameters" in data else b""
+    header = {"inputs": [described(shape=[100], **data)]}
+    parsed(header, binary, max_bytes=400)
+    with pytest.raises(TooLargeError, match="the inputs have more than 399 bytes"):
+        parsed(header, binary, max_bytes=399)
 
 
 def test_null_stands_for_an_optional_member_that_is_not_there() -> None:
@@ -345,7 +373,7 @@ def test_text_is_refused() -> None:
         ([3], [1, 2], r"`x` has 2 values; its shape \[3\] needs 3"),
         ([], [1, 2], r"`x` has 2 values; its shape \[\] needs 1"),
         ([0], [1], r"`x` has 1 values; its shape \[0\] needs 0"),
-        ([1 << 40], [1], "needs 1099511627776"),
+        ([1 << 10], [1], "needs 1024"),
         ([1], 1, "Expected `array`, got `int`"),
         ([1], {"0": 1}, "Expected `array`, got `object`"),
         ([1], "AAAA", "Expected `array`, got `str`"),
