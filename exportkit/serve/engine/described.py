@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from exportkit.package.manifest import Manifest, TensorInput, TensorOutput
 from exportkit.serve.batching.limits import BatchLimits
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.tensor_bytes import DATATYPES
+from exportkit.sizes import input_bytes
 
 PLATFORM = "torch_aoti"  # as Triton's PyTorch backend has it
 DEFAULT_PRIORITY = 2  # of a request with priority 0; only 1 is served before
@@ -41,13 +41,13 @@ class Described:
     runners: int
     weights: str | None
 
-    def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Returns the protocol's model metadata; `batching` and `dimensions` are additions to it."""
         call = self.manifest.call
         batch = self.batching.dimension
         return {
             "name": self.name,
-            "versions": list(versions),
+            "versions": [self.version],
             "platform": PLATFORM,
             "inputs": [_metadata(tensor) for tensor in call.inputs],
             "outputs": [_metadata(tensor) for tensor in call.outputs],
@@ -60,6 +60,14 @@ class Described:
             },
             "dimensions": {each.name: {"min": each.min, "max": each.max} for each in call.dimensions},
         }
+
+    def largest_inputs(self) -> int:
+        """Returns the most bytes that the inputs of one request can have: more than any machine holds, perhaps."""
+        call = self.manifest.call
+        sizes = {dimension.name: dimension.max for dimension in call.dimensions}
+        if self.batching.dimension is not None:
+            sizes[self.batching.dimension.name] = self.max_rows
+        return input_bytes(call, sizes)
 
     def config(self) -> dict[str, Any]:
         """Returns Triton's ModelConfig in JSON."""

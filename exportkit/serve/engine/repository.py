@@ -75,6 +75,8 @@ class Repository:
     async def drain(self) -> None:
         """Accepts no more requests, waits until every accepted one is answered, and closes the models."""
         self._draining = True
+        for model in self.models():
+            model.refuse_new("the server drains")
         # Not after loads that are under way: `_load` sees by itself that it is too late.
         await asyncio.gather(*(self._close(entry, "the server drains") for entry in self._entries))
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from exportkit.package.manifest import Manifest
 from exportkit.serve.batching.batcher import Batcher
-from exportkit.serve.batching.limits import BatchLimits
-from exportkit.serve.engine.body_size import largest_body, largest_inputs
 from exportkit.serve.engine.checked_request import RequestPlan
 from exportkit.serve.engine.described import DEFAULT_PRIORITY, Described
 from exportkit.serve.engine.dispatch import Dispatcher, Waiting
@@ -52,7 +50,7 @@ class ServedModel:
         name: The name by which it is served.
         version: Its version, as text.
         manifest: The package's manifest.
-        max_body: The most bytes that a request's tensors can have, by the manifest's ranges.
+        max_body: The most bytes that a request's tensors can have, by the manifest's ranges and by what may wait.
         counted: What was counted since the server began to serve this version.
     """
 
@@ -74,9 +72,9 @@ class ServedModel:
         self.counted = counted
         counted.runners = len(loaded.copies) * described.runners
         self.versions: Callable[[], Sequence[str]] = lambda: [self.version]
-        sizes = self.manifest.call, described.batching.dimension, described.max_rows
-        self.max_body, self._max_text = largest_inputs(*sizes), largest_body(*sizes)
-        self._limits: BatchLimits = described.limits
+        self.max_body = min(described.largest_inputs(), described.limits.max_queued_bytes)
+        self._limits = described.limits
+        self._metadata = described.metadata()
         self._copies = loaded.copies
         self._plan = RequestPlan(self.manifest.call, batched=described.batching.enabled)
         batcher: Batcher[Waiting] = Batcher(described.limits, described.max_rows)
@@ -109,7 +107,7 @@ class ServedModel:
         """Reserves room for a body of `size` bytes before it is read; leaving the context gives it back.
 
         Raises:
-            TooLargeError: No request of the model can be that large.
+            TooLargeError: No body can be that large, however few wait.
             QueueFullError: As much waits as may.
             NotReadyError: The model is not ready, or the server drains.
         """
@@ -156,7 +154,7 @@ class ServedModel:
 
     def metadata(self) -> dict[str, Any]:
         """Returns the protocol's model metadata: name, versions, platform, inputs and outputs."""
-        return self._described.metadata(self.versions())
+        return {**self._metadata, "versions": list(self.versions())}
 
     def config(self) -> dict[str, Any]:
         """Returns the model's configuration as Triton's JSON has it."""
@@ -192,21 +190,19 @@ class ServedModel:
 
     def _check_room(self, size: int) -> None:
         error: ServeError
+        limits = self._limits
         if self.failure is not None:
             error = NotReadyError(f"the model {self.name} is not ready: {self.failure}")
-        elif size > self._max_text:
-            error = TooLargeError(
-                f"the body has {size} bytes; a request of the model {self.name} has at most {self._max_text}"
-            )
-        elif self._held_bytes and self._held_bytes + size > self._limits.max_queued_bytes:
+        elif size > limits.max_queued_bytes:
+            error = TooLargeError(f"the body has {size} bytes, and at most {limits.max_queued_bytes} may wait")
+        elif self._held_bytes + size > limits.max_queued_bytes:
             error = QueueFullError(
-                f"{self._held_bytes} bytes wait, and at most {self._limits.max_queued_bytes} may: no room for {size} "
-                "more",
+                f"{self._held_bytes} bytes wait, and at most {limits.max_queued_bytes} may: no room for {size} more",
                 hint="Try again later.",
             )
-        elif self.counted.queued_rows >= self._limits.max_queued_rows:
+        elif self.counted.queued_rows >= limits.max_queued_rows:
             error = QueueFullError(
-                f"{self.counted.queued_rows} rows wait, and at most {self._limits.max_queued_rows} may",
+                f"{self.counted.queued_rows} rows wait, and at most {limits.max_queued_rows} may",
                 hint="Try again later.",
             )
         else:

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from exportkit.package import manifest as m
-from exportkit.serve.engine.body_size import LARGEST_BODY, largest_body, largest_inputs
 from exportkit.serve.engine.checked_request import RequestPlan
 from exportkit.serve.engine.tensor_bytes import DATATYPES, bytes_of, tensor_of
 from exportkit.serve.protocol.inference import InferRequest, InputTensor
@@ -160,28 +159,6 @@ def test_a_tensor_keeps_its_bytes_alive():
     del answer
     gc.collect()
     assert gone() is None
-
-
-# --- sizes of bodies --------------------------------------------------------------------------------------------------
-
-
-def test_the_largest_inputs_are_those_of_the_greatest_sizes():
-    batch = rows.call().dimensions[0]
-    row = 3 * 4 + 4 + 8 + 2 + 4 * 2
-    assert largest_inputs(rows.call(), batch, 32) == 32 * row
-    assert largest_inputs(rows.call(), batch, 5) == 5 * row
-    assert largest_inputs(rows.call(), None, 1) == 32 * row
-
-
-def test_a_body_may_be_text():
-    greatest = {"x": -2.2250738585072014e-308}
-    assert largest_body(rows.call(), None, 1) > 32 * (3 + 1 + 1 + 2 + 4) * len(f"{greatest['x']}, ")
-
-
-def test_sizes_that_no_machine_holds_are_cut():
-    dimensions = (m.Dimension(name="batch", min=1, max=2**62),)
-    call = msgspec.structs.replace(rows.call(), dimensions=dimensions)
-    assert largest_inputs(call, None, 1) == largest_body(call, None, 1) == LARGEST_BODY
 
 
 def test_a_request_that_names_the_wrong_datatype_for_its_bytes_is_refused_before_they_are_viewed():

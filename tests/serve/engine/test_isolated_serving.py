@@ -15,7 +15,7 @@ from exportkit.serve.engine import model_copy
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.statuses import BackendError, NotReadyError
 from tests.fixtures.softpool_library import ABORT, RAISE, SEGFAULT
-from tests.serve.engine.asking import equal, only, request, serving, tensors
+from tests.serve.engine.asking import only, request, serving, tensors
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_a_crash_costs_the_answer_of_the_request_that_crashes(misbehaving_packag
     done, failure, again, counted = run(ask())
     assert "lost its worker process" in failure.message
     assert "SIGSEGV" in failure.message
-    assert equal(tensors(again), tensors(done[0]))
+    torch.testing.assert_close(tensors(again), tensors(done[0]))  # its batch was larger
     assert counted.failures["backend"].count == 2
     assert counted.success.count == 5
 
