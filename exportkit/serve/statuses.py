@@ -25,7 +25,7 @@ class ServeError(ExportkitError):
     @property
     def text(self) -> str:
         """The message and the hint in one line, as clients get them."""
-        return self.message if self.hint is None else f"{self.message.rstrip('.')}. {self.hint}"
+        return self.message if self.hint is None else f"{self.message}. {self.hint}"
 
 
 class BackendError(ServeError):

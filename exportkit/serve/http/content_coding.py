@@ -59,7 +59,8 @@ class Inflater:
             BadRequestError: They are not what the coding allows.
         """
         piece = b""
-        while data or len(piece) == PIECE:  # a full piece may have left bytes inside of the stream
+        # A full piece may have left bytes inside of the stream.
+        while data or (len(piece) == PIECE and not self._stream.eof):
             if self._stream.eof:
                 self._begin_another()
             try:

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.request_record import RequestRecord, request_id
-from exportkit.serve.statuses import CancelledError, ServeError
+from exportkit.serve.statuses import CancelledError, ServeError, UnknownEncodingError
 
 JSON = (b"content-type", b"application/json")
 _IGNORED_BYTES = 64 << 20  # a refused body up to this size is received and thrown away, and the connection stays open
@@ -81,11 +81,14 @@ class Exchange:
         if isinstance(error, CancelledError):  # nobody waits for the answer
             return
         closes = self._closes()
-        body = msgspec.json.encode({"error": error.text})
+        text = error.text.encode(errors="replace").decode()  # a URL may hold what UTF-8 has no bytes for
+        body = msgspec.json.encode({"error": text})
         lines = [JSON, (b"content-length", b"%d" % len(body))]
         lines += [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
         if error.retry_after is not None:
             lines.append((b"retry-after", b"%d" % error.retry_after))
+        if isinstance(error, UnknownEncodingError):
+            lines.append((b"accept-encoding", b"gzip, deflate"))
         if closes:
             lines.append((b"connection", b"close"))
         await self.send({"type": "http.response.start", "status": error.status, "headers": lines})
