@@ -1,0 +1,321 @@
+"""No body costs more memory or time than the model's limits allow, whatever its headers say."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exportkit.serve.http.asgi import make_app
+from exportkit.serve.http.content_coding import PIECE, Inflater, coding_of_answer, deflated
+from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.statuses import BadRequestError
+from tests.serve.http.asking import ask, asked, infer_body
+from tests.serve.http.doubles import FakeRepository
+
+SMALL = "/v2/models/small/infer"  # its tensors have at most 1000 bytes
+PATIENCE = HttpOptions(idle_seconds=0.2, least_rate=1e6, linger_seconds=0.1)
+QUICK = HttpOptions(linger_seconds=0.1)
+
+
+def impatient(models: FakeRepository) -> Any:
+    return make_app(models, PATIENCE)  # type: ignore[arg-type]
+
+
+def binary(size: int) -> tuple[bytes, dict[str, str]]:
+    return infer_body(("x", "UINT8", [size], bytes(size)))
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_request_fits(app: Any) -> None:
+    assert ask(app, "POST", SMALL, *binary(1000)).status == 200
+    assert ask(app, "POST", SMALL, *binary(1001)).status == 413
+
+
+def test_the_largest_request_fits_as_json(app: Any) -> None:
+    """Numbers as text take several times as many bytes as in binary."""
+    values = ",\n      ".join(["255"] * 1000)
+    body = f'{{"inputs": [{{"name": "x", "datatype": "UINT8", "shape": [1000], "data": [{values}]}}]}}'.encode()
+    reply = ask(app, "POST", SMALL, body)
+    assert reply.json()["outputs"][0]["data"] == [255] * 1000
+    assert "inference-header-content-length" not in reply.headers
+
+
+@pytest.mark.parametrize("encoded", [False, True], ids=["as it is", "gzip"])
+def test_chunks_over_the_limit_are_cut_while_they_come(models: FakeRepository, encoded: bool) -> None:
+    """Of an upload without an end, the limit is read, and a moment more, so that the client gets its answer."""
+    app = make_app(models, QUICK)  # type: ignore[arg-type]
+    read_before_the_answer = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal read_before_the_answer
+        stream = zlib.compressobj(0, zlib.DEFLATED, 31)
+        while True:
+            chunk = os.urandom(1000)
+            if encoded:
+                chunk = stream.compress(chunk) + stream.flush(zlib.Z_SYNC_FLUSH)
+            if not answered:
+                read_before_the_answer += len(chunk)
+            yield chunk
+
+    answered: list[dict[str, Any]] = []
+
+    async def watching(scope: Any, receive: Any, send: Any) -> None:
+        async def watched(message: Any) -> None:
+            answered.append(message)
+            await send(message)
+
+        await app(scope, receive, watched)
+
+    headers = {"inference-header-content-length": "100"} | ({"content-encoding": "gzip"} if encoded else {})
+    reply = ask(watching, "POST", SMALL, endless(), headers, chunked=True, pause=0.001)
+    assert reply.status == 413
+    assert "1100 bytes" in reply.error
+    assert reply.headers["connection"] == "close"
+    assert reply.complete
+    assert read_before_the_answer <= 3 * 1100  # a chunk is read ahead here
+    assert sum(models.model("small").reserved) <= 1100
+    assert models.model("small").held == 0
+
+
+def test_chunks_grow_the_buffer_and_its_reservation(app: Any, models: FakeRepository) -> None:
+    floats = os.urandom(4 << 20)
+    body, headers = infer_body(("x", "FP32", [1 << 20], floats))
+    chunks = [body[start : start + 60_000] for start in range(0, len(body), 60_000)]
+    reply = ask(app, "POST", "/v2/models/echo/infer", chunks, headers, chunked=True)
+    assert reply.body.endswith(floats)
+    model = models.model("echo")
+    assert len(body) - (64 << 10) <= sum(model.reserved) <= 2 * len(body)
+    assert model.held == 0
+
+
+def test_a_queue_that_fills_up_while_chunks_come(app: Any, models: FakeRepository) -> None:
+    models.model("echo").room = 1 << 20
+    body, headers = infer_body(("x", "FP32", [1 << 20], bytes(4 << 20)))
+    chunks = [body[start : start + 60_000] for start in range(0, len(body), 60_000)]
+    assert ask(app, "POST", "/v2/models/echo/infer", chunks, headers, chunked=True).status == 429
+
+
+def test_an_accepted_upload_is_answered_though_the_server_drains(app: Any, models: FakeRepository) -> None:
+    model = models.model("echo")
+    body, headers = infer_body(("x", "FP32", [1 << 20], bytes(4 << 20)))
+
+    def chunks() -> Iterator[bytes]:
+        for start in range(0, len(body), 60_000):
+            yield body[start : start + 60_000]
+            model.ready = False
+
+    assert ask(app, "POST", "/v2/models/echo/infer", chunks(), headers, chunked=True).status == 200
+
+
+@pytest.mark.parametrize(("said", "words"), [(10, "more bytes than"), (5000, "has 32 bytes")])
+def test_content_length_that_lies(models: FakeRepository, said: int, words: str) -> None:
+    app = make_app(models, QUICK)  # type: ignore[arg-type]
+    reply = ask(app, "POST", "/v2/models/echo/infer", [bytes(32)], {"content-length": str(said)})
+    assert reply.status == 400
+    assert words in reply.error
+
+
+def test_memory_is_for_what_came_and_not_for_what_was_announced(models: FakeRepository) -> None:
+    """A client that announces 30 MB and sends nothing costs address space, but no memory."""
+    app = impatient(models)
+    before = resident()
+
+    async def announce() -> int:
+        headers = {"content-length": str(30 << 20)}
+        requests = [
+            asyncio.create_task(asked(app, "POST", "/v2/models/echo/infer", [b"{", b""], headers, pause=0.1))
+            for _ in range(20)
+        ]
+        await asyncio.sleep(0.15)
+        there = resident()
+        await asyncio.gather(*requests)
+        return there
+
+    assert asyncio.run(announce()) - before < 100 << 20
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- compression ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_a_bomb_is_refused_before_it_bursts(app: Any, models: FakeRepository, coding: str) -> None:
+    """64 MiB of zeros, in 64 KiB, for a model that takes 1000 bytes."""
+    bomb = b"".join(deflated([bytes(64 << 20)], "gzip" if coding == "gzip" else "deflate"))
+    headers = {"content-encoding": coding, "inference-header-content-length": "100"}
+    limit = 1100
+    assert len(bomb) < 64 << 20 >> 7
+    tracemalloc.start()
+    reply = ask(app, "POST", SMALL, bomb[:limit], headers)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert reply.status == 413
+    assert peak < 4 * PIECE
+    assert sum(models.model("small").reserved) <= limit
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_damaged_data(app: Any, coding: str) -> None:
+    body, headers = infer_body(("x", "UINT8", [500], os.urandom(500)))
+    whole = b"".join(deflated([body], "gzip" if coding == "gzip" else "deflate"))
+    headers["content-encoding"] = coding
+    assert ask(app, "POST", SMALL, whole, headers).status == 200
+    for damaged, words in [
+        (whole[:-1], "ends in the middle"),
+        (b"", "ends in the middle"),
+        (b"\0" + whole, "is not"),
+        (whole + bytes(9), "not gzip data" if coding == "gzip" else "goes on after the end"),
+        (whole[:200] + b"\0\0\0" + whole[203:], "is not"),
+    ]:
+        reply = ask(app, "POST", SMALL, damaged, headers)
+        assert reply.status == 400
+        assert words in reply.error
+
+
+def test_gzip_files_one_after_the_other(app: Any) -> None:
+    body, headers = binary(700)
+    headers["content-encoding"] = "GZip"
+    assert ask(app, "POST", SMALL, gzip.compress(body[:300]) + gzip.compress(body[300:]), headers).status == 200
+
+
+def test_data_that_inflates_to_nothing_has_an_end(models: FakeRepository) -> None:
+    """Empty gzip files without an end never reach a limit of inflated bytes."""
+    app = make_app(models, QUICK)  # type: ignore[arg-type]
+    empty = gzip.compress(b"") * 50
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield empty
+
+    reply = ask(app, "POST", SMALL, endless(), {"content-encoding": "gzip"}, chunked=True, pause=1e-5)
+    assert reply.status == 413
+
+
+@given(st.lists(st.binary(max_size=2000), max_size=5), st.integers(1, 700), st.sampled_from(["gzip", "deflate"]))
+def test_inflating_gives_back_what_was_deflated(parts: list[bytes], step: int, coding: Any) -> None:
+    inflater = Inflater(coding)
+    data = b"".join(deflated(parts, coding))
+    found = [b"".join(inflater.pieces(data[start : start + step])) for start in range(0, len(data), step)]
+    inflater.end()
+    assert b"".join(found) == b"".join(parts)
+
+
+def test_pieces_are_bounded_and_complete() -> None:
+    """zlib keeps bytes inside when a piece is full and the input is used up."""
+    for size in (PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 10 * PIECE + 7):
+        pieces = list(Inflater("deflate").pieces(zlib.compress(bytes(size))))
+        assert sum(map(len, pieces)) == size
+        assert max(map(len, pieces)) <= PIECE
+
+
+def test_inflating_never_raises_another_error() -> None:
+    for seed in range(200):
+        data = bytearray(zlib.compress(bytes(range(256)) * 4))
+        data[seed % len(data)] ^= 1 + seed
+        inflater = Inflater("deflate")
+        try:
+            list(inflater.pieces(bytes(data)))
+            inflater.end()
+        except BadRequestError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("value", "coding"),
+    [
+        (None, None),
+        ("", None),
+        ("gzip", "gzip"),
+        ("Deflate", "deflate"),
+        ("gzip;q=0.5", "gzip"),
+        ("gzip, identity;q=0.1", "gzip"),
+        ("gzip; q=0", None),
+        ("gzip;q=0.000, deflate", "deflate"),
+        ("identity", None),
+        ("br", None),
+        ("*", None),
+        ("gzip, deflate", None),  # what HTTP libraries send by themselves
+        ("gzip, deflate, br, zstd", None),
+    ],
+)
+def test_answers_are_compressed_for_who_names_one_coding(value: str | None, coding: str | None) -> None:
+    assert coding_of_answer(value) == coding
+
+
+def test_compressed_answers(app: Any) -> None:
+    body, headers = binary(1000)
+    plain = ask(app, "POST", SMALL, body, headers)
+    packed = ask(app, "POST", SMALL, body, {**headers, "accept-encoding": "gzip"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert "content-length" not in packed.headers
+    assert gzip.decompress(packed.body) == plain.body
+    length = "inference-header-content-length"
+    assert packed.headers[length] == plain.headers[length]
+    # Without chunks, an answer without a length would end with the connection, as a broken one does.
+    old = ask(app, "POST", SMALL, body, {**headers, "accept-encoding": "gzip"}, http_version="1.0")
+    assert "content-encoding" not in old.headers
+    assert old.body == plain.body
+
+
+def test_errors_are_never_compressed(app: Any) -> None:
+    """tritonclient reads errors as they come."""
+    assert ask(app, "POST", SMALL, b"{", {"accept-encoding": "gzip"}).error
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_pauses_too_long(models: FakeRepository) -> None:
+    body, headers = binary(1000)
+    headers["content-length"] = str(len(body))
+    reply = ask(impatient(models), "POST", SMALL, [body[:10], body[10:]], headers, pause=1.0)
+    assert reply.status == 408
+    assert "too slowly" in reply.error
+    assert models.model("small").held == 0
+
+
+def test_a_body_that_drips(models: FakeRepository) -> None:
+    """It never pauses, and would hold its room for hours."""
+    body, headers = binary(1000)
+    drops = [body[index : index + 1] for index in range(len(body))]
+    headers["content-length"] = str(len(body))
+    reply = ask(impatient(models), "POST", SMALL, drops, headers, pause=0.01)
+    assert reply.status == 408
+    assert reply.chunks_read < len(body)
+
+
+def test_a_body_that_is_only_slow_is_read(models: FakeRepository) -> None:
+    body, headers = binary(1000)
+    headers["content-length"] = str(len(body))
+    parts = [body[:400], body[400:800], body[800:]]
+    app = make_app(models, HttpOptions(idle_seconds=5.0, least_rate=1.0))  # type: ignore[arg-type]
+    assert ask(app, "POST", SMALL, parts, headers, pause=0.05).status == 200
+
+
+def test_cancelling_from_outside_is_not_a_slow_client(app: Any, models: FakeRepository) -> None:
+    async def cancelled() -> bool:
+        body, headers = binary(1000)
+        headers["content-length"] = str(len(body))
+        request = asyncio.create_task(asked(app, "POST", SMALL, [body[:10], body[10:]], headers, pause=60.0))
+        await asyncio.sleep(0.01)
+        request.cancel()
+        (found,) = await asyncio.gather(request, return_exceptions=True)
+        return isinstance(found, asyncio.CancelledError)
+
+    assert asyncio.run(cancelled())
+    assert models.model("small").held == 0

@@ -1,0 +1,200 @@
+"""Over real connections: answers reach clients that were refused, those that vanish are noticed, memory stays small."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from exportkit.serve.http.asgi import make_app
+from exportkit.serve.http.http_options import HttpOptions
+from tests.serve.http.asking import infer_body
+from tests.serve.http.conftest import repository
+from tests.serve.http.doubles import FakeRepository
+from tests.serve.page.in_thread import Site, served
+
+INFER = "POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@contextmanager
+def connected(site: Site) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", site.port), timeout=60) as connection:
+        yield connection
+
+
+def head(**headers: object) -> bytes:
+    lines = [f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items()]
+    return (INFER + "".join(lines) + "\r\n").encode()
+
+
+def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Reads one answer that says how long it is."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        received = connection.recv(65536)
+        assert received, data
+        data += received
+    top, _, body = data.partition(b"\r\n\r\n")
+    status, *lines = top.decode().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    content = bytearray(body)
+    while len(content) < int(headers["content-length"]):
+        content += connection.recv(65536)
+    return int(status.split()[1]), headers, bytes(content)
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Waits for the server's thread."""
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[tuple[Site, FakeRepository]]:
+    """A server whose models the test may change."""
+    models = repository()
+    with served(make_app(models, HttpOptions(linger_seconds=5.0))) as site:  # type: ignore[arg-type]
+        yield site, models
+
+
+def test_a_refused_body_is_thrown_away_and_the_connection_goes_on(site: Site) -> None:
+    with connected(site) as connection:
+        for _ in range(2):
+            connection.sendall(head(Content_Length=5 << 20, Content_Encoding="br") + bytes(5 << 20))
+            status, headers, body = answer(connection)
+            assert (status, headers.get("connection")) == (415, None)
+            assert b"`br`" in body
+
+
+def test_a_client_that_sends_on_gets_its_refusal(ours: tuple[Site, FakeRepository]) -> None:
+    """It reads only when it has sent all. A connection that were closed at once would take the answer with it."""
+    site, _ = ours
+    with connected(site) as connection:
+        connection.sendall(head(Content_Length=200 << 20, Inference_Header_Content_Length=100))
+        for _ in range(200):
+            connection.sendall(bytes(1 << 20))
+        status, headers, _ = answer(connection)
+        assert (status, headers["connection"]) == (413, "close")
+        assert connection.recv(1) == b""
+
+
+def test_a_client_that_asks_first_need_not_send(site: Site) -> None:
+    with connected(site) as connection:
+        connection.sendall(head(Content_Length=200 << 20, Inference_Header_Content_Length=100, Expect="100-continue"))
+        status, headers, _ = answer(connection)
+        assert (status, headers["connection"]) == (413, "close")
+    with connected(site) as connection:
+        body, length = infer_body(("x", "FP32", [2], bytes(8)))
+        connection.sendall(head(Content_Length=len(body), Expect="100-continue", **length))
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert answer(connection)[0] == 200
+
+
+def test_requests_in_a_row_on_one_connection(site: Site) -> None:
+    """Also when the second is sent before the first is answered."""
+    body, length = infer_body(("x", "FP32", [2], bytes(8)))
+    request = head(Content_Length=len(body), **length) + body
+    with connected(site) as connection:
+        connection.sendall(request + request)
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK") < 2 or not received.endswith(bytes(8)):
+            received += connection.recv(65536)
+
+
+def test_clients_that_vanish_leave_the_queue(ours: tuple[Site, FakeRepository]) -> None:
+    site, models = ours
+    model = models.model("echo")
+    body, length = infer_body(("x", "FP32", [2], bytes(8)))
+    model.hold()
+    for vanish in (lambda c: c.close(), lambda c: c.shutdown(socket.SHUT_RDWR), reset):
+        cancelled = model.cancelled
+        with connected(site) as connection:
+            connection.sendall(head(Content_Length=len(body), **length) + body)
+            eventually(lambda: model.waiting == 1)
+            vanish(connection)
+            eventually(lambda: model.cancelled == cancelled + 1)  # noqa: B023  (it is called at once)
+    with connected(site) as connection:  # in the middle of a body
+        connection.sendall(head(Content_Length=len(body), **length) + body[:-1])
+        eventually(lambda: model.held == len(body))
+    eventually(lambda: model.held == 0)
+    with connected(site) as connection:  # what stays is answered
+        connection.sendall(head(Content_Length=len(body), **length) + body)
+        eventually(lambda: model.waiting == 1)
+        model.release()
+        assert answer(connection)[0] == 200
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    connection.close()
+
+
+def test_a_client_that_reads_slowly_gets_all(site: Site) -> None:
+    """More than the socket's buffers hold, so that the server waits for the client."""
+    numbers = np.arange(4 << 20, dtype=np.int32).tobytes()
+    body, length = infer_body(("x", "FP32", [4 << 20], numbers))
+    with connected(site) as connection:
+        sender = threading.Thread(target=connection.sendall, args=[head(Content_Length=len(body), **length) + body])
+        sender.start()
+        sender.join()
+        time.sleep(0.2)
+        status, headers, received = answer(connection)
+        assert status == 200
+        assert received[int(headers["inference-header-content-length"]) :] == numbers
+
+
+def test_a_request_needs_little_more_memory_than_its_body(site: Site) -> None:
+    """30 MB are received into the memory that the model reads, and sent from the memory that it wrote."""
+    size = 30 << 20
+    text, length = infer_body(("x", "FP32", [size // 4], b""))
+    text = text.replace(b'"binary_data_size": 0', b'"binary_data_size": %d' % size)
+    length["inference-header-content-length"] = str(len(text))
+    block, blank = bytes(1 << 16), bytearray(1 << 16)
+    with connected(site) as connection:
+        tracemalloc.start()
+        connection.sendall(head(Content_Length=len(text) + size, **length) + text)
+        for _ in range(size // len(block)):
+            connection.sendall(block)
+        received = 0
+        while received < size:
+            received += connection.recv_into(blank)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert size <= peak < 1.2 * size
+
+
+def test_not_http_at_all(site: Site) -> None:
+    """uvicorn answers this by itself; what counts is that the next client finds a server."""
+    for data in (
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    ):
+        with connected(site) as connection:
+            connection.sendall(data)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 400")
+    assert json.loads(site.get("/v2/health/live").body) == {"live": True}
+
+
+def test_percent_encoding(site: Site) -> None:
+    assert site.get("/v2/models/broken%20down").json()["name"] == "broken down"
+    assert site.get("/v2/models/%65cho").json()["name"] == "echo"
+    for path in ("/v2/models/%FF", "/v2/models/a%2Fb", "/v2/models/%00", "/v2/models/..%2f..%2fetc%2fpasswd"):
+        reply = site.get(path)
+        assert (reply.status, list(reply.json())) == (404, ["error"])
+
+
+def test_a_long_url(site: Site) -> None:
+    reply = site.get("/v2/models/" + "a" * 60_000)
+    assert reply.status == 404
+    assert len(reply.body) < 65_000

@@ -1,0 +1,124 @@
+"""Tensors of every datatype survive the way there and back to the last bit, in binary and as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.http as client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from exportkit.serve.http.asgi import make_app
+from exportkit.serve.http.http_options import HttpOptions
+from tests.serve.http.asking import ask, infer_body
+from tests.serve.http.doubles import FakeModel, FakeRepository
+from tests.serve.page.in_thread import Site, served
+
+NUMPY: dict[str, Any] = {
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "FP16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+}
+NOT_IN_JSON = ("FP16", "BF16")
+
+
+def repository() -> FakeRepository:
+    return FakeRepository(*(FakeModel(name, {"x": (name, [-1])}, 1 << 20) for name in NUMPY))
+
+
+@pytest.fixture(scope="module")
+def datatypes() -> Any:
+    with served(make_app(repository(), HttpOptions())) as site:  # type: ignore[arg-type]
+        yield site
+
+
+def extremes(datatype: str) -> np.ndarray:
+    dtype = NUMPY[datatype]
+    if datatype == "BOOL":
+        return np.array([True, False, True])
+    info = (np.iinfo if np.issubdtype(dtype, np.integer) else ml_dtypes.finfo)(dtype)
+    return np.array([info.min, info.max, 0, 1], dtype)
+
+
+SHAPES = {"vector": (-1,), "matrix": (1, 1, -1), "scalar": (), "nothing": (0,), "no columns": (3, 0, 2)}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("datatype", NUMPY)
+def test_binary_by_tritonclient(datatypes: Site, datatype: str, shape: tuple[int, ...]) -> None:
+    values = extremes(datatype)
+    if 0 in shape:
+        values = values[:0]
+    given = (values[:1] if shape == () else values).reshape(shape)
+    tensor = client.InferInput("x", given.shape, datatype)
+    tensor.set_data_from_numpy(given)
+    with client.InferenceServerClient(f"127.0.0.1:{datatypes.port}") as ours:
+        found = ours.infer(datatype, [tensor])
+    array = found.as_numpy("x")
+    assert array.shape == given.shape
+    assert array.tobytes() == given.tobytes()
+    assert found.get_output("x")["datatype"] == datatype
+
+
+@pytest.mark.parametrize("datatype", [name for name in NUMPY if name not in NOT_IN_JSON])
+def test_json_by_tritonclient(datatypes: Site, datatype: str) -> None:
+    given = extremes(datatype)
+    tensor = client.InferInput("x", given.shape, datatype).set_data_from_numpy(given, binary_data=False)
+    wanted = client.InferRequestedOutput("x", binary_data=False)
+    with client.InferenceServerClient(f"127.0.0.1:{datatypes.port}") as ours:
+        found = ours.infer(datatype, [tensor], outputs=[wanted])
+    assert found.as_numpy("x").tobytes() == given.tobytes()
+
+
+@pytest.mark.parametrize("datatype", NOT_IN_JSON)
+def test_half_precision_as_json_is_refused_with_the_way_out(datatype: str) -> None:
+    app = make_app(repository(), HttpOptions())  # type: ignore[arg-type]
+    body, headers = infer_body(("x", datatype, [1], bytes(2)), parameters={"binary_data_output": False})
+    reply = ask(app, "POST", f"/v2/models/{datatype}/infer", body, headers)
+    assert reply.status == 400
+    assert "binary_data" in reply.error
+
+
+@given(
+    arrays.arrays(np.float16, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)),
+    st.sampled_from(["gzip", "deflate", None]),
+)
+@settings(max_examples=50)
+def test_binary_to_the_last_bit(given: np.ndarray, coding: str | None) -> None:
+    """Also NaNs, whose bits mean nothing and are kept."""
+    app = make_app(repository(), HttpOptions())  # type: ignore[arg-type]
+    for datatype in NOT_IN_JSON:
+        body, headers = infer_body(("x", datatype, list(given.shape), given.tobytes()))
+        reply = ask(app, "POST", f"/v2/models/{datatype}/infer", body, headers)
+        length = int(reply.headers["inference-header-content-length"])
+        said = json.loads(reply.body[:length])["outputs"][0]
+        assert (said["shape"], said["parameters"]) == (list(given.shape), {"binary_data_size": given.nbytes})
+        assert reply.body[length:] == given.tobytes()
+        if coding is not None:
+            packed = ask(app, "POST", f"/v2/models/{datatype}/infer", body, headers | {"accept-encoding": coding})
+            found = client.InferResult.from_response_body(packed.body, header_length=length, content_encoding=coding)
+            assert found.get_output("x")["shape"] == list(given.shape)
+
+
+def test_a_body_that_is_one_tensor(datatypes: Site) -> None:
+    """Triton's raw form: the header says that there is no JSON."""
+    app = make_app(repository(), HttpOptions())  # type: ignore[arg-type]
+    reply = ask(app, "POST", "/v2/models/INT32/infer", bytes(20), {"inference-header-content-length": "0"})
+    length = int(reply.headers["inference-header-content-length"])
+    assert json.loads(reply.body[:length])["outputs"][0]["shape"] == [5]
+    assert reply.body[length:] == bytes(20)

@@ -1,0 +1,324 @@
+"""Each way to be refused has its status, and every error is a JSON object with the key `error` alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from exportkit.serve.http.asgi import make_app
+from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.request_record import RequestRecord
+from exportkit.serve.statuses import UnauthorizedError
+from tests.serve.http.asking import Reply, ask, asked, infer_body
+from tests.serve.http.doubles import FakeRepository
+
+INFER = "/v2/models/echo/infer"
+FLOATS = infer_body(("x", "FP32", [2], bytes(8)))
+
+
+def refused(reply: Reply, status: int, *words: str) -> None:
+    assert reply.status == status
+    for each in words:
+        assert each in reply.error
+    assert reply.complete
+    assert reply.headers["content-length"] == str(len(reply.body))
+    assert reply.headers["x-request-id"]
+
+
+def test_success(app: Any) -> None:
+    reply = ask(app, "POST", INFER, *FLOATS)
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "application/octet-stream"
+    length = int(reply.headers["inference-header-content-length"])
+    assert reply.body[length:] == bytes(8)
+    assert int(reply.headers["content-length"]) == len(reply.body)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "/nowhere", 404, "there is nothing at GET /nowhere"),
+        ("GET", "/v2/" + "a" * 5000, 404, "a" * 100),
+        ("GET", "/v2/models/\udcff", 404, "no model"),
+        ("GET", "/v2/models/a\r\nb", 404, "no model a\r\nb"),
+        ("GET", INFER, 405, "The URL takes POST"),
+        ("HEAD", INFER, 405, ""),
+        ("OPTIONS", INFER, 405, "OPTIONS"),
+        ("POST", "/v2/health/live", 405, "GET"),
+        ("DELETE", "/v2/models/echo", 405, "GET"),
+        ("GET", "/v2/repository/index", 405, "POST"),
+        ("POST", "/v2/models/absent/infer", 404, "no model absent"),
+        ("POST", "/v2/models/echo/versions/2/infer", 404, "no model echo 2"),
+        ("POST", "/v2/models/echo/generate", 404, "there is nothing at"),
+        ("POST", "/v2/models/echo/versions/infer", 405, ""),
+        ("POST", "/v2/cudasharedmemory/region/r/register", 501, "CUDA"),
+        ("POST", "/v2/systemsharedmemory/unregister", 501, "--shared-memory"),
+        ("POST", "/v2/logging", 501, "log settings"),
+    ],
+)
+def test_urls_and_methods(app: Any, method: str, path: str, status: int, words: str) -> None:
+    reply = ask(app, method, path)
+    if method == "HEAD":
+        assert (reply.status, reply.body) == (status, b"")
+        return
+    refused(reply, status, words)
+    assert len(reply.body) < 1000
+    if status == 405:
+        assert reply.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "words"),
+    [
+        (b"", {}, 400, "JSON cannot be read"),
+        (b"{", {}, 400, "JSON cannot be read"),
+        (b"[" * 100_000, {}, 400, "JSON cannot be read"),
+        (b"\xff\xfe", {}, 400, "JSON cannot be read"),
+        (b'{"inputs": []}' + bytes(9), {"inference-header-content-length": "14"}, 400, "9 bytes longer"),
+        (b"{}", {"inference-header-content-length": "99999999999"}, 400, "is 99999999999"),
+        (b"{}", {"inference-header-content-length": "3"}, 400, "Inference-Header-Content-Length is 3"),
+        (b"{}", {"inference-header-content-length": "1e30"}, 400, "not a number"),
+        (b"{}", {"inference-header-content-length": "-1"}, 400, "not a number"),
+        (b"{}", {"inference-header-content-length": "9" * 5000}, 400, "not a number"),
+        (b"{}", {"content-length": "-2"}, 400, "Content-Length"),
+        (b"{}", {"content-length": "\u00b2"}, 400, "Content-Length"),
+        (b"{}", {"content-length": "9" * 30}, 400, "Content-Length"),
+        (b"{}", {"content-encoding": "br"}, 415, "`br`. This server reads gzip"),
+        (b"{}", {"content-encoding": "gzip, gzip"}, 415, "`gzip, gzip`"),
+        (b"{}", {"content-encoding": "gzip"}, 400, "not gzip data"),
+        (b'{"inputs": [{"name": "y", "shape": [1], "datatype": "FP32", "data": [1]}]}', {}, 400, "no input y"),
+        (b'{"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}', {}, 501, "BYTES"),
+        (b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP16", "data": [1]}]}', {}, 400, "FP16"),
+        (b'{"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [1]}]}', {}, 400, "x"),
+        (b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP33", "data": [1]}]}', {}, 400, "FP33"),
+    ],
+)
+def test_bodies(app: Any, body: bytes, headers: dict[str, str], status: int, words: str) -> None:
+    refused(ask(app, "POST", INFER, body, headers), status, words)
+
+
+def test_an_unknown_encoding_is_answered_with_the_known_ones(app: Any) -> None:
+    assert ask(app, "POST", INFER, b"{}", {"content-encoding": "br"}).headers["accept-encoding"] == "gzip, deflate"
+
+
+def test_refusals_before_the_body_is_read(app: Any, models: FakeRepository) -> None:
+    """Nothing was received of any of these."""
+    large = {"content-length": str(1 << 30)}
+    too_large = ask(app, "POST", INFER, b"{}", large)
+    absent = ask(app, "POST", "/v2/models/absent/infer", b"{}", {"content-length": "2"})
+    models.model("echo").room = 1
+    full = ask(app, "POST", INFER, *FLOATS)
+    models.model("echo").ready = False
+    drains = ask(app, "POST", INFER, *FLOATS)
+    for reply, status in [(too_large, 413), (absent, 404), (full, 429), (drains, 503)]:
+        assert reply.status == status
+        assert reply.error
+    assert [full.headers["retry-after"], drains.headers["retry-after"]] == ["1", "1"]
+    assert "retry-after" not in too_large.headers
+    # Only the body that is too large to be thrown away is waited for, and its connection closed.
+    assert [reply.chunks_read for reply in (absent, full, drains)] == [0, 0, 0]
+    assert too_large.headers["connection"] == "close"
+    assert "connection" not in full.headers
+
+
+def test_room_is_reserved_for_the_body_and_given_back(app: Any, models: FakeRepository) -> None:
+    body, headers = FLOATS
+    assert ask(app, "POST", INFER, body, headers).status == 200
+    assert ask(app, "POST", INFER, body[:-1], {**headers, "content-length": str(len(body))}).status == 400
+    assert models.model("echo").reserved == [len(body), len(body)]
+    assert models.model("echo").held == 0
+
+
+def test_a_deadline_that_passes_is_504(app: Any, models: FakeRepository) -> None:
+    models.model("echo").gate = asyncio.Event()
+    body, headers = infer_body(("x", "FP32", [2], bytes(8)), parameters={"timeout": 1000})
+    refused(ask(app, "POST", INFER, body, headers), 504, "timeout")
+
+
+def test_draining(app: Any, models: FakeRepository) -> None:
+    """Probes of life go on while the server drains; it is not ready, nor are its models."""
+    models.draining = True
+    models.model("echo").ready = False
+    assert ask(app, "GET", "/v2/health/live").json() == {"live": True}
+    refused(ask(app, "GET", "/v2/health/ready"), 503, "drains")
+    refused(ask(app, "GET", "/v2/models/echo/ready"), 503, "not ready")
+
+
+def test_unexpected_failures_are_logged_and_not_told(app: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "exportkit"):
+        reply = ask(
+            app,
+            "POST",
+            "/v2/models/broken down/infer",
+            *FLOATS,
+        )
+    refused(reply, 500, "the server failed (ZeroDivisionError)")
+    assert "secret" not in reply.error
+    (logged,) = caplog.records
+    assert logged.exc_info is not None
+    assert "a secret of the implementation" in str(logged.exc_info[1])
+    assert reply.headers["x-request-id"] in logged.getMessage()
+
+
+@pytest.mark.parametrize("path", ["/v2/", "/v2/health/live/", "/v2/models/echo/", "/v2/models/broken down/ready/"])
+def test_slashes_at_the_end_change_nothing(app: Any, path: str) -> None:
+    assert ask(app, "GET", path).body == ask(app, "GET", path[:-1]).body
+
+
+def test_head_has_the_headers_of_get(app: Any) -> None:
+    get, head = (ask(app, method, "/v2") for method in ("GET", "HEAD"))
+    assert head.body == b""
+    same = ("content-length", "content-type")
+    assert [head.headers[name] for name in same] == [get.headers[name] for name in same]
+
+
+def test_request_ids(app: Any) -> None:
+    """An id that is given comes back, unless it could forge a header or a line of a log."""
+    given = ask(app, "GET", "/v2", headers={"x-request-id": "abc-123"})
+    assert given.headers["x-request-id"] == "abc-123"
+    made = {
+        ask(app, "GET", "/v2", headers={"x-request-id": bad}).headers["x-request-id"] for bad in ("a b", "é", "a" * 129)
+    }
+    assert len(made) == 3
+    assert all(len(each) == 32 for each in made)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [(b"[]", "object"), (b"{", "not JSON"), (b'{"ready": 1}', "`ready`"), (b"[" * 90_000, "not JSON")],
+)
+def test_index_refuses_other_bodies(app: Any, body: bytes, words: str) -> None:
+    refused(ask(app, "POST", "/v2/repository/index", body), 400, words)
+
+
+def test_index(app: Any) -> None:
+    def names(body: bytes) -> list[str]:
+        return [each["name"] for each in ask(app, "POST", "/v2/repository/index", body).json()]
+
+    assert names(b"") == names(b'{"ready": false}') == ["echo", "small", "broken down", "broken"]
+    assert names(b'{"ready": true}') == ["echo", "small", "broken down"]
+
+
+def test_parameters_reach_the_repository(app: Any, models: FakeRepository) -> None:
+    load = "/v2/repository/models/echo/load"
+    assert ask(app, "POST", load, b'{"parameters": {"weights": "b.safetensors"}}').json() == {}
+    assert models.loaded == [("echo", {"weights": "b.safetensors"})]
+    refused(ask(app, "POST", load, b'{"parameters": []}'), 400, "`parameters`")
+    refused(ask(app, "POST", load, bytes(2 << 20)), 413, "1048576")
+
+
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+def test_web_pages_of_other_origins_change_nothing(app: Any, models: FakeRepository, site: str, status: int) -> None:
+    """A browser would send what such a page asks for to a server that listens on loopback only."""
+    headers = {"sec-fetch-site": site}
+    assert ask(app, "POST", "/v2/repository/models/echo/load", b"", headers).status == status
+    assert len(models.loaded) == (status == 200)
+    assert ask(app, "GET", "/v2", headers=headers).status == 200
+
+
+def test_what_is_not_http(app: Any) -> None:
+    sent: list[str] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message["type"])
+
+    async def talk() -> None:
+        events = iter(["lifespan.startup", "lifespan.shutdown"])
+
+        async def receive() -> dict[str, Any]:
+            return {"type": next(events)}
+
+        await app({"type": "lifespan"}, receive, send)
+        await app({"type": "websocket", "path": "/"}, receive, send)
+
+    asyncio.run(talk())
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete", "websocket.close"]
+
+
+# --- what the other parts of a server program against -----------------------------------------------------------------
+
+
+def with_page(models: FakeRepository, *middleware: Any) -> Any:
+    async def page(request: Any) -> Any:
+        kind = request.query_params.get("raises") or request.headers.get("raises")
+        if kind:
+            raise {"404": HTTPException(404), "418": HTTPException(418, "a teapot"), "key": KeyError("k")}[kind]
+        return PlainTextResponse("the page")
+
+    return make_app(models, HttpOptions(), routes=[Route("/", page)], middleware=middleware)  # type: ignore[arg-type]
+
+
+def test_further_routes(models: FakeRepository) -> None:
+    app = with_page(models)
+    assert ask(app, "GET", "/").body == b"the page"
+    refused(ask(app, "GET", "/", headers={"raises": "404"}), 404, "nothing at GET /")
+    refused(ask(app, "GET", "/", headers={"raises": "418"}), 400, "a teapot")
+    refused(ask(app, "GET", "/", headers={"raises": "key"}), 500, "KeyError")
+
+
+def test_middleware_refuses_and_finds_the_record(models: FakeRepository) -> None:
+    seen: list[RequestRecord] = []
+
+    def keys(app: Any) -> Any:
+        async def check(scope: Any, receive: Any, send: Any) -> None:
+            if not any(name == b"authorization" for name, _ in scope["headers"]):
+                raise UnauthorizedError("no API key")
+            await app(scope, receive, send)
+            seen.append(scope["exportkit"])
+
+        return check
+
+    app = with_page(models, keys)
+    body, headers = FLOATS
+    reply = ask(app, "POST", INFER, body, headers)
+    refused(reply, 401, "no API key")
+    assert reply.chunks_read == 0
+    record = reply.scope["exportkit"]
+    assert (record.status, record.error.reason, record.model) == (401, "unauthorized", "")
+
+    reply = ask(app, "POST", INFER, body, {**headers, "authorization": "Bearer k", "x-request-id": "9"})
+    (record,) = seen
+    assert record is reply.scope["exportkit"]
+    assert (record.id, record.model, record.version, record.status, record.error) == ("9", "echo", "1", 200, None)
+    assert (record.received_bytes, record.sent_bytes) == (len(body), len(reply.body))
+    assert record.timing is not None
+
+
+def test_records_name_only_models_that_are_served(app: Any) -> None:
+    """They become labels of metrics, of which strangers may not make any number."""
+    reply = ask(app, "POST", "/v2/models/absent/infer", b"{}")
+    record = reply.scope["exportkit"]
+    assert (record.model, record.version, record.status, record.error.reason) == ("", "", 404, "invalid")
+
+
+def test_a_client_that_goes_away_cancels_what_waits(app: Any, models: FakeRepository) -> None:
+    model = models.model("echo")
+
+    async def leave() -> Reply:
+        model.gate = asyncio.Event()
+        leaves = asyncio.Event()
+        request = asyncio.create_task(asked(app, "POST", INFER, *FLOATS, leaves=leaves))
+        while not model.waiting:
+            await asyncio.sleep(0)
+        leaves.set()
+        return await request
+
+    reply = asyncio.run(leave())
+    assert (reply.status, model.cancelled, model.answered, model.held) == (0, 1, 0, 0)
+    record = reply.scope["exportkit"]
+    assert (record.status, record.error.reason) == (499, "cancelled")
+
+
+def test_a_client_that_goes_away_while_it_sends(app: Any, models: FakeRepository) -> None:
+    body, headers = FLOATS
+    reply = ask(app, "POST", INFER, [], {**headers, "content-length": str(len(body))}, leaves=True)
+    assert models.model("echo").held == 0
+    assert reply.scope["exportkit"].status in (400, 499)
