@@ -1,0 +1,303 @@
+"""The server on a Ray cluster of two nodes on this machine, which lose replicas and one of themselves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import urllib3
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
+os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"  # read when ray.serve is imported
+
+from ray import serve  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+from ray.serve.schema import ServeDeploySchema  # noqa: E402
+
+from exportkit.errors import UsageError  # noqa: E402
+from exportkit.package.archive import PackageReader, StoredRecord, write_package  # noqa: E402
+from exportkit.serve import ray_app  # noqa: E402
+from exportkit.serve.client import Client  # noqa: E402
+from exportkit.serve.ray_app import NAME, check_options, options_of  # noqa: E402
+from tests.runtime import tiny  # noqa: E402
+from tests.serve.outside.observed_replica import JOURNAL, Journal, ObservedReplica  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+PORT = 18700
+URL = f"http://127.0.0.1:{PORT}"
+THREADS = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model repository that every node has."""
+    path = tmp_path_factory.mktemp("ray")
+    shutil.copy(tiny_package, path / "tiny.pt2")
+    (path / "journal").touch()
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path) -> Iterator[Any]:
+    """A head that has the proxy, and two nodes with a replica on each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv(JOURNAL, str(folder / "journal"))
+        memory = 100 * 2**20
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": memory}
+        made = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            for _ in range(2):
+                made.add_node(num_cpus=2, object_store_memory=memory)
+            ray.init(address=made.address, log_to_driver=False)
+            serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": PORT})
+            deploy(folder)
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+def deploy(folder: Path, args: dict[str, Any] | None = None, **settings: Any) -> None:
+    """Deploys two replicas on different nodes, and waits until they are ready."""
+    options = options_of({"repository": str(folder)} | (args or {}))
+    settings = {"autoscaling_config": None, "num_replicas": 2, "max_replicas_per_node": 1, **settings}
+    observed: Any = ray_app.Replica.options(func_or_class=ObservedReplica, **settings)
+    serve.run(observed.bind(options), name=NAME)
+
+
+# --- load -------------------------------------------------------------------------------------------------------------
+
+
+def example() -> dict[str, np.ndarray]:
+    """A call of the tiny model, always the same."""
+    torch.manual_seed(0)
+    args, kwargs = tiny.example(batch=2, gh=1)
+    tensors = {"image": args[0], "query.features": args[1]["features"], "offset": kwargs["offset"]}
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+INPUTS = example()
+RIGHT = INPUTS["image"].mean((2, 3)) + INPUTS["query.features"].sum(1, keepdims=True)
+
+
+@dataclass
+class Load:
+    """Threads that send requests one after another until `stop`."""
+
+    send: Callable[[str], np.ndarray]
+    sent: int = 0
+    current: dict[int, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> Load:
+        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(THREADS)]
+        for thread in self._threads:
+            thread.start()
+        self.wait_for(10 * THREADS)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_for(self, more: int) -> None:
+        """Waits until so many further requests were answered."""
+        goal, end = self.sent + more, time.monotonic() + 60
+        while self.sent < goal:
+            assert time.monotonic() < end, f"{self.sent} were answered, and lost: {self.lost}"
+            time.sleep(0.01)
+
+    def _run(self, thread: int) -> None:
+        number = 0
+        while not self._ended.is_set():
+            request = f"{id(self)}-{thread}-{number}"
+            number += 1
+            self.current[thread] = request
+            try:
+                np.testing.assert_allclose(self.send(request), RIGHT * 3, rtol=1e-5)
+            except Exception as error:
+                with self._lock:
+                    self.lost[request] = repr(error)[:300]
+            with self._lock:
+                self.sent += 1
+
+
+def plain() -> Callable[[str], np.ndarray]:
+    """Sends a request once."""
+    http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
+    pool = urllib3.PoolManager(maxsize=THREADS, retries=False)
+    body, length = http.InferenceServerClient.generate_request_body(triton_inputs(http))
+    headers = {"Inference-Header-Content-Length": str(length)}
+
+    def send(request: str) -> np.ndarray:
+        url = f"{URL}/v2/models/tiny/infer"
+        answer = pool.request("POST", url, body=body, headers={**headers, "x-test-request": request}, timeout=60)
+        assert answer.status == 200, f"{answer.status} {answer.data[:200]!r}"
+        start = int(answer.headers["Inference-Header-Content-Length"])
+        return np.frombuffer(answer.data[start : start + 24], np.float32).reshape(2, 3)
+
+    return send
+
+
+def triton_inputs(http: Any) -> list[Any]:
+    inputs = []
+    for name, array in INPUTS.items():
+        inputs.append(http.InferInput(name, list(array.shape), "FP32"))
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
+
+
+def repeating() -> Callable[[str], np.ndarray]:
+    """Sends a request with the client that repeats what was lost."""
+    client = Client(URL, deadline=60, connections=THREADS)
+    return lambda request: client.infer("tiny", INPUTS)["regions.mean"]
+
+
+def two_replicas(load: Load, journal: Journal) -> set[int]:
+    """The processes of both replicas, when both answer."""
+    while len(found := journal.living()) < 2:
+        load.wait_for(THREADS)
+    return found
+
+
+def kill(process: int, load: Load) -> set[str]:
+    """Kills a process, and returns the requests that were sent and not answered at any moment until it was gone."""
+    sent = set(load.current.values())
+    os.kill(process, signal.SIGKILL)
+    while is_running(process):
+        sent |= set(load.current.values())
+    return sent | set(load.current.values())
+
+
+def is_running(process: int) -> bool:
+    """Whether a process has open connections: a zombie has none."""
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+# --- tests, in this order: the last one loses a node ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, "nothing to serve"),
+        ({"package": ["a"]}, "unknown key 'package'"),
+        ({"packages": ["a"], "batch": {"rows": 1}}, "args.batch has the unknown key 'rows'"),
+        ({"packages": "a"}, "cannot be read"),
+        ({"packages": ["a"], "load": {"runners": "many"}}, "cannot be read"),
+        ({"packages": ["a"], "listen": {"port": 8000, "api_keys": "keys"}}, "on Ray, listen cannot be set"),
+        ({"packages": ["a"], "shared_memory": True}, "on Ray, shared_memory cannot be set"),
+        ({"packages": ["a"], "traces": "http://localhost"}, "on Ray, traces cannot be set"),
+    ],
+)
+def test_what_a_replica_cannot_do_is_refused(args: dict[str, Any], message: str):
+    with pytest.raises(UsageError, match=message):
+        check_options(options_of(args))
+
+
+def test_the_configuration_in_deploy_is_one_of_ray_s():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    config = ServeDeploySchema.model_validate(yaml.safe_load((ROOT / "deploy/ray/serve.yaml").read_text()))
+    (application,) = config.applications
+    module, _, builder = application.import_path.partition(":")
+    assert (module, getattr(ray_app, builder)) == (ray_app.__name__, ray_app.app)
+    check_options(options_of(application.args))
+    assert [deployment.name for deployment in application.deployments] == [NAME]
+
+
+def test_tritonclient_is_answered(cluster: Any):
+    http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
+    with http.InferenceServerClient(f"127.0.0.1:{PORT}") as client:
+        assert client.is_server_ready()
+        assert client.get_model_metadata("tiny")["platform"] == "torch_aoti"
+        answer = client.infer("tiny", triton_inputs(http)).as_numpy("regions.mean")
+        np.testing.assert_allclose(answer, RIGHT * 3, rtol=1e-5)
+        with pytest.raises(Exception, match="cannot load or unload models on Ray"):
+            client.load_model("tiny")
+
+
+def test_a_killed_replica_loses_what_was_in_flight_there_and_nothing_else(cluster: Any, folder: Path):
+    journal = Journal(folder / "journal")
+    with Load(plain()) as load:
+        victim = two_replicas(load, journal).pop()
+        sent = kill(victim, load)
+        load.wait_for(20 * THREADS)
+    in_flight = journal.in_flight(victim)
+    assert in_flight
+    # A request that the process received, and had not begun, is lost as well.
+    assert in_flight <= set(load.lost) <= sent
+    assert not [line for line in journal.lines() if line[1] != victim and line[2] in load.lost]
+
+
+def test_a_client_that_repeats_loses_nothing_with_a_killed_replica(cluster: Any, folder: Path):
+    journal = Journal(folder / "journal")
+    with Load(repeating()) as load:
+        kill(two_replicas(load, journal).pop(), load)
+        load.wait_for(20 * THREADS)
+    assert load.lost == {}
+
+
+def test_a_new_version_loses_no_request(cluster: Any, folder: Path):
+    """A changed user_config loads the new file beside the old one; changed arguments replace the replicas."""
+    journal = Journal(folder / "journal")
+    with Load(plain()) as load:
+        before = two_replicas(load, journal)
+        tiny_again(folder, version="2")
+        deploy(folder, user_config={"load": {"tiny": "2"}})
+        wait_for_version("2")
+        assert journal.living() == before
+        tiny_again(folder, version="3")
+        deploy(folder, {"batch": {"max_rows": 2}}, user_config={"load": {"tiny": "2"}})
+        wait_for_version("3")
+        load.wait_for(10 * THREADS)
+    assert load.lost == {}
+
+
+def test_a_lost_node_loses_what_was_in_flight_there(cluster: Any, folder: Path):
+    """And nothing, with a client that repeats."""
+    journal = Journal(folder / "journal")
+    with Load(plain()) as load, Load(repeating()) as patient:
+        two_replicas(load, journal)
+        node = cluster.worker_nodes.copy().pop()
+        cluster.remove_node(node, allow_graceful=False)
+        load.wait_for(20 * THREADS)
+        patient.wait_for(20 * THREADS)
+    assert patient.lost == {}
+    (dead,) = {process for _, process, _ in journal.lines()} - journal.living()
+    assert set(load.lost) == journal.in_flight(dead) - {"-"}
+
+
+def tiny_again(folder: Path, version: str) -> None:
+    """Replaces the package by the same model as another version."""
+    with PackageReader(folder / "tiny.pt2") as reader:
+        records: dict[str, Any] = {name: StoredRecord(reader, name) for name in reader.names}
+        write_package(folder / "tiny.pt2", msgspec.structs.replace(reader.manifest, version=version), records)
+
+
+def wait_for_version(version: str) -> None:
+    """Waits until only this version answers."""
+    pool, same, end = urllib3.PoolManager(retries=False), 0, time.monotonic() + 90
+    while same < 20:
+        found = pool.request("GET", f"{URL}/v2/models/tiny").json()["versions"]
+        same = same + 1 if found == [version] else 0
+        assert time.monotonic() < end, f"versions {found}"
+        time.sleep(0.05)
