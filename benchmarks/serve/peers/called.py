@@ -1,0 +1,112 @@
+"""A package that is called with the bytes of its inputs, as the other engines' applications call it.
+
+    python -m benchmarks.serve.peers.called model.pt2 --sizes batch=1,gh=32,gw=32 --max-batch 64
+
+calls it without an engine, and prints the seconds of a call for each number of rows, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import exportkit
+from benchmarks.serve.workload import Workload, workload
+from exportkit.runtime.model import Model
+from exportkit.serve.engine.checked_request import arguments_of
+from exportkit.serve.engine.model_copy import tensors_in
+from exportkit.serve.engine.tensor_bytes import bytes_of
+
+_SECONDS = 2.0  # for each number of rows
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an engine serves, and how."""
+
+    package: Path
+    sizes: str
+    port: int
+    device: str
+    max_batch: int
+
+    @staticmethod
+    def parse(description: str | None) -> Options:
+        """Reads the command line, and gives torch as many threads as the process has cores."""
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("package", type=Path)
+        parser.add_argument("--sizes", required=True, help="each dimension, such as batch=1,gh=32,gw=32")
+        parser.add_argument("--port", type=int, default=8000)
+        parser.add_argument("--device", default="cpu")
+        parser.add_argument("--max-batch", type=int, default=1)
+        return Options(**vars(parser.parse_args()))
+
+
+class Called:
+    """A package that is called with the bytes of its inputs.
+
+    Attributes:
+        request: What a request looks like.
+        model: The package, loaded.
+    """
+
+    def __init__(self, options: Options) -> None:
+        """Loads the package."""
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        self.request: Workload = workload(options.package, options.sizes)
+        self.model: Model = exportkit.load(options.package, device=options.device)
+        self._arguments = arguments_of(self.model.manifest.call)
+
+    def inputs(self, body: bytes) -> list[torch.Tensor]:
+        """Returns the tensors of a body. They are views of it."""
+        tensors, start = [], 0
+        memory = bytearray(body)
+        for described, shape, data in zip(self.model.manifest.call.inputs, self.request.shapes, self.request.arrays):
+            dtype = getattr(torch, described.dtype)
+            tensors.append(torch.frombuffer(memory, dtype=dtype, count=len(data) // dtype.itemsize, offset=start))
+            tensors[-1] = tensors[-1].view(*shape)
+            start += len(data)
+        return tensors
+
+    def outputs(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Calls the model. Inputs and outputs are in the CPU's memory."""
+        args, kwargs = self._arguments([tensor.to(self.model.device) for tensor in inputs])
+        return [tensor.cpu() for tensor in tensors_in(self.model(*args, **kwargs))]
+
+    def together(self, requests: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """Calls the model with the rows of several requests."""
+        outputs = self.outputs([torch.cat(parts) for parts in zip(*requests)])
+        return [list(part) for part in zip(*(output.split(self.request.rows) for output in outputs))]
+
+
+def answer(outputs: list[torch.Tensor]) -> bytes:
+    """Returns the bytes of outputs."""
+    return b"".join(bytes_of(tensor.contiguous()) for tensor in outputs)
+
+
+def main() -> None:
+    options = Options.parse(__doc__)
+    called = Called(options)
+    one, seconds, rows = called.inputs(b"".join(called.request.arrays)), {}, called.request.rows
+    while rows <= options.max_batch:
+        inputs = [torch.cat([tensor] * (rows // called.request.rows)) for tensor in one]
+        times: list[float] = []
+        called.outputs(inputs)
+        while sum(times) < _SECONDS or len(times) < 5:
+            start = time.perf_counter()
+            called.outputs(inputs)
+            times.append(time.perf_counter() - start)
+        seconds[rows] = statistics.median(times)
+        rows *= 2
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main()

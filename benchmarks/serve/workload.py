@@ -1,0 +1,89 @@
+"""One request of a package at chosen sizes, as each engine wants to have it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from exportkit.bench.packages import parse_sizes
+from exportkit.package.archive import PackageReader
+from exportkit.serve.protocol.datatypes import datatype_of
+from exportkit.sizes import shape_at
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A request's inputs: floating numbers from 0 to 1, zeros for everything else.
+
+    Attributes:
+        package: The package.
+        model: Its name, by which `exportkit serve` and KServe serve it.
+        names, datatypes, shapes: Of each input.
+        arrays: The inputs' bytes.
+        rows: The rows of a request.
+    """
+
+    package: Path
+    model: str
+    names: Sequence[str]
+    datatypes: Sequence[str]
+    shapes: Sequence[Sequence[int]]
+    arrays: Sequence[bytes]
+    rows: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of all inputs."""
+        return sum(map(len, self.arrays))
+
+    def infer_request(self) -> bytes:
+        """An HTTP request of the Open Inference Protocol, with binary tensors in both directions."""
+        inputs = [
+            {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+            for name, datatype, shape, data in zip(self.names, self.datatypes, self.shapes, self.arrays)
+        ]
+        head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+        fields = {"Inference-Header-Content-Length": len(head)}
+        return http_post(f"/v2/models/{self.model}/infer", head + b"".join(self.arrays), fields)
+
+    def plain_request(self, path: str) -> bytes:
+        """An HTTP request whose body is the inputs' bytes, for engines that have no protocol for tensors."""
+        return http_post(path, b"".join(self.arrays), {})
+
+
+def http_post(path: str, body: bytes, fields: Mapping[str, object]) -> bytes:
+    """Returns a whole HTTP request."""
+    fields = {"Host": "localhost", "Content-Type": "application/octet-stream", "Content-Length": len(body), **fields}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+def workload(package: Path, sizes: str) -> Workload:
+    """Draws a request. `sizes` gives each dimension, as `batch=1,gh=32,gw=32`."""
+    with PackageReader(package) as reader:
+        manifest = reader.manifest
+    call, random = manifest.call, np.random.default_rng(0)
+    chosen = parse_sizes(sizes, call)
+    shapes = [shape_at(tensor, chosen) for tensor in call.inputs]
+    arrays = []
+    for tensor, shape in zip(call.inputs, shapes):
+        if tensor.dtype in ("float16", "float32", "float64"):
+            arrays.append(random.random(shape, dtype=np.float32).astype(tensor.dtype).tobytes())
+        elif tensor.dtype == "bfloat16":  # the upper half of float32
+            arrays.append((random.random(shape, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes())
+        else:
+            arrays.append(bytes(math.prod(shape) * np.dtype(tensor.dtype).itemsize))
+    return Workload(
+        package=package,
+        model=manifest.name,
+        names=[tensor.name for tensor in call.inputs],
+        datatypes=[datatype_of(tensor.dtype) for tensor in call.inputs],
+        shapes=shapes,
+        arrays=arrays,
+        rows=shapes[0][0],
+    )
