@@ -1,0 +1,101 @@
+"""The tables of benchmarks/serve/load.py: medians over its rounds."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+
+Figures = dict[str, float]
+Round = dict[str, dict[str, Figures]]  # by engine and by what was measured; "direct" has seconds by rows
+
+
+def print_one(engines: Sequence[str], rounds: Sequence[Round]) -> None:
+    """Prints what one request at a time takes. `beside the model` is without the time of a direct call."""
+    print("| engine | p50 | p99 | beside the model | of echo | CPU |")
+    print("| --- | --: | --: | --: | --: | --: |")
+    for engine in engines:
+        figures = [_figure(engine, "one", name) for name in ("p50", "p99")]
+        figures += [_beside(engine), lambda one, e=engine: _beside(e)(one) / one["echo"]["one"]["p50"]]
+        p50, p99, beside, ratio, cpu = (_median(rounds, f) for f in [*figures, _figure(engine, "one", "cpu")])
+        print(f"| {engine} | {_ms(p50)} | {_ms(p99)} | {_ms(beside)} | {ratio:.1f} | {_ms(cpu)} |")
+
+
+def print_many(engines: Sequence[str], rounds: Sequence[Round]) -> None:
+    """Prints what many requests get, at saturation and at half load, and what direct calls take."""
+    print("| engine | rows/s | of the fastest direct calls | failed | half load: p50 | p99 |")
+    print("| --- | --: | --: | --: | --: | --: |")
+    for engine in engines:
+        if engine != "echo":
+            rate, part, failed = (
+                _median(rounds, _figure(engine, "saturation", "rows_per_second")),
+                _median(rounds, lambda one, e=engine: one[e]["saturation"]["rows_per_second"] / _fastest(one)),
+                _median(rounds, _figure(engine, "saturation", "failed")),
+            )
+            p50, p99 = (_median(rounds, _figure(engine, "half load", name)) for name in ("p50", "p99"))
+            print(f"| {engine} | {rate:.0f} | {part:.2f} | {failed:.0f} | {_ms(p50)} | {_ms(p99)} |")
+    same, rows = _median(rounds, _same_rows), _median(rounds, _mean_rows)
+    print(f"\nexportkit at saturation: {same:.2f} of direct calls with the same rows, {rows:.1f} rows a batch.\n")
+    for count in rounds[0]["direct"]["many"]:
+        print(f"- a direct call of {count} rows: {_ms(_median(rounds, lambda one, c=count: one['direct']['many'][c]))}")
+
+
+def _median(rounds: Sequence[Round], figure: Callable[[Round], float]) -> float:
+    """Returns the median of a figure over the rounds that have it; NaN if none has."""
+    found = []
+    for one in rounds:
+        try:
+            found.append(figure(one))
+        except KeyError:
+            continue
+    return statistics.median(found) if found else float("nan")
+
+
+def _figure(engine: str, part: str, name: str) -> Callable[[Round], float]:
+    return lambda one: one[engine][part][name]
+
+
+def _beside(engine: str) -> Callable[[Round], float]:
+    """Seconds of an answer without those of the model."""
+
+    def seconds(one: Round) -> float:
+        model = 0.0 if engine == "echo" else next(iter(one["direct"]["one"].values()))
+        return one[engine]["one"]["p50"] - model
+
+    return seconds
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
+
+
+def _fastest(one: Round) -> float:
+    """Rows a second of the best direct calls."""
+    return max(int(rows) / seconds for rows, seconds in one["direct"]["many"].items())
+
+
+def _batches(one: Round) -> dict[int, float]:
+    """How many batches of each number of rows exportkit ran at saturation."""
+    found = one["exportkit"]["saturation"]
+    return {int(name.split()[-1]): count for name, count in found.items() if name.startswith("batches of ")}
+
+
+def _mean_rows(one: Round) -> float:
+    return sum(rows * count for rows, count in _batches(one).items()) / sum(_batches(one).values())
+
+
+def _same_rows(one: Round) -> float:
+    """Seconds that direct calls need for the same batches, over the seconds that passed."""
+    times = {int(rows): seconds for rows, seconds in one["direct"]["many"].items()}
+    needed = sum(count * _between(times, rows) for rows, count in _batches(one).items())
+    return needed / one["exportkit"]["saturation"]["elapsed"]
+
+
+def _between(times: Mapping[int, float], rows: int) -> float:
+    """Returns the time of a call, on the line between the nearest that were measured."""
+    known = sorted(times)
+    place = min(bisect_left(known, rows), len(known) - 1)
+    if known[place] == rows or place == 0:
+        return times[known[place]]
+    low, high = known[place - 1], known[place]
+    return times[low] + (times[high] - times[low]) * (rows - low) / (high - low)
