@@ -125,7 +125,9 @@ def _decoded(decoder: msgspec.json.Decoder[T], text: memoryview | Raw, where: st
         hint = "A request is an object with `inputs`, and may have `outputs`, `parameters` and `id`."
         if "malformed" in str(error) and _NOT_JSON.search(text):
             hint = "JSON has neither NaN nor infinity. Send the input as binary data, with `binary_data_size`."
-        raise BadRequestError(f"the JSON of {where} cannot be read: {shortened(error)}", hint=hint) from None
+        raise BadRequestError(
+            f"the request's JSON cannot be read: {shortened(error)} (in {where})", hint=hint
+        ) from None
 
 
 def _is_missing(text: Raw) -> bool:

@@ -49,7 +49,7 @@ def checked_input(name: str, datatype: str, shape: Sequence[int], data: memoryvi
     """
     check_data_size(name, datatype, shape, data.nbytes)
     data = data.cast("B")
-    # A byte other than 0 and 1 counts twice or not at all, depending on the kernel, which may then leave its memory.
+    # torch's own kernels take any other byte for true. In C++ an operator that reads it as `bool` may do anything.
     if datatype == "BOOL" and data.nbytes and np.frombuffer(data, np.uint8).max() > 1:
         raise BadRequestError(f"the input {shown(name)} is BOOL and has a byte that is neither 0 nor 1")
     return InputTensor(name, datatype, tuple(shape), aligned(data))
