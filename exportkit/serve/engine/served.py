@@ -14,7 +14,7 @@ from exportkit.package.manifest import Manifest
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.engine.checked_request import RequestPlan
 from exportkit.serve.engine.described import DEFAULT_PRIORITY, Described
-from exportkit.serve.engine.dispatch import Dispatcher, Waiting
+from exportkit.serve.engine.dispatcher import Dispatcher, Waiting
 from exportkit.serve.engine.execution import Ran, Runner
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.statistics import Statistics
