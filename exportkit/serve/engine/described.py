@@ -24,7 +24,6 @@ class Described:
         version: Its version.
         manifest: The package's manifest.
         batching: Whether requests run together.
-        max_rows: The most rows of a batch; 1 where they do not.
         limits: What may wait.
         devices: The device of each copy.
         runners: The number of runners of each copy.
@@ -35,7 +34,6 @@ class Described:
     version: str
     manifest: Manifest
     batching: Batching
-    max_rows: int
     limits: BatchLimits
     devices: tuple[str, ...]
     runners: int
@@ -55,7 +53,7 @@ class Described:
                 "enabled": self.batching.enabled,
                 "reason": self.batching.reason,
                 "dimension": batch.name if batch else None,
-                "max_rows": self.max_rows,
+                "max_rows": self.batching.max_rows,
                 "bit_equal": self.batching.bit_equal,
             },
             "dimensions": {each.name: {"min": each.min, "max": each.max} for each in call.dimensions},
@@ -66,7 +64,7 @@ class Described:
         call = self.manifest.call
         sizes = {dimension.name: dimension.max for dimension in call.dimensions}
         if self.batching.dimension is not None:
-            sizes[self.batching.dimension.name] = self.max_rows
+            sizes[self.batching.dimension.name] = self.batching.max_rows
         return input_bytes(call, sizes)
 
     def config(self) -> dict[str, Any]:
@@ -78,7 +76,7 @@ class Described:
             "platform": PLATFORM,
             "backend": "pytorch",
             "version_policy": {"all": {}},
-            "max_batch_size": self.max_rows if batched else 0,
+            "max_batch_size": self.batching.max_rows if batched else 0,
             "input": [
                 {"name": tensor.name, "data_type": _type(tensor), "dims": _dims(tensor)[batched:]}
                 for tensor in call.inputs

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from exportkit.errors import ExportkitError
+from exportkit.package.manifest import Call
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.serve.batching.limits import BatchLimits
@@ -38,19 +39,14 @@ def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits,
             copies.append(ModelCopy(partial(_load, package.path, device, options, weights)))
             undo.callback(copies[-1].close)
         manifest = copies[0].model.manifest
-        found = batch_dimension(manifest.call)
-        batching = Batching(None, found) if isinstance(found, str) else Batching(found)
-        max_rows = 1 if batching.dimension is None else batching.dimension.max
-        if limits.max_rows is not None:
-            max_rows = min(max_rows, limits.max_rows)
+        batching = _by_manifest(manifest.call, limits)
         for copy in copies:
-            batching = _warmed_up(copy, batching, max_rows, options, weights)
+            batching = _warmed_up(copy, batching, options, weights)
         described = Described(
             name=package.name,
             version=package.version or manifest.version,
             manifest=manifest,
             batching=batching,
-            max_rows=max_rows if batching.enabled else 1,
             limits=limits,
             devices=tuple(str(copy.device) for copy in copies),
             runners=options.runners,
@@ -77,16 +73,23 @@ def _load(path: Path, device: str, options: LoadOptions, weights: Path | None) -
     return model
 
 
-def _warmed_up(
-    copy: ModelCopy, batching: Batching, max_rows: int, options: LoadOptions, weights: Path | None
-) -> Batching:
-    """Runs the recorded cases on a copy. Returns whether its rows are independent, if those of earlier copies are."""
+def _by_manifest(call: Call, limits: BatchLimits) -> Batching:
+    """Returns how requests may run together if rows are independent."""
+    found = batch_dimension(call)
+    if isinstance(found, str):
+        return Batching.impossible(found)
+    most = found.max if limits.max_rows is None else min(found.max, limits.max_rows)
+    if most < 2 * max(found.min, 1):
+        return Batching.impossible(f"batches have at most {most} rows, which leaves no room for two requests")
+    return Batching(found, most)
+
+
+def _warmed_up(copy: ModelCopy, batching: Batching, options: LoadOptions, weights: Path | None) -> Batching:
+    """Runs the recorded cases on a copy. Returns how requests may run together on it and on the copies before."""
     if not options.warm_up:
-        return Batching(None, "the warm-up is off, which would show that rows do not influence one another")
+        return Batching.impossible("the warm-up is off, which would show that rows do not influence one another")
     answer_cases(copy, compared=weights is None)
     if batching.dimension is None:
         return batching
-    if max_rows < 2 * max(batching.dimension.min, 1):
-        return Batching(None, f"batches have at most {max_rows} rows, which leaves no room for two requests")
-    tried = try_batches(copy, batching.dimension, max_rows)
+    tried = try_batches(copy, batching.dimension, batching.max_rows)
     return replace(tried, bit_equal=tried.bit_equal and batching.bit_equal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,8 +118,16 @@ class Repository:
         return sorted(served, key=lambda model: (model.name, newest_last(model.version)))
 
     def index(self) -> Sequence[IndexEntry]:
-        """Returns what there is, loaded or not."""
-        return [_indexed(entry) for entry in self._entries]
+        """Returns what there is, loaded or not. It looks into the model repository again."""
+        found = [_indexed(entry) for entry in self._entries]
+        known = {entry.package.path for entry in self._entries}
+        with contextlib.suppress(UsageError):  # the folder cannot be read now
+            found += [
+                IndexEntry(package.name, package.version or "", "UNAVAILABLE", "not loaded")
+                for package in self._packages()
+                if package.path not in known
+            ]
+        return sorted(found, key=lambda entry: (entry.name, newest_last(entry.version)))
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Loads a model of the repository, or loads it again while the old one goes on answering.
@@ -147,8 +156,12 @@ class Repository:
             try:
                 for package in named:
                     await self._load(self._entry_of(package), source if package is named[-1] else None)
+            except NotReadyError:
+                raise
             except ExportkitError as error:
                 raise BackendError(f"the model {name} cannot be loaded: {error.message}", hint=error.hint) from error
+            except (OSError, RuntimeError) as error:  # such as memory that is missing
+                raise BackendError(f"the model {name} cannot be loaded: {error}") from error
             gone = [e for e in self._entries if e.package.name == name and e.package.path not in _paths(named)]
             await asyncio.gather(*(self._close(entry, "it is unloaded") for entry in gone))
             self._entries = [entry for entry in self._entries if entry not in gone]

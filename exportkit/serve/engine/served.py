@@ -77,7 +77,7 @@ class ServedModel:
         self._metadata = described.metadata()
         self._copies = loaded.copies
         self._plan = RequestPlan(self.manifest.call, batched=described.batching.enabled)
-        batcher: Batcher[Waiting] = Batcher(described.limits, described.max_rows)
+        batcher: Batcher[Waiting] = Batcher(described.limits, described.batching.max_rows)
         self._dispatcher = Dispatcher(batcher, counted)
         for copy in loaded.copies:
             make_runner = partial(Runner, copy, self.manifest.call.outputs, counted)

@@ -16,6 +16,8 @@ from exportkit.serve.protocol.inference import Timing
 # greater than. Requests beyond the last count in one more.
 REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
+_LISTED_ROWS = 256  # batches of up to so many rows are counted by their number of rows
+
 
 @dataclass
 class Spent:
@@ -49,7 +51,7 @@ class Statistics:
         rows: The rows of all batches that ran (Triton's inference_count).
         executions: The batches that ran (Triton's execution_count).
         stages: Where the answered requests' time went. Each request counts the whole time of its batch.
-        batches: The same for batches, by their number of rows.
+        batches: The same for batches, by their number of rows; large ones count as the next power of two.
         request_seconds: The histogram of `success`: a count for each bound of REQUEST_SECONDS, and one for beyond.
         pending: The requests that wait.
         queued_rows: Their rows.
@@ -99,7 +101,7 @@ class Statistics:
             self.rows += rows
             self.executions += 1
             self.last_inference = time.time()
-            batch = self.batches.setdefault(rows, Stages())
+            batch = self.batches.setdefault(_listed(rows), Stages())
             batch.compute_input.add(compute_input)
             batch.compute_infer.add(compute_infer)
             batch.compute_output.add(compute_output)
@@ -159,6 +161,11 @@ class Statistics:
                 ],
                 "memory_usage": [],
             }
+
+
+def _listed(rows: int) -> int:
+    """Returns the number of rows by which a batch is listed, so that clients cannot make the list long."""
+    return rows if rows <= _LISTED_ROWS else 1 << (rows - 1).bit_length()
 
 
 def _compute(stages: Stages) -> dict[str, Any]:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from exportkit.errors import ExportkitError, ModelRunError
 from exportkit.package.case_files import recorded_errors
-from exportkit.package.manifest import ANY_VALUE, FIRST_WITH_REFERENCES, Dimension, Manifest
+from exportkit.package.manifest import ANY_VALUE, FIRST_WITH_REFERENCES, Dimension, Manifest, TensorOutput
 from exportkit.runtime.model import LoadedCase
 from exportkit.serve.engine.batchable import Batching
-from exportkit.serve.engine.model_copy import ModelCopy, tensors_in
+from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError, tensors_in
 from exportkit.serve.engine.transfer import HostTransfer
 from exportkit.serve.statuses import BackendError
 from exportkit.verify.compare import Match, Reference, compare_outputs
 
-_TRIED_REQUESTS = 8
+_TRIED_REQUESTS = 8  # that differ
+_MAX_TRIED = 256  # requests in one call
 _MAX_TRIED_BYTES = 256 << 20  # of the inputs of one call that tries a batch
 
 _Flat = list[torch.Tensor]
+
+_log = logging.getLogger(__name__)
 
 
 def answer_cases(copy: ModelCopy, *, compared: bool) -> None:
@@ -56,38 +60,58 @@ def answer_cases(copy: ModelCopy, *, compared: bool) -> None:
 def try_batches(copy: ModelCopy, dimension: Dimension, max_rows: int) -> Batching:
     """Finds out whether the answer to a row depends on the rows that are called with it.
 
-    Rows of the recorded cases are called in small requests, then together: two requests, all of them, and as many as a
-    batch holds. There are up to eight different requests. Where the cases have fewer rows, rows of floating inputs are
-    rolled to make others; integers stay as they are, because an index in another place may be out of range there.
+    Rows of the recorded cases are called in small requests, then together, in batches of two requests, four, and so on.
+    There are up to eight different requests. Where the cases have fewer rows, rows of floating inputs are rolled to
+    make others; integers stay as they are, because an index in another place may be out of range there.
 
     Args:
         copy: The model.
         dimension: The dimension whose rows may be independent, by the manifest.
-        max_rows: The most rows of a batch.
+        max_rows: The most rows of a batch. There will be fewer if the model fails on so many.
+
+    Raises:
+        WorkerLostError: The worker process died.
     """
     manifest = copy.model.manifest
-    if vague := [output.name for output in manifest.call.outputs if output.tolerance.atol >= ANY_VALUE]:
-        return Batching(None, f"the values of `{vague[0]}` need not repeat, so its rows cannot be compared")
+    outputs = manifest.call.outputs
+    if vague := [output.name for output in outputs if output.tolerance.atol >= ANY_VALUE]:
+        return Batching.impossible(f"the values of `{vague[0]}` need not repeat, so its rows cannot be compared")
     fewest = max(dimension.min, 1)
-    tried, bit_equal = 0, True
+    shown, bit_equal = False, True
     for requests in _requests(copy, fewest):
-        answers = _answered(copy, requests)
-        size = sum(tensor.nbytes for inputs, _ in answers for tensor in inputs) // max(len(answers), 1)
-        most = min(max_rows // fewest, max(2, _MAX_TRIED_BYTES // max(size, 1)))
-        if varying := _varying_output(manifest, [outputs for _, outputs in answers]):
-            return Batching(None, f"the sizes of `{varying}` depend on the values of inputs")
-        for count in sorted({2, min(len(answers), most), most}) if len(answers) > 1 else ():
-            parts = [answers[-place % len(answers)] for place in range(count)]  # the first, then from the last on
-            together = copy.call(_joined([inputs for inputs, _ in parts]))
-            alone = _joined([outputs for _, outputs in parts])
-            verdict = compare_outputs(manifest.call.outputs, alone, together)
+        answered = _answered(copy, requests)
+        if not _differ([inputs for inputs, _ in answered]):
+            continue
+        if varying := _varying_output(outputs, [answer for _, answer in answered]):
+            return Batching.impossible(f"the sizes of `{varying}` depend on the values of inputs")
+        for count in _counts(answered, max_rows // fewest):
+            inputs, alone = (_repeated(part, count) for part in zip(*answered))
+            try:
+                together = copy.call(inputs)
+            except WorkerLostError:
+                raise
+            except ModelRunError as error:  # perhaps there is no memory for so many
+                _log.warning("%s: batches have fewer than %d rows: %s", manifest.name, count * fewest, error.message)
+                if count == 2:
+                    return Batching.impossible(f"the model fails on two requests together: {error.message}")
+                max_rows = count // 2 * fewest
+                break
+            verdict = compare_outputs(outputs, alone, together)
             if not isinstance(verdict, Match):
-                return Batching(None, f"rows influence one another: {verdict.message.splitlines()[0]}")
-            bit_equal &= all(map(_same_bits, alone, together))
-            tried += 1
-    if not tried:
-        return Batching(None, "the package has no recorded case that shows that rows do not influence one another")
-    return Batching(dimension, bit_equal=bit_equal)
+                return Batching.impossible(f"rows influence one another: {verdict.message.splitlines()[0]}")
+            shown, bit_equal = True, bit_equal and all(map(_same_bits, alone, together))
+    if not shown:
+        return Batching.impossible(
+            "the recorded cases have no two different rows, which would show that they are independent"
+        )
+    return Batching(dimension, max_rows, bit_equal=bit_equal)
+
+
+def _counts(answered: Sequence[tuple[_Flat, _Flat]], most: int) -> list[int]:
+    """Returns how many requests to call together: 2, 4, 8, and so on, and as many as a batch holds."""
+    size = sum(tensor.nbytes for inputs, _ in answered for tensor in inputs) // len(answered)
+    most = min(most, _MAX_TRIED, max(2, _MAX_TRIED_BYTES // max(size, 1)))
+    return [*(2**power for power in range(1, most.bit_length()) if 2**power < most), most]
 
 
 def _requests(copy: ModelCopy, fewest: int) -> Iterator[list[_Flat]]:
@@ -113,16 +137,23 @@ def _answered(copy: ModelCopy, requests: Iterable[_Flat]) -> list[tuple[_Flat, _
     return answers
 
 
-def _varying_output(manifest: Manifest, answers: Sequence[_Flat]) -> str | None:
+def _differ(requests: Sequence[_Flat]) -> bool:
+    """Whether any two requests differ: equal rows would not show that they influence one another."""
+    return any(not all(map(_same_bits, requests[0], other)) for other in requests[1:])
+
+
+def _varying_output(outputs: Sequence[TensorOutput], answers: Sequence[_Flat]) -> str | None:
     """Returns an output whose rows have different sizes for requests of the same sizes."""
-    for described, outputs in zip(manifest.call.outputs, zip(*answers)):
-        if len({output.shape[1:] for output in outputs}) > 1:
-            return described.name
+    for output, tensors in zip(outputs, zip(*answers)):
+        if len({tensor.shape[1:] for tensor in tensors}) > 1:
+            return output.name
     return None
 
 
-def _joined(parts: Sequence[_Flat]) -> _Flat:
-    return HostTransfer().join([[tensor.contiguous() for tensor in part] for part in parts])
+def _repeated(parts: Sequence[_Flat], count: int) -> _Flat:
+    """Puts `count` of the parts together along axis 0: the first, then from the last on."""
+    chosen = [parts[-place % len(parts)] for place in range(count)]
+    return HostTransfer().join([[tensor.contiguous() for tensor in part] for part in chosen])
 
 
 def flat_inputs(manifest: Manifest, case: LoadedCase) -> list[torch.Tensor]:

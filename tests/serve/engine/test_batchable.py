@@ -8,9 +8,11 @@ import msgspec
 import pytest
 import torch
 
+from exportkit.errors import ModelRunError
 from exportkit.package import manifest as m
 from exportkit.serve.batching.limits import BatchLimits
 from exportkit.serve.engine.batchable import batch_dimension
+from exportkit.serve.engine.model_copy import ModelCopy
 from tests.runtime import tiny
 from tests.serve.engine import rows
 from tests.serve.engine.asking import equal, only, request, serving, tensors
@@ -122,7 +124,29 @@ def test_what_was_not_shown_is_not_batched(rows_package, options, reason):
 
 def test_a_package_without_cases_is_not_batched(tmp_path):
     batching, _ = metadata(rows.write(tmp_path / "rows.pt2"))
-    assert "has no recorded case" in batching["reason"]
+    assert "no two different rows" in batching["reason"]
+
+
+def test_equal_rows_show_nothing(tmp_path):
+    """The rows influence one another, which a call of equal ones would not show."""
+    inputs = {name: torch.zeros_like(tensor) for name, tensor in rows.example(4, coupling=1.0).items()}
+    batching, _ = metadata(rows.write(tmp_path / "rows.pt2", inputs))
+    assert not batching["enabled"]
+    assert "no two different rows" in batching["reason"]
+
+
+def test_batches_are_as_large_as_the_model_can_run(rows_package, monkeypatch):
+    """Simulated: there is no memory for more than 5 rows."""
+    call = ModelCopy.call
+
+    def small(self, inputs):
+        if len(inputs[0]) > 5:
+            raise ModelRunError("out of memory")
+        return call(self, inputs)
+
+    monkeypatch.setattr(ModelCopy, "call", small)
+    batching, config = metadata(rows_package)
+    assert (batching["enabled"], batching["max_rows"], config["max_batch_size"]) == (True, 4, 4)
 
 
 def test_outputs_that_need_not_repeat_are_not_batched(tmp_path):

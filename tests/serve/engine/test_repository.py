@@ -247,6 +247,7 @@ def test_versions_come_and_go(rows_package, folder):
             put("10")
             with pytest.raises(NotServedError):
                 repository.model("rows", "10")
+            assert states(repository) == [("rows", "9", "READY"), ("rows", "10", "UNAVAILABLE")]
             await repository.load("rows", {})
             assert repository.model("rows").version == "10"
             assert repository.model("rows", "9") is nine

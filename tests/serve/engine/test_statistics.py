@@ -1,0 +1,61 @@
+"""What is counted is what the protocol's statistics say, from however many threads."""
+
+from __future__ import annotations
+
+import threading
+
+from exportkit.serve.engine.statistics import REQUEST_SECONDS, Statistics
+from exportkit.serve.protocol.inference import Timing
+
+
+def test_durations_are_sums_in_nanoseconds():
+    counted = Statistics()
+    for seconds in (0.5, 1.5):
+        counted.succeeded(Timing(0.25, 0.125, 0.0625, 0.03125, 3), seconds)
+    counted.failed("full")
+    counted.failed("deadline", 0.5)
+    counted.executed(3, compute_input=0.125, compute_infer=0.0625, compute_output=0.03125)
+    told = counted.to_json("m", "1")
+    assert told["inference_stats"]["success"] == {"count": 2, "ns": 2_000_000_000}
+    assert told["inference_stats"]["fail"] == {"count": 2, "ns": 500_000_000}
+    assert told["inference_stats"]["queue"] == {"count": 2, "ns": 500_000_000}
+    assert told["inference_stats"]["compute_infer"] == {"count": 2, "ns": 125_000_000}
+    (batch,) = told["batch_stats"]
+    assert (batch["batch_size"], batch["compute_input"]) == (3, {"count": 1, "ns": 125_000_000})
+    assert (told["inference_count"], told["execution_count"]) == (3, 1)
+
+
+def test_the_histogram_counts_a_bound_in_its_own_bucket():
+    counted = Statistics()
+    for seconds in (0.0, REQUEST_SECONDS[0], REQUEST_SECONDS[-1], REQUEST_SECONDS[-1] * 2):
+        counted.succeeded(Timing(0, 0, 0, 0, 1), seconds)
+    assert counted.request_seconds[0] == 2
+    assert counted.request_seconds[-2:] == [1, 1]
+
+
+def test_clients_cannot_make_the_list_of_batches_long():
+    counted = Statistics()
+    for rows in range(1, 5000):
+        counted.executed(rows, compute_input=0, compute_infer=0, compute_output=0)
+    assert len(counted.batches) == 256 + 5
+    assert max(counted.batches) == 8192
+    assert counted.rows == 5000 * 4999 // 2
+
+
+def test_many_threads_count_to_the_same_sum():
+    counted = Statistics()
+
+    def work():
+        for _ in range(2000):
+            counted.entered(2, 10)
+            with counted.running():
+                counted.executed(1, compute_input=0, compute_infer=0, compute_output=0)
+            counted.left(2, 10)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (counted.executions, counted.pending, counted.queued_rows, counted.queued_bytes) == (8000, 0, 0, 0)
+    assert counted.busy_runners == 0
