@@ -55,6 +55,7 @@ class Repository:
         self._options = options
         self._entries: list[_Entry] = [_Entry(package) for package in self._packages()]
         self._changing = asyncio.Lock()  # loads and unloads follow one another
+        self._closing: set[asyncio.Future[None]] = set()  # models that were exchanged and have requests to answer
         self._opened = False
         self._draining = False
 
@@ -79,7 +80,7 @@ class Repository:
         for model in self.models():
             model.refuse_new("the server drains")
         # Not after loads that are under way: `_load` sees by itself that it is too late.
-        await asyncio.gather(*(self._close(entry, "the server drains") for entry in self._entries))
+        await asyncio.gather(*(self._close(entry, "the server drains") for entry in self._entries), *self._closing)
 
     @property
     def ready(self) -> bool:
@@ -213,7 +214,10 @@ class Repository:
         entry.counted.load_seconds = time.perf_counter() - began
         entry.served, entry.state, entry.reason, entry.loaded = model, "READY", "", loaded
         if old is not None:
-            await old.close(successor=model)
+            # Nobody waits for it: a slow client may still send it a body.
+            closing = asyncio.ensure_future(old.close(successor=model))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def _close(self, entry: _Entry, reason: str) -> None:
         """Unloads an entry after its accepted requests."""

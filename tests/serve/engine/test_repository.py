@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import threading
+import weakref
 
 import pytest
 import torch
@@ -197,6 +199,29 @@ def test_a_package_is_exchanged_without_losing_a_request(tmp_path):
     assert equal(tensors(late), rows.answer(inputs))
     assert not first.ready
     assert first.counted.failures == {}
+
+
+def test_an_exchange_does_not_wait_for_a_slow_client_and_leaves_nothing_behind(tmp_path):
+    package = rows.write(tmp_path / "rows.pt2", rows.example(2))
+
+    async def ask():
+        async with serving(package, warm_up=False) as repository:
+            first = only(repository)
+            with first.admit(100):  # the body is on its way
+                os.utime(package, ns=(1, 1))
+                await repository.load("rows", {})
+                assert only(repository) is not first
+                inputs = rows.example(1)
+                assert equal(tensors(await first.infer(request(inputs))), rows.answer(inputs))
+                gone = weakref.ref(first)
+                del first
+            while gone() is not None:
+                await asyncio.sleep(0.01)
+                gc.collect()
+            return sum(thread.name == "exportkit runner" for thread in threading.enumerate())
+
+    assert run(ask()) == 1
+    assert not [thread for thread in threading.enumerate() if thread.name == "exportkit runner"]
 
 
 def test_the_same_version_goes_on_counting(tmp_path):
