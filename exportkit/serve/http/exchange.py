@@ -92,8 +92,9 @@ class Exchange:
         if closes:
             lines.append((b"connection", b"close"))
         await self.send({"type": "http.response.start", "status": error.status, "headers": lines})
-        await self.send({"type": "http.response.body", "body": body, "more_body": closes})
-        if closes:
+        lingers = self._unread and "expect" not in self._headers
+        await self.send({"type": "http.response.body", "body": body, "more_body": lingers})
+        if lingers:
             await self._linger()
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -105,7 +106,7 @@ class Exchange:
         return not length.isdigit() or int(length[:18]) > _IGNORED_BYTES or "expect" in self._headers
 
     async def _linger(self) -> None:
-        """Goes on receiving for a moment: a connection that is closed at once takes the answer with it."""
+        """Throws away what the client sends, for a moment: a connection closed at once takes the answer with it."""
 
         async def receive_rest() -> None:
             while self._unread:

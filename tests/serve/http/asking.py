@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """An answer, and what was read of the request."""
+    """An answer, and what was read of the request before it began."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -80,8 +80,9 @@ async def asked(
         await asyncio.sleep(pause)
         chunk, upcoming = upcoming, next(chunks, None)
         ended = upcoming is None
-        reply.chunks_read += 1
-        reply.bytes_read += len(chunk)
+        if not reply.status:
+            reply.chunks_read += 1
+            reply.bytes_read += len(chunk)
         return {"type": "http.request", "body": chunk, "more_body": not ended}
 
     async def send(message: dict[str, Any]) -> None:
