@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.http.exchange import Exchange, headers_of
+from exportkit.serve.http.exchange import Exchange
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.http.infer_endpoint import InferEndpoint
 from exportkit.serve.http.json_routes import JsonRoutes
@@ -75,7 +75,7 @@ class _Application:
         scope["app"] = self  # so that Starlette's routes raise their refusals
         scope["path"] = scope["path"].rstrip("/") or "/"
         try:
-            _check_origin(scope)
+            _check_origin(scope["method"], exchange.headers)
             await self._app(scope, exchange.receive, exchange.send)
         except ServeError as error:
             await exchange.refuse(error)
@@ -88,10 +88,10 @@ class _Application:
             )
 
 
-def _check_origin(scope: Scope) -> None:
+def _check_origin(method: str, headers: Mapping[str, str]) -> None:
     """Refuses changes that a web page of another origin asks for. Its browser reaches even what listens on loopback."""
-    site = headers_of(scope).get("sec-fetch-site", "none")
-    if scope["method"] == "POST" and site not in ("same-origin", "none"):
+    site = headers.get("sec-fetch-site", "none")
+    if method == "POST" and site not in ("same-origin", "none"):
         raise ForbiddenError("this server takes no requests from web pages of other origins")
 
 

@@ -28,6 +28,7 @@ class Exchange:
     """One request and its answer. `receive` and `send` are ASGI's, and count.
 
     Attributes:
+        headers: The request's headers.
         record: What is known about the request.
     """
 
@@ -37,15 +38,10 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._options = options
-        self._headers = headers_of(scope)
+        self.headers = headers_of(scope)
         self.record: RequestRecord = scope.setdefault("exportkit", RequestRecord())
-        self.record.id = request_id(self.record.id or self._headers.get("x-request-id"))
-        self._unread = "transfer-encoding" in self._headers or self._headers.get("content-length", "0") != "0"
-
-    @property
-    def began(self) -> bool:
-        """Whether the answer has begun."""
-        return self.record.status != 0
+        self.record.id = request_id(self.record.id or self.headers.get("x-request-id"))
+        self._unread = "transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0"
 
     async def receive(self) -> Message:
         """Receives a part of the body, or that the client went away."""
@@ -62,23 +58,29 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.record.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self.record.id.encode())]
-            await self._send({**message, "headers": headers})
+            await self._deliver({**message, "headers": headers})
             return
         body = message.get("body", b"")
         if self._scope["method"] == "HEAD":
             message = {**message, "body": b""}
         else:
             self.record.sent_bytes += len(body)
-        await self._send(message)
+        await self._deliver(message)
+
+    async def _deliver(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except OSError as error:  # uvicorn ignores what it cannot send; other servers say so
+            raise CancelledError("the client went away before it had its answer") from error
 
     async def refuse(self, error: ServeError, headers: Mapping[str, str] | None = None) -> None:
-        """Answers with an error."""
-        if self.began:
-            _log.error("request %s failed while its answer was sent: %s", self.record.id, error.text)
-            self.record.error = error
-            return
+        """Answers with an error. An answer that has begun already is left incomplete, and the server disconnects."""
+        began = self.record.status != 0
         self.record.failed(error)
         if isinstance(error, CancelledError):  # nobody waits for the answer
+            return
+        if began:
+            _log.error("request %s failed while its answer was sent: %s", self.record.id, error.text)
             return
         closes = self._closes()
         text = error.text.encode(errors="replace").decode()  # a URL may hold what UTF-8 has no bytes for
@@ -92,7 +94,7 @@ class Exchange:
         if closes:
             lines.append((b"connection", b"close"))
         await self.send({"type": "http.response.start", "status": error.status, "headers": lines})
-        lingers = self._unread and "expect" not in self._headers
+        lingers = self._unread and "expect" not in self.headers
         await self.send({"type": "http.response.body", "body": body, "more_body": lingers})
         if lingers:
             await self._linger()
@@ -102,8 +104,8 @@ class Exchange:
         """Whether the connection must be closed, because what the client still sends is too much or never ends."""
         if not self._unread or not self._scope["http_version"].startswith("1"):
             return False
-        length = self._headers.get("content-length", "")
-        return not length.isdigit() or int(length[:18]) > _IGNORED_BYTES or "expect" in self._headers
+        length = self.headers.get("content-length", "")
+        return not length.isdigit() or int(length[:18]) > _IGNORED_BYTES or "expect" in self.headers
 
     async def _linger(self) -> None:
         """Throws away what the client sends, for a moment: a connection closed at once takes the answer with it."""

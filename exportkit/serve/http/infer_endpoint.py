@@ -119,7 +119,7 @@ def _limit(head: BodyHead, model: ServedModel) -> int:
 
 
 async def _while_connected(receive: Receive, model: ServedModel, request: InferRequest) -> InferAnswer:
-    """Lets the model answer. If the client goes away, the request leaves the queue."""
+    """Lets the model answer. If the client goes away, the request leaves the queue before this returns."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -134,8 +134,9 @@ async def _while_connected(receive: Receive, model: ServedModel, request: InferR
         raise CancelledError("the client went away before its request was answered")
     finally:
         watch.cancel()
-        inference.cancel()
-        await asyncio.gather(watch, inference, return_exceptions=True)
+        if not inference.done():
+            inference.cancel()
+            await asyncio.wait({inference})
 
 
 async def _send_answer(

@@ -76,10 +76,10 @@ def test_urls_and_methods(app: Any, method: str, path: str, status: int, words: 
 @pytest.mark.parametrize(
     ("body", "headers", "status", "words"),
     [
-        (b"", {}, 400, "JSON cannot be read"),
-        (b"{", {}, 400, "JSON cannot be read"),
-        (b"[" * 100_000, {}, 400, "JSON cannot be read"),
-        (b"\xff\xfe", {}, 400, "JSON cannot be read"),
+        (b"", {}, 400, "cannot be read"),
+        (b"{", {}, 400, "cannot be read"),
+        (b"[" * 100_000, {}, 400, "cannot be read"),
+        (b"\xff\xfe", {}, 400, "cannot be read"),
         (b'{"inputs": []}' + bytes(9), {"inference-header-content-length": "14"}, 400, "9 bytes longer"),
         (b"{}", {"inference-header-content-length": "99999999999"}, 400, "is 99999999999"),
         (b"{}", {"inference-header-content-length": "3"}, 400, "Inference-Header-Content-Length is 3"),
@@ -321,3 +321,27 @@ def test_a_client_that_goes_away_while_it_sends(app: Any, models: FakeRepository
     reply = ask(app, "POST", INFER, [], {**headers, "content-length": str(len(body))}, leaves=True)
     assert models.model("echo").held == 0
     assert reply.scope["exportkit"].status in (400, 499)
+
+
+@pytest.mark.parametrize("failed", [OSError("gone"), ValueError("broken")], ids=["gone", "broken"])
+def test_an_answer_that_cannot_be_sent_to_its_end(
+    app: Any, failed: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is sent after it: what the client got is not an answer, and must not look like one."""
+    sent: list[str] = []
+    body, headers = FLOATS
+
+    async def breaking(scope: Any, receive: Any, send: Any) -> None:
+        async def breaks(message: Any) -> None:
+            sent.append(message["type"])
+            if len(sent) == 2:
+                raise failed
+
+        await app(scope, receive, breaks)
+
+    reply = ask(breaking, "POST", INFER, body, headers)
+    assert sent == ["http.response.start", "http.response.body"]
+    record = reply.scope["exportkit"]
+    assert record.error is not None
+    assert record.status == (499 if isinstance(failed, OSError) else 500)
+    assert bool(caplog.records) == isinstance(failed, ValueError)
