@@ -17,6 +17,7 @@ from exportkit.serve.http.content_coding import coding_of_answer, deflated
 from exportkit.serve.http.exchange import JSON, headers_of
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.answer_body import encode_answer
+from exportkit.serve.protocol.datatypes import item_size
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest
 from exportkit.serve.protocol.parameters import OutputForms
 from exportkit.serve.protocol.request_body import ParsedBody, parse_body
@@ -27,7 +28,7 @@ T = TypeVar("T")
 Parts = Sequence[bytes | memoryview]
 
 _JSON_BYTES = 64 << 10  # of names, shapes and parameters
-_JSON_RATE = 26  # bytes of JSON for a byte of a tensor, at most
+_ELEMENT_TEXT = 26  # bytes of JSON for an element, at most: `-2.2250738585072014e-308, `
 _SENT_AT_ONCE = 1 << 20  # bytes that a transport may have to copy if the client takes them slowly
 _LONG = 1 << 20  # bytes from which work is done in a thread, because other requests would wait for it
 _BINARY = (b"content-type", b"application/octet-stream")
@@ -111,7 +112,8 @@ class InferEndpoint:
 
 def _limit(head: BodyHead, model: ServedModel) -> int:
     """Returns the most bytes that a body of the model can need. Refuses one that will be larger."""
-    text = _JSON_RATE * model.max_body + _JSON_BYTES
+    smallest = min((item_size(tensor["datatype"]) for tensor in model.metadata()["inputs"]), default=1)
+    text = _JSON_BYTES + _ELEMENT_TEXT * model.max_body // smallest
     limit = text if head.json_length is None else model.max_body + min(head.json_length, text)
     if (head.size or 0) > limit:
         raise too_large(limit)

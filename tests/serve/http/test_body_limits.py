@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.content_coding import PIECE, Inflater, coding_of_answer, deflated
 from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.protocol.datatypes import item_size
 from exportkit.serve.statuses import BadRequestError
 from tests.serve.http.asking import ask, asked, infer_body
-from tests.serve.http.doubles import FakeRepository
+from tests.serve.http.doubles import FakeModel, FakeRepository
 
 SMALL = "/v2/models/small/infer"  # its tensors have at most 1000 bytes
 PATIENCE = HttpOptions(idle_seconds=0.2, least_rate=1e6, linger_seconds=0.1)
@@ -42,13 +43,20 @@ def test_the_largest_request_fits(app: Any) -> None:
     assert ask(app, "POST", SMALL, *binary(1001)).status == 413
 
 
-def test_the_largest_request_fits_as_json(app: Any) -> None:
+@pytest.mark.parametrize(
+    ("datatype", "value", "separator"), [("UINT8", "255", ",\n" + 18 * " "), ("FP64", "-2.2250738585072014e-308", ", ")]
+)
+def test_the_largest_request_fits_as_json(datatype: str, value: str, separator: str) -> None:
     """Numbers as text take several times as many bytes as in binary."""
-    values = ",\n      ".join(["255"] * 1000)
-    body = f'{{"inputs": [{{"name": "x", "datatype": "UINT8", "shape": [1000], "data": [{values}]}}]}}'.encode()
-    reply = ask(app, "POST", SMALL, body)
-    assert reply.json()["outputs"][0]["data"] == [255] * 1000
+    count = 5000
+    size = count * item_size(datatype)
+    app = make_app(FakeRepository(FakeModel("m", {"x": (datatype, [-1])}, size)), QUICK)  # type: ignore[arg-type]
+    data = separator.join([value] * count)
+    body = f'{{"inputs": [{{"name": "x", "datatype": "{datatype}", "shape": [{count}], "data": [{data}]}}]}}'.encode()
+    reply = ask(app, "POST", "/v2/models/m/infer", body)
+    assert reply.json()["outputs"][0]["data"] == [float(value)] * count
     assert "inference-header-content-length" not in reply.headers
+    assert ask(app, "POST", "/v2/models/m/infer", 3 * body).status == 413
 
 
 @pytest.mark.parametrize("encoded", [False, True], ids=["as it is", "gzip"])
