@@ -35,7 +35,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.begin(work).result()
+        return self.begin(work).result(60)  # a test that would wait for ever fails
 
     def call(self, function: Callable[[], T]) -> T:
         """Calls a function in the server's loop."""

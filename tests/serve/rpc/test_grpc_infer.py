@@ -1,0 +1,276 @@
+"""Inferences over gRPC: what is sent arrives as it is, and what breaks the protocol is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from exportkit.serve.protocol.shared_memory import SharedMemory
+from tests.serve.rpc.serving_echo import Served, served
+
+DTYPES = [
+    *(np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *map(np.dtype, (np.bool_, np.float16, np.float32, np.float64, ml_dtypes.bfloat16)),
+]
+SHAPES = [(), (3,), (0,), (2, 0, 3), (1, 1, 5), (64, 33)]
+
+
+@pytest.fixture
+def client(echo: Served) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(echo.address) as client:
+        yield client
+
+
+def random_array(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    size = int(np.prod(shape)) * dtype.itemsize
+    content = np.random.randint(0, 2 if dtype == np.bool_ else 256, size, np.uint8)
+    return content.view(dtype).reshape(shape)  # NaN of every kind among them
+
+
+def given(name: str, array: np.ndarray) -> triton.InferInput:
+    return triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_and_shape_arrives_bit_for_bit(echo: Served, client: triton.InferenceServerClient, dtype: np.dtype):
+    arrays = {f"x{index}": random_array(dtype, shape) for index, shape in enumerate(SHAPES)}
+    result = client.infer("echo", [given(name, array) for name, array in arrays.items()], request_id="it")
+    assert result.get_response().id == "it"
+    for name, array in arrays.items():
+        assert same(result.as_numpy(name), array)
+    for tensor in echo.model.requests[-1].inputs:
+        assert not tensor.data.nbytes or address(tensor.data) % 64 == 0
+
+
+def address(data: memoryview) -> int:
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
+def test_a_body_beyond_grpc_s_own_limit_arrives(client: triton.InferenceServerClient, algorithm: str | None):
+    array = np.resize(np.random.randint(0, 5, 1000, np.uint8), 5 << 20)
+    result = client.infer("echo", [given("x", array)], compression_algorithm=algorithm)
+    assert same(result.as_numpy("x"), array)
+
+
+def test_only_the_outputs_that_are_asked_for_are_answered(client: triton.InferenceServerClient):
+    inputs = [given(name, random_array(np.dtype("int8"), (2,))) for name in "abc"]
+    outputs = [triton.InferRequestedOutput(name) for name in "ca"]
+    response = client.infer("echo", inputs, outputs=outputs).get_response()
+    assert {output.name for output in response.outputs} == {"a", "c"}
+    assert len(response.raw_output_contents) == 2
+
+
+def test_the_answer_says_who_gave_it(client: triton.InferenceServerClient):
+    response = client.infer("echo", [given("x", np.zeros(1, np.int8))], model_version="1").get_response()
+    assert (response.model_name, response.model_version) == ("echo", "1")
+    parameters = {name: getattr(p, p.WhichOneof("parameter_choice")) for name, p in response.parameters.items()}
+    assert parameters == {"rows": 1, "whole": True, "kind": "echo"}
+
+
+def test_priority_timeout_and_deadline_reach_the_model(echo: Served, client: triton.InferenceServerClient):
+    x = given("x", np.zeros(1, np.int8))
+    client.infer("echo", [x], priority=1, timeout=2_500_000)
+    client.infer("echo", [x], client_timeout=100)
+    client.infer("echo", [x], client_timeout=100, timeout=2_500_000)
+    client.infer("echo", [x], client_timeout=100, timeout=1_000_000_000)
+    plain, deadline, sooner, later = [request.timeout for request in echo.model.requests]
+    assert (echo.model.requests[0].priority, echo.model.requests[1].priority) == (1, 0)
+    assert plain == sooner == 2.5
+    assert 2.5 < deadline < 102  # gRPC rounds a deadline up, to three digits
+    assert 2.5 < later < 102
+
+
+def test_the_size_of_the_tensors_is_reserved(echo: Served, client: triton.InferenceServerClient):
+    client.infer("echo", [given("x", np.zeros(100, np.int16)), given("y", np.zeros(7, np.int8))])
+    request = message(typed("z", "INT16", [3], int_contents=[1, 2, 3]))
+    client._client_stub.ModelInfer(request)
+    assert echo.model.admitted == [207, 6]
+
+
+# --- typed contents ---------------------------------------------------------------------------------------------------
+
+
+def typed(name: str, datatype: str, shape: list[int], **contents: Any) -> Any:
+    return service_pb2.ModelInferRequest.InferInputTensor(
+        name=name, datatype=datatype, shape=shape, contents=service_pb2.InferTensorContents(**contents)
+    )
+
+
+def message(*inputs: Any, **fields: Any) -> Any:
+    return service_pb2.ModelInferRequest(**{"model_name": "echo", "inputs": inputs, **fields})
+
+
+TYPED = {
+    "BOOL": ("bool_contents", [True, False, True]),
+    "UINT8": ("uint_contents", [0, 7, 255]),
+    "UINT16": ("uint_contents", [0, 7, 65535]),
+    "UINT32": ("uint_contents", [0, 7, (1 << 32) - 1]),
+    "UINT64": ("uint64_contents", [0, 7, (1 << 64) - 1]),
+    "INT8": ("int_contents", [-128, 0, 127]),
+    "INT16": ("int_contents", [-32768, 0, 32767]),
+    "INT32": ("int_contents", [-(1 << 31), 0, (1 << 31) - 1]),
+    "INT64": ("int64_contents", [-(1 << 63), 0, (1 << 63) - 1]),
+    "FP32": ("fp32_contents", [0.5, -1e30, 3.0]),
+    "FP64": ("fp64_contents", [0.5, -1e300, 3.0]),
+}
+NUMPY = {np_to_triton_dtype(dtype): dtype for dtype in DTYPES}
+
+
+@pytest.mark.parametrize("datatype", TYPED)
+def test_typed_contents_of_every_datatype(client: triton.InferenceServerClient, datatype: str):
+    field, values = TYPED[datatype]
+    response = client._client_stub.ModelInfer(message(typed("x", datatype, [3, 1], **{field: values})))
+    expected = np.array(values, NUMPY[datatype])
+    assert response.raw_output_contents[0] == expected.tobytes()
+    assert list(response.outputs[0].shape) == [3, 1]
+
+
+def test_typed_contents_without_elements(client: triton.InferenceServerClient):
+    inputs = [typed("x", "FP32", [0, 3]), service_pb2.ModelInferRequest.InferInputTensor(name="y", datatype="INT8")]
+    inputs[1].shape.append(0)
+    response = client._client_stub.ModelInfer(message(*inputs))
+    assert list(response.raw_output_contents) == [b"", b""]
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def raw(name: str, datatype: str, shape: list[int], **parameters: Any) -> Any:
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=shape)
+    for key, value in parameters.items():
+        setattr(tensor.parameters[key], "string_param" if isinstance(value, str) else "int64_param", value)
+    return tensor
+
+
+def with_parameter(name: str, **value: Any) -> Any:
+    request = message(raw("x", "INT8", [1]), raw_input_contents=[b"1"])
+    for kind, of_it in value.items():
+        setattr(request.parameters[name], kind, of_it)
+    return request
+
+
+X = raw("x", "FP32", [2])
+REFUSED = {
+    "too few bytes": (message(X, raw_input_contents=[b"1234567"]), r"needs 8 bytes\. 7 were given"),
+    "too many bytes": (message(X, raw_input_contents=[bytes(9)]), r"needs 8 bytes\. 9 were given"),
+    "a content too few": (message(X, X, raw_input_contents=[bytes(8)]), r"1 `raw_input_contents` for 2 inputs"),
+    "a content too many": (message(X, raw_input_contents=[bytes(8)] * 2), r"2 `raw_input_contents` for 1 inputs"),
+    "contents without inputs": (message(raw_input_contents=[b""]), r"1 `raw_input_contents` for 0 inputs"),
+    "no contents": (message(X), "0 values"),
+    "the same input twice": (message(X, X, raw_input_contents=[bytes(8)] * 2), "two inputs `x`"),
+    "an input without a name": (message(raw("", "INT8", [0]), raw_input_contents=[b""]), "empty name"),
+    "an unknown datatype": (message(raw("x", "FP8", [1]), raw_input_contents=[b"1"]), "no datatype `FP8`"),
+    "no datatype": (message(raw("x", "", [1]), raw_input_contents=[b"1"]), "no datatype ``"),
+    "a negative size": (message(raw("x", "INT8", [-1]), raw_input_contents=[b"1"]), "not negative"),
+    "a shape beyond memory": (message(raw("x", "INT8", [1 << 62] * 3), raw_input_contents=[b""]), "no memory can hold"),
+    "a byte that is no BOOL": (message(raw("x", "BOOL", [1]), raw_input_contents=[b"\2"]), "neither 0 nor 1"),
+    "typed and raw": (
+        message(X, typed("y", "FP32", [1], fp32_contents=[1]), raw_input_contents=[bytes(8)]),
+        "has `contents`, and the request has `raw_input_contents`",
+    ),
+    "typed FP16": (message(typed("x", "FP16", [1], fp32_contents=[1])), "for which `contents` has no field"),
+    "typed BF16": (message(typed("x", "BF16", [1], fp32_contents=[1])), "for which `contents` has no field"),
+    "the field of another type": (message(typed("x", "INT64", [1], int_contents=[1])), "are in `int_contents`"),
+    "INT8 beyond its range": (message(typed("x", "INT8", [1], int_contents=[128])), "-128 to 127"),
+    "UINT16 beyond its range": (message(typed("x", "UINT16", [1], uint_contents=[65536])), "0 to 65535"),
+    "too few values": (message(typed("x", "INT8", [2], int_contents=[1])), "has 1 values"),
+    "a negative timeout": (with_parameter("timeout", int64_param=-1), "`timeout`"),
+    "a timeout of text": (with_parameter("timeout", string_param="1"), "`timeout`"),
+    "a priority that is a number with a point": (with_parameter("priority", double_param=1.0), "`priority`"),
+    "a priority without a value": (with_parameter("priority", int64_param=1, bool_param=True), "`priority`"),
+    "a reserved parameter": (with_parameter("triton_x", int64_param=1), "reserved"),
+    "half a region": (message(raw("x", "INT8", [1], shared_memory_region="r")), "`shared_memory_byte_size`"),
+}
+NOT_OFFERED = {
+    "BYTES": (message(raw("x", "BYTES", [1]), raw_input_contents=[b"\1\0\0\0a"]), "BYTES"),
+    "typed BYTES": (message(typed("x", "BYTES", [1], bytes_contents=[b"a"])), "BYTES"),
+    "a sequence": (with_parameter("sequence_id", int64_param=1), "keep no state"),
+    "a classification": (
+        message(
+            raw("x", "INT8", [1]),
+            raw_input_contents=[b"1"],
+            outputs=[
+                service_pb2.ModelInferRequest.InferRequestedOutputTensor(
+                    name="x", parameters={"classification": service_pb2.InferParameter(int64_param=3)}
+                )
+            ],
+        ),
+        "classification",
+    ),
+    "shared memory": (
+        message(raw("x", "INT8", [1], shared_memory_region="r", shared_memory_byte_size=1)),
+        "does not offer shared memory",
+    ),
+}
+
+
+def refusal(client: triton.InferenceServerClient, request: Any) -> Any:
+    with pytest.raises(Exception, match="StatusCode") as raised:
+        client._client_stub.ModelInfer(request)
+    return raised.value
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_request_that_breaks_the_protocol_is_refused(echo: Served, client: triton.InferenceServerClient, name: str):
+    request, expected = REFUSED[name]
+    error = refusal(client, request)
+    assert error.code().name == "INVALID_ARGUMENT"
+    assert re.search(expected, error.details())
+    assert echo.model.requests == []
+
+
+@pytest.mark.parametrize("name", NOT_OFFERED)
+def test_what_is_not_offered_is_refused(echo: Served, client: triton.InferenceServerClient, name: str):
+    request, expected = NOT_OFFERED[name]
+    error = refusal(client, request)
+    assert error.code().name == "UNIMPLEMENTED"
+    assert re.search(expected, error.details())
+    assert echo.model.requests == []
+
+
+# --- shared memory ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def region() -> Iterator[Path]:
+    path = Path("/dev/shm/exportkit-test-rpc")
+    path.write_bytes(bytes(64))
+    yield path
+    path.unlink()
+
+
+def test_tensors_in_shared_memory(loop: Any, region: Path):
+    content = bytes(range(12))
+    region.write_bytes(bytes(8) + content + bytes(44))
+    with served(loop, shared_memory=SharedMemory()) as echo, triton.InferenceServerClient(echo.address) as client:
+        client.register_system_shared_memory("mine", f"/{region.name}", 64)
+        status = client.get_system_shared_memory_status(as_json=True)
+        assert status["regions"]["mine"] == {"name": "mine", "key": f"/{region.name}", "byte_size": "64"}
+        shared = triton.InferInput("shared", [3], "INT32")
+        shared.set_shared_memory("mine", 12, 8)
+        plain = given("plain", np.ones(2, np.int8))
+        outputs = [triton.InferRequestedOutput("shared"), triton.InferRequestedOutput("plain")]
+        outputs[0].set_shared_memory("mine", 16, 32)
+        result = client.infer("echo", [plain, shared], outputs=outputs)
+        assert region.read_bytes()[32:44] == content
+        assert np.array_equal(result.as_numpy("plain"), np.ones(2, np.int8))
+        assert result.get_output("shared").parameters["shared_memory_byte_size"].int64_param == 12
+        client.unregister_system_shared_memory("mine")
+        with pytest.raises(InferenceServerException, match="mine"):
+            client.infer("echo", [plain, shared])
+        with pytest.raises(InferenceServerException, match="INVALID_ARGUMENT"):
+            client.register_system_shared_memory("other", "/../etc/passwd", 1)
