@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
-from exportkit.serve.statuses import BadRequestError, ServeError, UnauthorizedError
+from exportkit.serve.request_record import RequestRecord, request_id
+from exportkit.serve.statuses import BadRequestError, CancelledError, DeadlineError, ServeError, UnauthorizedError
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,13 +31,44 @@ class Call:
     Attributes:
         method: The full name, such as `/inference.GRPCInferenceService/ModelInfer`.
         metadata: What the client sent beside its messages. Of a key that is there twice, the last value.
+        remote: The client's address, without its port. Empty: not known.
+        record: What is known about the request.
     """
 
     def __init__(self, method: str, context: Any) -> None:
         """Reads the metadata."""
         self.method = method
         self.metadata: Mapping[str, str | bytes] = dict(context.invocation_metadata() or ())
+        self.remote = _address(context.peer())
         self._context = context
+        self.record = self.new_record()
+        self._trailers = (("x-request-id", self.record.id),)
+        context.set_trailing_metadata(self._trailers)
+
+    def new_record(self) -> RequestRecord:
+        """Returns a record of a request of this call, which is the only one unless it is a stream."""
+        given = self.metadata.get("x-request-id")
+        return RequestRecord("grpc", request_id(given if isinstance(given, str) else None))
+
+    @contextmanager
+    def recorded(self, record: RequestRecord, observe: Observe | None) -> Iterator[None]:
+        """Completes a record by how the work inside ends, and shows it to `observe`."""
+        try:
+            yield
+            record.status = 200
+        except (asyncio.CancelledError, GeneratorExit):
+            late = self.seconds_left is not None and self.seconds_left <= 0
+            record.failed(
+                DeadlineError("the call's deadline passed") if late else CancelledError("the call was cancelled")
+            )
+            raise
+        except Exception as error:
+            if record.error is None:
+                record.failed(_as_serve_error(error))
+            raise
+        finally:
+            if observe is not None:
+                observe(self, record)
 
     @property
     def seconds_left(self) -> float | None:
@@ -54,7 +90,10 @@ class Call:
     async def next_message(self) -> bytes | None:
         """Returns the client's next message, and does not keep it. None: there was the last one before."""
         message = await self._context.read()
-        return None if message is grpc.aio.EOF else message
+        if message is grpc.aio.EOF:
+            return None
+        self.record.received_bytes += len(message)
+        return message
 
     def check_key(self, allow: Allow) -> None:
         """Raises UnauthorizedError unless the client is allowed."""
@@ -69,15 +108,16 @@ class Call:
         """Ends the call with the error's status. Returns what is to be raised then."""
         if not isinstance(error, ServeError):
             _LOG.error("%s failed", self.method, exc_info=error)
-            error = ServeError(f"the server failed ({type(error).__name__})", hint="Its log says more")
+            error = _as_serve_error(error)
+        self.record.failed(error)
         details = error.text.encode()
         if len(details) > _MAX_DETAILS:
             details = details[:_MAX_DETAILS] + b"..."
-        trailers: tuple[tuple[str, str], ...] = ()
+        trailers: tuple[tuple[str, str], ...] = self._trailers
         if error.retry_after is not None:
             seconds = error.retry_after
             # The first is for clients that know HTTP's header, the second for the retry policy of gRPC's own clients.
-            trailers = (("retry-after", f"{seconds}"), ("grpc-retry-pushback-ms", f"{1000 * seconds}"))
+            trailers += (("retry-after", f"{seconds}"), ("grpc-retry-pushback-ms", f"{1000 * seconds}"))
         try:
             await self._context.abort(grpc.StatusCode[error.code], details.decode(errors="ignore"), trailers)
         except Exception as ended:  # by this, grpc.aio knows that the call has ended
@@ -85,7 +125,13 @@ class Call:
         return error
 
 
-def answering(method: str, answer: Callable[[Call], Awaitable[bytes]], allow: Allow | None) -> Any:
+Observe = Callable[[Call, RequestRecord], None]
+"""Gets each request when it is over. A stream is one, and so is each request in it."""
+
+
+def answering(
+    method: str, answer: Callable[[Call], Awaitable[bytes]], allow: Allow | None, observe: Observe | None
+) -> Any:
     """Returns a handler that answers one message with one message.
 
     It is a handler of streams of requests, which looks the same to a client. Such a handler starts before the message
@@ -96,40 +142,66 @@ def answering(method: str, answer: Callable[[Call], Awaitable[bytes]], allow: Al
         method: The full name of the method.
         answer: Returns the answer's bytes. What it raises becomes the status.
         allow: Who may call. None: everybody.
+        observe: Gets the call when it is over.
     """
 
     async def handle(_: Any, context: Any) -> bytes:
         call = Call(method, context)
-        try:
-            if allow is not None:
-                call.check_key(allow)
-            return await answer(call)
-        except Exception as error:
-            raise await call.fail(error) from None
+        with call.recorded(call.record, observe):
+            try:
+                if allow is not None:
+                    call.check_key(allow)
+                data = await answer(call)
+                call.record.sent_bytes = len(data)
+                return data
+            except Exception as error:
+                raise await call.fail(error) from None
 
     return grpc.stream_unary_rpc_method_handler(handle)
 
 
-def streaming(method: str, answer: Callable[[Call], AsyncIterator[bytes]], allow: Allow | None) -> Any:
+def streaming(
+    method: str, answer: Callable[[Call], AsyncIterator[bytes]], allow: Allow | None, observe: Observe | None
+) -> Any:
     """Returns a handler that answers messages with messages. The arguments are those of `answering`."""
 
     async def handle(_: Any, context: Any) -> AsyncIterator[bytes]:
         call = Call(method, context)
-        try:
-            if allow is not None:
-                call.check_key(allow)
-            async for message in answer(call):
-                yield message
-        except Exception as error:
-            raise await call.fail(error) from None
+        with call.recorded(call.record, observe):
+            try:
+                if allow is not None:
+                    call.check_key(allow)
+                async for message in answer(call):
+                    call.record.sent_bytes += len(message)
+                    yield message
+            except Exception as error:
+                raise await call.fail(error) from None
 
     return grpc.stream_stream_rpc_method_handler(handle)
 
 
-def refusing(method: str, error: ServeError) -> Any:
+def refusing(method: str, error: ServeError, observe: Observe | None) -> Any:
     """Returns a handler that refuses whatever comes."""
 
     async def handle(_: Any, context: Any) -> bytes:
-        raise await Call(method, context).fail(error)
+        call = Call(method, context)
+        with call.recorded(call.record, observe):
+            raise await call.fail(error)
 
     return grpc.stream_unary_rpc_method_handler(handle)
+
+
+def _as_serve_error(error: Exception) -> ServeError:
+    """Returns an error that says nothing of the server's inside to strangers."""
+    if isinstance(error, ServeError):
+        return error
+    return ServeError(f"the server failed ({type(error).__name__})", hint="Its log says more")
+
+
+def _address(peer: str) -> str:
+    """Returns the address of such as `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
+    address = unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]")
+    try:
+        return str(ipaddress.ip_address(address.partition("%")[0]))
+    except ValueError:
+        return ""

@@ -10,7 +10,7 @@ import grpc
 from exportkit.errors import HostError
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.rpc.calls import Allow, answering, refusing, streaming
+from exportkit.serve.rpc.calls import Allow, Observe, answering, refusing, streaming
 from exportkit.serve.rpc.health_service import HealthService
 from exportkit.serve.rpc.inference_service import InferenceService
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods
@@ -47,6 +47,7 @@ class RpcOptions:
         credentials: TLS, as `grpc.ssl_server_credentials` returns it. None: no TLS.
         allow: Says whether a value of `authorization` is allowed. None: everybody may call.
         shared_memory: The regions that clients may register. None: they may not.
+        observe: Gets each request when it is over.
     """
 
     host: str = "127.0.0.1"
@@ -54,6 +55,7 @@ class RpcOptions:
     credentials: Any = None
     allow: Allow | None = None
     shared_memory: SharedMemory | None = None
+    observe: Observe | None = None
 
 
 class GrpcServer:
@@ -76,8 +78,8 @@ class GrpcServer:
             ("grpc.max_send_message_length", -1),
         )
         self._server = grpc.aio.server(options=[*_CHANNEL, *limits])
-        inference = InferenceService(repository, options.shared_memory)
-        self._server.add_generic_rpc_handlers((_Handlers(inference, self._health, options.allow),))
+        inference = InferenceService(repository, options.shared_memory, options.observe)
+        self._server.add_generic_rpc_handlers((_Handlers(inference, self._health, options),))
         self.port = self._bind(options)
 
     def _bind(self, options: RpcOptions) -> int:
@@ -105,16 +107,18 @@ class GrpcServer:
 class _Handlers(grpc.GenericRpcHandler):
     """Finds the handler of a method."""
 
-    def __init__(self, inference: InferenceService, health: HealthService, allow: Allow | None) -> None:
+    def __init__(self, inference: InferenceService, health: HealthService, options: RpcOptions) -> None:
+        allow = options.allow
+        observe = self._observe = options.observe
         unary = {f"/{INFERENCE}/{name}": inference.method(name) for name in methods(INFERENCE).keys() - _INFER}
         unary[f"/{INFERENCE}/ModelInfer"] = inference.infer
         stream = f"/{INFERENCE}/ModelStreamInfer"
         check, watch = f"/{HEALTH}/Check", f"/{HEALTH}/Watch"
         self._found = {
-            **{method: answering(method, answer, allow) for method, answer in unary.items()},
-            stream: streaming(stream, inference.infer_stream, allow),
-            check: answering(check, health.check, None),  # who probes a server has no key
-            watch: streaming(watch, health.watch, None),
+            **{method: answering(method, answer, allow, observe) for method, answer in unary.items()},
+            stream: streaming(stream, inference.infer_stream, allow, observe),
+            check: answering(check, health.check, None, observe),  # who probes a server has no key
+            watch: streaming(watch, health.watch, None, observe),
         }
 
     def service(self, details: Any) -> Any:
@@ -122,4 +126,6 @@ class _Handlers(grpc.GenericRpcHandler):
         method = details.method
         if method in self._found:
             return self._found[method]
-        return refusing(method, NotOfferedError(f"this server does not offer {method.rpartition('/')[2]}"))
+        return refusing(
+            method, NotOfferedError(f"this server does not offer {method.rpartition('/')[2]}"), self._observe
+        )

@@ -12,7 +12,8 @@ import exportkit
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.rpc.calls import Call
+from exportkit.serve.request_record import RequestRecord
+from exportkit.serve.rpc.calls import Call, Observe
 from exportkit.serve.rpc.in_order import answers_in_order
 from exportkit.serve.rpc.infer_messages import ReceivedRequest, encode_infer_answer, plain_parameters
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods, read_message
@@ -28,22 +29,31 @@ _MOST_IN_A_STREAM = 64  # requests of a stream that wait or run, as many as a cl
 class InferenceService:
     """Answers from a repository."""
 
-    def __init__(self, repository: Repository, shared_memory: SharedMemory | None) -> None:
+    def __init__(
+        self, repository: Repository, shared_memory: SharedMemory | None, observe: Observe | None = None
+    ) -> None:
+        """`observe` gets each request of a stream. Those of other calls are seen by their handler."""
         self._repository = repository
         self._shared_memory = shared_memory
+        self._observe = observe
 
     async def infer(self, call: Call) -> bytes:
         """Answers ModelInfer."""
-        return await self._infer(await call.message(), call.seconds_left)
+        return await self._infer(await call.message(), call.seconds_left, call.record)
 
     def infer_stream(self, call: Call) -> AsyncIterator[bytes]:
         """Answers ModelStreamInfer, whose requests run together. The answers have the order of the requests."""
 
         async def answer(message: bytes) -> bytes:
-            inference = self._infer(message, call.seconds_left)
+            record = call.new_record()
+            record.received_bytes = len(message)
+            inference = self._infer(message, call.seconds_left, record)
             del message
             try:
-                return join(b"", _STREAMED.INFER_RESPONSE_FIELD_NUMBER, [memoryview(await inference)])
+                with call.recorded(record, self._observe):
+                    data = await inference
+                    record.sent_bytes = len(data)
+                return join(b"", _STREAMED.INFER_RESPONSE_FIELD_NUMBER, [memoryview(data)])
             except ServeError as error:
                 return bytes(_STREAMED(error_message=error.text).SerializeToString())
 
@@ -62,14 +72,16 @@ class InferenceService:
 
         return from_bytes
 
-    async def _infer(self, data: bytes, seconds_left: float | None) -> bytes:
+    async def _infer(self, data: bytes, seconds_left: float | None, record: RequestRecord) -> bytes:
         received = ReceivedRequest(data)
         model = self._repository.model(received.model, received.version)
+        record.model, record.version = model.name, model.version
         regions = received.regions
         with model.admit(received.size):
             request = received.request(seconds_left, self._shared_memory)
             del data, received  # While the request waits, its inputs are in memory once.
             answer = await model.infer(request)
+        record.timing = answer.timing
         return encode_infer_answer(answer, regions, self._shared_memory)
 
     async def ServerLive(self, _: Any) -> Fields:
