@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -40,11 +41,13 @@ from exportkit.serve.operations.connections import KEEP_ALIVE_SECONDS, Connectio
 from exportkit.serve.operations.line_writer import LineWriter
 from exportkit.serve.operations.listeners import is_loopback, open_port, reserve_port, url_host
 from exportkit.serve.operations.metrics import Metrics
-from exportkit.serve.operations.observation import Observation, ObservedApp, Observer
+from exportkit.serve.operations.observation import Finished, Observation, ObservedApp, Observer
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.request_record import RequestRecord
+from exportkit.serve.rpc.calls import Call
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 
@@ -272,11 +275,17 @@ class _Server:
             credentials=None if self._tls is None else self._tls.grpc_credentials(),
             allow=None if self._keys is None else self._keys.allow,
             shared_memory=self._memory,
+            observe=self._observe_call,
         )
         with reserved:
             server = GrpcServer(self._repository, options)
         await server.start()
         return server
+
+    def _observe_call(self, call: Call, record: RequestRecord) -> None:
+        metadata = {name: value for name, value in call.metadata.items() if isinstance(value, str)}
+        seconds = time.perf_counter() - record.started
+        self.observation.finished(Finished(record, call.method, "", call.remote, metadata, seconds))
 
     def _say_ready(self, url: str, grpc: GrpcServer | None) -> None:
         models = tuple(
