@@ -165,7 +165,7 @@ class _Server:
         self._report = report
         self._memory = SharedMemory() if options.shared_memory else None
         self._repository = Repository(options)
-        self._metrics = Metrics(self._repository)
+        self._metrics = Metrics(self._repository, lambda: self.observation.in_flight)
         self._closing: list[Callable[[], None]] = []
         self.observation = Observation(self._observers())
         self._stop = asyncio.Event()
@@ -300,7 +300,7 @@ class _Server:
 
     async def _drain(self, http: _HttpServer, answering: asyncio.Future[None], grpc: GrpcServer | None) -> None:
         seconds = self._options.drain_seconds
-        self._report(f"draining: {self.observation.in_flight} requests are not answered yet")
+        self._report(f"draining: {_requests(self.observation.in_flight)} not answered yet")
 
         async def answered() -> None:
             await self._repository.drain()
@@ -310,9 +310,9 @@ class _Server:
         try:
             await asyncio.wait_for(answered(), seconds)
         except asyncio.TimeoutError:
-            left = self.observation.in_flight
+            left = _requests(self.observation.in_flight)
             raise NotAnsweredError(
-                f"{left} requests were not answered within {seconds:g} seconds", hint="--drain-timeout allows more."
+                f"{left} not answered within {seconds:g} seconds", hint="--drain-timeout allows more."
             ) from None
         self._report("every accepted request was answered")
 
@@ -347,6 +347,10 @@ async def _first(*awaited: Awaitable[Any]) -> None:
         for task, each in zip(tasks, awaited):
             if task is not each:
                 task.cancel()
+
+
+def _requests(number: int) -> str:
+    return "1 request is" if number == 1 else f"{number} requests are"
 
 
 def devices_of(model: ServedModel) -> list[str]:

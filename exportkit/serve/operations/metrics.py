@@ -5,11 +5,11 @@ The five stages are Triton's: request, queue, compute_input, compute_infer and c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -42,8 +42,8 @@ class Metrics:
         registry: Where they are registered.
     """
 
-    def __init__(self, models: Models) -> None:
-        """Registers everything."""
+    def __init__(self, models: Models, in_flight: Callable[[], int]) -> None:
+        """Registers everything. `in_flight` returns the number of requests that are not over."""
         self.registry = CollectorRegistry()
         self.registry.register(_ModelCollector(models))
         self.registry.register(_GpuCollector())
@@ -55,6 +55,9 @@ class Metrics:
             ["protocol", "status"],
             registry=self.registry,
         )
+        Gauge(
+            "exportkit_requests_in_flight", "Requests of every kind that are not over.", registry=self.registry
+        ).set_function(in_flight)
         self._refused = Counter(
             "exportkit_rejected",
             "Requests that were refused, by reason. Without a model: none was known yet.",

@@ -1,0 +1,52 @@
+"""Requests of the tiny model, and what it answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.runtime import tiny
+
+INFER = "/v2/models/tiny/infer"
+NAMES = ("image", "query.features", "offset")
+
+
+def arrays(batch: int = 1, gh: int = 1, seed: int = 0) -> list[np.ndarray[Any, Any]]:
+    """Inputs."""
+    torch.manual_seed(seed)
+    args, kwargs = tiny.example(batch, gh)
+    return [tensor.numpy() for tensor in (args[0], args[1]["features"], kwargs["offset"])]
+
+
+def expected(inputs: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """The output `regions.mean`, by eager."""
+    image, features, offset = map(torch.from_numpy, inputs)
+    answer = tiny.Tiny()(image, {"features": features, "mode": "scaled"}, offset=offset)
+    return answer["regions"].mean.numpy()
+
+
+def body(inputs: list[np.ndarray[Any, Any]] | None = None) -> bytes:
+    """A request as JSON."""
+    tensors = [
+        {"name": name, "datatype": "FP32", "shape": array.shape, "data": array.ravel().tolist()}
+        for name, array in zip(NAMES, arrays() if inputs is None else inputs)
+    ]
+    return json.dumps({"inputs": tensors, "outputs": [{"name": "regions.mean"}]}).encode()
+
+
+def mean(answer: bytes) -> np.ndarray[Any, Any]:
+    """The output `regions.mean` of an answer."""
+    output = json.loads(answer)["outputs"][0]
+    return np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+def triton_inputs(module: Any, inputs: list[np.ndarray[Any, Any]]) -> list[Any]:
+    """The inputs for tritonclient's module `http` or `grpc`."""
+    found = []
+    for name, array in zip(NAMES, inputs):
+        found.append(module.InferInput(name, list(array.shape), "FP32"))
+        found[-1].set_data_from_numpy(array)
+    return found
