@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 HOSTILE = "<img src=x onerror=document.title='taken'>\"'&amp;</script><script>document.title='taken'</script>"
-KEY = "a key that is long enough"
+KEY = "a-key-that-is-long-enough"
 TIMING = Timing(queue=0.0, compute_input=0.0, compute_infer=0.0, compute_output=0.0, batch_rows=1)
 BATCHED = Batching(m.Dimension(name="batch", min=1, max=4))
 
@@ -116,6 +116,25 @@ def test_percentiles_are_the_servers(browser: Browser, site: Site):
         }"""
         found = visited.evaluate(script, [list(REQUEST_SECONDS), counts, shares])
         assert found == pytest.approx([percentile(counts, share) for share in shares])
+
+
+def test_lines_are_interrupted_where_nobody_looked_and_begin_again_with_the_server(browser: Browser, site: Site):
+    with visit(browser, site) as visited:
+        script = """async ([times, counts]) => {
+            const { Live } = await import("./page/live.js");
+            const live = new Live([1, 2]);
+            const counters = (rows) => ({
+                requests: rows, rows, executions: rows, failures: {}, seconds: [rows, 0, 0], queued_rows: 0,
+                mean_batch: 1, latency: {p50: 1, p99: 1}, busy_runners: 0, runners: 1, load_seconds: 1,
+            });
+            times.forEach((time, index) => live.add(time, counters(counts[index])));
+            return ["throughput", "queue"].map((name) => live.charts[name].lines[0].values);
+        }"""
+        throughput, queue = visited.evaluate(script, [[1, 2, 3, 60, 61, 62, 63], [0, 10, 20, 590, 600, 0, 7]])
+        assert throughput == [10, 10, None, 10, 10, 7]
+        assert queue == [0, 0, 0, None, 0, 0, 0, 0]
+        throughput, queue = visited.evaluate(script, [list(range(100)), list(range(100))])
+        assert len(throughput) == len(queue) == 60
 
 
 def test_no_text_of_a_server_becomes_html(browser: Browser, site: Site):
@@ -222,6 +241,10 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(browser: Browser, models: M
         page = visited.page
         assert visited.text("#key-problem") == "no key, said <b></b>"
         assert visited.evaluate("() => document.activeElement.id") == "key-field"
+        page.keyboard.type("ключ")  # no header can have it
+        page.keyboard.press("Enter")
+        assert page.is_visible("#key")
+        page.fill("#key-field", "")
         page.keyboard.type("wrong")
         page.keyboard.press("Enter")
         page.wait_for_selector("text=no key, said <b>Bearer wrong</b>")

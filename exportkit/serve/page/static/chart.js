@@ -37,9 +37,14 @@ export class Chart {
     values.forEach((value, index) => {
       const line = this.lines[index].values;
       line.push(value);
-      if (line.length > SAMPLES) line.shift();
+      while (line.length > SAMPLES) line.shift();
     });
     this.draw();
+  }
+
+  /** Marks that time went by unseen. */
+  interrupt() {
+    for (const { values } of this.lines) values.push(null);
   }
 
   draw() {

@@ -5,6 +5,9 @@ import { el, fill } from "./dom.js";
 import { duration, short, whole } from "./words.js";
 
 const WINDOW = 5; // seconds that latencies and batches are taken over, so that slow models have some in each
+const GAP = 3; // seconds without a status, as in a hidden tab, after which lines are interrupted
+
+const NOTE = `The last minute. Latencies are estimated from a histogram. They, and batches, are over ${WINDOW} seconds.`;
 
 /** The charts of one model, and how its counters went on. */
 export class Live {
@@ -22,6 +25,7 @@ export class Live {
       "div",
       {},
       el("div", { class: "charts" }, Object.values(this.charts).map((chart) => chart.element)),
+      el("p", { class: "faint note" }, NOTE),
       this.totals,
     );
   }
@@ -31,6 +35,10 @@ export class Live {
     // Counters start again at 0 when the server does.
     if (this.history.length && this.history.at(-1).counters.requests > counters.requests) this.history = [];
     const last = this.history.at(-1);
+    if (last && at - last.at > GAP) {
+      for (const chart of Object.values(this.charts)) chart.interrupt();
+      this.history = [last];
+    }
     this.history.push({ at, counters });
     while (this.history.length > 2 && this.history[1].at <= at - WINDOW) this.history.shift();
     this.total(counters);

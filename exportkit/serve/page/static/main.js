@@ -33,6 +33,7 @@ async function poll() {
 function show() {
   const { server, models, bounds } = newest;
   say(server.ready ? "good" : "bad", server.draining ? "Draining" : server.ready ? "Ready" : "Not ready");
+  byId("version").textContent = `serve ${server.version}`;
   const at = performance.now() / 1e3;
   for (const model of models) {
     const place = address(model);

@@ -8,15 +8,27 @@ import { bytes, duration, ranges, shape, whole } from "./words.js";
 
 export class ModelView {
   constructor(model, bounds) {
+    this.model = model;
     this.live = new Live(bounds);
-    this.state = el("span", { class: "pill" });
+    this.built = null;
+  }
+
+  /** What is shown, made when it is first asked for: a server may have many models. */
+  get element() {
+    return (this.built ??= this.build());
+  }
+
+  build() {
+    const { model } = this;
+    this.state = el("span", {});
     this.about = el("p", { class: "about" });
     this.facts = el("dl", { class: "facts" });
+    this.tell();
     const plain = new TryAny(model);
     const attempts = model.regions
       ? [new TryRegions(model).element, el("details", {}, el("summary", {}, "Try it with plain tensors"), plain.element)]
       : [plain.element];
-    this.element = el(
+    return el(
       "article",
       {},
       el("h2", {}, model.name, " ", el("span", { class: "faint" }, `version ${model.version}`), " ", this.state),
@@ -34,23 +46,27 @@ export class ModelView {
   }
 
   update(model, at) {
+    this.model = model;
     this.live.add(at, model.counters);
-    const text = model.ready ? "ready" : "not ready";
-    if (this.state.textContent !== text) this.state.textContent = text;
-    this.state.className = `pill ${model.ready ? "good" : "bad"}`;
-    const said = [
-      model.failure,
-      model.devices.join(", "),
-      `loaded in ${duration(model.counters.load_seconds)}`,
-      batching(model.batching),
-    ]
-      .filter(Boolean)
-      .join(" · ");
-    if (this.about.textContent !== said) this.about.textContent = said;
-    const facts = JSON.stringify(model.limits);
-    if (this.shown !== facts) fill(this.facts, limits(model));
-    this.shown = facts;
+    if (this.built) this.tell();
   }
+
+  /** Writes what may change, where it has changed: what is written again is read out again. */
+  tell() {
+    const { ready, failure, devices, counters } = this.model;
+    this.state.className = `pill ${ready ? "good" : "bad"}`;
+    change(this.state, ready ? "ready" : "not ready");
+    const loaded = `loaded in ${duration(counters.load_seconds)}`;
+    const about = [failure, devices.join(", "), loaded, batching(this.model.batching)];
+    change(this.about, about.filter(Boolean).join(" · "));
+    const shown = JSON.stringify(this.model.limits);
+    if (this.shown !== shown) fill(this.facts, limits(this.model));
+    this.shown = shown;
+  }
+}
+
+function change(element, text) {
+  if (element.textContent !== text) element.textContent = text;
 }
 
 function section(title, ...content) {
