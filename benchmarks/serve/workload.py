@@ -22,7 +22,7 @@ class Workload:
 
     Attributes:
         package: The package.
-        model: Its name, by which `exportkit serve` and KServe serve it.
+        model: The name by which `exportkit serve` serves it, and KServe here.
         names, datatypes, shapes: Of each input.
         arrays: The inputs' bytes.
         rows: The rows of a request.
@@ -66,8 +66,8 @@ def http_post(path: str, body: bytes, fields: Mapping[str, object]) -> bytes:
 def workload(package: Path, sizes: str) -> Workload:
     """Draws a request. `sizes` gives each dimension, as `batch=1,gh=32,gw=32`."""
     with PackageReader(package) as reader:
-        manifest = reader.manifest
-    call, random = manifest.call, np.random.default_rng(0)
+        call = reader.manifest.call
+    random = np.random.default_rng(0)
     chosen = parse_sizes(sizes, call)
     shapes = [shape_at(tensor, chosen) for tensor in call.inputs]
     arrays = []
@@ -80,7 +80,7 @@ def workload(package: Path, sizes: str) -> Workload:
             arrays.append(bytes(math.prod(shape) * np.dtype(tensor.dtype).itemsize))
     return Workload(
         package=package,
-        model=manifest.name,
+        model=package.stem,
         names=[tensor.name for tensor in call.inputs],
         datatypes=[datatype_of(tensor.dtype) for tensor in call.inputs],
         shapes=shapes,
