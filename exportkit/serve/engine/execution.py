@@ -56,22 +56,27 @@ class Runner:
         Returns:
             For each request its answer, or why there is none.
         """
+        lost = False
         try:
-            return list(self._together(requests, waited))
+            with self._copy.turn():
+                return list(self._together(requests, waited))
         except Exception as error:
             # If the worker process died, another runner's batch may have killed it, so even one request runs again.
-            if len(requests) == 1 and not isinstance(error, WorkerLostError):
+            lost = isinstance(error, WorkerLostError)
+            if len(requests) == 1 and not lost:
                 return [self._failed(error)]
-        return [self._alone(request, seconds) for request, seconds in zip(requests, waited)]
+        return [self._again(request, seconds, lost=lost) for request, seconds in zip(requests, waited)]
 
-    def _alone(self, request: CheckedRequest, waited: float) -> Ran | ServeError:
-        if not self._copy.alive and not self._copy.restore():
-            return NotReadyError(self._copy.failure or "the model was closed")
-        try:
-            (answer,) = self._together([request], [waited])
-        except Exception as error:
-            return self._failed(error)
-        return answer
+    def _again(self, request: CheckedRequest, waited: float, *, lost: bool) -> Ran | ServeError:
+        """Runs a request by itself, and while no other runner runs if the worker process was lost."""
+        with self._copy.turn(alone=lost):
+            if not self._copy.alive and not self._copy.restore():
+                return NotReadyError(self._copy.failure or "the model was closed")
+            try:
+                (answer,) = self._together([request], [waited])
+            except Exception as error:
+                return self._failed(error)
+            return answer
 
     def _failed(self, error: Exception) -> ServeError:
         """Returns the answer to a request that failed alone."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -14,8 +14,8 @@ from exportkit.package.structure import flatten
 from exportkit.runtime.model import Model
 from exportkit.serve.engine.checked_request import arguments_of
 
-_FIRST_DELAY, _LONGEST_DELAY = 0.25, 30.0  # seconds before a worker is started again, doubled each time
-_STABLE_SECONDS = 60.0  # a worker that lived for longer is started again without delay
+# Seconds before a worker process is started again, where the one before died without an answer: doubled each time.
+_FIRST_DELAY, _LONGEST_DELAY = 0.25, 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +44,10 @@ class ModelCopy:
         self._arguments = arguments_of(self._model.manifest.call)
         self._restarting = threading.Lock()
         self._closed = threading.Event()
-        self._loaded = time.monotonic()
         self._delay = 0.0
+        self._turns = threading.Condition()  # guards the next two
+        self._running = 0
+        self._alone = False
         self.failure: str | None = None
 
     @property
@@ -69,11 +71,34 @@ class ModelCopy:
         model = self._model
         args, kwargs = self._arguments(inputs)
         try:
-            return tensors_in(model(*args, **kwargs))
+            outputs = tensors_in(model(*args, **kwargs))
         except (ModelRunError, ModelClosedError) as error:
             if model.alive:
                 raise
             raise WorkerLostError(error.message) from error
+        self._delay = 0.0
+        return outputs
+
+    @contextmanager
+    def turn(self, *, alone: bool = False) -> Iterator[None]:
+        """Waits until a call may begin.
+
+        Args:
+            alone: No other call runs at the same time, so that it is known which one killed the worker process.
+        """
+        with self._turns:
+            self._turns.wait_for(lambda: not self._alone)
+            self._alone = alone
+            if alone:
+                self._turns.wait_for(lambda: not self._running)
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._turns:
+                self._running -= 1
+                self._alone = self._alone and not alone
+                self._turns.notify_all()
 
     def check_health(self) -> None:
         """Finds out whether a failure broke the device, and not just one call.
@@ -93,7 +118,9 @@ class ModelCopy:
             model.close()
 
     def restore(self) -> bool:
-        """Loads the package again if its worker process or its device died, after a delay if that happens often.
+        """Loads the package again if its worker process or its device died.
+
+        There is a delay if it died or could not be loaded several times without an answer between.
 
         Returns:
             Whether it can be called now. If not, `failure` says why, or it was closed.
@@ -101,16 +128,14 @@ class ModelCopy:
         with self._restarting:
             if self.alive or self._closed.is_set():
                 return self.alive
-            lived = time.monotonic() - self._loaded
-            self._delay = 0.0 if lived > _STABLE_SECONDS else min(max(2 * self._delay, _FIRST_DELAY), _LONGEST_DELAY)
             if self._closed.wait(self._delay):
                 return False
+            self._delay = min(max(2 * self._delay, _FIRST_DELAY), _LONGEST_DELAY)
             try:
                 self._load_again()
             except (ExportkitError, RuntimeError) as error:  # torch raises RuntimeError for a broken device
                 self.failure = f"the model died, and the package cannot be loaded again: {error}"
                 _log.error("%s: %s", self._model.manifest.name, self.failure)
-            self._loaded = time.monotonic()
             return self.alive
 
     def _load_again(self) -> None:

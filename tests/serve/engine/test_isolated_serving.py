@@ -11,6 +11,7 @@ import torch
 
 import exportkit
 from exportkit.errors import ModelLoadError
+from exportkit.serve.batching.limits import BatchLimits
 from exportkit.serve.engine import model_copy
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.statuses import BackendError, NotReadyError
@@ -72,6 +73,24 @@ def test_a_crash_costs_the_answer_of_the_request_that_crashes(misbehaving_packag
     torch.testing.assert_close(tensors(again), tensors(done[0]))  # its batch was larger
     assert counted.failures["backend"].count == 2
     assert counted.success.count == 5
+
+
+def test_requests_beside_a_crash_are_answered(misbehaving_package):
+    """Two runners share the worker process: what ran beside the bad request runs again, and not beside another."""
+
+    async def ask():
+        limits = BatchLimits(max_rows=1)
+        async with serving(misbehaving_package, isolate=True, runners=2, warm_up=False, batch=limits) as repository:
+            model = only(repository)
+            good = [model.infer(request(call())) for _ in range(12)]
+            bad = [model.infer(request(call(ABORT))) for _ in range(3)]
+            mixed = [*good[:3], bad[0], *good[3:6], bad[1], bad[2], *good[6:]]
+            await asyncio.gather(*mixed, return_exceptions=True)
+            return model.counted
+
+    counted = run(ask())
+    assert counted.success.count == 12
+    assert {reason: spent.count for reason, spent in counted.failures.items()} == {"backend": 3}
 
 
 def test_a_worker_that_dies_while_nobody_asks_is_started_again(misbehaving_package):
