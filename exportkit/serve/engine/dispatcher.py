@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,10 +14,19 @@ from exportkit.serve.engine.checked_request import CheckedRequest
 from exportkit.serve.engine.execution import Ran, Runner
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.statuses import BadRequestError, DeadlineError, NotReadyError, QueueFullError, ServeError
+from exportkit.serve.statuses import (
+    BackendError,
+    BadRequestError,
+    DeadlineError,
+    NotReadyError,
+    QueueFullError,
+    ServeError,
+)
 
 _SHORTEST_TIMER = 0.001  # seconds
 _LIFE_SIGN_SECONDS = 1.0  # how often an idle runner looks whether its worker process lives
+
+_log = logging.getLogger(__name__)
 
 
 class Waiting:
@@ -169,18 +179,22 @@ class Dispatcher:
             self._loop.call_soon_threadsafe(self._deliver, outcomes)
 
     def _serve(self, copy: ModelCopy, make_runner: Callable[[], Runner]) -> None:
-        runner = make_runner()
+        runner: Runner | None = None
+        answers: Sequence[Ran | ServeError]
         while (batch := self._next(copy)) is not None:
             began = time.monotonic()
-            with self._counted.running():
-                answers = runner.run(
-                    [ticket.payload.request for ticket in batch.tickets],
-                    [batch.taken - ticket.arrived for ticket in batch.tickets],
-                )
+            requests = [ticket.payload.request for ticket in batch.tickets]
+            try:
+                with self._counted.running():
+                    runner = runner or make_runner()
+                    answers = runner.run(requests, [batch.taken - ticket.arrived for ticket in batch.tickets])
+            except Exception as error:  # nobody else would answer
+                _log.exception("a runner failed")
+                answers = [BackendError(f"the runner failed: {error}") for _ in requests]
             with self._changed:
                 self._batcher.finished(batch, time.monotonic() - began)
             self._post(list(zip(batch.tickets, answers)))
-            del batch, answers  # the tensors of the last batch are not needed while this thread waits
+            del batch, requests, answers  # the tensors of the last batch are not needed while this thread waits
 
     def _next(self, copy: ModelCopy) -> Batch[Waiting] | None:
         """Waits for a batch that this copy can run. Returns None when the runner should end."""

@@ -107,6 +107,6 @@ def _weights_in(folder: Path) -> dict[str, Path]:
 
 
 def newest_last(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Returns the key that sorts versions: 2 before 10, 1.9 before 1.10."""
-    parts = re.findall(r"\d+|\D+", version)
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
+    """Returns the key that sorts versions: 2 before 10, 1.9 before 1.10. A manifest's version may be any text."""
+    numbers_and_text = re.findall(r"0*([0-9]+)|([^0-9]+)", version)
+    return tuple((1, 0, text) if text else (0, len(number), number) for number, text in numbers_and_text)

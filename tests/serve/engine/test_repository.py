@@ -56,14 +56,8 @@ def test_a_name_that_does_not_fit_into_a_url_is_refused(tmp_path, name):
 
 
 def test_versions_are_sorted_as_people_do():
-    assert sorted(["10", "2", "1.10", "1.9", "1.9-rc", "a"], key=newest_last) == [
-        "1.9",
-        "1.9-rc",
-        "1.10",
-        "2",
-        "10",
-        "a",
-    ]
+    versions = ["1.9", "1.9-rc", "1.10", "2", "010", "9" * 5000, "a", "²"]
+    assert sorted(reversed(versions), key=newest_last) == versions
 
 
 def test_two_packages_of_one_name_are_refused(folder, tmp_path):
