@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package
+from exportkit.serve.engine.load_parameters import weights_of
 from exportkit.serve.engine.loading import load_copies
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.statistics import Statistics
@@ -134,14 +135,14 @@ class Repository:
         """Loads a model of the repository, or loads it again while the old one goes on answering.
 
         All versions that are there are loaded; those whose file is as it was stay. `weights`, a parameter, names a
-        safetensors file beside the package. It replaces the weights of the newest version until the next `load`.
+        safetensors file beside the package. Its weights replace those of the newest version until the next `load`.
 
         Raises:
             BadRequestError: A parameter is not allowed: `file:` content would be code of a stranger.
             NotServedError: The repository has no such model.
             BackendError: The package cannot be loaded. The old one goes on.
         """
-        weights = _weights_parameter(parameters)
+        weights = weights_of(parameters)
         async with self._changing:
             if self._draining:
                 raise NotReadyError("the server drains")
@@ -243,22 +244,6 @@ def _indexed(entry: _Entry) -> IndexEntry:
     if entry.served is not None and state == "READY" and not entry.served.ready:
         state, reason = "UNAVAILABLE", entry.served.failure or "not ready"
     return IndexEntry(entry.package.name, _version(entry), state, reason)
-
-
-def _weights_parameter(parameters: Mapping[str, Any]) -> str | None:
-    """Returns the name of the weights that a request to load asks for."""
-    for name in parameters:
-        if name.startswith("file:"):
-            raise BadRequestError(
-                "a model is not loaded from a request: it would be code of a stranger",
-                hint="Put the package into the model repository.",
-            )
-        if name != "weights":
-            raise BadRequestError(f"`{name}` is not a parameter of loading", hint="`weights` is the only one.")
-    weights = parameters.get("weights")
-    if weights is not None and not isinstance(weights, str):
-        raise BadRequestError(f"`weights` must be the name of a file, got {weights!r}")
-    return weights
 
 
 def _weights_file(package: PackageFile, name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import shutil
 import threading
 import weakref
@@ -57,7 +58,8 @@ def test_a_name_that_does_not_fit_into_a_url_is_refused(tmp_path, name):
 
 def test_versions_are_sorted_as_people_do():
     versions = ["1.9", "1.9-rc", "1.10", "2", "010", "9" * 5000, "a", "²"]
-    assert sorted(reversed(versions), key=newest_last) == versions
+    shuffled = random.Random(0).sample(versions, len(versions))
+    assert sorted(shuffled, key=newest_last) == versions
 
 
 def test_two_packages_of_one_name_are_refused(folder, tmp_path):
@@ -309,7 +311,16 @@ def test_what_is_unloaded_answers_what_it_accepted(rows_package):
     ("parameters", "message"),
     [
         ({"file:1/model.pt2": "UEsDBA=="}, "code of a stranger"),
-        ({"config": "{}"}, "`config` is not a parameter"),
+        ({"config": "{}"}, "comes from its package, but for the weights"),
+        ({"config": '{"max_batch_size": 8}'}, "comes from its package, but for the weights"),
+        (
+            {"config": '{"parameters": {"weights": {"string_value": "../x.safetensors"}}}'},
+            "no weights '../x.safetensors'",
+        ),
+        ({"config": 3}, "comes from its package, but for the weights"),
+        ({"config": "[" * 100_000}, "comes from its package, but for the weights"),
+        ({"config": "{}", "weights": "there.safetensors"}, "both given"),
+        ({"other": 1}, "`other` is not a parameter"),
         ({"weights": 3}, "must be the name of a file"),
         ({"weights": "../secret.safetensors"}, "no weights"),
         ({"weights": "/etc/passwd"}, "no weights"),

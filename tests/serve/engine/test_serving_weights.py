@@ -60,7 +60,12 @@ def test_weights_are_exchanged_under_load(tmp_path, isolate):
             with pytest.raises(BackendError, match="the model weighted cannot be loaded"):
                 await repository.load("weighted", {"weights": "other.safetensors"})
             assert torch.equal(await answer(), new)
-            await repository.load("weighted", {"weights": "tuned.safetensors"})  # they are there already
+            same = (
+                '{"parameters": {"weights": {"string_value": "tuned.safetensors"}}}'  # as Triton's clients can say it
+            )
+            before = only(repository)
+            await repository.load("weighted", {"config": same})
+            assert only(repository) is before  # they are there already
             await repository.load("weighted", {})
             assert torch.equal(await answer(), old)
             stop = True
