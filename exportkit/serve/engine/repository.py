@@ -37,6 +37,7 @@ class _Entry:
     """A version of a model. `loaded` is what the file and the weights were when it was loaded."""
 
     package: PackageFile
+    version: str  # empty until the package is loaded, unless the folder says it
     state: State = "LOADING"
     reason: str = ""
     served: ServedModel | None = None
@@ -54,7 +55,7 @@ class Repository:
             UsageError: The model repository cannot be read, or two packages have the same name.
         """
         self._options = options
-        self._entries: list[_Entry] = [_Entry(package) for package in self._packages()]
+        self._entries = [_Entry(package, package.version or "") for package in self._packages()]
         self._changing = asyncio.Lock()  # loads and unloads follow one another
         self._closing: set[asyncio.Future[None]] = set()  # models that were exchanged and have requests to answer
         self._opened = False
@@ -101,12 +102,14 @@ class Repository:
             NotReadyError: It is not loaded.
         """
         named = [entry for entry in self._entries if entry.package.name == name]
-        found = [entry for entry in named if not version or _version(entry) in ("", version)]
+        found = [entry for entry in named if not version or entry.version in ("", version)]
         if not found:
             known = ", ".join(sorted({entry.package.name for entry in self._entries})) or "none"
             raise NotServedError(
                 f"the model {name} has no version {version}" if named else f"no model is named {name}",
-                hint=f"Its versions are {', '.join(map(_version, named))}." if named else f"The models are {known}.",
+                hint=f"Its versions are {', '.join(entry.version for entry in named)}."
+                if named
+                else f"The models are {known}.",
             )
         served = [entry.served for entry in found if entry.served is not None]
         if not served:
@@ -186,7 +189,7 @@ class Repository:
             if entry.package.path == package.path:
                 entry.package = package
                 return entry
-        self._entries.append(_Entry(package))
+        self._entries.append(_Entry(package, package.version or ""))
         return self._entries[-1]
 
     async def _load(self, entry: _Entry, weights: Path | None) -> None:
@@ -214,6 +217,7 @@ class Repository:
         model.versions = lambda: [each.version for each in self.models() if each.name == model.name]
         entry.counted.load_seconds = time.perf_counter() - began
         entry.served, entry.state, entry.reason, entry.loaded = model, "READY", "", loaded
+        entry.version = model.version
         if old is not None:
             # Nobody waits for it: a slow client may still send it a body.
             closing = asyncio.ensure_future(old.close(successor=model))
@@ -231,10 +235,6 @@ class Repository:
         entry.served, entry.state, entry.reason, entry.loaded = None, "UNAVAILABLE", "unloaded", None
 
 
-def _version(entry: _Entry) -> str:
-    return entry.served.version if entry.served is not None else entry.package.version or ""
-
-
 def _paths(packages: Sequence[PackageFile]) -> set[Path]:
     return {package.path for package in packages}
 
@@ -243,7 +243,7 @@ def _indexed(entry: _Entry) -> IndexEntry:
     state, reason = entry.state, entry.reason
     if entry.served is not None and state == "READY" and not entry.served.ready:
         state, reason = "UNAVAILABLE", entry.served.failure or "not ready"
-    return IndexEntry(entry.package.name, _version(entry), state, reason)
+    return IndexEntry(entry.package.name, entry.version, state, reason)
 
 
 def _weights_file(package: PackageFile, name: str) -> Path:

@@ -301,6 +301,7 @@ def test_what_is_unloaded_answers_what_it_accepted(rows_package):
             asked = [asyncio.ensure_future(model.infer(request(each))) for each in inputs]
             await asyncio.sleep(0)
             await repository.unload("rows")
+            assert states(repository) == [("rows", "1", "UNAVAILABLE")]
             return inputs, await asyncio.gather(*asked)
 
     inputs, answers = run(ask())
@@ -379,7 +380,7 @@ def test_draining_does_not_wait_for_a_load_and_drops_what_it_brings(rows_package
             await repository.unload("rows")
             loading = asyncio.ensure_future(repository.load("rows", {}))
             await asyncio.to_thread(began.wait, 60)
-            assert states(repository) == [("rows", "", "LOADING")]
+            assert states(repository) == [("rows", "1", "LOADING")]
             await repository.drain()
             go_on.set()
             with pytest.raises(ExportkitError, match="drains"):
