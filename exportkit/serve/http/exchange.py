@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 
@@ -11,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.request_record import RequestRecord, request_id
-from exportkit.serve.statuses import CancelledError, ServeError, UnknownEncodingError
+from exportkit.serve.statuses import CancelledError, ServeError, SlowClientError, UnknownEncodingError
 
 JSON = (b"content-type", b"application/json")
 _IGNORED_BYTES = 64 << 20  # a refused body up to this size is received and thrown away, and the connection stays open
@@ -82,30 +83,33 @@ class Exchange:
         if began:
             _log.error("request %s failed while its answer was sent: %s", self.record.id, error.text)
             return
-        closes = self._closes()
+        with contextlib.suppress(CancelledError):
+            await self._send_refusal(error, headers or {})
+
+    async def _send_refusal(self, error: ServeError, headers: Mapping[str, str]) -> None:
         text = error.text.encode(errors="replace").decode()  # a URL may hold what UTF-8 has no bytes for
         body = msgspec.json.encode({"error": text})
         lines = [JSON, (b"content-length", b"%d" % len(body))]
-        lines += [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        lines += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         if error.retry_after is not None:
             lines.append((b"retry-after", b"%d" % error.retry_after))
         if isinstance(error, UnknownEncodingError):
             lines.append((b"accept-encoding", b"gzip, deflate"))
-        if closes:
+        # Who asks before it sends has sent nothing yet, and will not.
+        asks = "expect" in self.headers and not self.record.received_bytes
+        if self._scope["http_version"].startswith("1") and self._unread and (asks or self._is_endless(error)):
             lines.append((b"connection", b"close"))
+        lingers = self._unread and not asks
         await self.send({"type": "http.response.start", "status": error.status, "headers": lines})
-        lingers = self._unread and "expect" not in self.headers
         await self.send({"type": "http.response.body", "body": body, "more_body": lingers})
         if lingers:
             await self._linger()
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _closes(self) -> bool:
-        """Whether the connection must be closed, because what the client still sends is too much or never ends."""
-        if not self._unread or not self._scope["http_version"].startswith("1"):
-            return False
+    def _is_endless(self, error: ServeError) -> bool:
+        """Whether the rest of the body is too long to wait for, or may never end."""
         length = self.headers.get("content-length", "")
-        return not length.isdigit() or int(length[:18]) > _IGNORED_BYTES or "expect" in self.headers
+        return isinstance(error, SlowClientError) or not length.isdigit() or int(length[:18]) > _IGNORED_BYTES
 
     async def _linger(self) -> None:
         """Throws away what the client sends, for a moment: a connection closed at once takes the answer with it."""

@@ -279,6 +279,7 @@ def test_a_body_that_pauses_too_long(models: FakeRepository) -> None:
     reply = ask(impatient(models), "POST", SMALL, [body[:10], body[10:]], headers, pause=1.0)
     assert reply.status == 408
     assert "too slowly" in reply.error
+    assert reply.headers["connection"] == "close"
     assert models.model("small").held == 0
 
 

@@ -345,3 +345,14 @@ def test_an_answer_that_cannot_be_sent_to_its_end(
     assert record.error is not None
     assert record.status == (499 if isinstance(failed, OSError) else 500)
     assert bool(caplog.records) == isinstance(failed, ValueError)
+
+
+def test_a_refusal_that_cannot_be_sent(app: Any) -> None:
+    async def breaking(scope: Any, receive: Any, send: Any) -> None:
+        async def breaks(message: Any) -> None:
+            raise ConnectionResetError
+
+        await app(scope, receive, breaks)
+
+    record = ask(breaking, "GET", "/nowhere").scope["exportkit"]
+    assert record.error.reason == "invalid"
