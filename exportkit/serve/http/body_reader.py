@@ -92,12 +92,10 @@ async def read_body(
     buffer = _Buffer(head, limit, reserve)
     inflater = None if head.coding is None else Inflater(head.coding)
     received, more = 0, True
-    with _Patience(options) as patience:
+    with _Patience(receive, options) as patience:
         while more:
-            message = await receive()
-            chunk, more = _chunk(message)
+            chunk, more = _chunk(await patience.receive())
             received += len(chunk)
-            patience.moved(received)
             if received > limit:
                 raise too_large(limit)
             if inflater is None:
@@ -162,22 +160,29 @@ class _Buffer:
 
 
 class _Patience:
-    """Ends the reading of a body that comes too slowly."""
+    """Receives a body, and ends that when it comes too slowly. Only the time that we wait for the client counts."""
 
-    def __init__(self, options: HttpOptions) -> None:
+    def __init__(self, receive: Receive, options: HttpOptions) -> None:
+        self._receive = receive
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._task: Any = asyncio.current_task()
-        self._began = self._moved = self._loop.time()
+        self._waits_since: float | None = None
+        self._waited = 0.0
         self._received = 0
         self._late = False
 
-    def moved(self, received: int) -> None:
-        """So many bytes have come now."""
-        self._moved, self._received = self._loop.time(), received
+    async def receive(self) -> Message:
+        """Receives the next part."""
+        self._waits_since = began = self._loop.time()
+        message = await self._receive()
+        self._waits_since = None
+        self._waited += self._loop.time() - began
+        self._received += len(message.get("body", b""))
+        return message
 
     def __enter__(self) -> _Patience:
-        self._timer = self._loop.call_at(self._due, self._look)
+        self._timer = self._loop.call_later(self._options.idle_seconds, self._look)
         return self
 
     def __exit__(
@@ -187,21 +192,22 @@ class _Patience:
         if self._late and kind is asyncio.CancelledError:
             if hasattr(self._task, "uncancel"):  # since Python 3.11
                 self._task.uncancel()
-            idle = self._loop.time() - self._moved
+            idle, rate = self._options.idle_seconds, self._options.least_rate
             raise SlowClientError(
-                f"the body comes too slowly: {self._received} bytes came, the last {idle:.0f} seconds ago",
-                hint=f"It may pause for {self._options.idle_seconds:g} seconds, and needs "
-                f"{self._options.least_rate:g} bytes a second.",
+                f"the body comes too slowly: {self._received} bytes came",
+                hint=f"It may pause for {idle:g} seconds, and needs {rate:g} bytes a second after the first {idle:g}.",
             ) from None
 
-    @property
-    def _due(self) -> float:
-        idle = self._options.idle_seconds
-        return min(self._moved + idle, self._began + idle + self._received / self._options.least_rate)
-
     def _look(self) -> None:
-        if self._loop.time() < self._due:
-            self._timer = self._loop.call_at(self._due, self._look)
+        """Looks whether the client is late, and when it would be."""
+        idle = self._options.idle_seconds
+        left = idle
+        if self._waits_since is not None:
+            waits = self._loop.time() - self._waits_since
+            allowed = idle + self._received / self._options.least_rate
+            left = min(idle - waits, allowed - self._waited - waits)
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
         else:
             self._late = True
             self._task.cancel()

@@ -93,7 +93,7 @@ async def asked(
         else:
             assert not reply.complete
             reply.parts.append(message["body"])
-            reply.complete = not message["more_body"]
+            reply.complete = not message.get("more_body", False)
 
     reply.scope = {
         "type": "http",

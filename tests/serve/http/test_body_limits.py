@@ -313,3 +313,11 @@ def test_cancelling_from_outside_is_not_a_slow_client(app: Any, models: FakeRepo
 
     assert asyncio.run(cancelled())
     assert models.model("small").held == 0
+
+
+def test_time_that_we_need_is_not_the_clients(models: FakeRepository) -> None:
+    """What inflates for longer than a body may pause was sent in time."""
+    body, headers = infer_body(("x", "UINT8", [30 << 20], bytes(30 << 20)))
+    headers["content-encoding"] = "gzip"
+    app = make_app(models, HttpOptions(idle_seconds=0.05))  # type: ignore[arg-type]
+    assert ask(app, "POST", "/v2/models/echo/infer", gzip.compress(body, 1), headers).status == 200
