@@ -6,19 +6,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from exportkit.serve.protocol.datatypes import item_size
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor
 from exportkit.serve.protocol.parameters import OutputForm, RegionSlice, checked_request, output_form, region_slice
 from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.protocol.tensor_checks import checked_input, input_of_values
+from exportkit.serve.protocol.tensor_checks import checked_input, input_bytes, input_of_values
 from exportkit.serve.rpc.message_classes import message_class, read_message
 from exportkit.serve.rpc.wire import join, split
 from exportkit.serve.statuses import BadRequestError, NotOfferedError
 
 _REQUEST = message_class("inference.ModelInferRequest")
+_INPUT = message_class("inference.ModelInferRequest.InferInputTensor")
+_CONTENTS = message_class("inference.InferTensorContents")
 _RESPONSE = message_class("inference.ModelInferResponse")
+_INPUTS: int = _REQUEST.INPUTS_FIELD_NUMBER
+_TYPED_INPUT: int = _INPUT.CONTENTS_FIELD_NUMBER
 _RAW_INPUTS: int = _REQUEST.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _RAW_OUTPUTS: int = _RESPONSE.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+
+# More than any model needs. A short message could otherwise become millions of objects.
+_MOST_FIELDS = 4096
+_MOST_INPUTS = 1024
+_MOST_FIELDS_OF_AN_INPUT = 256
+_MOST_BYTES = 256 << 10  # of names, datatypes, shapes and parameters
+_LONG = 1 << 20  # bytes of `contents` from which reading them would keep other requests waiting
 
 # The field of InferTensorContents of each datatype. There is none for 16-bit floats.
 _TYPED: Mapping[str, str] = {
@@ -42,24 +52,28 @@ class ReceivedRequest:
     Attributes:
         model: The name of the model that is asked.
         version: Its version; empty: the newest.
-        size: The bytes of the inputs.
+        size: The bytes of the inputs, as their shapes say.
         regions: Where in shared memory outputs are wanted, by their names.
+        long: Whether `request` needs so long that it should be called in another thread.
     """
 
     def __init__(self, data: bytes) -> None:
-        """Reads a message. Its inputs are not copied yet.
+        """Reads a message, but not the elements of its inputs.
 
         Raises:
             BadRequestError: The bytes are not such a message, or it breaks the protocol.
             NotOfferedError: It asks for a part of the protocol that is not offered.
         """
-        head, raw = split(data, _RAW_INPUTS)
-        self._message = read_message(_REQUEST, head)
-        self._sources = _sources(self._message.inputs, raw)
+        described, raw = split(data, _RAW_INPUTS, _MOST_FIELDS)
+        head, inputs = split(described, _INPUTS, _MOST_FIELDS)
+        self._message = read_message(_REQUEST, _described(head))
+        self._sources = _sources(_inputs(inputs, _MOST_BYTES - len(head)), raw)
         self.model: str = self._message.model_name
         self.version: str = self._message.model_version
         self.size = sum(source.size for source in self._sources)
         self.regions = _regions(self._message.outputs)
+        typed = sum(len(source.typed) for source in self._sources)
+        self.long = typed > _LONG and not any(source.region for source in self._sources)
 
     def request(self, seconds_left: float | None, shared_memory: SharedMemory | None) -> InferRequest:
         """Returns the request, whose inputs do not need the message any more.
@@ -122,11 +136,12 @@ def plain_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Source:
-    """An input's message, and where its elements are: in one of three places."""
+    """An input's message without `contents`, and where its elements are: in one of three places."""
 
     message: Any
-    raw: memoryview | None
-    region: RegionSlice | None
+    typed: bytes
+    raw: memoryview | None = None
+    region: RegionSlice | None = None
 
     @property
     def size(self) -> int:
@@ -135,7 +150,7 @@ class _Source:
             return self.region.size
         if self.raw is not None:
             return self.raw.nbytes
-        return len(self._values()) * item_size(self.message.datatype)
+        return input_bytes(self.message.name, self.message.datatype, self.message.shape)
 
     def tensor(self, shared_memory: SharedMemory | None) -> InputTensor:
         """Returns the checked input."""
@@ -148,39 +163,57 @@ class _Source:
 
     def _values(self) -> Sequence[Any]:
         name, datatype = self.message.name, self.message.datatype
-        item_size(datatype)  # raises for a datatype that there is not
         if datatype not in _TYPED:
             raise BadRequestError(
                 f"the input `{name}` is {datatype}, for which `contents` has no field",
                 hint="Send its bytes in `raw_input_contents`.",
             )
-        for field, _ in self.message.contents.ListFields():
+        contents = read_message(_CONTENTS, self.typed)
+        for field, _ in contents.ListFields():
             if field.name != _TYPED[datatype]:
                 raise BadRequestError(
                     f"the elements of the input `{name}`, which is {datatype}, are in `{field.name}`",
                     hint=f"Put them into `{_TYPED[datatype]}`, or their bytes into `raw_input_contents`.",
                 )
-        values: Sequence[Any] = getattr(self.message.contents, _TYPED[datatype])
+        values: Sequence[Any] = getattr(contents, _TYPED[datatype])
         return values
 
 
-def _sources(inputs: Sequence[Any], raw: Sequence[memoryview]) -> list[_Source]:
+def _described(data: bytes | memoryview, allowed: int = _MOST_BYTES) -> bytes:
+    """Returns a part of the message that is no tensor."""
+    if len(data) > allowed:
+        raise BadRequestError(f"names, shapes and parameters have more than {_MOST_BYTES} bytes")
+    return bytes(data)
+
+
+def _inputs(messages: Sequence[memoryview], allowed: int) -> list[_Source]:
+    """Reads the inputs without their `contents`, which together have at most `allowed` bytes."""
+    if len(messages) > _MOST_INPUTS:
+        raise BadRequestError(f"the request has {len(messages)} inputs; {_MOST_INPUTS} are allowed")
+    sources = []
+    for message in messages:
+        head, contents = split(message, _TYPED_INPUT, _MOST_FIELDS_OF_AN_INPUT)
+        sources.append(_Source(read_message(_INPUT, _described(head, allowed)), b"".join(contents)))
+        allowed -= len(head)
+    return sources
+
+
+def _sources(inputs: Sequence[_Source], raw: Sequence[memoryview]) -> list[_Source]:
     """Finds each input's elements. `raw` has those of the inputs that are not in shared memory, in their order."""
-    regions = [region_slice(tensor.name, plain_parameters(tensor.parameters)) for tensor in inputs]
+    regions = [region_slice(each.message.name, plain_parameters(each.message.parameters)) for each in inputs]
     if not raw:
-        return [_Source(tensor, None, region) for tensor, region in zip(inputs, regions)]
-    for tensor in inputs:
-        if tensor.HasField("contents"):
-            raise BadRequestError(
-                f"the input `{tensor.name}` has `contents`, and the request has `raw_input_contents`",
-                hint="Send the elements of all inputs in the same of the two.",
-            )
+        return [replace(each, region=region) for each, region in zip(inputs, regions)]
+    if typed := [each.message.name for each in inputs if each.typed]:
+        raise BadRequestError(
+            f"the input `{typed[0]}` has `contents`, and the request has `raw_input_contents`",
+            hint="Send the elements of all inputs in the same of the two.",
+        )
     if len(raw) != regions.count(None):
         raise BadRequestError(
             f"the request has {len(raw)} `raw_input_contents` for {regions.count(None)} inputs outside of shared memory"
         )
     left = iter(raw)
-    return [_Source(tensor, None if region else next(left), region) for tensor, region in zip(inputs, regions)]
+    return [replace(each, raw=None if region else next(left), region=region) for each, region in zip(inputs, regions)]
 
 
 def _regions(outputs: Sequence[Any]) -> dict[str, RegionSlice]:

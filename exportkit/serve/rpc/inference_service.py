@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -78,8 +79,9 @@ class InferenceService:
         record.model, record.version = model.name, model.version
         regions = received.regions
         with model.admit(received.size):
-            request = received.request(seconds_left, self._shared_memory)
-            del data, received  # While the request waits, its inputs are in memory once.
+            read = functools.partial(received.request, seconds_left, self._shared_memory)
+            request = await asyncio.to_thread(read) if received.long else read()
+            del data, received, read  # While the request waits, its inputs are in memory once.
             answer = await model.infer(request)
         record.timing = answer.timing
         return encode_infer_answer(answer, regions, self._shared_memory)

@@ -10,27 +10,30 @@ from collections.abc import Iterator, Sequence
 
 from exportkit.serve.statuses import BadRequestError
 
-MAX_FIELDS = 10_000
-"""The most fields of one message. Each is some instructions of Python, and millions of them would hold up everybody."""
-
 _VARINT, _FIXED64, _LENGTH, _GROUP, _END_GROUP, _FIXED32 = range(6)
 
 
-def split(data: bytes, number: int) -> tuple[bytes, list[memoryview]]:
+def split(data: bytes | memoryview, number: int, most_fields: int) -> tuple[bytes | memoryview, list[memoryview]]:
     """Takes the length-delimited fields `number` out of a message.
+
+    Args:
+        data: The message.
+        number: The number of the fields.
+        most_fields: The most fields that the message may have. Each is some instructions of Python, and millions of
+            them would hold up everybody.
 
     Returns:
         The message without these fields, and the value of each as a view of `data`. Whether the rest of the message is
         valid is not checked: who parses it does.
 
     Raises:
-        BadRequestError: The fields cannot be told apart, or there are more than MAX_FIELDS.
+        BadRequestError: The fields cannot be told apart, or there are more than `most_fields`.
     """
     rest: list[memoryview] = []
     values: list[memoryview] = []
     view = memoryview(data)
     mark = 0
-    for start, value, end in _fields(data, number):
+    for start, value, end in _fields(data, number, most_fields):
         rest.append(view[mark:start])
         values.append(view[value:end])
         mark = end
@@ -48,14 +51,14 @@ def join(message: bytes, number: int, values: Sequence[memoryview]) -> bytes:
     return b"".join(parts)
 
 
-def _fields(data: bytes, number: int) -> Iterator[tuple[int, int, int]]:
+def _fields(data: bytes | memoryview, number: int, most: int) -> Iterator[tuple[int, int, int]]:
     """Yields where each length-delimited field `number` starts, where its value starts, and where it ends."""
     at = depth = count = 0
     while at < len(data):
         start = at
         count += 1
-        if count > MAX_FIELDS:
-            raise BadRequestError(f"the message has more than {MAX_FIELDS} fields")
+        if count > most:
+            raise BadRequestError(f"a message has more than {most} fields")
         tag, at = _varint(data, at)
         kind = tag & 7
         value = at
@@ -80,7 +83,7 @@ def _fields(data: bytes, number: int) -> Iterator[tuple[int, int, int]]:
             yield start, value, at
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     value = 0
     for index, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << 7 * index

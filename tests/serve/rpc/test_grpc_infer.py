@@ -11,10 +11,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from hypothesis import given as given_by_hypothesis
+from hypothesis import settings
+from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.rpc.infer_messages import ReceivedRequest
+from exportkit.serve.statuses import ServeError
 from tests.serve.rpc.serving_echo import Served, served
 
 DTYPES = [
@@ -240,6 +245,62 @@ def test_what_is_not_offered_is_refused(echo: Served, client: triton.InferenceSe
     assert error.code().name == "UNIMPLEMENTED"
     assert re.search(expected, error.details())
     assert echo.model.requests == []
+
+
+# --- hostile messages -------------------------------------------------------------------------------------------------
+
+MANY = {
+    "fields": (service_pb2.ModelInferRequest(outputs=[{"name": "x"}] * 5000), "more than 4096 fields"),
+    "inputs": (message(*[raw("x", "INT8", [0])] * 1025), "has 1025 inputs"),
+    "parameters of an input": (
+        message(raw("x", "INT8", [0], **{f"p{i}": 1 for i in range(300)})),
+        "more than 256 fields",
+    ),
+    "bytes of names": (message(raw("x" * (256 << 10), "INT8", [0])), "more than 262144 bytes"),
+    "bytes of names together": (message(*[raw("x" * (100 << 10), "INT8", [0])] * 3), "more than 262144 bytes"),
+    "bytes of parameters": (message(parameters={"x" * (256 << 10): {"int64_param": 1}}), "more than 262144 bytes"),
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_a_message_does_not_become_many_objects(client: triton.InferenceServerClient, what: str):
+    request, expected = MANY[what]
+    error = refusal(client, request)
+    assert error.code().name == "INVALID_ARGUMENT"
+    assert expected in error.details()
+
+
+def test_elements_are_not_read_before_they_have_room(echo: Served, client: triton.InferenceServerClient):
+    error = refusal(client, message(typed("x", "FP64", [1 << 40], fp64_contents=[1])))
+    assert error.details() == f"{8 << 40} bytes are more than {64 << 20}"
+
+
+def test_long_contents_arrive(client: triton.InferenceServerClient):
+    values = np.random.rand(400_000).astype(np.float32)
+    response = client._client_stub.ModelInfer(message(typed("x", "FP32", [400, 1000], fp32_contents=values)))
+    assert response.raw_output_contents[0] == values.tobytes()
+
+
+WHOLE = message(X, raw("y", "BOOL", []), id="1", outputs=[{"name": "x"}], raw_input_contents=[bytes(8), b"\1"])
+SEEDS = [each.SerializeToString() for each in (WHOLE, message(typed("x", "INT8", [2], int_contents=[1, -1])))]
+
+
+@settings(max_examples=300)
+@given_by_hypothesis(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4))
+def test_a_damaged_request_is_read_as_protobuf_reads_it_or_refused(seed: bytes, changes: list[tuple[int, int]]):
+    data = bytearray(seed)
+    for place, byte in changes:
+        data[place % len(data)] = byte
+    try:
+        request = ReceivedRequest(bytes(data)).request(None, None)
+    except ServeError:
+        return
+    theirs = service_pb2.ModelInferRequest.FromString(bytes(data))
+    assert [tensor.name for tensor in request.inputs] == [tensor.name for tensor in theirs.inputs]
+    assert [tensor.shape for tensor in request.inputs] == [tuple(tensor.shape) for tensor in theirs.inputs]
+    assert request.id == theirs.id
+    if theirs.raw_input_contents:
+        assert [bytes(tensor.data) for tensor in request.inputs] == list(theirs.raw_input_contents)
 
 
 # --- shared memory ----------------------------------------------------------------------------------------------------
