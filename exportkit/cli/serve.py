@@ -164,11 +164,12 @@ def _options(**given: Any) -> ServeOptions:
 
     if given["no_grpc"] and given["grpc_port"] is not None:
         raise click.UsageError("--grpc-port and --no-grpc exclude each other.")
-    grpc_port = (
-        None if given["no_grpc"] else ListenOptions.grpc_port if given["grpc_port"] is None else given["grpc_port"]
-    )
+    chosen = ListenOptions.grpc_port if given["grpc_port"] is None else given["grpc_port"]
+    grpc_port = None if given["no_grpc"] else chosen
     if given["port"] and given["port"] == grpc_port:
         raise click.UsageError(f"HTTP and gRPC cannot share port {grpc_port}; give another --port or --grpc-port.")
+    if given["max_queue_bytes"] == 0:
+        raise click.UsageError("--max-queue-bytes 0 would refuse every request.")
     load = LoadOptions(
         devices=given["devices"] or LoadOptions.devices,
         runners=given["runners"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from exportkit.serve.statuses import ServeError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_LOG = logging.getLogger(__name__)
 
 CHALLENGE = (b"www-authenticate", b'Bearer realm="exportkit"')
 _CLOSE = (b"connection", b"close")
@@ -57,9 +60,12 @@ class Observation:
         self.in_flight = 0
 
     def finished(self, finished: Finished) -> None:
-        """Tells the observers."""
+        """Tells the observers. If one fails, the request does not."""
         for observe in self._observers:
-            observe(finished)
+            try:
+                observe(finished)
+            except Exception:
+                _LOG.exception("request %s was not observed", finished.record.id)
 
     def refused(self, remote: str, error: ServeError) -> None:
         """Tells of a refusal that happened before there was a request: of a connection, or of what is not HTTP."""

@@ -15,7 +15,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 import exportkit
 from exportkit.serve.operations.observation import Finished
 
-_NAMES = re.compile(r"(?<=/)(models|versions|region)/[^/]+")
+_NAMES = re.compile(r"(?<=/)(models(?!/stats$)|versions|region)/[^/]+")
 _TEMPLATES = {"models": "models/{model}", "versions": "versions/{version}", "region": "region/{region}"}
 _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"])
 _FLUSH_MILLISECONDS = 2000
@@ -73,9 +73,9 @@ def _of_http(finished: Finished) -> dict[str, Any]:
         "http.request.method": method if method in _METHODS else "_OTHER",
         "http.response.status_code": status,
         "url.path": finished.path,
-        "url.scheme": finished.scheme,
+        "url.scheme": finished.scheme or "http",
     }
-    if status != 404:  # the path of another URL would make a name for each client's mistake
+    if finished.path and status != 404:  # the path of another URL would make a name for each client's mistake
         attributes["http.route"] = _NAMES.sub(lambda found: _TEMPLATES[found[1]], finished.path)
     if status >= 500:
         attributes["error.type"] = str(status)

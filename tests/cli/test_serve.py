@@ -1,0 +1,210 @@
+"""What `exportkit serve` refuses before anything listens. tests/serve/operations runs servers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from exportkit.cli import main
+from exportkit.cli.serve import command
+from exportkit.serve import server
+from exportkit.serve.serve_options import ServeOptions
+from tests.serve.operations.certificates import make_certificates
+
+
+def run(capsys: Any, *arguments: object) -> tuple[int, str, str]:
+    code = main(["serve", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(autouse=True)
+def _does_not_listen(monkeypatch: pytest.MonkeyPatch):
+    """What should have been refused must not start a server in the tests' process."""
+
+    def listens(*_: object) -> None:
+        raise AssertionError("it would have listened")
+
+    monkeypatch.setattr(server, "open_port", listens)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_certificates(tmp_path_factory.mktemp("certificates"))
+    (folder / "open.key").write_bytes((folder / "server.key").read_bytes())
+    (folder / "open.key").chmod(0o644)
+    (folder / "keys.txt").write_text("a-key-of-some-length\n")
+    (folder / "keys.txt").chmod(0o644)
+    command = ["openssl", "ec", "-aes256", "-passout", "pass:x", "-in", "server.key", "-out", "encrypted.key"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    (folder / "encrypted.key").chmod(0o600)
+    return folder
+
+
+def test_help_imports_no_torch_and_names_every_option():
+    code = "import sys; from exportkit.cli import main; main(['serve', '--help']); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"
+    for option in ("--model-repository", "--grpc-port", "--max-delay", "--isolate", "--api-keys", "--drain-timeout"):
+        assert option in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "nothing to serve: give a PACKAGE or --model-repository"),
+        (["none.pt2"], "none.pt2"),
+        (["--model-repository", "{folder}/none"], "none"),
+        (["{package}", "--grpc-port", "9000", "--no-grpc"], "--grpc-port and --no-grpc exclude each other"),
+        (["{package}", "--port", "8001"], "HTTP and gRPC cannot share port 8001"),
+        (["{package}", "--port", "65536"], "65536"),
+        (["{package}", "--device", "cuda:x"], "unknown device 'cuda:x'"),
+        (["{package}", "--runners", "0"], "--runners"),
+        (["{package}", "--max-delay", "-1"], "--max-delay"),
+        (["{package}", "--max-queue-bytes", "0"], "--max-queue-bytes 0 would refuse every request"),
+        (["{package}", "--max-queue-bytes", "much"], "'much' is not a number with a unit"),
+        (["{package}", "--tls-certificate", "{folder}/server.pem"], "TLS needs a certificate and its key"),
+        (["{package}", "--client-ca", "{folder}/authority.pem"], "--client-ca needs TLS"),
+        (
+            ["{package}", "--tls-certificate", "{folder}/client.pem", "--tls-key", "{folder}/server.key"],
+            "server.key does not belong to",
+        ),
+        (
+            ["{package}", "--tls-certificate", "{folder}/server.key", "--tls-key", "{folder}/server.key"],
+            "are not a certificate and its key",
+        ),
+        (
+            ["{package}", "--tls-certificate", "{folder}/server.pem", "--tls-key", "{folder}/open.key"],
+            "chmod o-rwx",
+        ),
+        (
+            ["{package}", "--tls-certificate", "{folder}/server.pem", "--tls-key", "{folder}/encrypted.key"],
+            "encrypted.key is encrypted",
+        ),
+        (
+            [
+                *("{package}", "--tls-certificate", "{folder}/server.pem", "--tls-key", "{folder}/server.key"),
+                *("--client-ca", "{folder}/server.key"),
+            ],
+            "has no certificate in PEM form",
+        ),
+        (["{package}", "--api-keys", "{folder}/keys.txt"], "is open to every user of this machine (mode 0644)"),
+        (["{package}", "{package}"], "would both be served as tiny"),
+    ],
+)
+def test_options_that_mean_nothing_are_usage_errors(
+    tiny_package: Path, folder: Path, capsys: Any, arguments: list[str], says: str
+):
+    code, out, err = run(capsys, *(argument.format(package=tiny_package, folder=folder) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_a_bad_package_is_refused_before_anything_listens(tiny_package: Path, tmp_path: Path, capsys: Any):
+    (tmp_path / "cut.pt2").write_bytes(tiny_package.read_bytes()[:-100])
+    code, out, err = run(capsys, tiny_package, tmp_path / "cut.pt2", "--json")
+    assert code == 3
+    assert json.loads(out)["error"]["kind"] == "NotAnArchiveError"
+    assert "listening" not in err
+
+
+def test_an_unsigned_package_is_refused_by_a_key_and_by_a_policy(
+    tiny_package: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+):
+    key = tmp_path / "key.pem"
+    public = Ed25519PrivateKey.generate().public_key()
+    key.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    code, _, err = run(capsys, tiny_package, "--public-key", key)
+    assert (code, "listening" in err) == (3, False)
+    assert "signature" in err
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": [str(key)]}))
+    policy.chmod(0o644)
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
+    assert run(capsys, tiny_package)[0] == 3
+
+
+def test_an_address_that_is_not_here_says_so(tiny_package: Path, capsys: Any):
+    code, _, err = run(capsys, tiny_package, "--host", "no-such-host.invalid")
+    assert code == 4
+    assert "--host no-such-host.invalid: this machine knows no such address or name" in err
+
+
+@pytest.mark.parametrize(
+    ("missing", "options", "extra"),
+    [
+        ("grpc", (), "serve"),
+        ("google.protobuf", (), "serve"),
+        ("opentelemetry.sdk", ("--traces", "http://x"), "traces"),
+    ],
+)
+def test_a_missing_extra_is_an_error_that_says_what_to_install(
+    tiny_package: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, missing: str, options: Any, extra: str
+):
+    found = importlib.util.find_spec
+
+    def find(name: str) -> Any:
+        return None if name == missing else found(name)
+
+    monkeypatch.setattr("exportkit.serve.operations.installed.find_spec", find)
+    code, _, err = run(capsys, tiny_package, *options)
+    assert code == 4
+    assert f"the Python package {missing}, which is not installed" in err
+    assert f"pip install 'exportkit[{extra}]'" in err
+
+
+def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[ServeOptions] = []
+
+    def note(options: ServeOptions, **_: object) -> bool:
+        asked.append(options)
+        return True
+
+    monkeypatch.setattr(server, "run", note)
+    words = {
+        "--model-repository": folder,
+        "--host": "::1",
+        "--port": 1,
+        "--grpc-port": 2,
+        "--device": "cpu",
+        "--runners": 3,
+        "--max-batch": 4,
+        "--max-delay": 5,
+        "--max-queue-rows": 6,
+        "--max-queue-bytes": "7kB",
+        "--public-key": folder / "server.pem",
+        "--tls-certificate": folder / "server.pem",
+        "--tls-key": folder / "server.key",
+        "--client-ca": folder / "authority.pem",
+        "--api-keys": folder / "keys.txt",
+        "--max-connections": 8,
+        "--drain-timeout": 9,
+        "--traces": "http://localhost:4318/v1/traces",
+    }
+    flags = ["--isolate", "--no-warm-up", "--shared-memory", "--no-access-log"]
+    assert main(["serve", str(tiny_package), *flags, *(str(word) for pair in words.items() for word in pair)]) == 0
+    assert main(["serve", str(tiny_package), "--no-grpc"]) == 0
+    given, plain = asked
+    assert (given.packages, given.repository) == ((tiny_package,), folder)
+    assert (given.load.devices, given.load.runners) == (("cpu",), 3)
+    assert (given.load.isolate, given.load.warm_up, given.load.public_keys) == (True, False, (folder / "server.pem",))
+    limits = given.batch
+    assert (limits.max_rows, limits.max_delay) == (4, 0.005)
+    assert (limits.max_queued_rows, limits.max_queued_bytes) == (6, 7000)
+    listen = given.listen
+    assert (listen.host, listen.port, listen.grpc_port, listen.max_connections) == ("::1", 1, 2, 8)
+    assert (listen.certificate, listen.private_key) == (folder / "server.pem", folder / "server.key")
+    assert (listen.client_authorities, listen.api_keys) == (folder / "authority.pem", folder / "keys.txt")
+    assert (given.shared_memory, given.drain_seconds, given.access_log) == (True, 9, False)
+    assert given.traces == "http://localhost:4318/v1/traces"
+    assert plain == ServeOptions(packages=(tiny_package,), listen=type(listen)(grpc_port=None))
+    options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
+    assert options <= {*words, *flags, "--no-grpc", "--access-log", "--json", "--debug"}

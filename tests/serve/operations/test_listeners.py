@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from exportkit.errors import HostError
+from exportkit.serve.operations.listeners import is_loopback, open_port, reserve_port, url_host
+
+
+def test_every_address_of_a_name_gets_the_same_port():
+    sockets = open_port("localhost", 0, "--port")
+    addresses = {entry[4][0] for entry in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM)}
+    assert {each.getsockname()[0] for each in sockets} == addresses
+    (port,) = {each.getsockname()[1] for each in sockets}
+    for address in addresses:
+        socket.create_connection((address, port)).close()
+    for each in sockets:
+        each.close()
+
+
+def test_a_port_that_is_in_use_is_refused_and_one_that_was_is_not():
+    (first,) = open_port("127.0.0.1", 0, "--port")
+    port = first.getsockname()[1]
+    for refuse in (open_port, reserve_port):
+        with pytest.raises(HostError, match=f"port {port} of 127.0.0.1 is in use") as refusal:
+            refuse("127.0.0.1", port, "--some-port")
+        assert "--some-port" in str(refusal.value)
+    client = socket.create_connection(("127.0.0.1", port))
+    accepted, _ = first.accept()
+    accepted.close()  # the server's side ends first, and stays in TIME_WAIT
+    first.close()
+    client.close()
+    (again,) = open_port("127.0.0.1", port, "--port")
+    again.close()
+
+
+def test_a_reserved_port_can_be_bound_by_who_wants_it():
+    reserved = reserve_port("127.0.0.1", 0, "--grpc-port")
+    port = reserved.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    (listener,) = open_port("127.0.0.1", port, "--grpc-port")
+    reserved.close()
+    socket.create_connection(("127.0.0.1", port)).close()
+    listener.close()
+
+
+def test_an_address_of_another_machine_says_so():
+    with pytest.raises(HostError, match=r"192\.0\.2\.1 is not an address of this machine"):
+        open_port("192.0.2.1", 0, "--port")
+    with pytest.raises(HostError, match="knows no such address or name"):
+        open_port("no-such-host.invalid", 0, "--port")
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)]
+)
+def test_only_loopback_is_for_this_machine(host: str, expected: bool):
+    assert is_loopback(host) is expected
+
+
+def test_urls_have_brackets_around_ipv6():
+    assert (url_host("::1"), url_host("127.0.0.1")) == ("[::1]", "127.0.0.1")
