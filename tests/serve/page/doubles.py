@@ -35,7 +35,7 @@ def manifest(call: m.Call | None = None) -> m.Manifest:
     )
 
 
-ALONE = Batching(None, "the test does not need it")
+ALONE = Batching.impossible("the test does not need it")
 
 
 @dataclass
@@ -58,7 +58,6 @@ class Model:
             version=self.version,
             manifest=self.manifest,
             batching=self.batching,
-            max_rows=4,
             limits=BatchLimits(),
             devices=self.devices,
             runners=1,
@@ -66,7 +65,7 @@ class Model:
         )
 
     def metadata(self) -> dict[str, Any]:
-        return self.described.metadata([self.version])
+        return self.described.metadata()
 
     def config(self) -> dict[str, Any]:
         return self.described.config()

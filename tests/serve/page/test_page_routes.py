@@ -92,7 +92,7 @@ def test_a_page_is_only_read(page: Site):
 
 
 def test_the_status_says_what_models_take_and_what_they_counted():
-    batching = Batching(m.Dimension(name="batch", min=1, max=4))
+    batching = Batching(m.Dimension(name="batch", min=1, max=4), max_rows=4)
     model = Model(devices=("cpu", "cuda:1"), batching=batching, ready=False, failure="it starts again")
     for seconds in (0.002, 0.002, 0.02, 0.2):
         model.counted.succeeded(TIMING, seconds)

@@ -14,7 +14,7 @@ export class Refused extends Error {
   }
 }
 
-/** Sets what asks the user for a key: it gets the server's words, and resolves to the key. */
+/** Sets what asks the user for a key: it gets what the server said about the last one, and resolves to the key. */
 export function onKeyNeeded(ask) {
   let asking = null; // requests that are refused at the same time ask once
   askForKey = (message) => (asking ??= ask(message).finally(() => (asking = null)));
@@ -79,7 +79,7 @@ async function send(path, options) {
     const message = await refusal(response);
     if (response.status !== 401) throw new Refused(message, response.status);
     // Another request may have asked for the key in the meantime.
-    if (key === storedKey()) storeKey(await askForKey(message));
+    if (key === storedKey()) storeKey(await askForKey(key ? message : ""));
   }
 }
 
