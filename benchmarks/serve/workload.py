@@ -41,13 +41,13 @@ class Workload:
         """The bytes of all inputs."""
         return sum(map(len, self.arrays))
 
-    def infer_request(self) -> bytes:
+    def infer_request(self, **parameters: object) -> bytes:
         """An HTTP request of the Open Inference Protocol, with binary tensors in both directions."""
         inputs = [
             {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
             for name, datatype, shape, data in zip(self.names, self.datatypes, self.shapes, self.arrays)
         ]
-        head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+        head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True, **parameters}}).encode()
         fields = {"Inference-Header-Content-Length": len(head)}
         return http_post(f"/v2/models/{self.model}/infer", head + b"".join(self.arrays), fields)
 
@@ -63,11 +63,11 @@ def http_post(path: str, body: bytes, fields: Mapping[str, object]) -> bytes:
     return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
-def workload(package: Path, sizes: str) -> Workload:
+def workload(package: Path, sizes: str, seed: int = 0) -> Workload:
     """Draws a request. `sizes` gives each dimension, as `batch=1,gh=32,gw=32`."""
     with PackageReader(package) as reader:
         call = reader.manifest.call
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     chosen = parse_sizes(sizes, call)
     shapes = [shape_at(tensor, chosen) for tensor in call.inputs]
     arrays = []
