@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +40,7 @@ class _Region:
 
 
 class SharedMemory:
-    """The registered regions. Methods are for one thread at a time.
+    """The registered regions. Methods can be called by several threads.
 
     Files are read and written, never mapped: a client that truncates a mapped file ends the process (SIGBUS), and one
     that writes while the model reads could change what was checked.
@@ -47,6 +49,7 @@ class SharedMemory:
     def __init__(self) -> None:
         """Nothing is registered."""
         self._regions: dict[str, _Region] = {}
+        self._lock = threading.Lock()  # a descriptor that is closed while it is read could become another file's
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Registers `byte_size` bytes from `offset` of the file `key` under /dev/shm.
@@ -54,25 +57,20 @@ class SharedMemory:
         Raises:
             BadRequestError: The name is taken, the key is not a plain name of a regular file, or the file is too small.
         """
-        if not name or name in self._regions:
-            raise BadRequestError(
-                f"a region {shown(name)} is registered" if name else "the region's name is empty",
-                hint="Unregister it first, or choose another name." if name else None,
-            )
-        if len(self._regions) >= _MOST_REGIONS:
-            raise BadRequestError(f"{_MOST_REGIONS} regions are registered, which is the most", hint="Unregister one.")
         if offset < 0 or byte_size < 1 or offset + byte_size > _MOST_BYTES:
             raise BadRequestError(
                 f"the region {shown(name)} has the offset {_clipped(offset)} and the size {_clipped(byte_size)}; "
                 "an offset is not negative, and a size is at least 1"
             )
-        descriptor = _open(key)
-        try:
-            _check_fits(key, descriptor, offset + byte_size)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._regions[name] = _Region(key, offset, byte_size, descriptor)
+        with self._lock:
+            self._check_name(name)
+            descriptor = _open(key)
+            try:
+                _check_fits(key, descriptor, offset + byte_size)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            self._regions[name] = _Region(key, offset, byte_size, descriptor)
 
     def register_body(self, name: str, body: bytes | memoryview) -> None:
         """Registers what the body of an HTTP request says: a JSON object with `key`, `offset` and `byte_size`.
@@ -91,10 +89,11 @@ class SharedMemory:
 
     def unregister(self, name: str = "") -> None:
         """Forgets a region; without a name, all. A name that is not registered changes nothing, as in Triton."""
-        for each in [name] if name else list(self._regions):
-            region = self._regions.pop(each, None)
-            if region is not None:
-                os.close(region.descriptor)
+        with self._lock:
+            for each in [name] if name else list(self._regions):
+                region = self._regions.pop(each, None)
+                if region is not None:
+                    os.close(region.descriptor)
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Returns the regions, or one: `name`, `key`, `offset` and `byte_size` of each.
@@ -102,12 +101,13 @@ class SharedMemory:
         Raises:
             NotServedError: No such region.
         """
-        if name and name not in self._regions:
+        with self._lock:
+            regions = {each: region for each, region in self._regions.items() if name in ("", each)}
+        if name and not regions:
             raise NotServedError(f"no region {shown(name)} is registered")
         return [
             {"name": each, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
-            for each, region in self._regions.items()
-            if name in ("", each)
+            for each, region in regions.items()
         ]
 
     def read(self, where: RegionSlice) -> memoryview:
@@ -116,16 +116,15 @@ class SharedMemory:
         Raises:
             BadRequestError: No such region, the slice leaves it, or the file was truncated.
         """
-        region, start = self._find(where)
-        _check_fits(region.key, region.descriptor, start + where.size)
-        data = aligned_bytes(where.size)
-        done = 0
-        while done < where.size:  # one call reads at most 2 GiB
-            count = os.preadv(region.descriptor, [data[done:]], start + done)
-            if not count:
-                raise BadRequestError(f"the shared memory {shown(region.key)} was truncated while it was read")
-            done += count
-        return data
+        with self._held(where) as (region, start):
+            _check_fits(region.key, region.descriptor, start + where.size)
+            data, done = aligned_bytes(where.size), 0
+            while done < where.size:  # one call reads at most 2 GiB
+                count = os.preadv(region.descriptor, [data[done:]], start + done)
+                if not count:
+                    raise BadRequestError(f"the shared memory {shown(region.key)} was truncated while it was read")
+                done += count
+            return data
 
     def write(self, where: RegionSlice, data: memoryview) -> None:
         """Writes an output to the start of a slice.
@@ -134,34 +133,47 @@ class SharedMemory:
             BadRequestError: No such region, the slice leaves it, the output is larger than it, or the file was
                 truncated.
         """
-        region, start = self._find(where)
         if data.nbytes > where.size:
             raise BadRequestError(
                 f"the output has {data.nbytes} bytes; {where.size} are offered in the region {shown(where.region)}"
             )
-        _check_fits(region.key, region.descriptor, start + where.size)
         data, done = data.cast("B"), 0
-        try:
+        with self._held(where) as (region, start):
+            _check_fits(region.key, region.descriptor, start + where.size)
             while done < len(data):
                 done += os.pwrite(region.descriptor, data[done:], start + done)
-        except OSError as error:
-            raise BadRequestError(f"the region {shown(where.region)} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
         """Forgets all regions."""
         self.unregister()
 
-    def _find(self, where: RegionSlice) -> tuple[_Region, int]:
-        """Returns the region of a slice, and where the slice starts in its file."""
-        region = self._regions.get(where.region)
-        if region is None:
-            raise BadRequestError(f"no region {shown(where.region)} is registered", hint="Register it first.")
-        if where.offset + where.size > region.byte_size:
+    def _check_name(self, name: str) -> None:
+        if not name:
+            raise BadRequestError("the region's name is empty")
+        if name in self._regions:
             raise BadRequestError(
-                f"{where.size} bytes from {where.offset} leave the region {shown(where.region)}, "
-                f"which has {region.byte_size} bytes"
+                f"a region {shown(name)} is registered", hint="Unregister it first, or choose another name."
             )
-        return region, region.offset + where.offset
+        if len(self._regions) >= _MOST_REGIONS:
+            raise BadRequestError(f"{_MOST_REGIONS} regions are registered, which is the most", hint="Unregister one.")
+
+    @contextmanager
+    def _held(self, where: RegionSlice) -> Iterator[tuple[_Region, int]]:
+        """Gives the region of a slice, and where the slice starts in its file. The region stays open meanwhile."""
+        with self._lock:
+            region = self._regions.get(where.region)
+            if region is None:
+                raise BadRequestError(f"no region {shown(where.region)} is registered", hint="Register it first.")
+            if where.offset + where.size > region.byte_size:
+                raise BadRequestError(
+                    f"{where.size} bytes from {where.offset} leave the region {shown(where.region)}, "
+                    f"which has {region.byte_size} bytes"
+                )
+            try:
+                yield region, region.offset + where.offset
+            except OSError as error:
+                said = os.strerror(error.errno or 0)
+                raise BadRequestError(f"the region {shown(where.region)} cannot be used: {said}") from None
 
 
 def offered(shared_memory: SharedMemory | None) -> SharedMemory:

@@ -201,6 +201,33 @@ def test_a_client_that_truncates_while_the_server_reads_and_writes_ends_nothing(
     assert all("was truncated" in refusal or "are needed" in refusal for refusal in refusals)
 
 
+def test_a_region_that_is_unregistered_while_it_is_read_gives_no_other_file(
+    shared_file: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path("/dev/shm") / name
+    other.write_bytes(b"\2" * 4096)
+    shared_file.write_bytes(b"\1" * 4096)
+    memory, read = SharedMemory(), os.preadv
+    memory.register("r", shared_file.name, 0, 4096)
+
+    def exchange() -> None:
+        memory.unregister("r")
+        memory.register("other", other.name, 0, 4096)  # gets the descriptor that is free now
+
+    thread = threading.Thread(target=exchange)
+
+    def preadv(*arguments: Any) -> int:
+        thread.start()
+        thread.join(0.1)
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert memory.read(RegionSlice("r", 0, 4096)) == b"\1" * 4096
+    thread.join()
+    assert [region["name"] for region in memory.status()] == ["other"]
+    memory.close()
+
+
 def test_a_tensor_does_not_change_when_the_client_writes_again(region: SharedMemory, shared_file: Path) -> None:
     tensor = input_of_region(region, "x", "UINT8", [4], RegionSlice("r", 0, 4))
     shared_file.write_bytes(b"\1" * 4096)
