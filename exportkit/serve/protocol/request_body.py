@@ -93,13 +93,11 @@ def parse_body(
     message = read_request(body[:end])
     parameters = read_parameters(message.parameters, "the request")
     default = OutputForm(truth("the request", parameters, "binary_data_output", False))
-    described = read_inputs(message)
-    check_names("input", (tensor.name for tensor in described))
     forms = _forms(read_outputs(message), default)
     names = list(forms.named)
     _check_forms(forms, names, metadata["outputs"], shared_memory)
     inputs = _Inputs(body[end:], header_length, max_bytes, shared_memory)
-    tensors = [inputs.take(tensor) for tensor in described]
+    tensors = [inputs.take(tensor) for tensor in read_inputs(message)]
     inputs.check_end()
     return ParsedBody(checked_request(tensors, names, message.id or "", parameters), forms)
 
