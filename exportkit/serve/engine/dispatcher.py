@@ -55,15 +55,23 @@ class Dispatcher:
         self._threads: list[threading.Thread] = []
         self._copies: list[ModelCopy] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._preparing: list[asyncio.Future[None]] = []
 
     def start(self, copy: ModelCopy, make_runner: Callable[[], Runner], count: int) -> None:
         """Starts `count` runners of a copy."""
         self._copies.append(copy)
         for _ in range(count):
-            self._threads.append(
-                threading.Thread(target=self._serve, args=(copy, make_runner), name="exportkit runner", daemon=True)
+            prepared = self._loop.create_future()
+            self._preparing.append(prepared)
+            thread = threading.Thread(
+                target=self._serve, args=(copy, make_runner, prepared), name="exportkit runner", daemon=True
             )
-            self._threads[-1].start()
+            self._threads.append(thread)
+            thread.start()
+
+    async def prepared(self) -> None:
+        """Waits until every runner could take a batch. Raises what one of them raised."""
+        await asyncio.gather(*self._preparing)
 
     async def run(self, request: CheckedRequest, *, priority: int, timeout: float | None) -> Ran:
         """Runs a request when its turn comes. Cancelling the task takes it out of the queue.
@@ -174,26 +182,30 @@ class Dispatcher:
 
     # --- in the runners' threads --------------------------------------------------------------------------------------
 
-    def _post(self, outcomes: Sequence[_Outcome]) -> None:
+    def _call_loop(self, function: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits
-            self._loop.call_soon_threadsafe(self._deliver, outcomes)
+            self._loop.call_soon_threadsafe(function, *args)
 
-    def _serve(self, copy: ModelCopy, make_runner: Callable[[], Runner]) -> None:
-        runner: Runner | None = None
+    def _serve(self, copy: ModelCopy, make_runner: Callable[[], Runner], prepared: asyncio.Future[None]) -> None:
+        try:
+            runner = make_runner()
+        except Exception as error:
+            self._call_loop(prepared.set_exception, error)
+            return
+        self._call_loop(prepared.set_result, None)
         answers: Sequence[Ran | ServeError]
         while (batch := self._next(copy)) is not None:
             began = time.monotonic()
             requests = [ticket.payload.request for ticket in batch.tickets]
             try:
                 with self._counted.running():
-                    runner = runner or make_runner()
                     answers = runner.run(requests, [batch.taken - ticket.arrived for ticket in batch.tickets])
             except Exception as error:  # nobody else would answer
                 _log.exception("a runner failed")
                 answers = [BackendError(f"the runner failed: {error}") for _ in requests]
             with self._changed:
                 self._batcher.finished(batch, time.monotonic() - began)
-            self._post(list(zip(batch.tickets, answers)))
+            self._call_loop(self._deliver, list(zip(batch.tickets, answers)))
             del batch, requests, answers  # the tensors of the last batch are not needed while this thread waits
 
     def _next(self, copy: ModelCopy) -> Batch[Waiting] | None:
@@ -209,7 +221,7 @@ class Dispatcher:
                 for ticket in batch.tickets if batch is not None else ():
                     self._left(ticket)
                 if late := self._drop_late(now):
-                    self._post(late)
+                    self._call_loop(self._deliver, late)
                 if batch is not None:
                     return batch
                 self._changed.wait(_LIFE_SIGN_SECONDS)
@@ -219,5 +231,4 @@ class Dispatcher:
         if copy.restore() or any(each.alive for each in self._copies):
             return
         reason = copy.failure or "the model was closed"
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.fail_waiting, lambda: NotReadyError(reason))
+        self._call_loop(self.fail_waiting, lambda: NotReadyError(reason))

@@ -16,6 +16,7 @@ from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.tensor_bytes import bytes_of
 from exportkit.serve.engine.transfer import transfer_to
+from exportkit.serve.engine.warm_up import flat_inputs
 from exportkit.serve.protocol.inference import OutputTensor, Timing
 from exportkit.serve.statuses import BackendError, NotReadyError, ServeError
 
@@ -33,18 +34,25 @@ class Ran:
 class Runner:
     """Runs batches on one copy. Only one thread uses it."""
 
-    def __init__(self, copy: ModelCopy, outputs: Sequence[TensorOutput], counted: Statistics) -> None:
-        """Prepares the way to the copy's device.
+    def __init__(
+        self, copy: ModelCopy, outputs: Sequence[TensorOutput], counted: Statistics, *, warm_up: bool = False
+    ) -> None:
+        """Prepares the way to the copy's device, in the thread that will use it.
 
         Args:
             copy: The copy, which other runners may call as well.
             outputs: The manifest's outputs.
             counted: Counts the batches.
+            warm_up: Runs the first recorded case: libraries of CUDA and OpenMP prepare themselves in each thread anew.
         """
         self._copy = copy
         self._outputs = list(zip([output.name for output in outputs], datatypes(outputs)))
         self._counted = counted
         self._transfer = transfer_to(copy.device)
+        if warm_up and copy.model.cases:
+            inputs = [tensor.cpu() for tensor in flat_inputs(copy.model.manifest, copy.model.cases[0])]
+            with self._transfer.on_stream(), copy.turn():
+                self._transfer.back(copy.call(self._transfer.join([inputs])))
 
     def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> list[Ran | ServeError]:
         """Runs requests together. If that fails, each runs once more alone, so that only the bad one fails.

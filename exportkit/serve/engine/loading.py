@@ -53,7 +53,7 @@ def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits,
             weights=weights.name if weights else None,
         )
         undo.pop_all()
-        return LoadedCopies(tuple(copies), described)
+        return LoadedCopies(tuple(copies), described, options.warm_up)
 
 
 def _load(path: Path, device: str, options: LoadOptions, weights: Path | None) -> Model:

@@ -203,18 +203,19 @@ class Repository:
             entry.state, entry.reason = "LOADING", ""
         try:
             copies = await asyncio.to_thread(load_copies, package, self._options.load, self._options.batch, weights)
+            same = old is None or old.version == copies.described.version
+            model = ServedModel(copies, entry.counted if same else Statistics())
+            await model.prepared()
+            if self._draining:
+                await model.close()
+                raise NotReadyError("the server drains")
         except BaseException as error:
             if old is None:
                 entry.state = "UNAVAILABLE"
                 entry.reason = error.message if isinstance(error, ExportkitError) else type(error).__name__
             raise
-        if self._draining:
-            await asyncio.to_thread(copies.close)
-            raise NotReadyError("the server drains")
-        if old is not None and old.version != copies.described.version:
-            entry.counted = Statistics()
-        model = ServedModel(copies, entry.counted)
         model.versions = lambda: [each.version for each in self.models() if each.name == model.name]
+        entry.counted = model.counted
         entry.counted.load_seconds = time.perf_counter() - began
         entry.served, entry.state, entry.reason, entry.loaded = model, "READY", "", loaded
         entry.version = model.version

@@ -36,6 +36,7 @@ class LoadedCopies:
 
     copies: tuple[ModelCopy, ...]
     described: Described
+    warm_up: bool = True
 
     def close(self) -> None:
         """Frees the copies. Blocks."""
@@ -61,7 +62,7 @@ class ServedModel:
     counted: Statistics
 
     def __init__(self, loaded: LoadedCopies, counted: Statistics) -> None:
-        """Starts the runners.
+        """Starts the runners. `prepared` says when they are ready.
 
         Args:
             loaded: What to serve.
@@ -80,7 +81,7 @@ class ServedModel:
         batcher: Batcher[Waiting] = Batcher(described.limits, described.batching.max_rows)
         self._dispatcher = Dispatcher(batcher, counted)
         for copy in loaded.copies:
-            make_runner = partial(Runner, copy, self.manifest.call.outputs, counted)
+            make_runner = partial(Runner, copy, self.manifest.call.outputs, counted, warm_up=loaded.warm_up)
             self._dispatcher.start(copy, make_runner, described.runners)
         self._held_bytes = 0
         self._accepted = 0  # bodies that are read, and requests that are not answered yet
@@ -89,6 +90,14 @@ class ServedModel:
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
         self._successor: ServedModel | None = None
+
+    async def prepared(self) -> None:
+        """Waits until every runner is warmed up. If one fails, the model is closed, and its error is raised."""
+        try:
+            await self._dispatcher.prepared()
+        except Exception:
+            await self.close()
+            raise
 
     @property
     def ready(self) -> bool:

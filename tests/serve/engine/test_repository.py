@@ -19,6 +19,7 @@ from exportkit.package.signing import sign_package
 from exportkit.serve.batching.limits import BatchLimits
 from exportkit.serve.engine.folder import newest_last, packages_in, single_package
 from exportkit.serve.engine.loading import load_copies
+from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError
@@ -123,6 +124,46 @@ def test_a_package_that_answers_its_recorded_case_wrongly_is_not_served(tmp_path
     package = rows.write(tmp_path / "rows.pt2", rows.example(2), wrong=0.5)
     with pytest.raises(BackendError, match=r"recorded case 0 wrongly on cpu: sum: 6 of 6 elements differ"):
         run(serving(package).__aenter__())
+
+
+def test_a_runner_that_cannot_begin_is_an_error_of_loading(rows_package, monkeypatch):
+    """Simulated: the device gives no stream."""
+
+    def broken(device):
+        raise RuntimeError("no stream")
+
+    async def ask():
+        async with serving(rows_package) as repository:
+            before = only(repository)
+            monkeypatch.setattr("exportkit.serve.engine.execution.transfer_to", broken)
+            await repository.unload("rows")
+            with pytest.raises(BackendError, match="the model rows cannot be loaded: no stream"):
+                await repository.load("rows", {})
+            assert not before.ready
+            assert states(repository) == [("rows", "1", "UNAVAILABLE")]
+            monkeypatch.undo()
+            await repository.load("rows", {})
+            await only(repository).infer(request(rows.example(1)))
+
+    run(ask())
+
+
+def test_every_runner_is_warm_before_the_model_is_ready(rows_package, monkeypatch):
+    calls = []
+    call = ModelCopy.call
+
+    def watched(self, inputs):
+        calls.append(threading.current_thread().name)
+        return call(self, inputs)
+
+    monkeypatch.setattr(ModelCopy, "call", watched)
+
+    async def ask():
+        async with serving(rows_package, runners=3) as repository:
+            assert calls.count("exportkit runner") == 3
+            assert only(repository).counted.executions == 0
+
+    run(ask())
 
 
 def test_signatures_are_demanded(rows_package, tmp_path):

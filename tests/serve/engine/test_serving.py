@@ -280,23 +280,6 @@ def test_a_request_that_runs_too_long_is_told_in_time(meeting_package):
     run(ask())
 
 
-def test_a_runner_that_cannot_begin_answers_with_the_reason(meeting_package, monkeypatch):
-    """Simulated: the device gives no stream."""
-
-    def broken(device):
-        raise RuntimeError("no stream")
-
-    async def ask():
-        monkeypatch.setattr("exportkit.serve.engine.execution.transfer_to", broken)
-        async with serving(meeting_package) as repository:
-            with pytest.raises(BackendError, match="the runner failed: no stream"):
-                await only(repository).infer(request(call()))
-            monkeypatch.undo()
-            await only(repository).infer(request(call()))
-
-    run(ask())
-
-
 # --- how much may wait ------------------------------------------------------------------------------------------------
 
 
