@@ -16,6 +16,7 @@ from exportkit.serve.engine import model_copy
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.statuses import BackendError, NotReadyError
 from tests.fixtures.softpool_library import ABORT, RAISE, SEGFAULT
+from tests.runtime.isolation import eventually
 from tests.serve.engine.asking import only, request, serving, tensors
 
 
@@ -153,6 +154,16 @@ def test_a_package_that_was_replaced_is_not_loaded_in_the_old_ones_place(misbeha
             assert only(repository).manifest.call != model.manifest.call
 
     run(ask())
+
+
+def test_a_model_tells_whether_it_can_be_called(rows_package):
+    with exportkit.load(rows_package) as here, exportkit.load(rows_package, isolate=True) as isolated:
+        assert here.alive
+        assert isolated.alive
+        os.kill(isolated.pid, signal.SIGKILL)
+        assert eventually(lambda: not isolated.alive)
+    assert not here.alive
+    assert not isolated.alive
 
 
 def test_a_broken_device_counts_as_a_dead_model(rows_package, monkeypatch):
