@@ -74,18 +74,26 @@ class _Application:
         exchange = Exchange(scope, receive, send, self._options)
         scope["app"] = self  # so that Starlette's routes raise their refusals
         scope["path"] = scope["path"].rstrip("/") or "/"
+        headers: Mapping[str, str] | None = None
         try:
             _check_origin(scope["method"], exchange.headers)
             await self._app(scope, exchange.receive, exchange.send)
+            return
         except ServeError as error:
-            await exchange.refuse(error)
+            refusal = _without_frames(error)
         except HTTPException as error:
-            await exchange.refuse(_of_starlette(error, scope), error.headers)
+            refusal, headers = _of_starlette(error, scope), error.headers
         except Exception as error:
             _log.exception("request %s: %s %s failed", exchange.record.id, scope["method"], scope["path"][:_SHOWN])
-            await exchange.refuse(
-                ServeError(f"the server failed ({type(error).__name__})", hint="Its log says why, by the x-request-id.")
-            )
+            text = f"the server failed ({type(error).__name__})"
+            refusal = ServeError(text, hint="Its log says why, by the x-request-id.")
+        await exchange.refuse(refusal, headers)
+
+
+def _without_frames(error: ServeError) -> ServeError:
+    """Returns an error that does not keep the request's body alive while the refusal is sent."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _check_origin(method: str, headers: Mapping[str, str]) -> None:

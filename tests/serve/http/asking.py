@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,7 @@ async def asked(
     chunked: bool = False,
     pause: float = 0.0,
     leaves: asyncio.Event | bool = False,
+    begins: Callable[[], None] | None = None,
     http_version: str = "1.1",
 ) -> Reply:
     """Asks.
@@ -59,6 +60,7 @@ async def asked(
         chunked: Whether Content-Length is left out.
         pause: Seconds before each chunk.
         leaves: Whether the client goes away after the body, or when.
+        begins: Called when the answer begins.
         http_version: The version of HTTP.
     """
     chunks = iter([body] if isinstance(body, bytes) else body)
@@ -88,6 +90,8 @@ async def asked(
     async def send(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             assert not reply.status
+            if begins is not None:
+                begins()
             reply.status = message["status"]
             reply.headers = {name.decode(): value.decode() for name, value in message["headers"]}
         else:

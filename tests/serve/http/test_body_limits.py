@@ -18,6 +18,7 @@ from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.content_coding import PIECE, Inflater, coding_of_answer, deflated
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.datatypes import item_size
+from exportkit.serve.protocol.inference import InferRequest, OutputTensor
 from exportkit.serve.statuses import BadRequestError
 from tests.serve.http.asking import ask, asked, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
@@ -141,6 +142,40 @@ def test_memory_is_for_what_came_and_not_for_what_was_announced(models: FakeRepo
 def resident() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "status"),
+    [("forgets", 8 << 20, 200), ("forgets", 8 << 20 | 4, 413), ("absent-minded", 8 << 20, 400)],
+)
+def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, status: int) -> None:
+    """A client that takes its answer slowly does not hold the memory of its request as well."""
+
+    def forget(request: InferRequest) -> list[OutputTensor]:
+        if model != "forgets":
+            raise BadRequestError("never mind")
+        return [OutputTensor("x", "UINT8", (1,), memoryview(b"x"))]
+
+    double = FakeModel(model, {"x": ("UINT8", [-1])}, 8 << 20, forget)
+    app = make_app(FakeRepository(double), QUICK)  # type: ignore[arg-type]
+    body, headers = infer_body(("x", "UINT8", [size], bytes(size)))
+    chunks = [body[start : start + 60_000] for start in range(0, len(body), 60_000)]
+    held: list[int] = []
+    tracemalloc.start()
+    reply = ask(
+        app,
+        "POST",
+        f"/v2/models/{model}/infer",
+        chunks,
+        headers,
+        chunked=True,
+        begins=lambda: held.append(tracemalloc.get_traced_memory()[0]),
+    )
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert reply.status == status
+    assert peak > 8 << 20
+    assert held[0] < 1 << 20
 
 
 # --- compression ------------------------------------------------------------------------------------------------------
