@@ -48,6 +48,7 @@ class RpcOptions:
         allow: Says whether a value of `authorization` is allowed. None: everybody may call.
         shared_memory: The regions that clients may register. None: they may not.
         observe: Gets each request when it is over.
+        max_connections: The most connections that are open at the same time. gRPC closes more at once.
     """
 
     host: str = "127.0.0.1"
@@ -56,6 +57,7 @@ class RpcOptions:
     allow: Allow | None = None
     shared_memory: SharedMemory | None = None
     observe: Observe | None = None
+    max_connections: int = 1024
 
 
 class GrpcServer:
@@ -75,6 +77,7 @@ class GrpcServer:
         largest = max([_SMALLEST_LIMIT, *(model.max_body for model in repository.models())]) + _HEADROOM
         limits = (
             ("grpc.max_receive_message_length", min(largest, _LARGEST_LIMIT)),
+            ("grpc.max_allowed_incoming_connections", options.max_connections),
             ("grpc.max_send_message_length", -1),
         )
         self._server = grpc.aio.server(options=[*_CHANNEL, *limits])

@@ -198,17 +198,30 @@ def test_a_message_beyond_every_model_is_refused_and_the_server_goes_on(loop: as
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_the_limit_is_for_the_decompressed_message(echo: Served, channel: grpc.Channel, compression: grpc.Compression):
-    echo.model.max_body = 1 << 40
-    error = failure(channel, message=request(80 << 20), compression=compression)
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert echo.model.requests == []
+def test_the_limit_is_for_the_decompressed_message(loop: asyncio.AbstractEventLoop, compression: grpc.Compression):
+    repository = EchoRepository(EchoModel(max_body=1))
+    with served(loop, repository) as echo, grpc.insecure_channel(echo.address) as channel:
+        echo.model.max_body = 1 << 40  # gRPC keeps to its limit
+        error = failure(channel, message=request(12 << 20), compression=compression)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert echo.model.requests == []
 
 
 def test_models_beyond_2_gib_do_not_overflow_the_limit(loop: asyncio.AbstractEventLoop):
     repository = EchoRepository(EchoModel(max_body=1 << 50))
     with served(loop, repository) as echo, grpc.insecure_channel(echo.address, UNLIMITED) as channel:
         assert len(channel.unary_unary(INFER)(request(9 << 20))) > 9 << 20
+
+
+def test_more_connections_than_allowed_are_closed_at_once(loop: asyncio.AbstractEventLoop):
+    own = [("grpc.use_local_subchannel_pool", 1)]  # or channels share a connection
+    with served(loop, max_connections=1) as echo, grpc.insecure_channel(echo.address, own) as first:
+        assert first.unary_unary(INFER)(request())
+        with grpc.insecure_channel(echo.address, own) as second:
+            assert failure(second).code() is grpc.StatusCode.UNAVAILABLE
+            assert first.unary_unary(INFER)(request())
+            first.close()
+            assert second.unary_unary(INFER)(request(), wait_for_ready=True, timeout=60)
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------

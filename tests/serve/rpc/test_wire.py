@@ -78,13 +78,13 @@ def check(data: bytes) -> bool:
     return True
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(messages)
 def test_what_protobuf_reads_is_split_as_protobuf_reads_it(data: bytes):
     check(data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(broken)
 def test_what_protobuf_refuses_is_refused(data: bytes):
     check(data)
