@@ -23,6 +23,7 @@ from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedEr
 
 Fields = dict[str, Any]
 
+_EXTENSIONS = ("model_repository", "model_configuration", "statistics", "schedule_policy")
 _STREAMED = message_class("inference.ModelStreamInferResponse")
 _MOST_IN_A_STREAM = 64  # requests of a stream that wait or run, as many as a client without streams may well send
 
@@ -96,8 +97,8 @@ class InferenceService:
 
     async def ServerMetadata(self, _: Any) -> Fields:
         """The server's name, version and extensions."""
-        extensions = ["model_repository", "model_configuration", "statistics", "schedule_policy"]
-        return {"name": "exportkit", "version": exportkit.__version__, "extensions": extensions}
+        memory = [] if self._shared_memory is None else ["system_shared_memory"]
+        return {"name": "exportkit", "version": exportkit.__version__, "extensions": [*_EXTENSIONS, *memory]}
 
     async def ModelReady(self, request: Any) -> Fields:
         """Whether a model answers. A model that is unknown does not."""

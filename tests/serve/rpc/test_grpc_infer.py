@@ -294,6 +294,7 @@ def test_tensors_in_shared_memory(loop: Any, region: Path):
     content = bytes(range(12))
     region.write_bytes(bytes(8) + content + bytes(44))
     with served(loop, shared_memory=SharedMemory()) as echo, triton.InferenceServerClient(echo.address) as client:
+        assert "system_shared_memory" in client.get_server_metadata().extensions
         client.register_system_shared_memory("mine", f"/{region.name}", 64)
         status = client.get_system_shared_memory_status(as_json=True)
         assert status["regions"]["mine"] == {"name": "mine", "key": f"/{region.name}", "byte_size": "64"}
