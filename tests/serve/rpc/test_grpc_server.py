@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,32 @@ def test_the_limit_is_for_the_decompressed_message(loop: asyncio.AbstractEventLo
         error = failure(channel, message=request(12 << 20), compression=compression)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert echo.model.requests == []
+
+
+BOMB = """
+import sys, grpc
+channel = grpc.insecure_channel(sys.argv[1])
+try:
+    channel.unary_unary(sys.argv[2])(bytes(100_000_000), compression=grpc.Compression.Gzip)
+except grpc.RpcError as error:
+    print(error.code().name)
+"""
+
+
+def test_a_bomb_is_not_inflated(loop: asyncio.AbstractEventLoop):
+    def peak() -> int:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        assert found
+        return int(found[1]) << 10
+
+    with served(loop, EchoRepository(EchoModel(max_body=1))) as echo:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = peak()
+        done = subprocess.run(
+            [sys.executable, "-c", BOMB, echo.address, INFER], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == "RESOURCE_EXHAUSTED"
+        assert peak() - before < 50 << 20
 
 
 def test_models_beyond_2_gib_do_not_overflow_the_limit(loop: asyncio.AbstractEventLoop):
