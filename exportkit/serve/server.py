@@ -300,7 +300,7 @@ class _Server:
 
     async def _drain(self, http: _HttpServer, answering: asyncio.Future[None], grpc: GrpcServer | None) -> None:
         seconds = self._options.drain_seconds
-        self._report(f"draining: {_requests(self.observation.in_flight)} not answered yet")
+        self._report("draining: what was accepted is answered, what is new is refused")
 
         async def answered() -> None:
             await self._repository.drain()
@@ -310,9 +310,8 @@ class _Server:
         try:
             await asyncio.wait_for(answered(), seconds)
         except asyncio.TimeoutError:
-            left = _requests(self.observation.in_flight)
             raise NotAnsweredError(
-                f"{left} not answered within {seconds:g} seconds", hint="--drain-timeout allows more."
+                f"accepted requests were not answered within {seconds:g} seconds", hint="--drain-timeout allows more."
             ) from None
         self._report("every accepted request was answered")
 
@@ -347,10 +346,6 @@ async def _first(*awaited: Awaitable[Any]) -> None:
         for task, each in zip(tasks, awaited):
             if task is not each:
                 task.cancel()
-
-
-def _requests(number: int) -> str:
-    return "1 request is" if number == 1 else f"{number} requests are"
 
 
 def devices_of(model: ServedModel) -> list[str]:

@@ -43,7 +43,7 @@ class Metrics:
     """
 
     def __init__(self, models: Models, in_flight: Callable[[], int]) -> None:
-        """Registers everything. `in_flight` returns the number of requests that are not over."""
+        """Registers everything. `in_flight` returns the number of requests over HTTP that are not over."""
         self.registry = CollectorRegistry()
         self.registry.register(_ModelCollector(models))
         self.registry.register(_GpuCollector())
@@ -56,7 +56,7 @@ class Metrics:
             registry=self.registry,
         )
         Gauge(
-            "exportkit_requests_in_flight", "Requests of every kind that are not over.", registry=self.registry
+            "exportkit_requests_in_flight", "Requests over HTTP that are not over.", registry=self.registry
         ).set_function(in_flight)
         self._refused = Counter(
             "exportkit_rejected",

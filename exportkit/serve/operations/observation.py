@@ -52,7 +52,7 @@ class Observation:
     """Calls the observers for each request.
 
     Attributes:
-        in_flight: The requests that are not over.
+        in_flight: The requests over HTTP that are not over.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:

@@ -20,7 +20,7 @@ import tritonclient.http as triton_http
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serve.operations.asking_tiny import INFER, arrays, body, expected, mean, triton_inputs
-from tests.serve.operations.server_processes import Launcher, ServerProcess
+from tests.serve.operations.server_processes import ROOT, Launcher, ServerProcess
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,18 @@ def test_requests_are_counted_by_what_became_of_them(server: ServerProcess):
         assert after[f"exportkit_{gauge}", "tiny", "1"] == 0
     assert after["process_resident_memory_bytes",] > 1e7
     assert not [sample for sample in after if sample[0].endswith("_created")]
+
+
+def test_the_documents_name_every_metric(server: ServerProcess):
+    server.ask("/v2/none")
+    names = {name.removeprefix("exportkit_") for name, *_ in metrics(server) if name.startswith("exportkit_")}
+    names = {re.sub("_(count|sum|bucket)$", "", name) for name in names}
+    document = (ROOT / "docs" / "serving.md").read_text()
+    table = document.partition("| metric | counts |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines()[2:]))) == {
+        *names,
+        "request_failure_total",  # there is one after the first failure
+    }
 
 
 def test_metrics_come_in_the_form_of_openmetrics_too(server: ServerProcess):
@@ -224,7 +236,7 @@ def test_what_was_accepted_is_answered_after_sigterm_and_what_is_new_is_refused(
     assert server.wait() == 0
     channel.close()
     assert server.report[-2:] == [
-        "draining: 1 request is not answered yet",
+        "draining: what was accepted is answered, what is new is refused",
         "every accepted request was answered",
     ]
     with pytest.raises(ConnectionRefusedError):
@@ -272,7 +284,9 @@ def test_the_drain_timeout_ends_it_with_1_and_says_how_many_were_left(launcher: 
     held = Held(server)
     server.signal(signal.SIGTERM)
     assert server.wait() == 1
-    assert server.report[-1] == ("error: 1 request is not answered within 0.3 seconds. --drain-timeout allows more.")
+    assert server.report[-1] == (
+        "error: accepted requests were not answered within 0.3 seconds. --drain-timeout allows more."
+    )
     del held
 
 
