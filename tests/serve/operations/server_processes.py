@@ -34,7 +34,6 @@ for line in sys.stdin:
     if pid == 0:
         for descriptor, name in enumerate((os.devnull, job["out"], job["err"])):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), descriptor)
-        os.environ.update(job["environment"])
         break
     children.append(pid)
     print(pid, flush=True)
@@ -45,6 +44,7 @@ else:
         except ProcessLookupError:
             continue
     sys.exit()
+exec(job["before"])
 sys.exit(main(job["arguments"]))
 """
 
@@ -123,7 +123,8 @@ class ServerProcess:
     @property
     def address(self) -> tuple[str, int]:
         """The host and port of HTTP."""
-        host, _, port = self.started["http"].partition("://")[2].rpartition(":")
+        url = self.started["http"] if self.started else self.report[0].removeprefix("listening on ").partition(";")[0]
+        host, _, port = url.partition("://")[2].rpartition(":")
         return host, int(port)
 
     def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPConnection:
@@ -172,15 +173,15 @@ class Launcher:
         self._template.stdin.flush()
         return json.loads(self._template.stdout.readline())
 
-    def start(self, *arguments: Any, environment: dict[str, str] | None = None) -> ServerProcess:
-        """Starts `exportkit serve` on free ports."""
+    def start(self, *arguments: Any, before: str = "") -> ServerProcess:
+        """Starts `exportkit serve` on free ports, after the statements `before`."""
         out, err = self._files()
         words = ["serve", *map(str, arguments), "--json"]
         if "--port" not in words:
             words += ["--port", "0"]
         if "--no-grpc" not in words and "--grpc-port" not in words:
             words += ["--grpc-port", "0"]
-        job = {"arguments": words, "out": str(out), "err": str(err), "environment": environment or {}}
+        job = {"arguments": words, "out": str(out), "err": str(err), "before": before}
         pid = self._ask(job)
         ended: list[int] = []
 

@@ -279,7 +279,7 @@ def test_no_request_of_a_busy_server_is_lost_when_it_ends(launcher: Launcher, ti
     assert statuses.count(None) <= 8
 
 
-def test_the_drain_timeout_ends_it_with_1_and_says_how_many_were_left(launcher: Launcher, tiny_package: Path):
+def test_the_drain_timeout_ends_it_with_1_and_says_so(launcher: Launcher, tiny_package: Path):
     server = launcher.start(tiny_package, "--drain-timeout", "0.3", "--no-grpc").wait_until_ready()
     held = Held(server)
     server.signal(signal.SIGTERM)
@@ -301,3 +301,32 @@ def test_a_second_ctrl_c_ends_it_at_once(launcher: Launcher, tiny_package: Path)
     assert server.wait() == 130
     assert server.report[-1] == "interrupted"
     del held
+
+
+def test_while_models_are_loaded_it_is_live_and_a_signal_ends_it(launcher: Launcher, tiny_package: Path):
+    endless = "import exportkit.serve.engine.repository as r, time; r.load_copies = lambda *_: time.sleep(3600)"
+    server = launcher.start(tiny_package, before=endless)
+    server.until(lambda: "listening" in server.errors)
+    assert server.ask("/v2/health/live")[0] == 200
+    assert server.ask("/v2/health/ready")[0] == 503
+    status, headers, answer = server.ask(INFER, body())
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert "the model tiny is not ready" in json.loads(answer)["error"]
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert server.report[1:] == ["ended before the models were loaded"]
+
+
+def test_a_package_that_cannot_be_loaded_ends_it_with_the_exit_code_of_the_reason(
+    launcher: Launcher, tiny_package: Path, tmp_path: Path
+):
+    good = tmp_path / "good.pt2"
+    good.write_bytes(tiny_package.read_bytes())
+    content = bytearray(good.read_bytes())
+    content[len(content) // 2] ^= 1  # in the middle of compiled code, which is read when it is loaded
+    (tmp_path / "changed.pt2").write_bytes(content)
+    server = launcher.start(good, tmp_path / "changed.pt2")
+    assert server.wait() == 3
+    assert "listening on" in server.errors
+    assert "error: " in server.errors
+    assert not server.started
