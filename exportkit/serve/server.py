@@ -39,9 +39,10 @@ from exportkit.serve.operations.access_log import AccessLog
 from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
 from exportkit.serve.operations.connections import KEEP_ALIVE_SECONDS, ConnectionLimits, LimitedProtocol
 from exportkit.serve.operations.line_writer import LineWriter
-from exportkit.serve.operations.listeners import is_loopback, open_port, reserve_port, url_host
+from exportkit.serve.operations.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
 from exportkit.serve.operations.metrics import Metrics
 from exportkit.serve.operations.observation import Finished, Observation, ObservedApp, Observer
+from exportkit.serve.operations.process_log import log_failures
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
@@ -102,7 +103,9 @@ def run(options: ServeOptions, *, started: Ready, report: Report) -> bool:
     tls, keys = _checked(options)
     for warning in _warnings(options.listen):
         report(f"warning: {warning}")
+    log_failures()
     disable_created_metrics()
+    allow_files(options.listen.max_connections)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     server = _Server(options, tls, keys, started, report)
@@ -218,6 +221,7 @@ class _Server:
             self._report(f"listening on {url}; loading models")
             opening = asyncio.ensure_future(self._repository.open())
             await _first(opening, answering, self._stop.wait())
+            _check_alive(answering)
             if not opening.done():
                 return False
             try:
@@ -228,6 +232,7 @@ class _Server:
                 raise
             self._say_ready(url, grpc)
             await _first(answering, self._stop.wait())
+            _check_alive(answering)
             await self._drain(http, answering, grpc)
         finally:
             http.should_exit = http.force_exit = True
@@ -335,6 +340,13 @@ class _Server:
             self._report(f"read the API keys of {keys.path} again")
         except UsageError as error:
             self._report(f"error: the API keys stay as they were: {error.message}")
+
+
+def _check_alive(answering: asyncio.Future[None]) -> None:
+    """Fails if HTTP ended by itself, rather than going on without it."""
+    if answering.done():
+        answering.result()
+        raise RuntimeError("uvicorn ended by itself")
 
 
 async def _first(*awaited: Awaitable[Any]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import resource
 import socket
 from contextlib import ExitStack
 
 from exportkit.errors import HostError
 
 _BACKLOG = 2048
+_OTHER_FILES = 1024  # packages, libraries, worker processes, shared memory, gRPC
 
 
 def open_port(host: str, port: int, option: str) -> list[socket.socket]:
@@ -59,6 +61,15 @@ def reserve_port(host: str, port: int, option: str) -> socket.socket:
         reserved.close()
         raise _refusal(error, address, port, option) from error
     return reserved
+
+
+def allow_files(connections: int) -> None:
+    """Raises this process's limit of open files, as far as it may, so that so many connections fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def is_loopback(host: str) -> bool:

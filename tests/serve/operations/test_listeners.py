@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import resource
 import socket
 
 import pytest
 
 from exportkit.errors import HostError
-from exportkit.serve.operations.listeners import is_loopback, open_port, reserve_port, url_host
+from exportkit.serve.operations.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
 
 
 def test_every_address_of_a_name_gets_the_same_port():
@@ -58,6 +59,20 @@ def test_an_address_of_another_machine_says_so():
 )
 def test_only_loopback_is_for_this_machine(host: str, expected: bool):
     assert is_loopback(host) is expected
+
+
+def test_as_many_files_may_be_open_as_connections_need():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        allow_files(500)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(1524, hard), hard)
+        allow_files(10**7)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        allow_files(1)  # does not lower it
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_urls_have_brackets_around_ipv6():
