@@ -23,9 +23,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium, without a window. Each test opens a context of its own in it."""
+    """The system's Chromium, without a window. Each test opens a context of its own in it.
+
+    A module's, not the session's: playwright keeps an event loop in this thread, and other tests begin theirs.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:

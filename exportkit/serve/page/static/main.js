@@ -37,7 +37,7 @@ function show() {
   const at = performance.now() / 1e3;
   for (const model of models) {
     const place = address(model);
-    if (!views.has(place)) views.set(place, new ModelView(model, bounds));
+    if (views.get(place)?.outdated(model) ?? true) views.set(place, new ModelView(model, bounds));
     views.get(place).update(model, at);
   }
   const here = new Set(models.map(address));

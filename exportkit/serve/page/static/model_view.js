@@ -9,8 +9,14 @@ import { bytes, duration, ranges, shape, whole } from "./words.js";
 export class ModelView {
   constructor(model, bounds) {
     this.model = model;
+    this.call = callOf(model);
     this.live = new Live(bounds);
     this.built = null;
+  }
+
+  /** Whether a model of the same name and version is called otherwise: another package was loaded. */
+  outdated(model) {
+    return this.call !== callOf(model);
   }
 
   /** What is shown, made when it is first asked for: a server may have many models. */
@@ -64,6 +70,8 @@ export class ModelView {
     this.shown = shown;
   }
 }
+
+const callOf = ({ dimensions, inputs, outputs }) => JSON.stringify([dimensions, inputs, outputs]);
 
 function change(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -4,6 +4,7 @@ import { decode, known } from "./tensors.js";
 
 const KEY = "exportkit-api-key";
 const HEADER = "Inference-Header-Content-Length";
+const PATIENCE = 10_000; // ms that the status may take; a model may take as long as it takes
 let askForKey = async () => null;
 
 /** What the server refused, with its own words. */
@@ -22,7 +23,7 @@ export function onKeyNeeded(ask) {
 
 /** Returns /page/status. */
 export async function status() {
-  return (await send("page/status", {})).json();
+  return (await send("page/status", {}, PATIENCE)).json();
 }
 
 /**
@@ -70,16 +71,28 @@ function readOutputs(body, length) {
   return outputs;
 }
 
-async function send(path, options) {
+async function send(path, options, patience) {
   for (;;) {
     const key = storedKey();
     const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-    const response = await fetch(path, { ...options, headers, cache: "no-store" });
+    const response = await within(patience, (signal) => fetch(path, { signal, ...options, headers, cache: "no-store" }));
     if (response.ok) return response;
     const message = await refusal(response);
     if (response.status !== 401) throw new Refused(message, response.status);
     // Another request may have asked for the key in the meantime.
     if (key === storedKey()) storeKey(await askForKey(key ? message : ""));
+  }
+}
+
+/** Calls what can be aborted, and aborts it after some time. */
+async function within(patience, call) {
+  if (patience === undefined) return call(undefined);
+  const late = new AbortController();
+  const timer = setTimeout(() => late.abort(), patience);
+  try {
+    return await call(late.signal);
+  } finally {
+    clearTimeout(timer);
   }
 }
 

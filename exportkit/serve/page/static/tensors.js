@@ -1,6 +1,7 @@
 // The protocol's binary tensors as typed arrays. They are little-endian, as every machine is that runs a browser.
 
 const PLAIN = {
+  __proto__: null,
   BOOL: Uint8Array,
   UINT8: Uint8Array,
   UINT16: Uint16Array,
@@ -13,7 +14,7 @@ const PLAIN = {
   FP32: Float32Array,
   FP64: Float64Array,
 };
-const HALVES = { FP16: [toFP16, fromFP16], BF16: [toBF16, fromBF16] };
+const HALVES = { __proto__: null, FP16: [toFP16, fromFP16], BF16: [toBF16, fromBF16] };
 const BITS = { float: new Float32Array(1) };
 BITS.integer = new Uint32Array(BITS.float.buffer);
 

@@ -1,7 +1,7 @@
 // Light or dark: as the system says, unless the button says otherwise.
 
 const KEY = "exportkit-theme";
-const NEXT = { system: "light", light: "dark", dark: "system" };
+const NEXT = { __proto__: null, system: "light", light: "dark", dark: "system" };
 
 /** Makes a button go through the themes, and remembers the choice. */
 export function setUpTheme(button) {
