@@ -18,6 +18,11 @@ export function fill(element, ...children) {
   return element;
 }
 
+/** A name such as "batch.mask", which may go on in the next line after a dot. */
+export function dotted(name) {
+  return name.split(/(?<=\.)/).flatMap((part) => [part, el("wbr")]);
+}
+
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name, value);

@@ -1,6 +1,6 @@
 // Everything about one model: what it is, what it does now, and a way to try it.
 
-import { el, fill } from "./dom.js";
+import { dotted, el, fill } from "./dom.js";
 import { Live } from "./live.js";
 import { TryAny } from "./try_any.js";
 import { TryRegions } from "./try_regions.js";
@@ -86,7 +86,7 @@ function tensors(title, list, model) {
     const sizes = ranges([tensor.shape], model.dimensions);
     const text = el("code", {}, `${tensor.dtype}${shape(tensor.shape)}`);
     const where = sizes ? el("span", { class: "faint" }, sizes) : null;
-    return el("tr", {}, el("th", { scope: "row" }, tensor.name), el("td", {}, text, where && " ", where));
+    return el("tr", {}, el("th", { scope: "row" }, dotted(tensor.name)), el("td", {}, text, where && " ", where));
   });
   const head = el("tr", {}, el("th", { scope: "col" }, title), el("th", { scope: "col" }, "dtype, sizes and their ranges"));
   return el("table", { class: "tensors", "aria-label": title }, el("thead", {}, head), el("tbody", {}, rows));

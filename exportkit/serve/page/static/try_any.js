@@ -1,6 +1,6 @@
 // A try-it for any model: sizes and what fills the inputs are chosen, the outputs' shapes and first values are shown.
 
-import { el, fill } from "./dom.js";
+import { dotted, el, fill } from "./dom.js";
 import { infer } from "./requests.js";
 import { encode, floating, itemBytes, known, product } from "./tensors.js";
 import { bytes, duration, element, shape } from "./words.js";
@@ -82,19 +82,14 @@ export class TryAny {
     const rows = [...outputs].map(([name, { datatype, shape: sizes, values }]) => {
       const first = values === null ? "not shown" : Array.from(values.slice(0, FIRST), element).join(", ");
       const more = values !== null && values.length > FIRST ? ", …" : "";
-      return el(
-        "tr",
-        {},
-        el("th", { scope: "row" }, name),
-        el("td", {}, `${datatype} ${shape(sizes)}`),
-        el("td", {}, el("code", {}, first + more || "empty")),
-      );
+      const kind = el("span", { class: "faint" }, `${datatype}${shape(sizes)}`);
+      return el("tr", {}, el("th", { scope: "row" }, dotted(name)), el("td", {}, kind, el("code", {}, first + more || "empty")));
     });
-    const head = el("tr", {}, ["output", "shape", "first values"].map((name) => el("th", { scope: "col" }, name)));
+    const head = ["output", "datatype, shape and first values"].map((text) => el("th", { scope: "col" }, text));
     fill(
       this.result,
       el("p", {}, "Answered in ", el("b", {}, duration(seconds)), ", both ways and this page included."),
-      el("table", { "aria-label": "Outputs" }, el("thead", {}, head), el("tbody", {}, rows)),
+      el("table", { class: "tensors", "aria-label": "Outputs" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)),
     );
   }
 }
