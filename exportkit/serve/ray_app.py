@@ -109,7 +109,6 @@ def _check_keys(kind: type, given: Any, where: str) -> None:
     backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
     autoscaling_config={"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 16},
     health_check_period_s=5,
-    max_surge_percent=25,  # an old replica answers until a new one is ready
 )
 @serve.ingress()
 class Replica:

@@ -24,13 +24,19 @@ class ObservedReplica(_Replica):
         return _observed(super().__serve_build_asgi_app__())
 
 
+def app(args: dict[str, Any]) -> Any:
+    """Builds the application, as ray_app.app does."""
+    observed: Any = ray_app.Replica.options(func_or_class=ObservedReplica)
+    return observed.bind(ray_app.options_of(args))
+
+
 def _observed(inner: ASGIApp) -> ASGIApp:
     journal = os.open(os.environ[JOURNAL], os.O_WRONLY | os.O_APPEND)
 
     def write(event: str, request: str) -> None:
         os.write(journal, f"{event} {os.getpid()} {request}\n".encode())  # survives the process
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def observed(scope: Scope, receive: Receive, send: Send) -> None:
         if not scope.get("path", "").endswith("/infer"):
             return await inner(scope, receive, send)
         request = dict(scope["headers"]).get(b"x-test-request", b"-").decode()
@@ -44,7 +50,7 @@ def _observed(inner: ASGIApp) -> ASGIApp:
 
         await inner(scope, receive, sent)
 
-    return app
+    return observed
 
 
 class Journal:
