@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from ray import serve
 from ray.serve.config import BackpressureConfig
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exportkit.errors import UsageError
 from exportkit.serve.engine.repository import Repository
@@ -121,7 +121,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns what answers requests."""
-        return _Draining(make_app(self._repository, HttpOptions(), middleware=(_one_of_many,)), self._repository)
+        return _InReplica(make_app(self._repository, HttpOptions(), middleware=(_one_of_many,)), self._repository)
 
     async def check_health(self) -> None:
         """Raises if a model is lost. Ray then replaces the replica."""
@@ -159,20 +159,29 @@ def _one_of_many(inner: ASGIApp) -> ASGIApp:
     return guarded
 
 
-class _Draining:
-    """Drains the models when Ray ends the replica, which it does after the last request or its time limit."""
+class _InReplica:
+    """Drains the models when Ray ends the replica, which it does after the last request or its time limit.
+
+    Ray's own proxy, to which HAProxy falls back, pickles what a replica sends; memory that is lent cannot be pickled.
+    """
 
     def __init__(self, inner: ASGIApp, repository: Repository) -> None:
         self._inner = inner
         self._repository = repository
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            return await self._inner(scope, receive, send)
-        while (kind := (await receive())["type"]) != "lifespan.shutdown":
-            await send({"type": f"{kind}.complete"})
-        await self._repository.drain()
-        await send({"type": "lifespan.shutdown.complete"})
+        if scope["type"] == "lifespan":
+            while (kind := (await receive())["type"]) != "lifespan.shutdown":
+                await send({"type": f"{kind}.complete"})
+            await self._repository.drain()
+            return await send({"type": "lifespan.shutdown.complete"})
+
+        async def owned(message: Message) -> None:
+            if isinstance(message.get("body"), memoryview):
+                message = {**message, "body": bytes(message["body"])}
+            await send(message)
+
+        await self._inner(scope, receive, owned)
 
 
 def absolute(options: ServeOptions) -> ServeOptions:

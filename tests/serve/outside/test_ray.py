@@ -78,7 +78,9 @@ def deploy(folder: Path, args: dict[str, Any] | None = None, **settings: Any) ->
         "route_prefix": "/",
         "import_path": "tests.serve.outside.observed_replica:app",
         "args": {"repository": str(folder)} | (args or {}),
-        "deployments": [{"name": NAME, "autoscaling_config": None, "num_replicas": 2, **settings}],
+        "deployments": [
+            {"name": NAME, "autoscaling_config": None, "num_replicas": 2, "max_replicas_per_node": 1, **settings}
+        ],
     }
     _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
     end = time.monotonic() + 120
@@ -108,8 +110,6 @@ class Load:
 
     send: Callable[[str], np.ndarray]
     sent: int = 0
-    # When each request was sent.
-    began: dict[str, float] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -138,7 +138,6 @@ class Load:
         while not self._ended.is_set():
             request = f"{id(self)}-{thread}-{number}"
             number += 1
-            self.began[request] = time.monotonic()
             try:
                 np.testing.assert_allclose(self.send(request), RIGHT * 3, rtol=1e-5)
             except Exception as error:
@@ -188,26 +187,10 @@ def two_replicas(load: Load, journal: Journal) -> set[int]:
     return found
 
 
-def kill(process: int) -> float:
-    """Kills a process, and returns when it had no connection any more."""
-    os.kill(process, signal.SIGKILL)
-    while is_running(process):
-        time.sleep(0.001)
-    return time.monotonic()
-
-
-def is_running(process: int) -> bool:
-    """Whether a process has open connections: a zombie has none."""
-    try:
-        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def assert_lost_there(load: Load, journal: Journal, dead: int) -> None:
     """Asserts that all is lost that a dead process had begun and not answered, and nothing that another one began.
 
-    What it had received and not begun is lost as well.
+    A request that was sent there and had not begun is lost as well, until HAProxy and Ray notice.
     """
     in_flight = journal.in_flight(dead) - {"-"}
     assert in_flight
@@ -257,20 +240,19 @@ def test_tritonclient_is_answered(cluster: Any):
             client.load_model("tiny")
 
 
-def test_a_killed_replica_loses_what_was_in_flight_there_and_nothing_else(cluster: Any, folder: Path):
+def test_a_killed_replica_loses_what_was_in_flight_there(cluster: Any, folder: Path):
     journal = Journal(folder / "journal")
     with Load(plain()) as load:
         victim = two_replicas(load, journal).pop()
-        gone = kill(victim)
+        os.kill(victim, signal.SIGKILL)
         load.wait_for(20 * THREADS)
     assert_lost_there(load, journal, victim)
-    assert max(load.began[request] for request in load.lost) <= gone
 
 
 def test_a_client_that_repeats_loses_nothing_with_a_killed_replica(cluster: Any, folder: Path):
     journal = Journal(folder / "journal")
     with Load(repeating()) as load:
-        kill(two_replicas(load, journal).pop())
+        os.kill(two_replicas(load, journal).pop(), signal.SIGKILL)
         load.wait_for(20 * THREADS)
     assert load.lost == {}
 
