@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from exportkit.cli import main
 from exportkit.cli.serve import command
 from exportkit.serve import server
-from exportkit.serve.serve_options import ServeOptions
+from exportkit.serve.serve_options import ListenOptions, ServeOptions
 from tests.serve.operations.certificates import make_certificates
 
 
@@ -136,6 +136,27 @@ def test_an_address_that_is_not_here_says_so(tiny_package: Path, capsys: Any):
     code, _, err = run(capsys, tiny_package, "--host", "no-such-host.invalid")
     assert code == 4
     assert "--host no-such-host.invalid: this machine knows no such address or name" in err
+
+
+KEYS, CERTIFICATE, AUTHORITY = Path("keys.txt"), Path("cert.pem"), Path("ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("listen", "warns"),
+    [
+        (ListenOptions(), []),
+        (ListenOptions(host="localhost"), []),
+        (ListenOptions(host="0.0.0.0"), ["whoever reaches 0.0.0.0 may use the models"]),
+        (ListenOptions(host="::", certificate=CERTIFICATE), ["whoever reaches :: may use the models"]),
+        (ListenOptions(host="0.0.0.0", api_keys=KEYS), ["API keys cross the network in clear text"]),
+        (ListenOptions(host="0.0.0.0", api_keys=KEYS, certificate=CERTIFICATE), []),
+        (ListenOptions(host="0.0.0.0", client_authorities=AUTHORITY, certificate=CERTIFICATE), []),
+    ],
+)
+def test_who_listens_to_others_without_asking_who_they_are_is_warned(listen: ListenOptions, warns: list[str]):
+    given = list(server._warnings(listen))
+    assert [text for text, start in zip(given, warns) if text.startswith(start)] == given
+    assert len(given) == len(warns)
 
 
 @pytest.mark.parametrize(

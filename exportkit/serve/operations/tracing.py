@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
@@ -18,7 +19,7 @@ from exportkit.serve.operations.observation import Finished
 _NAMES = re.compile(r"(?<=/)(models(?!/stats$)|versions|region)/[^/]+")
 _TEMPLATES = {"models": "models/{model}", "versions": "versions/{version}", "region": "region/{region}"}
 _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"])
-_FLUSH_MILLISECONDS = 2000
+_LAST_SECONDS = 3.0
 
 
 class Traces:
@@ -48,9 +49,10 @@ class Traces:
         span.end(end)
 
     def close(self) -> None:
-        """Sends what is left, for a moment."""
-        self._provider.force_flush(_FLUSH_MILLISECONDS)
-        self._provider.shutdown()
+        """Sends what is left, for a moment. A collector that does not answer does not hold up the end."""
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(_LAST_SECONDS)
 
 
 def traces_to(endpoint: str) -> Traces:
