@@ -44,9 +44,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option(
     "--runners",
     type=click.IntRange(min=1, max=1024),
-    default=1,
-    show_default=True,
-    help="Batches of a model that run at the same time on each device.",
+    help="Batches of a model that run at the same time on each device. Default: 1 on a CPU, 2 on a GPU.",
 )
 @click.option("--max-batch", type=click.IntRange(min=1), help="The most rows of a batch. Default: the model's limit.")
 @click.option(

@@ -14,14 +14,15 @@ class LoadOptions:
 
     Attributes:
         devices: A copy of each model is loaded on each. `auto` is one CUDA device, or the CPU.
-        runners: The number of batches that run at the same time on each device.
+        runners: The number of batches that run at the same time on each device. None: one on a CPU, and two on a GPU,
+            where the copies of one batch overlap the computation of another.
         public_keys: One of these keys must have signed each package. Empty: as the policies of this machine say.
         isolate: Whether each model runs in a worker process, which is started again if it dies.
         warm_up: Whether the recorded cases run before a model is ready.
     """
 
     devices: tuple[str, ...] = ("auto",)
-    runners: int = 1
+    runners: int | None = None
     public_keys: tuple[Path, ...] = ()
     isolate: bool = False
     warm_up: bool = True

@@ -49,18 +49,23 @@ def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits,
             batching=batching,
             limits=limits,
             devices=tuple(str(copy.device) for copy in copies),
-            runners=options.runners,
+            runners=options.runners or max(_default_runners(copy.device.type) for copy in copies),
             weights=weights.name if weights else None,
         )
         undo.pop_all()
         return LoadedCopies(tuple(copies), described, options.warm_up)
 
 
+def _default_runners(device: str) -> int:
+    """Returns how many batches run at the same time. `auto` may become either device."""
+    return 1 if device == "cpu" else 2
+
+
 def _load(path: Path, device: str, options: LoadOptions, weights: Path | None) -> Model:
     model = load(
         path,
         device,
-        options.runners,
+        options.runners or _default_runners(device),
         public_key=list(options.public_keys) or None,
         isolate=options.isolate,
     )
