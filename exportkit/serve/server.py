@@ -33,6 +33,7 @@ from exportkit.package.trust import demand
 from exportkit.runtime.targets import parse_device
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.heap import collect_requests, keep_freed_memory
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.operations.access_log import AccessLog
@@ -101,6 +102,7 @@ def run(options: ServeOptions, *, started: Ready, report: Report) -> bool:
         KeyboardInterrupt: A second SIGINT.
     """
     tls, keys = _checked(options)
+    keep_freed_memory()
     for warning in _warnings(options.listen):
         report(f"warning: {warning}")
     log_failures()
@@ -226,6 +228,7 @@ class _Server:
                 return False
             try:
                 opening.result()
+                collect_requests()
                 grpc = await self._start_grpc(reserved)
             except ExportkitError:
                 await self._repository.drain()  # frees the models that were loaded before

@@ -34,3 +34,29 @@ def faults(how: str) -> int:
 
 def test_a_request_reuses_the_pages_of_the_one_before():
     assert faults("kept") < faults("default") / 10
+
+
+CYCLES = """
+import gc, sys, weakref
+gc.set_threshold(100_000)
+if sys.argv[1] == "often":
+    from exportkit.serve.heap import collect_requests
+    collect_requests()
+class Request: pass
+def request():
+    one = Request()
+    one.itself = one
+    return weakref.ref(one)
+left = [request() for _ in range(5000)]
+print(sum(each() is not None for each in left))
+"""
+
+
+def left_behind(how: str) -> int:
+    done = subprocess.run([sys.executable, "-c", CYCLES, how], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def test_what_a_request_leaves_behind_is_collected_soon():
+    assert left_behind("rarely") == 5000
+    assert left_behind("often") < 1000
