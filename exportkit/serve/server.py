@@ -49,8 +49,8 @@ from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.rpc.calls import Call
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
+from exportkit.serve.rpc.rpc_calls import Call
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 
 _LOG_SECONDS = 2.0

@@ -10,10 +10,10 @@ import grpc
 from exportkit.errors import HostError
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.rpc.calls import Allow, Observe, answering, refusing, streaming
 from exportkit.serve.rpc.health_service import HealthService
 from exportkit.serve.rpc.inference_service import InferenceService
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods
+from exportkit.serve.rpc.rpc_calls import Allow, Observe, answering, refusing, streaming
 from exportkit.serve.statuses import NotOfferedError
 
 _SMALLEST_LIMIT = 4 << 20  # gRPC's own limit: it keeps room for names, parameters and small messages

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.rpc.calls import Call
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods, read_message
+from exportkit.serve.rpc.rpc_calls import Call
 from exportkit.serve.statuses import NotReadyError, NotServedError
 
 _SECONDS_BETWEEN_LOOKS = 0.5

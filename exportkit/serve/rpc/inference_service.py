@@ -14,10 +14,10 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.rpc.calls import Call, Observe
 from exportkit.serve.rpc.in_order import answers_in_order
 from exportkit.serve.rpc.infer_messages import ReceivedRequest, encode_infer_answer, plain_parameters
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods, read_message
+from exportkit.serve.rpc.rpc_calls import Call, Observe
 from exportkit.serve.rpc.wire import join
 from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError, ServeError
 

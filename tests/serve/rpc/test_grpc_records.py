@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.rpc.calls import Call
+from exportkit.serve.rpc.rpc_calls import Call
 from exportkit.serve.statuses import QueueFullError
 from tests.serve.rpc.serving_echo import Served, served
 from tests.serve.rpc.test_grpc_server import CHECK, INFER, failure, request
