@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from exportkit.errors import HostError
 from exportkit.serve.serve_options import ServeOptions
@@ -34,11 +35,12 @@ def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None
     except ImportError as error:
         raise HostError(f"cannot serve on Ray: {error}", hint="`pip install 'exportkit[serve,ray]'`.") from error
     made = application(absolute(options))
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
     local = not os.environ.get("RAY_ADDRESS")
-    ray.init(log_to_driver=False, configure_logging=False, **({"include_dashboard": False} if local else {}))
+    where: dict[str, Any] = {"address": "local", "include_dashboard": False} if local else {}
+    ray.init(log_to_driver=False, configure_logging=False, **where)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # after ray.init, which has its own
+        signal.signal(number, lambda *_: ended.set())
     try:
         serve.start(http_options={"host": options.listen.host, "port": options.listen.port})
         serve.run(made, name=NAME)
@@ -46,6 +48,4 @@ def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None
         ended.wait()
     finally:
         serve.delete(NAME)  # drains
-        if local:
-            serve.shutdown()
-        ray.shutdown()
+        ray.shutdown()  # ends the cluster, if it was made here

@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[3]
 PORT = 18700
 URL = f"http://127.0.0.1:{PORT}"
 THREADS = 8
+SETTINGS = {"autoscaling_config": None, "num_replicas": 2, "max_replicas_per_node": 1}
 
 
 @pytest.fixture(scope="module")
