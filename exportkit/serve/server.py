@@ -284,6 +284,7 @@ class _Server:
             allow=None if self._keys is None else self._keys.allow,
             shared_memory=self._memory,
             observe=self._observe_call,
+            max_connections=self._options.listen.max_connections,
         )
         with reserved:
             server = GrpcServer(self._repository, options)
