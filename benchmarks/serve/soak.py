@@ -54,7 +54,7 @@ def main() -> None:
     log = Path(tempfile.mkdtemp(prefix="soak-")) / "server.log"
     print(f"the server's log: {log}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        package = Path(shutil.copy(options.package, folder))  # which is written again and again
+        package = Path(shutil.copy(options.package, folder))  # which is replaced again and again
         command = serve_command(package, port, "--isolate", "--max-batch", str(MAX_BATCH))
         with running(command, port, cores=os.sched_getaffinity(0), log=log) as server:
             soak = Soak(
@@ -189,10 +189,12 @@ class Soak:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def _reload(self, chance: random.Random) -> None:
-        """Loads the model again, as if its file had been replaced: what did not change is not loaded again."""
+        """Replaces the package's file and loads the model again. What did not change would not be loaded again."""
         if self._stopping.wait(RELOAD_SECONDS):
             return
-        os.utime(self._package)
+        new = self._package.with_suffix(".new")
+        shutil.copy(self._package, new)
+        os.replace(new, self._package)
         connection = Connection(self._server.port, timeout=120)
         status, body = connection.request(http_post(f"/v2/repository/models/{self._model}/load", b"{}", {}))
         self._count("loads")
