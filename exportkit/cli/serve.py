@@ -99,7 +99,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     type=click.IntRange(min=1, max=1_000_000),
     default=1024,
     show_default=True,
-    help="The most open HTTP connections.",
+    help="The most open connections of HTTP, and as many of gRPC.",
 )
 @click.option(
     "--drain-timeout",

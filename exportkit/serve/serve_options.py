@@ -40,7 +40,7 @@ class ListenOptions:
         private_key: The certificate's key (PEM), not encrypted.
         client_authorities: Clients must show a certificate that one of these authorities (PEM) signed.
         api_keys: A file with one API key a line. None: no key is asked for.
-        max_connections: The most HTTP connections that are open at the same time.
+        max_connections: The most connections of HTTP that are open at the same time, and as many of gRPC.
     """
 
     host: str = "127.0.0.1"

@@ -107,7 +107,7 @@ def run(options: ServeOptions, *, started: Ready, report: Report) -> bool:
         report(f"warning: {warning}")
     log_failures()
     disable_created_metrics()
-    allow_files(options.listen.max_connections)
+    allow_files(2 * options.listen.max_connections)  # HTTP's and gRPC's
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     server = _Server(options, tls, keys, started, report)
