@@ -79,9 +79,7 @@ def deploy(folder: Path, args: dict[str, Any] | None = None, **settings: Any) ->
         "route_prefix": "/",
         "import_path": "tests.serve.outside.observed_replica:app",
         "args": {"repository": str(folder)} | (args or {}),
-        "deployments": [
-            {"name": NAME, "autoscaling_config": None, "num_replicas": 2, "max_replicas_per_node": 1, **settings}
-        ],
+        "deployments": [{"name": NAME, **SETTINGS, **settings}],
     }
     _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
     end = time.monotonic() + 120
