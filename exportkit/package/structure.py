@@ -71,7 +71,9 @@ def flatten(
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise UsageError(f"{path} is a {kind}, which a package cannot describe", hint=_advice(kind))
 
-    return visit(value, where, 0), leaves
+    node = visit(value, where, 0)
+    del visit  # A function that calls itself is a circle, which would keep the leaves until Python looks for circles.
+    return node, leaves
 
 
 def unflatten(node: Node, leaves: Sequence[Leaf]) -> Any:

@@ -19,6 +19,21 @@ def request_id(given: str | None) -> str:
     return given if given is not None and _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
 
 
+@dataclass(frozen=True)
+class Failure:
+    """What is told of a ServeError. The error itself keeps the request's body, in the frames that it came through.
+
+    Attributes:
+        code: The name of the gRPC status.
+        reason: The label in the metrics.
+        text: What the client was told.
+    """
+
+    code: str
+    reason: str
+    text: str
+
+
 @dataclass
 class RequestRecord:
     """One request, filled as it becomes known.
@@ -45,12 +60,12 @@ class RequestRecord:
     model: str = ""
     version: str = ""
     status: int = 0
-    error: ServeError | None = None
+    error: Failure | None = None
     received_bytes: int = 0
     sent_bytes: int = 0
     timing: Timing | None = None
 
     def failed(self, error: ServeError) -> None:
         """Records why there is no answer."""
-        self.error = error
+        self.error = Failure(error.code, error.reason, error.text)
         self.status = error.status

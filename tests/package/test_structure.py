@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import gc
+import weakref
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
 
@@ -212,3 +214,15 @@ def test_a_named_tuple_that_python_cannot_make_is_refused(class_name, fields):
     with pytest.raises(ManifestConsistencyError) as caught:
         builder(node)
     assert "\n" not in caught.value.message
+
+
+def test_leaves_live_no_longer_than_they_are_used():
+    leaf = Leaf()
+    seen = weakref.ref(leaf)
+    gc.disable()
+    try:
+        flatten({"one": [leaf]}, lambda value: isinstance(value, Leaf))
+        del leaf
+        assert seen() is None
+    finally:
+        gc.enable()

@@ -214,7 +214,8 @@ class Repository:
                 entry.state = "UNAVAILABLE"
                 entry.reason = error.message if isinstance(error, ExportkitError) else type(error).__name__
             raise
-        model.versions = lambda: [each.version for each in self.models() if each.name == model.name]
+        name = model.name  # the model itself would keep what it has in memory, by a circle
+        model.versions = lambda: [each.version for each in self.models() if each.name == name]
         entry.counted = model.counted
         entry.counted.load_seconds = time.perf_counter() - began
         entry.served, entry.state, entry.reason, entry.loaded = model, "READY", "", loaded

@@ -72,7 +72,7 @@ class ServedModel:
         self.name, self.version, self.manifest = described.name, described.version, described.manifest
         self.counted = counted
         counted.runners = len(loaded.copies) * described.runners
-        self.versions: Callable[[], Sequence[str]] = lambda: [self.version]
+        self.versions: Callable[[], Sequence[str]] = lambda: [described.version]
         self.max_body = min(described.largest_inputs(), described.limits.max_queued_bytes)
         self._limits = described.limits
         self._metadata = described.metadata()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from exportkit.serve.http.asgi import make_app
+from exportkit.serve.http.body_reader import BodyHead
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import UnauthorizedError
@@ -289,6 +291,22 @@ def test_middleware_refuses_and_finds_the_record(models: FakeRepository) -> None
     assert (record.id, record.model, record.version, record.status, record.error) == ("9", "echo", "1", 200, None)
     assert (record.received_bytes, record.sent_bytes) == (len(body), len(reply.body))
     assert record.timing is not None
+
+
+def test_a_refused_body_lives_no_longer_than_its_request(app: Any) -> None:
+    """Each would stay in memory until Python looks for circles, and a bomb inflates to all that a model takes."""
+    body, headers = FLOATS
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            reply = ask(app, "POST", INFER, body[:-1] + b"x", {**headers, "inference-header-content-length": "7"})
+            assert reply.status == 400
+            del reply
+        left = [held for held in gc.get_objects() if type(held) is BodyHead]
+        assert left == []
+    finally:
+        gc.enable()
 
 
 def test_records_name_only_models_that_are_served(app: Any) -> None:
