@@ -115,6 +115,11 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     show_default=True,
     help="Write a line of JSON for each request to stderr.",
 )
+@click.option(
+    "--ray",
+    is_flag=True,
+    help="Serve with Ray Serve: on the cluster of RAY_ADDRESS, or on this machine (extra `ray`). Only HTTP.",
+)
 @click.option("--traces", metavar="URL", help="Send OpenTelemetry traces to this OTLP endpoint (extra `traces`).")
 def command(as_json: bool, **options: Any) -> None:
     """Serve each PACKAGE by the Open Inference Protocol, version 2, over HTTP and gRPC.
@@ -140,6 +145,9 @@ def command(as_json: bool, **options: Any) -> None:
 
     check_installed(traces=options["traces"] is not None)
     asked = _options(**options)
+    if options["ray"]:
+        _serve_on_ray(asked, as_json)
+        return
     from exportkit.serve.server import NotAnsweredError, Started, run  # imports torch
 
     def started(server: Started) -> None:
@@ -154,6 +162,17 @@ def command(as_json: bool, **options: Any) -> None:
         _exit(error.exit_code, f"error: {error.message}. {error.hint}")
     if not ended:
         _exit(0, "ended before the models were loaded")
+
+
+def _serve_on_ray(asked: ServeOptions, as_json: bool) -> None:
+    from exportkit.serve.ray_run import run_on_ray
+
+    def started(url: str) -> None:
+        _report(f"ready: HTTP on {url}")
+        if as_json:
+            print_json({"http": url})
+
+    run_on_ray(asked, started=started)
 
 
 def _options(**given: Any) -> ServeOptions:

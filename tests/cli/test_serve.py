@@ -182,6 +182,14 @@ def test_a_missing_extra_is_an_error_that_says_what_to_install(
     assert f"pip install 'exportkit[{extra}]'" in err
 
 
+def test_without_ray_it_says_what_to_install(tiny_package: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, err = run(capsys, tiny_package, "--ray")
+    assert code == 4
+    assert "cannot serve on Ray" in err
+    assert "pip install 'exportkit[serve,ray]'" in err
+
+
 def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[ServeOptions] = []
 
@@ -228,4 +236,4 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     assert given.traces == "http://localhost:4318/v1/traces"
     assert plain == ServeOptions(packages=(tiny_package,), listen=type(listen)(grpc_port=None))
     options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
-    assert options <= {*words, *flags, "--no-grpc", "--access-log", "--json", "--debug"}
+    assert options <= {*words, *flags, "--no-grpc", "--access-log", "--ray", "--json", "--debug"}
