@@ -44,12 +44,23 @@ def flatten(
     Raises:
         UsageError: A manifest cannot describe a part of the value. The message says which part.
     """
-    leaves: list[Any] = []
+    visitor = _Visitor(is_leaf, start)
+    return visitor.visit(value, where, 0), visitor.leaves
 
-    def visit(value: Any, path: str, depth: int) -> Node:
-        if is_leaf(value):
-            leaves.append(value)
-            return TensorNode(index=start + len(leaves) - 1)
+
+class _Visitor:
+    """Collects leaves. A function inside of `flatten` that calls itself would be a circle, and keep them in memory."""
+
+    def __init__(self, is_leaf: Callable[[Any], bool], start: int) -> None:
+        self.is_leaf = is_leaf
+        self.start = start
+        self.leaves: list[Any] = []
+
+    def visit(self, value: Any, path: str, depth: int) -> Node:
+        """Returns the structure of a part of the value, and appends its leaves."""
+        if self.is_leaf(value):
+            self.leaves.append(value)
+            return TensorNode(index=self.start + len(self.leaves) - 1)
         if value is None or isinstance(value, (bool, int, float, str)):
             return ConstantNode(value=_constant(value, path))
         if depth == MAX_DEPTH:
@@ -57,23 +68,19 @@ def flatten(
         if fields := fields_of(value):
             _check_names(type(value).__name__, fields, path)
             parts = zip(fields, parts_of(value))
-            items = tuple(visit(item, f"{path}.{field}", depth + 1) for field, item in parts)
+            items = tuple(self.visit(item, f"{path}.{field}", depth + 1) for field, item in parts)
             return NamedTupleNode(class_name=type(value).__name__, fields=fields, items=items)
         if type(value) in (list, tuple):
-            items = tuple(visit(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value))
+            items = tuple(self.visit(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value))
             return SequenceNode(kind="list" if type(value) is list else "tuple", items=items)
         if isinstance(value, dict):
             for key in value:
                 if not isinstance(key, str):
                     raise UsageError(f"{path} is a dict with the key {key!r}; keys must be strings")
-            items = tuple(visit(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items())
+            items = tuple(self.visit(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items())
             return MappingNode(keys=tuple(value), items=items)
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise UsageError(f"{path} is a {kind}, which a package cannot describe", hint=_advice(kind))
-
-    node = visit(value, where, 0)
-    del visit  # A function that calls itself is a circle, which would keep the leaves until Python looks for circles.
-    return node, leaves
 
 
 def unflatten(node: Node, leaves: Sequence[Leaf]) -> Any:

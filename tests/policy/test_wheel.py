@@ -20,13 +20,16 @@ from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from tests.artifacts import ROOT, artifact
 
-DATA = {f"exportkit/{name}" for name in ("py.typed", "package/FORMAT.md", "package/stable_abi_2.11.txt")}
 SITE = Path(torch.__file__).parents[1]
 WITHOUT_TORCH = ("click", "rich", "msgspec", "pyelftools", "typing-extensions")
 
 
 def files(folder: str, pattern: str) -> set[str]:
     return {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob(pattern) if path.is_file()}
+
+
+DATA = {f"exportkit/{name}" for name in ("py.typed", "package/FORMAT.md", "package/stable_abi_2.11.txt")}
+DATA |= files("exportkit/serve/page/static", "*")
 
 
 def setup(*arguments: str) -> None:

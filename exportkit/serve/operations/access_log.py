@@ -9,17 +9,23 @@ from typing import Any
 from exportkit.serve.operations.line_writer import LineWriter
 from exportkit.serve.operations.observation import Finished
 
+_PAGE_NUMBERS = "/page/status"
 _SHOWN = 500  # characters of what a client wrote
 
 
 class AccessLog:
-    """Writes what is known about a request. Everything but ASCII is escaped, so that a line is a request."""
+    """Writes what is known about a request. Everything but ASCII is escaped, so that a line is a request.
+
+    An open page asks for its numbers every second. These answers are left out.
+    """
 
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer
 
     def __call__(self, finished: Finished) -> None:
         """Writes a line."""
+        if finished.path == _PAGE_NUMBERS and finished.record.status == 200:
+            return
         self._writer.write(json.dumps(entry(finished), separators=(", ", ": ")))
 
 
