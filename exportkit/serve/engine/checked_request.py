@@ -12,9 +12,10 @@ from exportkit.errors import InputError
 from exportkit.package.manifest import Call, TensorInput, TensorOutput
 from exportkit.package.structure import builder
 from exportkit.runtime.inputs import InputPlan, describe_tensor
-from exportkit.serve.engine.tensor_bytes import DATATYPES, tensor_of
+from exportkit.serve.engine.tensor_bytes import tensor_of
+from exportkit.serve.protocol.datatypes import datatype_of
 from exportkit.serve.protocol.inference import InferRequest, InputTensor
-from exportkit.serve.statuses import BackendError, BadRequestError
+from exportkit.serve.statuses import BackendError, BadRequestError, NotOfferedError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
@@ -64,11 +65,10 @@ class RequestPlan:
         """
         tensors: tuple[TensorInput | TensorOutput, ...] = (*call.inputs, *call.outputs)
         for tensor in tensors:
-            if tensor.dtype not in DATATYPES:
-                raise BackendError(
-                    f"`{tensor.name}` is {tensor.dtype}, for which the Open Inference Protocol has no datatype",
-                    hint="Export a module that converts it, for example with torch.view_as_real.",
-                )
+            try:
+                datatype_of(tensor.dtype)
+            except NotOfferedError as error:
+                raise BackendError(f"`{tensor.name}` cannot be served: {error.message}", hint=error.hint) from error
         self._batched = batched
         self._names = [tensor.name for tensor in call.inputs]
         self._takes = "; ".join(map(describe_tensor, call.inputs)) or "no inputs"
@@ -123,7 +123,7 @@ class RequestPlan:
 
 def datatypes(tensors: Sequence[TensorInput | TensorOutput]) -> list[str]:
     """Returns the protocol's datatypes of inputs or outputs."""
-    return [DATATYPES[tensor.dtype] for tensor in tensors]
+    return [datatype_of(tensor.dtype) for tensor in tensors]
 
 
 def _listed(names: Mapping[str, int]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from exportkit.package.manifest import Manifest, TensorInput, TensorOutput
 from exportkit.serve.batching.limits import BatchLimits
 from exportkit.serve.engine.batchable import Batching
-from exportkit.serve.engine.tensor_bytes import DATATYPES
+from exportkit.serve.protocol.datatypes import datatype_of
 from exportkit.sizes import input_bytes
 
 PLATFORM = "torch_aoti"  # as Triton's PyTorch backend has it
@@ -118,7 +118,7 @@ class Described:
 
 
 def _metadata(tensor: TensorInput | TensorOutput) -> dict[str, Any]:
-    return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": _dims(tensor)}
+    return {"name": tensor.name, "datatype": datatype_of(tensor.dtype), "shape": _dims(tensor)}
 
 
 def _dims(tensor: TensorInput | TensorOutput) -> list[int]:
@@ -127,4 +127,4 @@ def _dims(tensor: TensorInput | TensorOutput) -> list[int]:
 
 
 def _type(tensor: TensorInput | TensorOutput) -> str:
-    return f"TYPE_{DATATYPES[tensor.dtype]}"
+    return f"TYPE_{datatype_of(tensor.dtype)}"

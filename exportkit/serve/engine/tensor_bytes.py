@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 
 import torch
 
 from exportkit.serve.protocol.inference import InputTensor
-
-# The protocol's datatype of each of the manifest's dtypes. The protocol has none for complex numbers and 8-bit floats.
-DATATYPES: Mapping[str, str] = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
 
 # torch warns once in a process of memory that is read-only. Nobody writes inputs, so the warning is used up here.
 with warnings.catch_warnings():

@@ -16,7 +16,7 @@ _DTYPES: Mapping[str, str] = {
     "FP32": "float32",
     "FP64": "float64",
 }
-_DATATYPES = {dtype: datatype for datatype, dtype in _DTYPES.items()}
+DATATYPES: Mapping[str, str] = {dtype: datatype for datatype, dtype in _DTYPES.items()}
 
 # JSON has one kind of number. The protocol leaves open how it becomes one of 16 bits, and clients differ.
 BINARY_ONLY = frozenset({"FP16", "BF16"})
@@ -28,12 +28,12 @@ def datatype_of(dtype: str) -> str:
     Raises:
         NotOfferedError: The protocol has no datatype for it, as for complex64 and float8_e4m3fn.
     """
-    if dtype not in _DATATYPES:
+    if dtype not in DATATYPES:
         raise NotOfferedError(
-            f"the Open Inference Protocol has no datatype for {dtype}; it has one for {', '.join(_DATATYPES)}",
+            f"the Open Inference Protocol has no datatype for {dtype}; it has one for {', '.join(DATATYPES)}",
             hint="Let the model take and return one of these, for example by `view_as_real` or a cast.",
         )
-    return _DATATYPES[dtype]
+    return DATATYPES[dtype]
 
 
 def dtype_of(datatype: str) -> str:

@@ -13,7 +13,8 @@ import torch
 
 from exportkit.package import manifest as m
 from exportkit.serve.engine.checked_request import RequestPlan
-from exportkit.serve.engine.tensor_bytes import DATATYPES, bytes_of, tensor_of
+from exportkit.serve.engine.tensor_bytes import bytes_of, tensor_of
+from exportkit.serve.protocol.datatypes import DATATYPES
 from exportkit.serve.protocol.inference import InferRequest, InputTensor
 from exportkit.serve.statuses import BackendError, BadRequestError
 from tests.runtime import tiny
@@ -75,7 +76,7 @@ def test_unknown_names_are_answered_with_those_there_are():
 def test_a_dtype_that_the_protocol_does_not_have_is_refused_before_anything_is_served():
     inputs = tuple(msgspec.structs.replace(each, dtype="complex64") for each in tiny.call().inputs)
     with pytest.raises(
-        BackendError, match="`image` is complex64, for which the Open Inference Protocol has no datatype"
+        BackendError, match="`image` cannot be served: the Open Inference Protocol has no datatype for complex64"
     ):
         RequestPlan(msgspec.structs.replace(tiny.call(), inputs=inputs), batched=False)
 

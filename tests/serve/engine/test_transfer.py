@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.serve.engine.tensor_bytes import DATATYPES
 from exportkit.serve.engine.transfer import HostTransfer, transfer_to
+from exportkit.serve.protocol.datatypes import DATATYPES
 from tests.artifacts import artifact
 from tests.serve.engine.asking import only, request, serving, tensors
 

@@ -12,7 +12,8 @@ import torch
 
 from exportkit.models.arr_coc import ARRCOC
 from exportkit.package import manifest as m
-from exportkit.serve.engine.tensor_bytes import DATATYPES, bytes_of
+from exportkit.serve.engine.tensor_bytes import bytes_of
+from exportkit.serve.protocol.datatypes import DATATYPES
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, Timing
 from tests.serve.page.doubles import Model, manifest, region_call
 from tests.serve.page.sent_requests import DTYPES
