@@ -60,8 +60,9 @@ def test_runners_on_cuda_answer_as_direct_calls_do():
     inputs = [torch.randn(1 + count % 3, 16) for count in range(100)]
 
     async def ask():
-        async with serving(package, devices=("cuda",), runners=2) as repository:
+        async with serving(package, devices=("cuda",)) as repository:
             model = only(repository)
+            assert model.counted.runners == 2
             answers = await asyncio.gather(*(model.infer(request({"x": each})) for each in inputs))
             return answers, model.counted.executions, model.config()["instance_group"][0]["kind"]
 
