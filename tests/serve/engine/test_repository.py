@@ -148,15 +148,6 @@ def test_a_runner_that_cannot_begin_is_an_error_of_loading(rows_package, monkeyp
     run(ask())
 
 
-@pytest.mark.parametrize(("asked", "runners"), [(None, 1), (2, 2)])
-def test_a_cpu_runs_one_batch_at_a_time_unless_more_are_asked_for(rows_package, asked, runners):
-    async def ask():
-        async with serving(rows_package, devices=("cpu",), runners=asked) as repository:
-            return only(repository).counted.runners
-
-    assert run(ask()) == runners
-
-
 def test_every_runner_is_warm_before_the_model_is_ready(rows_package, monkeypatch):
     calls = []
     call = ModelCopy.call

@@ -54,6 +54,15 @@ def test_a_request_that_runs_alone_is_not_copied():
     assert HostTransfer().back([turned])[0].is_contiguous()
 
 
+@pytest.mark.parametrize(("asked", "runners"), [(None, 1), (2, 2)])
+def test_a_cpu_runs_one_batch_at_a_time_unless_more_are_asked_for(rows_package, asked, runners):
+    async def ask():
+        async with serving(rows_package, devices=("cpu",), runners=asked) as repository:
+            return only(repository).counted.runners
+
+    assert asyncio.run(ask()) == runners
+
+
 @pytest.mark.cuda
 def test_runners_on_cuda_answer_as_direct_calls_do():
     package = artifact("weighted-cuda")
