@@ -6,7 +6,7 @@ import ctypes
 import gc
 
 # Numbers of glibc's mallopt(3).
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8
 
 _MMAP_BYTES = 32 << 20  # the most that glibc allows
 _KEPT_BYTES = 256 << 20
@@ -21,7 +21,9 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is None:
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
+    # The heaps of further threads, such as runners, are given back by another rule. So all threads use one heap.
+    settings = ((_MMAP_THRESHOLD, _MMAP_BYTES), (_TRIM_THRESHOLD, _KEPT_BYTES), (_ARENAS, 1))
+    return all(mallopt(*setting) for setting in settings)
 
 
 def collect_requests() -> None:

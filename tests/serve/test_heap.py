@@ -8,18 +8,21 @@ import sys
 import pytest
 
 REQUESTS = """
-import resource, sys
+import resource, sys, threading
 if sys.argv[1] == "kept":
     from exportkit.serve.heap import keep_freed_memory
     if not keep_freed_memory():
         sys.exit("not glibc")
 def request():
     kept = [bytearray(3 << 20) for _ in range(4)]
-for _ in range(3):
-    request()
+def work():
+    for _ in range(10):
+        request()
+work()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    request()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
