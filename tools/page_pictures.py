@@ -34,7 +34,7 @@ _WIDTH = 1120
 def _traffic(url: str, model: str) -> Iterator[None]:
     """Clients that ask, rest and ask again, more and less often in turns."""
     import numpy as np
-    from tritonclient.http import InferenceServerClient, InferInput  # type: ignore[import-untyped]
+    from tritonclient.http import InferenceServerClient, InferInput  # type: ignore[import-untyped]  # it has no types
 
     done = threading.Event()
 

@@ -138,7 +138,7 @@ def _load(port: int, request: bytes, connections: int, due: itertools.accumulate
 
     def next_due() -> float:
         with lock:
-            return next(due)  # type: ignore[call-overload]
+            return next(due)
 
     def work() -> None:
         connection: Connection | None = None

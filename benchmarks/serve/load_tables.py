@@ -7,7 +7,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
 Figures = dict[str, float]
-Round = dict[str, dict[str, Figures]]  # by engine and by what was measured; "direct" has seconds by rows
+Round = dict[
+    str, dict[str, Figures]
+]  # engine, then measurement; "direct" has the seconds of a call for each number of rows
 
 
 def print_one(engines: Sequence[str], rounds: Sequence[Round]) -> None:
@@ -56,7 +58,7 @@ def _figure(engine: str, part: str, name: str) -> Callable[[Round], float]:
 
 
 def _beside(engine: str) -> Callable[[Round], float]:
-    """Seconds of an answer without those of the model."""
+    """How many seconds longer an answer takes than a direct call of the model."""
 
     def seconds(one: Round) -> float:
         model = 0.0 if engine == "echo" else next(iter(one["direct"]["one"].values()))

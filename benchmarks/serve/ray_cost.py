@@ -26,7 +26,7 @@ URL = f"http://127.0.0.1:{PORT}"
 
 
 def parts() -> Counter[str]:
-    """CPU seconds so far of our processes, by what they are."""
+    """Returns the CPU seconds that each kind of process has used."""
     found: Counter[str] = Counter()
     for process in psutil.Process().children(recursive=True) + _of_ray():
         try:

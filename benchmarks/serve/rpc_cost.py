@@ -73,7 +73,7 @@ async def _serve(kind: str) -> None:
     else:
         if kind == "exportkit":
             keep_freed_memory()
-        ours = GrpcServer(Nothing(), RpcOptions())  # type: ignore[arg-type]
+        ours = GrpcServer(Nothing(), RpcOptions())
         port = ours.port
         await ours.start()
     print(port, flush=True)
@@ -83,7 +83,7 @@ async def _serve(kind: str) -> None:
 
 
 class Server:
-    """A server's process and what it says about itself."""
+    """Starts a server in a process, and reads its address and CPU time."""
 
     def __init__(self, kind: str) -> None:
         command = [sys.executable, "-m", "benchmarks.serve.rpc_cost", kind]

@@ -41,7 +41,7 @@ class Server:
         self._ps = psutil.Process(process.pid)
 
     def processes(self) -> list[psutil.Process]:
-        """Returns the server and what it started, as far as they run."""
+        """Returns the running processes: the server, and those that it started."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return [self._ps, *self._ps.children(recursive=True)]
         return []
@@ -55,7 +55,7 @@ class Server:
         return total
 
     def memory(self) -> int:
-        """Returns the bytes that all of them use alone, plus their shares of what they use together."""
+        """Returns the bytes of memory that the processes use. Shared memory counts once."""
         total = 0
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):

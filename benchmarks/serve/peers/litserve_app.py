@@ -1,8 +1,8 @@
-"""A package behind LitServe: queues over ZeroMQ, a batch of what is there, answers of bytes at POST /predict.
+"""A package behind LitServe: POST /predict takes and returns bytes. It batches what waits, over ZeroMQ.
 
 python -m benchmarks.serve.peers.litserve_app model.pt2 --sizes batch=1,gh=32,gw=32 --max-batch 8
 """
-# Annotations stay values here: LitServe gives that of `decode_request` to FastAPI, which then leaves the body as it is.
+# No `from __future__ import annotations`: FastAPI reads the annotation of `decode_request`, and needs the value.
 
 from typing import Annotated, Any
 

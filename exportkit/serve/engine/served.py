@@ -95,7 +95,7 @@ class ServedModel:
         """Waits until every runner is warmed up. If one fails, the model is closed, and its error is raised."""
         try:
             await self._dispatcher.prepared()
-        except Exception:
+        except Exception:  # whatever the load raised, no thread stays behind
             await self.close()
             raise
 

@@ -69,7 +69,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn names its own transports
         """Refuses one connection too many."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:

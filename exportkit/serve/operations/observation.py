@@ -64,7 +64,7 @@ class Observation:
         for observe in self._observers:
             try:
                 observe(finished)
-            except Exception:
+            except Exception:  # whatever an observer does, the request was answered
                 _LOG.exception("request %s was not observed", finished.record.id)
 
     def refused(self, remote: str, error: ServeError) -> None:

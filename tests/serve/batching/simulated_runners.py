@@ -94,7 +94,7 @@ def simulate(
         alarm = None
 
     for index, arrival in enumerate(arrivals):
-        at(arrival.time, lambda now, index=index, arrival=arrival: submit(index, arrival, now))  # type: ignore[misc]
+        at(arrival.time, lambda now, index=index, arrival=arrival: submit(index, arrival, now))
     while events:
         now, _, action = heapq.heappop(events)
         action(now)
@@ -103,7 +103,7 @@ def simulate(
         while free and (batch := queue.take(now)) is not None:
             free -= 1
             outcome.batches.append(batch)
-            at(now + service(batch.bucket, batch.rows), lambda then, batch=batch: finish(batch, then))  # type: ignore[misc]
+            at(now + service(batch.bucket, batch.rows), lambda then, batch=batch: finish(batch, then))
         outcome.late += [(now, ticket) for ticket in queue.late(now)]
         outcome.idle_while_waiting += bool(free and queue.queued_rows)
         event = queue.next_event(now)

@@ -50,12 +50,12 @@ def service(bucket: object, rows: int) -> float:
 
 
 def batcher(rows: int = 8, **limits: float) -> Batcher[int]:
-    return Batcher(BatchLimits(**limits), rows)  # type: ignore[arg-type]
+    return Batcher(BatchLimits(**limits), rows)
 
 
 def ticket(index: int = 0, bucket: object = "a", rows: int = 1, **changes: object) -> Ticket[int]:
     fields = {"size": 1, "priority": 2, "deadline": None, "arrived": 0.0} | changes
-    return Ticket(index, bucket, rows, **fields)  # type: ignore[arg-type]
+    return Ticket(index, bucket, rows, **fields)
 
 
 def batches_until(outcome: Outcome) -> dict[int, int]:
@@ -77,7 +77,7 @@ def test_every_accepted_request_gets_one_answer_and_nothing_is_exceeded(
         submit(waiting)
         assert empty or (queue.queued_rows <= rows and queue.queued_bytes <= size)
 
-    queue.submit = submit_and_count  # type: ignore[method-assign]
+    queue.submit = submit_and_count
     outcome = simulate(queue, trace, runners, service)
     answered = [t for batch in outcome.batches for t in batch.tickets]
     answered += [t for _, t in outcome.late] + outcome.cancelled
@@ -346,7 +346,7 @@ def test_an_empty_queue_takes_a_request_larger_than_what_may_wait():
 def test_a_request_that_no_batch_can_have_is_refused_and_leaves_nothing(changes: dict[str, object], message: str):
     queue = batcher()
     with pytest.raises(ValueError, match=message):
-        queue.submit(ticket(**changes))  # type: ignore[arg-type]
+        queue.submit(ticket(**changes))
     assert queue.queued_rows == 0
     assert queue.take(0.0) is None
 

@@ -74,5 +74,5 @@ def test_weights_are_exchanged_under_load(tmp_path, isolate):
 
     seen, counted = asyncio.run(asyncio.wait_for(ask(), 300))
     assert seen[0] is False
-    assert True in seen
+    assert any(seen)  # some answers came from the new weights while calls went on
     assert counted.failures == {}

@@ -31,18 +31,18 @@ def models() -> FakeRepository:
 
 @pytest.fixture
 def app(models: FakeRepository) -> Any:
-    return make_app(models, HttpOptions())  # type: ignore[arg-type]
+    return make_app(models, HttpOptions())
 
 
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
     """A server without shared memory."""
-    with served(make_app(repository(), HttpOptions())) as site:  # type: ignore[arg-type]
+    with served(make_app(repository(), HttpOptions())) as site:
         yield site
 
 
 @pytest.fixture(scope="session")
 def sharing_site() -> Iterator[Site]:
     """A server with shared memory."""
-    with served(make_app(repository(), HttpOptions(shared_memory=SharedMemory()))) as site:  # type: ignore[arg-type]
+    with served(make_app(repository(), HttpOptions(shared_memory=SharedMemory()))) as site:
         yield site

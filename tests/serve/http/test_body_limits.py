@@ -29,7 +29,7 @@ QUICK = HttpOptions(linger_seconds=0.1)
 
 
 def impatient(models: FakeRepository) -> Any:
-    return make_app(models, PATIENCE)  # type: ignore[arg-type]
+    return make_app(models, PATIENCE)
 
 
 def binary(size: int) -> tuple[bytes, dict[str, str]]:
@@ -51,7 +51,7 @@ def test_the_largest_request_fits_as_json(datatype: str, value: str, separator: 
     """Numbers as text take several times as many bytes as in binary."""
     count = 5000
     size = count * item_size(datatype)
-    app = make_app(FakeRepository(FakeModel("m", {"x": (datatype, [-1])}, size)), QUICK)  # type: ignore[arg-type]
+    app = make_app(FakeRepository(FakeModel("m", {"x": (datatype, [-1])}, size)), QUICK)
     data = separator.join([value] * count)
     body = f'{{"inputs": [{{"name": "x", "datatype": "{datatype}", "shape": [{count}], "data": [{data}]}}]}}'.encode()
     reply = ask(app, "POST", "/v2/models/m/infer", body)
@@ -63,7 +63,7 @@ def test_the_largest_request_fits_as_json(datatype: str, value: str, separator: 
 @pytest.mark.parametrize("encoded", [False, True], ids=["as it is", "gzip"])
 def test_chunks_over_the_limit_are_cut_while_they_come(models: FakeRepository, encoded: bool) -> None:
     """Of an upload without an end, the limit is read, and a moment more, so that the client gets its answer."""
-    app = make_app(models, QUICK)  # type: ignore[arg-type]
+    app = make_app(models, QUICK)
 
     def endless() -> Iterator[bytes]:
         stream = zlib.compressobj(0, zlib.DEFLATED, 31)
@@ -114,7 +114,7 @@ def test_an_accepted_upload_is_answered_though_the_server_drains(app: Any, model
 
 @pytest.mark.parametrize(("said", "words"), [(10, "more bytes than"), (5000, "has 32 bytes")])
 def test_content_length_that_lies(models: FakeRepository, said: int, words: str) -> None:
-    app = make_app(models, QUICK)  # type: ignore[arg-type]
+    app = make_app(models, QUICK)
     reply = ask(app, "POST", "/v2/models/echo/infer", [bytes(32)], {"content-length": str(said)})
     assert reply.status == 400
     assert words in reply.error
@@ -157,7 +157,7 @@ def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, st
         return [OutputTensor("x", "UINT8", (1,), memoryview(b"x"))]
 
     double = FakeModel(model, {"x": ("UINT8", [-1])}, 8 << 20, forget)
-    app = make_app(FakeRepository(double), QUICK)  # type: ignore[arg-type]
+    app = make_app(FakeRepository(double), QUICK)
     body, headers = infer_body(("x", "UINT8", [size], bytes(size)))
     chunks = [body[start : start + 60_000] for start in range(0, len(body), 60_000)]
     held: list[int] = []
@@ -223,7 +223,7 @@ def test_gzip_files_one_after_the_other(app: Any) -> None:
 
 def test_data_that_inflates_to_nothing_has_an_end(models: FakeRepository) -> None:
     """Empty gzip files without an end never reach a limit of inflated bytes."""
-    app = make_app(models, QUICK)  # type: ignore[arg-type]
+    app = make_app(models, QUICK)
     empty = gzip.compress(b"") * 50
 
     def endless() -> Iterator[bytes]:
@@ -332,7 +332,7 @@ def test_a_body_that_is_only_slow_is_read(models: FakeRepository) -> None:
     body, headers = binary(1000)
     headers["content-length"] = str(len(body))
     parts = [body[:400], body[400:800], body[800:]]
-    app = make_app(models, HttpOptions(idle_seconds=5.0, least_rate=1.0))  # type: ignore[arg-type]
+    app = make_app(models, HttpOptions(idle_seconds=5.0, least_rate=1.0))
     assert ask(app, "POST", SMALL, parts, headers, pause=0.05).status == 200
 
 
@@ -354,5 +354,5 @@ def test_time_that_we_need_is_not_the_clients(models: FakeRepository) -> None:
     """What inflates for longer than a body may pause was sent in time."""
     body, headers = infer_body(("x", "UINT8", [30 << 20], bytes(30 << 20)))
     headers["content-encoding"] = "gzip"
-    app = make_app(models, HttpOptions(idle_seconds=0.05))  # type: ignore[arg-type]
+    app = make_app(models, HttpOptions(idle_seconds=0.05))
     assert ask(app, "POST", "/v2/models/echo/infer", gzip.compress(body, 1), headers).status == 200

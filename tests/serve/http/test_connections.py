@@ -62,7 +62,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 def ours() -> Iterator[tuple[Site, FakeRepository]]:
     """A server whose models the test may change."""
     models = repository()
-    with served(make_app(models, HttpOptions(linger_seconds=5.0))) as site:  # type: ignore[arg-type]
+    with served(make_app(models, HttpOptions(linger_seconds=5.0))) as site:
         yield site, models
 
 

@@ -43,7 +43,7 @@ def repository() -> FakeRepository:
 
 @pytest.fixture(scope="module")
 def datatypes() -> Any:
-    with served(make_app(repository(), HttpOptions())) as site:  # type: ignore[arg-type]
+    with served(make_app(repository(), HttpOptions())) as site:
         yield site
 
 
@@ -87,7 +87,7 @@ def test_json_by_tritonclient(datatypes: Site, datatype: str) -> None:
 
 @pytest.mark.parametrize("datatype", NOT_IN_JSON)
 def test_half_precision_as_json_is_refused_with_the_way_out(datatype: str) -> None:
-    app = make_app(repository(), HttpOptions())  # type: ignore[arg-type]
+    app = make_app(repository(), HttpOptions())
     body, headers = infer_body(("x", datatype, [1], bytes(2)), parameters={"binary_data_output": False})
     reply = ask(app, "POST", f"/v2/models/{datatype}/infer", body, headers)
     assert reply.status == 400
@@ -101,7 +101,7 @@ def test_half_precision_as_json_is_refused_with_the_way_out(datatype: str) -> No
 @settings(max_examples=50)
 def test_binary_to_the_last_bit(given: np.ndarray, coding: str | None) -> None:
     """Also NaNs, whose bits mean nothing and are kept."""
-    app = make_app(repository(), HttpOptions())  # type: ignore[arg-type]
+    app = make_app(repository(), HttpOptions())
     for datatype in NOT_IN_JSON:
         body, headers = infer_body(("x", datatype, list(given.shape), given.tobytes()))
         reply = ask(app, "POST", f"/v2/models/{datatype}/infer", body, headers)
@@ -117,7 +117,7 @@ def test_binary_to_the_last_bit(given: np.ndarray, coding: str | None) -> None:
 
 def test_a_body_that_is_one_tensor(datatypes: Site) -> None:
     """Triton's raw form: the header says that there is no JSON."""
-    app = make_app(repository(), HttpOptions())  # type: ignore[arg-type]
+    app = make_app(repository(), HttpOptions())
     reply = ask(app, "POST", "/v2/models/INT32/infer", bytes(20), {"inference-header-content-length": "0"})
     length = int(reply.headers["inference-header-content-length"])
     assert json.loads(reply.body[:length])["outputs"][0]["shape"] == [5]

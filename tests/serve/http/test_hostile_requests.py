@@ -105,7 +105,7 @@ def test_anything(
     method: str, path: str, body: bytes, headers: dict[str, str], step: int, pack: Any, chunked: bool, leaves: bool
 ) -> None:
     model = FakeModel("x", {"x": ("FP32", [-1])}, 100)
-    app = make_app(FakeRepository(model), OPTIONS)  # type: ignore[arg-type]
+    app = make_app(FakeRepository(model), OPTIONS)
     if pack is not None:
         body = pack(body)
     headers = {name: value for name, value in headers.items() if not (chunked and name == "content-length")}

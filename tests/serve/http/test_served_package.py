@@ -148,7 +148,7 @@ def test_models_are_exchanged_under_load_and_unloaded(server: Served) -> None:
                 count += 1
             return count
 
-    file = next(iter(server.repository._options.repository.iterdir()))  # type: ignore[union-attr]
+    file = next(iter(server.repository._options.repository.iterdir()))
     with concurrent.futures.ThreadPoolExecutor(3) as pool, server.client() as ours:
         asking = [pool.submit(ask) for _ in range(3)]
         for _ in range(2):

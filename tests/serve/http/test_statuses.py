@@ -254,7 +254,7 @@ def with_page(models: FakeRepository, *middleware: Any) -> Any:
             raise {"404": HTTPException(404), "418": HTTPException(418, "a teapot"), "key": KeyError("k")}[kind]
         return PlainTextResponse("the page")
 
-    return make_app(models, HttpOptions(), routes=[Route("/", page)], middleware=middleware)  # type: ignore[arg-type]
+    return make_app(models, HttpOptions(), routes=[Route("/", page)], middleware=middleware)
 
 
 def test_further_routes(models: FakeRepository) -> None:

@@ -193,12 +193,12 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off():
     async def scenario() -> None:
         async with serving(SHORT) as (app, _, connect):
             reader, writer = await connect()
-            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            reader._transport.pause_reading()
             writer.write(b"GET /50000000 HTTP/1.1\r\n\r\n")
             while "answered" not in app.events:
                 await asyncio.sleep(0.05)
             await asyncio.sleep(1.0)
-            reader._transport.resume_reading()  # type: ignore[attr-defined]
+            reader._transport.resume_reading()
             try:
                 received = len(await reader.read(-1))
             except ConnectionResetError:

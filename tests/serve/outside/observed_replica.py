@@ -14,7 +14,7 @@ from exportkit.serve import ray_app
 JOURNAL = "EXPORTKIT_TEST_JOURNAL"  # the environment variable that names the file
 SECONDS = 0.05  # a request takes at least so long, so that some are in flight whenever a process is killed
 
-_Replica: Any = ray_app.Replica.func_or_class  # type: ignore[attr-defined]
+_Replica: Any = ray_app.Replica.func_or_class
 
 
 class ObservedReplica(_Replica):
