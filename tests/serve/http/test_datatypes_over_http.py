@@ -18,22 +18,8 @@ from exportkit.serve.http.http_options import HttpOptions
 from tests.serve.http.asking import ask, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
 from tests.serve.page.in_thread import Site, served
+from tests.serve.protocol.messages import NUMPY
 
-NUMPY: dict[str, Any] = {
-    "BOOL": np.bool_,
-    "UINT8": np.uint8,
-    "UINT16": np.uint16,
-    "UINT32": np.uint32,
-    "UINT64": np.uint64,
-    "INT8": np.int8,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "FP16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "FP32": np.float32,
-    "FP64": np.float64,
-}
 NOT_IN_JSON = ("FP16", "BF16")
 
 
