@@ -9,8 +9,8 @@ import gc
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import click
 
@@ -25,24 +25,51 @@ BUG_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as in a shell
 
 # In the order of the work. Each name is a module whose attribute `command` is the command.
-COMMANDS = ("export", "verify", "package", "sign", "inspect", "serve", "triton", "bench", "cache", "doctor", "demo")
+COMMANDS = (
+    "export",
+    "verify",
+    "package",
+    "sign",
+    "inspect",
+    "diff",
+    "repack",
+    "serve",
+    "triton",
+    "ops",
+    "bench",
+    "cache",
+    "doctor",
+    "demo",
+)
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is looked up."""
+    """A group that imports a command when it is looked up.
+
+    Attributes:
+        modules: The modules in exportkit.cli by command, in the order of the work. Each has the command as `command`.
+    """
+
+    modules: ClassVar[Mapping[str, str]] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Lists the commands in the order of the work instead of the alphabet."""
-        return list(COMMANDS)
+        return list(self.modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports the command's module and returns the command."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.modules:
             return None
-        command: click.Command = importlib.import_module(f"exportkit.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"exportkit.cli.{self.modules[cmd_name]}").command
         return command
+
+
+class Commands(LazyGroup):
+    """All commands, with the exit codes below them."""
+
+    modules: ClassVar[Mapping[str, str]] = {name: name for name in COMMANDS}
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the exit codes."""
@@ -50,7 +77,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
 
 
-@click.group(cls=LazyGroup, context_settings=_SETTINGS)
+@click.group(cls=Commands, context_settings=_SETTINGS)
 @click.version_option(exportkit.__version__, message="exportkit %(version)s")
 def group() -> None:
     """Turn a PyTorch module with custom operators into one verified, self-contained .pt2.
@@ -80,11 +107,11 @@ def command(name: str, **settings: Any) -> Callable[[F], click.Command]:
     return decorate
 
 
-def command_group(name: str, commands: Sequence[click.Command], **settings: Any) -> Callable[[F], click.Group]:
-    """Makes a command that has subcommands."""
+def command_group(name: str, **settings: Any) -> Callable[[F], click.Group]:
+    """Makes a command that has subcommands: `commands`, or `cls`, a LazyGroup."""
 
     def decorate(function: F) -> click.Group:
-        return click.group(name, commands=commands, context_settings=_SETTINGS, **settings)(function)
+        return click.group(name, context_settings=_SETTINGS, **settings)(function)
 
     return decorate
 

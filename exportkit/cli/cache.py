@@ -71,7 +71,7 @@ def prune(as_json: bool, **limits: Any) -> None:
     click.echo(f"removed {len(pruned.removed)}, {size_text(freed)}; {size_text(left)} left")
 
 
-@command_group("cache", [info, prune], short_help="Show or prune the cache of loaded packages.")
+@command_group("cache", commands=[info, prune], short_help="Show or prune the cache of loaded packages.")
 def command() -> None:
     """Show or prune the cache of loaded packages: unpacked operator libraries and compiled code, and verified digests.
 

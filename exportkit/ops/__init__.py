@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._autocast import register_autocast
 from exportkit.ops._library import load_built_in_libraries
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 
 load_built_in_libraries()
 

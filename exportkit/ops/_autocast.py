@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.ops._spec import Autocast, OpSpec
+from exportkit.contract.operator_spec import Autocast, OpSpec
 
 _LIBRARIES: dict[str, torch.library.Library] = {}  # by namespace; the rules exist as long as these objects
 _KEYS = [torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA]

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_floating, shape_of
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 
 _add_out = operator("add_out")
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_floating, check_rank
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 
 _allocate_lod_tokens = operator("allocate_lod_tokens")
 

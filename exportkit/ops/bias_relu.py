@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import accumulated
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 
 _bias_relu = operator("bias_relu")
 _scale_bias_relu_grad = operator("scale_bias_relu_grad")

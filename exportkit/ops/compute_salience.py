@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._autograd import register_no_second_derivative
 from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_dtype, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._salience import compute_salience_forward_reference, compute_salience_grad_reference
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 
 _compute_salience = operator("compute_salience")
 _compute_salience_forward = operator("compute_salience_forward")

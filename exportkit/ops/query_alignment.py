@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._autograd import register_no_second_derivative
 from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_dtype, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import NORM_FLOOR, accumulated, norm, unit
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 
 _query_alignment = operator("query_alignment")
 _query_alignment_grad = operator("query_alignment_grad")

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._autograd import register_no_derivative
 from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_alike, check_same_size, shape_of
 from exportkit.ops._reference import accumulated, unit
 from exportkit.ops._salience import CONTRAST_HALF, EDGE_HALF, neighbour_distances, normalised
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 from exportkit.ops.compute_entropy import _compute_entropy_fake, compute_entropy_reference
 from exportkit.ops.compute_salience import check_salience_weights
 from exportkit.ops.opponent_balance import opponent_balance_reference

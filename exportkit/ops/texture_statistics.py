@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._autograd import register_no_derivative
 from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_floating, check_rank, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._salience import patch_means
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 from exportkit.ops.fused_texture import fused_texture_reference
 
 _texture_statistics = operator("texture_statistics")

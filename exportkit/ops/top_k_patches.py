@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._autograd import register_no_second_derivative
 from exportkit.ops._call import operator
 from exportkit.ops._checks import check, check_dtype, check_floating, check_rank, check_same_size
 from exportkit.ops._reference import accumulated
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 
 _top_k_patches = operator("top_k_patches")
 _top_k_patches_grad = operator("top_k_patches_grad")

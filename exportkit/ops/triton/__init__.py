@@ -13,8 +13,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from exportkit.contract.operator_spec import OpSpec
 from exportkit.ops._autocast import register_autocast
-from exportkit.ops._spec import OpSpec
 
 _modules = [
     importlib.import_module(f"{__name__}.{module.name}")

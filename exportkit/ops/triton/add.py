@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._checks import check_alike, check_floating, check_same_shape
 from exportkit.ops._reference import accumulated
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 from exportkit.ops.triton._register import HAS_TRITON, NAMESPACE, programs, runs_triton, triton_op
 
 if HAS_TRITON:

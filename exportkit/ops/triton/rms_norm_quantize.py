@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 from exportkit.ops.rms_norm_quantize import rms_norm_quantize_reference
 from exportkit.ops.triton._register import (
     HAS_TRITON,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
+from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._autograd import register_no_second_derivative
 from exportkit.ops._checks import check, check_alike, check_floating, check_same_shape, shape_of
-from exportkit.ops._spec import OpSpec, Refusal, Sample
 from exportkit.ops.softmax import softmax_grad_reference, softmax_reference
 from exportkit.ops.triton._register import (
     HAS_TRITON,
