@@ -8,6 +8,8 @@
 - Half load (`--many`): requests at random moments, half as many as direct calls of one request can answer.
 
 The server has the first cores, the client the last (`--server-cores`). Engines take turns; the median round is given.
+With `--model-cores N`, the model has N threads, direct calls have N cores, and server and client share all cores: the
+rest of them receives and sends. `--clients` processes send at saturation.
 `--peers-python` is an interpreter with litserve, kserve, ray[serve] and what exportkit needs; without it, only
 exportkit and `echo` are measured. Prints Markdown tables; `-o` writes every round as JSON.
 """
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serve.load_client import Connection, Load, closed_loop, open_loop
+from benchmarks.serve.load_client import Connection, Load, closed_loop, closed_loop_of_processes, open_loop
 from benchmarks.serve.load_tables import Figures, Round, print_many, print_one
 from benchmarks.serve.running import ROOT, Server, free_port, running, serve_command
 from benchmarks.serve.workload import Workload, http_post, workload
@@ -46,6 +48,8 @@ class Plan:
     seconds: float
     device: str
     server_cores: set[int]
+    model_cores: set[int]
+    clients: int
     peers_python: Path | None
     log: Path
 
@@ -61,12 +65,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--server-cores", type=int, help="default: half of them")
+    parser.add_argument("--model-cores", type=int, help="default: the server's")
+    parser.add_argument("--clients", type=int, default=1, help="processes that send at saturation")
     parser.add_argument("--engines", nargs="+", default=["echo", "exportkit", *PEERS])
     parser.add_argument("--peers-python", type=Path)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
-    server_cores = set(cores[: options.server_cores or max(1, len(cores) // 2)])
+    shared = len(cores) if options.model_cores else max(1, len(cores) // 2)
+    server_cores = set(cores[: options.server_cores or shared])
     os.sched_setaffinity(0, set(cores) - server_cores or server_cores)
     log = Path(tempfile.mkdtemp(prefix="load-"))
     print(f"logs of the servers: {log}", file=sys.stderr)
@@ -79,6 +86,8 @@ def main() -> None:
         seconds=options.seconds,
         device=options.device,
         server_cores=server_cores,
+        model_cores=set(cores[: options.model_cores or len(server_cores)]),
+        clients=options.clients,
         peers_python=options.peers_python,
         log=log,
     )
@@ -121,7 +130,7 @@ def _direct(plan: Plan, sizes: str, most_rows: int) -> dict[int, float]:
         env=dict(os.environ, PYTHONPATH=str(ROOT)),
         stdout=subprocess.PIPE,
         check=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, plan.server_cores),
+        preexec_fn=lambda: os.sched_setaffinity(0, plan.model_cores),
     )
     return {int(rows): seconds for rows, seconds in json.loads(ran.stdout).items()}
 
@@ -136,7 +145,7 @@ def _engine(plan: Plan, engine: str, direct: Mapping[int, float]) -> dict[str, F
             engine,
             plan.many,
             plan.max_batch,
-            lambda port, body: closed_loop(port, body, plan.connections, plan.seconds),
+            lambda port, body: closed_loop_of_processes(port, body, plan.connections, plan.seconds, plan.clients),
         )
         found["half load"] = _served(
             plan, engine, plan.many, plan.max_batch, lambda port, body: open_loop(port, body, rate, plan.seconds)
@@ -150,7 +159,8 @@ def _served(plan: Plan, engine: str, sizes: str, max_batch: int, load: Callable[
     request = _request(engine, asked)
     log = plan.log / f"{engine}.log"
     command = _command(plan, engine, sizes, max_batch, port)
-    with running(command, port, cores=plan.server_cores, log=log) as server:
+    threads = {"OMP_NUM_THREADS": str(len(plan.model_cores))}
+    with running(command, port, cores=plan.server_cores, log=log, environment=threads) as server:
         _wait_until_it_answers(server, request)
         closed_loop(port, request, 4, plan.seconds / 5)
         counted = _batches(port, asked) if engine == "exportkit" else {}

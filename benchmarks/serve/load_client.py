@@ -1,14 +1,25 @@
-"""A client that does as little as one can: sockets that stay open, requests that are built before, threads."""
+"""A client that does as little as one can: sockets that stay open, requests that are built before, threads.
+
+One Python process sends at most one core's worth of bytes. `closed_loop_of_processes` starts this module several times:
+
+    python -m benchmarks.serve.load_client PORT REQUEST CONNECTIONS SECONDS
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 import random
 import re
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked\r\n", re.IGNORECASE)
@@ -123,6 +134,35 @@ def closed_loop(port: int, request: bytes, connections: int, seconds: float) -> 
     return _load(port, request, connections, iter(lambda: time.perf_counter(), end), end)
 
 
+def closed_loop_of_processes(port: int, request: bytes, connections: int, seconds: float, processes: int) -> Load:
+    """The same from several processes, which share the connections.
+
+    Raises:
+        RuntimeError: A process failed.
+    """
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(request)
+        file.flush()
+        shares = [connections * (i + 1) // processes - connections * i // processes for i in range(processes)]
+        command = [sys.executable, "-m", "benchmarks.serve.load_client", str(port), file.name]
+        clients = [
+            subprocess.Popen(
+                [*command, str(share), str(seconds)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+            )
+            for share in shares
+        ]
+        answers = [client.communicate()[0] for client in clients]
+    if any(client.returncode for client in clients):
+        raise RuntimeError(f"a client failed: {[client.returncode for client in clients]}")
+    loads = [Load(**json.loads(answer)) for answer in answers]
+    whole = Load(elapsed=max(load.elapsed for load in loads))
+    for load in loads:
+        whole.seconds += load.seconds
+        for status, count in load.failed.items():
+            whole.failed[int(status)] = whole.failed.get(int(status), 0) + count
+    return whole
+
+
 def open_loop(port: int, request: bytes, rate: float, seconds: float, connections: int = 64) -> Load:
     """Requests are due at random moments, `rate` a second, whether or not answers have come.
 
@@ -165,3 +205,13 @@ def _load(port: int, request: bytes, connections: int, due: itertools.accumulate
         thread.join()
     load.elapsed = time.perf_counter() - start
     return load
+
+
+def main() -> None:
+    port, request, connections, seconds = sys.argv[1:]
+    load = closed_loop(int(port), Path(request).read_bytes(), int(connections), float(seconds))
+    print(json.dumps(dataclasses.asdict(load)))
+
+
+if __name__ == "__main__":
+    main()
