@@ -27,7 +27,7 @@ from tests.adversarial.forge import (
     package,
     records,
 )
-from tests.fresh import run_python
+from tests.fresh import run_interpreter
 from tests.package import samples
 
 SECONDS = 10.0  # on a slow, busy machine; what is quadratic takes minutes
@@ -192,6 +192,6 @@ def make_hostile(folder: Path) -> dict[str, str]:
 
 def test_hostile_packages_are_refused_in_half_a_gigabyte_and_seconds_each(tmp_path: Path) -> None:
     expected = make_hostile(tmp_path / "hostile")
-    *said, seconds = run_python(REFUSE_ALL, tmp_path / "hostile", cwd=tmp_path).splitlines()
+    *said, seconds = run_interpreter(REFUSE_ALL, tmp_path / "hostile", cwd=tmp_path).splitlines()
     assert dict(line.rsplit(" ", 1) for line in said) == expected
     assert int(seconds) < SECONDS * len(expected)

@@ -14,7 +14,7 @@ from exportkit.errors import CompilerError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.model_sources import compiling_model_sources
 from exportkit.export.resolve import resolve
-from tests.fresh import run_python
+from tests.fresh import run_interpreter
 
 MODELS = str(Path(__file__).with_name("export_models.py"))
 
@@ -100,4 +100,4 @@ def test_other_builds_are_not_put_off(tmp_path: Path) -> None:
 
 def test_packaging_does_not_import_torchs_compiler(tmp_path: Path) -> None:
     code = "import sys, exportkit.packaging; print(*(name for name in sys.modules if name.startswith('torch')))"
-    assert run_python(code, cwd=tmp_path).split() == []
+    assert run_interpreter(code, cwd=tmp_path).split() == []

@@ -39,7 +39,7 @@ from exportkit.verify.outcomes import (
 )
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
-from tests.fresh import run_python
+from tests.fresh import run_interpreter
 from tests.onnx.small_models import NET, Net, manifest, model_proto, write_small
 from tests.package.signers import Signer, signer
 from tests.runtime import exportkit_run
@@ -132,7 +132,7 @@ for name in ("torch", "exportkit.export", "exportkit.ops", "exportkit.models", "
 def test_the_process_has_neither_torch_nor_the_exporter_nor_operators_nor_the_model(
     model: Path, tmp_path: Path
 ) -> None:
-    assert run_python(REPLAY, model, tmp_path, cwd=tmp_path) == "cpu\n"
+    assert run_interpreter(REPLAY, model, tmp_path, cwd=tmp_path) == "cpu\n"
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ sys.exit(code)
 
 
 def test_inspect_shows_the_model_without_importing_what_would_parse_it(model: Path, tmp_path: Path) -> None:
-    text = run_python(INSPECT, model, cwd=tmp_path)
+    text = run_interpreter(INSPECT, model, cwd=tmp_path)
     (data,) = model.parent.glob("*.data")
     for said in (
         "float32[rows, 3]",
@@ -364,7 +364,7 @@ def test_inspect_shows_the_model_without_importing_what_would_parse_it(model: Pa
         "signature  none beside it",
     ):
         assert said in text
-    document = json.loads(run_python(INSPECT, model, "--json", cwd=tmp_path))
+    document = json.loads(run_interpreter(INSPECT, model, "--json", cwd=tmp_path))
     assert document["file"]["path"] == str(companion_path(model))
     assert document["manifest"]["onnx"]["size"] == model.stat().st_size
     assert document["manifest"]["onnx"]["functions"][0]["operator"] == "toy::twice"

@@ -30,7 +30,7 @@ from exportkit.package.archive import ROOT, STOCK_RECORDS, PackageReader, Stored
 from exportkit.package.manifest import MANIFEST_NAME
 from tests.adversarial import forge
 from tests.adversarial.forge import Entry, directory, local_header
-from tests.fresh import run_python
+from tests.fresh import run_interpreter
 from tests.package import samples
 
 
@@ -142,7 +142,7 @@ except ExportkitError as error: print(type(error).__name__, error)
 
 def test_a_file_that_changes_while_it_is_packed_is_noticed_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "code").write_bytes(bytes(64 << 20))
-    said = run_python(WRITE_AND_CHANGE, tmp_path / "code", tmp_path / "toy.pt2", cwd=tmp_path)
+    said = run_interpreter(WRITE_AND_CHANGE, tmp_path / "code", tmp_path / "toy.pt2", cwd=tmp_path)
     assert said.startswith("ExportkitError"), said
     assert "changed while it was being packed" in said
     assert os.listdir(tmp_path) == ["code"]

@@ -22,7 +22,7 @@ import safetensors.numpy
 from exportkit import errors
 from exportkit.package.archive import write_package
 from tests.cpp_reader import FLAGS, SOURCES, CppReader, program
-from tests.fresh import run_python
+from tests.fresh import run_interpreter
 from tests.package import samples
 
 
@@ -65,7 +65,7 @@ assert after[1] == before[1] and after[0] - before[0] < 1 << 20, (before, after)
 def test_no_descriptor_and_no_memory_stays_behind(tmp_path: Path) -> None:
     write_package(tmp_path / "toy.pt2", samples.manifest(), samples.RECORDS)
     (tmp_path / "bad").write_bytes((tmp_path / "toy.pt2").read_bytes()[:-1])
-    run_python(OPEN_AND_REFUSE, tmp_path / "toy.pt2", tmp_path / "bad", cwd=tmp_path)
+    run_interpreter(OPEN_AND_REFUSE, tmp_path / "toy.pt2", tmp_path / "bad", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("harness", sorted((SOURCES / "tests").glob("fuzz_*.cpp")), ids=lambda path: path.stem)

@@ -17,7 +17,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import check_trust, demand, demanded_by, refuse_foreign
 from tests.cpp_reader import program
-from tests.fresh import run_python
+from tests.fresh import run_interpreter
 from tests.package.c_library import build
 from tests.package.signers import Signer, package, signer
 
@@ -132,7 +132,7 @@ def test_without_a_home_in_the_environment_it_is_the_one_of_the_password_file(
 ) -> None:
     policy(user, one.public)
     environment = {"HOME": "", "TEST_HOME": str(tmp_path / "home"), "LD_PRELOAD": str(build(tmp_path, PASSWORD_FILE))}
-    assert run_python(DEMANDED, cwd=tmp_path, **environment) == f"the policy {user}\n"
+    assert run_interpreter(DEMANDED, cwd=tmp_path, **environment) == f"the policy {user}\n"
 
 
 def test_a_policy_that_requires_nothing_changes_nothing(path: Path, system: Path, one: Signer) -> None:

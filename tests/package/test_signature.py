@@ -20,7 +20,7 @@ from exportkit.package.keys import read_private_key, read_public_key
 from exportkit.package.signature import Signatures, encode_signatures, read_signatures
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import check_trust, demand, signature_info
-from tests.fresh import run_python
+from tests.fresh import run_interpreter
 from tests.package.signers import Signer, no_password, package, signer, written
 
 Change = Callable[[dict[str, Any]], object]
@@ -388,7 +388,7 @@ with PackageReader(path) as reader:
 def test_checking_takes_no_cryptography_package_and_signing_names_the_way_to_it(
     signed: Path, release: Signer, tmp_path: Path
 ) -> None:
-    checked, refused, *hint = run_python(CHECK, signed, *reversed(release), cwd=tmp_path).splitlines()
+    checked, refused, *hint = run_interpreter(CHECK, signed, *reversed(release), cwd=tmp_path).splitlines()
     assert checked == "done 1"
     assert "cryptography" in refused
     assert "pip install 'exportkit[sign]'" in "".join(hint)
@@ -398,7 +398,7 @@ def test_a_host_without_libcrypto_opens_packages_and_checks_no_signature(
     signed: Path, release: Signer, tmp_path: Path
 ) -> None:
     (tmp_path / "libcrypto.so.3").write_bytes(b"not a library")
-    said = run_python(CHECK, signed, *reversed(release), cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+    said = run_interpreter(CHECK, signed, *reversed(release), cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
     assert said.splitlines()[0].startswith("OpenSSL 3")
     assert "libcrypto" in said.splitlines()[0]
 

@@ -19,7 +19,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder, write_whole
 from exportkit.packaging import build_package
 from tests.artifacts import artifact
-from tests.fresh import killed_in_the_middle, run_python
+from tests.fresh import killed_in_the_middle, run_interpreter, run_python
 from tests.runtime import tiny
 
 LOAD = """
@@ -234,7 +234,7 @@ def small_disk(size: str, folder: Path, code: str, package: Path, **environment:
         subprocess.run([*mount, "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no file system can be mounted here: {error}")
-    return run_python(code, package, cwd=folder.parent, prefix=mount, **environment)
+    return run_interpreter(code, package, cwd=folder.parent, prefix=mount, **environment)
 
 
 @both_runtimes
@@ -262,7 +262,7 @@ def test_a_full_disk_is_refused_with_what_there_is_no_room_for(tiny_package, tmp
 @both_runtimes
 def test_files_that_may_not_grow_are_an_error_too(tiny_package, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))"
-    said = run_python(f"{limit}\n{LOAD}", tiny_package, cwd=tmp_path, TMPDIR=str(tmp_path))
+    said = run_interpreter(f"{limit}\n{LOAD}", tiny_package, cwd=tmp_path, TMPDIR=str(tmp_path))
     assert said.startswith("refused with 4: cannot unpack tiny.pt2")
     assert said.count("(File too large") == 3  # the cache and the temporary directory, and the warning
     assert not list(tmp_path.rglob("*.tmp"))

@@ -29,7 +29,7 @@ from exportkit.libraries import host_platform
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Library, Operator
 from tests.fixtures.softpool_library import build
-from tests.fresh import run_python
+from tests.fresh import run_interpreter, run_python
 from tests.runtime import tiny
 
 RECORD = f"exportkit/ops/{host_platform()}/libtoy.so"
@@ -335,7 +335,7 @@ try:
 except AttributeError as error:
     print(error)
 """
-    assert run_python(code, cwd=tmp_path) == "module 'exportkit' has no attribute 'nothing'\n"
+    assert run_interpreter(code, cwd=tmp_path) == "module 'exportkit' has no attribute 'nothing'\n"
 
 
 @pytest.mark.parametrize("by", ["the same", "another"])

@@ -21,7 +21,7 @@ from exportkit.runtime.targets import (
     pick,
     survey,
 )
-from tests.fresh import run_python
+from tests.fresh import run_interpreter
 from tests.package import c_library
 from tests.runtime import tiny
 
@@ -67,7 +67,7 @@ def test_the_cpus_level_is_the_highest_of_which_it_has_every_flag(tmp_path):
     cases = [*((flags, level) for level, flags in LEVELS.items()), (V4[1:], "x86-64"), (V4[:-1], "x86-64-v3")]
     for flags, level in cases:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {' '.join(flags)}\n")
-        said = run_python(
+        said = run_interpreter(
             "from exportkit.runtime.targets import host_cpu_isa; print(host_cpu_isa())",
             cwd=tmp_path,
             LD_PRELOAD=str(preloaded),
