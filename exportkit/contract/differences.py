@@ -1,0 +1,48 @@
+"""How two answers differ, in words."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def difference(actual: Tensor, expected: Tensor, rtol: float = 0.0, atol: float = 0.0) -> str | None:
+    """Says how two tensors differ. NaN equals NaN.
+
+    Args:
+        actual: The first.
+        expected: The second, of any layout.
+        rtol: Allowed difference, relative to `expected`.
+        atol: Allowed absolute difference.
+
+    Returns:
+        Such as "2 of 6 elements differ, first [0, 1]: 1.5 and 1.0", or None if they do not differ.
+    """
+    if actual.shape != expected.shape:
+        return f"the shapes are {list(actual.shape)} and {list(expected.shape)}"
+    if actual.dtype != expected.dtype:
+        return f"the dtypes are {actual.dtype} and {expected.dtype}"
+    if actual.device != expected.device:
+        return f"the devices are {actual.device} and {expected.device}"
+    if actual.is_floating_point() or actual.is_complex():
+        equal = torch.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+    else:
+        equal = actual == expected
+    if bool(equal.all()):
+        return None
+    wrong = int(equal.numel() - equal.sum())
+    where = (~equal).nonzero()[0].tolist()
+    values = f"{actual[tuple(where)].item()!r} and {expected[tuple(where)].item()!r}"
+    return f"{wrong} of {equal.numel()} elements differ, first {where}: {values}"
+
+
+def first_difference(
+    actual: list[Tensor], expected: list[Tensor], rtol: float = 0.0, atol: float = 0.0
+) -> tuple[int, str] | None:
+    """Says which tensor of two answers is the first that differs, and how."""
+    if len(actual) != len(expected):
+        return 0, f"there are {len(actual)} and {len(expected)} outputs"
+    for index, (a, e) in enumerate(zip(actual, expected)):
+        if text := difference(a, e, rtol, atol):
+            return index, text
+    return None
