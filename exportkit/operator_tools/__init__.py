@@ -1,0 +1,1 @@
+"""Looks at operator libraries: what they register, and whether their operators keep the contract."""
