@@ -2,10 +2,185 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
 from exportkit.cli.app import command as exportkit_command
+from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
+from exportkit.cli.shared_options import byte_size, device_option, op_library_option
+
+if TYPE_CHECKING:
+    from exportkit.contract.findings import Finding
+    from exportkit.operator_tools.checking import Checked
+
+_DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
 @exportkit_command("check", short_help="Hold a library's operators to the operator contract.")
-def command(as_json: bool) -> None:
-    """Hold a library's operators to the operator contract."""
-    raise NotImplementedError
+@click.argument("source", metavar="LIBRARY|MODULE")
+@click.option("--operator", "operators", multiple=True, metavar="NAME", help="Check only this one. Repeatable.")
+@click.option("--only", multiple=True, metavar="CHECK", help="Run only this check. Repeatable.")
+@click.option(
+    "--reference",
+    "references",
+    multiple=True,
+    metavar="[NS::OP=]FILE.py:FUNCTION",
+    help="A function with the operator's parameters that computes the same with torch's operators. Repeatable.",
+)
+@click.option(
+    "--calls",
+    multiple=True,
+    metavar="[NS::OP=]FILE.py:FUNCTION",
+    help="A function that yields valid calls as (args, kwargs). Repeatable.",
+)
+@click.option(
+    "--spec",
+    "specs",
+    multiple=True,
+    metavar="MODULE:SPEC",
+    help="An operator's promises, an OpSpec. Default: those of the modules that LIBRARY imports. Repeatable.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=DTYPE[SIZES]",
+    help="An example input of MODULE, such as x=float32[2,3,64,64]. Repeatable.",
+)
+@op_library_option("An operator library that MODULE calls, or a Python module that loads some. Repeatable.")
+@device_option("Where the operators run; auto: on each device of this machine that they have kernels for.", "auto")
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    default=_DTYPES,
+    show_default=True,
+    metavar="DTYPE",
+    help="A dtype of floating tensors. Repeatable.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of what is drawn.")
+@click.option(
+    "--max-calls",
+    "most_calls",
+    type=click.IntRange(min=1, max=10_000),
+    default=24,
+    show_default=True,
+    help="How many calls of an operator are collected. A SPEC's samples are all taken.",
+)
+@click.option(
+    "--timeout",
+    type=click.IntRange(min=1, max=86400),
+    default=60,
+    show_default=True,
+    help="Seconds that a call may take.",
+)
+@click.option(
+    "--max-memory",
+    "memory",
+    callback=byte_size,
+    metavar="SIZE",
+    help="Memory that the operators may take, such as 2GB. Default: half of what is free.",
+)
+def command(
+    source: str,
+    references: Sequence[str],
+    calls: Sequence[str],
+    op_libraries: Sequence[Path | str],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Hold the operators of a library, or those that a model calls, to the operator contract.
+
+    LIBRARY is what `exportkit ops list` takes. Calls are drawn from the schema by trial: a call that the kernel refuses
+    is not valid. An operator for which none is found is not checked; --calls gives some. An operator with an OpSpec is
+    called at its samples.
+
+    MODULE is what `exportkit export` takes. It runs on its example inputs, and the calls of its custom operators are
+    recorded.
+
+    These calls are varied in sizes and dtypes, and the checks are made on all of them. The checks run in another
+    process: a crash, a hang and exhausted memory are findings, and the other operators are still checked. A finding
+    has the smallest call that shows it. The exit code is 1 if something is broken.
+
+    \b
+    exportkit ops check build/libmy_ops.so
+    exportkit ops check my_package.ops --operator scale --reference reference.py:scale
+    exportkit ops check my_model.py:Net --input 'x=float32[2,8]' --op-library libmy_ops.so --json
+    """  # noqa: D301 (click wants the control character, to keep the lines below it)
+    from exportkit.operator_tools.checking import CheckOptions, check_source, exit_code
+    from exportkit.operator_tools.source import parse_source
+
+    parsed = parse_source(source, models=True)
+    if parsed.kind != "model" and (options["inputs"] or op_libraries):
+        raise click.UsageError("--input and --op-library are for a model.")
+    lists = {name: tuple(value) for name, value in options.items() if isinstance(value, (list, tuple))}
+    check_options = CheckOptions(
+        **{**options, **lists},
+        references=dict(_of_operators("--reference", references, options["operators"])),
+        calls=dict(_of_operators("--calls", calls, options["operators"])),
+        libraries=tuple(str(each.resolve()) if isinstance(each, Path) else each for each in op_libraries),
+    )
+    with progress() as step:
+        found = check_source(parsed, check_options, step)
+    code = exit_code(found)
+    if as_json:
+        print_json({"ok": code == 0, "source": source, "operators": msgspec.to_builtins(found)})
+    else:
+        _print(source, found)
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+def _of_operators(option: str, texts: Sequence[str], operators: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Parses "ns::op=FILE.py:function", where the operator may be left out beside a single --operator."""
+    for text in texts:
+        operator, equals, function = text.rpartition("=")
+        if not equals and len(operators) != 1:
+            raise click.UsageError(f"{option} {text}: say of which operator: {option} NS::OP={text}.")
+        if ":" not in function:
+            raise click.UsageError(f"{option} {text}: name a function, such as FILE.py:function.")
+        yield operator or operators[0], function
+
+
+def _print(source: str, found: Sequence[Checked]) -> None:
+    for checked in found:
+        if checked.report.findings or checked.not_checked:
+            click.echo(f"{printable(checked.report.operator)}: {printable(checked.report.schema)}")
+            for finding in checked.report.findings:
+                _print_finding(finding)
+            if checked.not_checked:
+                click.echo(f"  not checked: {printable(checked.not_checked)}")
+                if checked.hint:
+                    click.echo(f"    {printable(checked.hint)}")
+            click.echo()
+    click.echo(f"{printable(source)}:")
+    print_table([("operator", "calls", "made", "passed", "result"), *map(_row, found)])
+    broken = sum(checked.broken for checked in found)
+    unchecked = sum(checked.not_checked is not None for checked in found)
+    count = f"{len(found)} operator{'s' * (len(found) != 1)}"
+    text = f"{count}: {broken} broken, {unchecked} not checked" if broken or unchecked else f"ok: {count}"
+    click.echo(text)
+
+
+def _print_finding(finding: Finding) -> None:
+    click.echo(f"  {finding.severity.value}  {printable(finding.check)}: {printable(finding.message)}")
+    if finding.call:
+        click.echo(printable_lines(finding.call, "    >>> "))
+    if finding.hint:
+        click.echo(f"    {printable(finding.hint)}")
+
+
+def _row(checked: Checked) -> tuple[str, ...]:
+    report = checked.report
+    found = ", ".join(finding.check for finding in report.findings)
+    if checked.broken:
+        result = f"BROKEN: {found}"
+    elif checked.not_checked:
+        result = "not checked"
+    else:
+        result = f"doubtful: {found}" if found else "ok"
+    return report.operator, checked.origin, str(report.calls), str(len(report.passed)), result

@@ -81,7 +81,7 @@ def _file_rows(file: ListedFile) -> list[tuple[str, ...]]:
         torch = f"{file.needs_torch} or newer (stable ABI)"
     else:
         torch = "newer than 2.11 (stable ABI)"
-    rows = [("torch", torch)]
+    rows: list[tuple[str, ...]] = [("torch", torch)]
     if file.beyond:
         more = len(file.beyond) - _SHOWN_SYMBOLS
         shown = ", ".join(file.beyond[:_SHOWN_SYMBOLS]) + (f" and {more} more" if more > 0 else "")
