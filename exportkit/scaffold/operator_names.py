@@ -17,10 +17,10 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _ATTRIBUTES_OF_TORCH_OPS = {"higher_order", "import_module", "load_library", "loaded_libraries", "prim"}
 # A package's name is also a namespace in C++.
 _CPP_KEYWORDS = (
-    "alignas alignof asm auto bool bitand bitor catch char class compl concept const constexpr default delete do double "
-    "enum explicit export extern float friend goto inline int long mutable namespace new noexcept nullptr operator "
-    "private protected public register requires short signed sizeof static std struct switch template this throw "
-    "typedef typeid typename union unsigned using virtual void volatile xor"
+    "alignas alignof asm auto bool bitand bitor catch char class compl concept const constexpr default delete do "
+    "double enum explicit export extern float friend goto inline int long mutable namespace new noexcept nullptr "
+    "operator private protected public register requires short signed sizeof static std struct switch template "
+    "this throw typedef typeid typename union unsigned using virtual void volatile xor"
 )
 
 
