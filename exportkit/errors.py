@@ -64,6 +64,10 @@ class OperatorNotExportableError(ExportError):
     """The graph calls a custom operator that has no fake kernel, or that exists in Python only."""
 
 
+class BuildError(ExportkitError):
+    """An operator library does not build. The message has what the compiler said."""
+
+
 class WrongResultError(ExportkitError):
     """A benchmarked alternative computes a result that differs from the reference."""
 

@@ -1,0 +1,130 @@
+"""Builds the operator libraries of a source folder, and loads them in a fresh process.
+
+The folder's own setup.py builds them (`build_ext --inplace`), with ninja where torch's BuildExtension finds it, so that
+only what changed is compiled. torch's just-in-time loader is not used: a build of it that is killed leaves a lock file
+that the next one waits for without end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from exportkit.child.channel import Channel
+from exportkit.child.messages import Failed, Message, decode, encode
+from exportkit.child.probe import Registrations, registrations
+from exportkit.child.process import ChildProcess, describe_end
+from exportkit.errors import BuildError, UsageError
+
+_SHOWN_LINES = 60
+# What a compiler says of an error, and lines that are no help: ninja's, and the chain of included files.
+_NOISE = re.compile(
+    r"\[\d+/\d+\] |FAILED: |ninja: |In file included from |\s+from .*[,:]$|compilation terminated|make\b"
+)
+_COMMAND = re.compile(r"\S*(\+\+|gcc|cc|clang|nvcc|ninja)(-\d+)? .*-(c|o|shared) ")
+_ERROR = re.compile(r"error[: ]|undefined reference|\bld: ")
+
+
+class Build(Message, frozen=True):
+    """Asks the child to build a folder. The answer is Built.
+
+    Attributes:
+        folder: The folder of setup.py.
+        log: The file that gets what the compilers print.
+        debug: Whether to build with symbols and without optimisation.
+    """
+
+    folder: str
+    log: str
+    debug: bool
+
+
+class Built(Message, frozen=True):
+    """The libraries that setup.py built, the first to load first."""
+
+    libraries: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BuiltLibrary:
+    """A library that was built, and what a fresh process found in it."""
+
+    path: Path
+    registrations: Registrations
+
+
+def build_folder(folder: Path, debug: bool = False) -> tuple[BuiltLibrary, ...]:
+    """Builds what changed, and loads the operator libraries in a fresh process.
+
+    Whatever ends this process, or this call, ends the compilers.
+
+    Args:
+        folder: A folder with a setup.py, such as `exportkit ops new` writes.
+        debug: Builds with symbols and without optimisation.
+
+    Returns:
+        Those of the libraries that register operators or kernels.
+
+    Raises:
+        UsageError: The folder has no setup.py.
+        BuildError: A compiler, or setup.py, failed. The message has what it said.
+        LibraryLoadError: A library cannot be loaded.
+    """
+    folder = folder.resolve()
+    if not (folder / "setup.py").is_file():
+        raise UsageError(
+            f"{folder} has no setup.py, which says how its operators are built",
+            hint="Name the folder of a package with operators: `exportkit ops build DIR`. "
+            "`exportkit ops new NAME --package my_ops` writes one.",
+        )
+    libraries = [Path(path) for path in _build(folder, debug) if Path(path).exists()]
+    found = registrations(*libraries) if libraries else ()
+    return tuple(
+        BuiltLibrary(path, registered)
+        for path, registered in zip(libraries, found)
+        if registered.defines or registered.kernels
+    )
+
+
+def _build(folder: Path, debug: bool) -> tuple[str, ...]:
+    log = folder / "build" / "exportkit.log"
+    log.parent.mkdir(exist_ok=True)
+    process = ChildProcess("exportkit.scaffold.build_worker", search_path="caller", captured=True)
+    channel = Channel(process.connection)
+    try:
+        channel.send(encode(Build(str(folder), str(log), debug)))
+        answer = decode(channel.receive()[0], Built | Failed)
+    except ConnectionError as error:
+        status = process.wait(10)
+        end = "closed its connection" if status is None else describe_end(status)
+        raise BuildError(f"the process that builds {folder} {end}\n{_readable(log, folder)}".rstrip()) from error
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # the compilers are in the child's process group
+            os.killpg(process.pid, signal.SIGKILL)
+        process.end()
+        channel.close()
+    if isinstance(answer, Failed):
+        raise BuildError(
+            f"{folder.name} does not build\n{_readable(log, folder) or answer.detail}",
+            hint=f"{log} has all that the compilers said.",
+        )
+    return answer.libraries
+
+
+def _readable(log: Path, folder: Path) -> str:
+    """What the compilers said that helps: errors, and what they point at, with paths relative to the folder."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    lines = [line for line in lines if not _NOISE.match(line) and not _COMMAND.match(line)]
+    first = next((at for at, line in enumerate(lines) if _ERROR.search(line)), None)
+    if first is None:
+        return "\n".join(lines[-_SHOWN_LINES:])
+    while first > 0 and re.match(r"\S+: In |\S+:\d+:\d+: +required from", lines[first - 1]):
+        first -= 1
+    # What follows the last error is Python's account of it.
+    last = next((at for at, line in enumerate(lines) if line.startswith("Traceback ")), len(lines))
+    shown = lines[first : max(last, first + 1)][:_SHOWN_LINES]
+    return "\n".join(shown).replace(f"{folder}/", "")
