@@ -103,8 +103,9 @@ def _build(folder: Path, debug: bool) -> tuple[str, ...]:
         end = "closed its connection" if status is None else describe_end(status)
         raise BuildError(f"the process that builds {folder} {end}\n{_readable(log, folder)}".rstrip()) from error
     finally:
-        with contextlib.suppress(ProcessLookupError):  # the compilers are in the child's process group
-            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            # Ninja is in the child's process group. Its compilers are not: it ends them when it is asked to end.
+            os.killpg(process.pid, signal.SIGTERM)
         process.end()
         channel.close()
     if isinstance(answer, Failed):

@@ -72,7 +72,7 @@ def main(connection: socket.socket) -> None:
     """Entry point of the child.
 
     When the parent ends, the compilers must too. The kernel would kill this process only, so that it watches the parent
-    by itself, and kills its process group.
+    by itself, and asks its process group to end.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
@@ -83,4 +83,4 @@ def _end_with(connection: int) -> None:
     watched = select.poll()
     watched.register(connection, select.POLLRDHUP)
     watched.poll()
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    os.killpg(os.getpgrp(), signal.SIGTERM)
