@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
-Autocast = Literal["float32", "widest", "first"]
+from exportkit.contract.drawn_refusals import drawn_refusals
+from exportkit.contract.layout import FLOATING, Layout
 
-FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+Autocast = Literal["float32", "widest", "first"]
 
 # (rtol, atol) of kernel against reference for the same inputs. Both accumulate half types in float32, so they differ by
 # the last rounding.
@@ -50,12 +52,14 @@ class OpSpec:
         wrapper: The public function, with the schema's parameters.
         reference: The same function in traceable ATen: the expected result, and the decomposition without a library.
         samples: (device, dtype) -> valid calls. They must cover B = 1, 2, 5, odd sizes and empty tensors. The tests add
-            odd strides. Random values come from torch's global generator, which the tests seed.
-        refusals: (device) -> calls that are refused.
+            odd strides. Random values come from torch's global generator, which the tests seed. The first sample is
+            exported with sizes that vary, and refusals are drawn from it: it has every optional tensor that matters,
+            and sizes of at least 2.
+        layout: What the tensors and numbers must be, and the results' shapes. It gives the fake kernel its checks, and
+            most refusals.
+        more_refusals: (device) -> calls that must be refused beside those drawn from the layout.
         dtypes: The allowed dtypes of the floating inputs.
         differentiable: Names of the arguments that get gradients; empty if the operator is not differentiable.
-        dynamic: Argument name -> dimensions that may be symbolic in torch.export, as `{dim: symbol}`. Dimensions with
-            the same symbol are equal. The first sample labelled as exportable is traced: its sizes must be at least 2.
         tolerances: (rtol, atol) by dtype that replace the defaults.
         autocast: The dtype that floating arguments are cast to under `torch.autocast`. "float32": at least float32, for
             results that need its precision (scores to rank, sums). "widest": the widest dtype among them. "first": the
@@ -71,10 +75,10 @@ class OpSpec:
     wrapper: Callable[..., Any]
     reference: Callable[..., Any]
     samples: Callable[[torch.device, torch.dtype], Iterable[Sample]]
-    refusals: Callable[[torch.device], Iterable[Refusal]]
+    layout: Layout = field(default_factory=Layout)
+    more_refusals: Callable[[torch.device], Iterable[Refusal]] | None = None
     dtypes: tuple[torch.dtype, ...] = FLOATING
     differentiable: tuple[str, ...] = ()
-    dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     tolerances: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=dict)
     autocast: Autocast | None = "widest"
     namespace: str = "arr_coc"
@@ -85,6 +89,32 @@ class OpSpec:
     def overload(self) -> torch._ops.OpOverload:
         """The dispatcher's operator."""
         return getattr(getattr(torch.ops, self.namespace), self.name).default
+
+    @property
+    def dynamic(self) -> dict[str, dict[int, str]]:
+        """Argument -> dimensions that may be symbolic in torch.export, as `{dim: symbol}`, of the first sample.
+
+        Dimensions with the same symbol are equal.
+        """
+        with torch.random.fork_rng(devices=[]):
+            return self.layout.dynamic(self._first_call(torch.device("cpu")))
+
+    def refusals(self, device: torch.device) -> Iterator[Refusal]:
+        """Yields calls that kernel and fake must refuse: those drawn from the layout, then the others."""
+        for label, arguments, message in drawn_refusals(self.name, self.layout, self._first_call(device)):
+            yield Refusal(label, tuple(arguments.values()), re.escape(message))
+        if self.more_refusals is not None:
+            yield from self.more_refusals(device)
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns every argument of a call by name, in the schema's order, defaults included."""
+        parameters = self.overload._schema.arguments
+        given = {**dict(zip((p.name for p in parameters), args)), **kwargs}
+        return {p.name: given.get(p.name, p.default_value) for p in parameters}
+
+    def _first_call(self, device: torch.device) -> dict[str, Any]:
+        sample = next(iter(self.samples(device, self.dtypes[0])))
+        return self.arguments(sample.args, sample.kwargs)
 
     def tolerance(self, dtype: torch.dtype) -> tuple[float, float]:
         """Returns (rtol, atol) of kernel against reference in `dtype`; (0, 0) for dtypes that are not floating."""

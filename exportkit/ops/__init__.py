@@ -1,7 +1,8 @@
 """The operators `arr_coc::*`. Importing this package loads their libraries and registers fakes and gradients.
 
-Every module whose name does not start with an underscore is one operator: wrapper, reference, fake, autograd and SPEC,
-in this order. Modules are found automatically: `exportkit.ops.compute_entropy` is the wrapper in `compute_entropy.py`.
+Every module whose name does not start with an underscore is one operator: wrapper, reference, gradient, samples and
+SPEC, in this order. The layout in the SPEC gives the fake kernel and the shapes that `help` shows. Modules are found
+automatically: `exportkit.ops.compute_entropy` is the wrapper in `compute_entropy.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import pkgutil
 
 from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._autocast import register_autocast
+from exportkit.ops._fake import register_fake
 from exportkit.ops._library import load_built_in_libraries
 
 load_built_in_libraries()
@@ -27,6 +29,7 @@ SPECS: dict[str, OpSpec] = {
 """Every operator of the library by name, gradient operators included."""
 
 for _spec in SPECS.values():
+    register_fake(_spec)
     register_autocast(_spec)
 
 globals().update({name: spec.wrapper for name, spec in SPECS.items()})

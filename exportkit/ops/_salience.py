@@ -64,7 +64,12 @@ def compute_salience_forward_reference(
     patch_size: int,
     weights: Sequence[float] = (0.5, 0.25, 0.25),
 ) -> tuple[Tensor, ...]:
-    """Computes `compute_salience_forward` in ATen."""
+    """Computes `compute_salience` and statistics that its gradient would otherwise compute again from all inputs.
+
+    Returns:
+        The salience, the mean of each sample's features divided by its norm, that norm (both 0 if N = 0), and for each
+        patch the norm of its features, their cosine with the mean, the mean edge strength, and the mean L, a and b.
+    """
     x, pixels, gx, gy = (accumulated(t) for t in (features, lab, sobel_x, sobel_y))
     w_e, w_c, w_f = normalised(weights)
     edges = patch_means(magnitudes(gx, gy), patch_size)
@@ -124,7 +129,7 @@ def compute_salience_grad_reference(
     need_sobel_x: bool,
     need_sobel_y: bool,
 ) -> tuple[Tensor, ...]:
-    """Computes `compute_salience_grad` in ATen."""
+    """Gradients of `compute_salience`, from statistics of `compute_salience_forward`."""
     g, x, gx, gy = (accumulated(t) for t in (grad, features, sobel_x, sobel_y))
     w_e, w_c, w_f = normalised(weights)
     grid = tuple(size // patch_size for size in sobel_x.shape[2:])

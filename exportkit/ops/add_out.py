@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from exportkit.contract.layout import Layout, check
 from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._call import operator
-from exportkit.ops._checks import check, check_alike, check_floating, shape_of
 
 _add_out = operator("add_out")
 
@@ -23,15 +23,14 @@ def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     the inputs had been read first. It has no gradient: use `a + b` if one is needed.
 
     Args:
-        a: A floating tensor with at most 25 dimensions.
-        b: A tensor with the shape, dtype and device of `a`.
-        out: A tensor with the shape, dtype and device of `a`. Each stride must step past the extent of the smaller
-            ones, as in every slice, transpose or permutation of a contiguous tensor, so that no two elements share
-            memory.
+        a: At most 25 dimensions.
+        b: The other summand.
+        out: The sum. Each stride must step past the extent of the smaller ones, as in every slice, transpose or
+            permutation of a contiguous tensor, so that no two elements share memory.
 
     Raises:
-        RuntimeError: An argument has a wrong dtype, device or shape or requires a gradient, or elements of `out` share
-            memory (such as in an expanded tensor).
+        RuntimeError: An argument requires a gradient, or elements of `out` share memory (such as in an expanded
+            tensor).
     """
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad):
         raise RuntimeError("add_out: an argument requires a gradient, but add_out has none; use a + b")
@@ -55,23 +54,11 @@ def _has_distinct_elements(tensor: Tensor) -> bool:
     return True
 
 
-@torch.library.register_fake("arr_coc::add_out")
-def _add_out_fake(a: Tensor, b: Tensor, out: Tensor) -> None:
-    op = "add_out"
-    check_floating(op, "a", a)
-    check(a.dim() <= _MAX_DIMS, f"{op}: a must have at most {_MAX_DIMS} dimensions, got shape {shape_of(a)}")
-    check_alike(op, "a", a, "b", b)
-    check_alike(op, "a", a, "out", out)
-    for name, tensor in (("b", b), ("out", out)):
-        differ = f"{op}: {name} has shape {shape_of(tensor)}, a has shape {shape_of(a)}; they must be equal"
-        check(tensor.dim() == a.dim(), differ)
-        for size, expected in zip(tensor.shape, a.shape):
-            check(size == expected, differ)
-    check(
-        _has_distinct_elements(out),
-        f"{op}: elements of out must not share memory, got shape {shape_of(out)} "
-        f"with strides [{', '.join(str(stride) for stride in out.stride())}]",
-    )
+def _check_strides(op: str, a: Tensor, out: Tensor, **_: Tensor) -> None:
+    check(a.dim() <= _MAX_DIMS, f"{op}: a must have at most {_MAX_DIMS} dimensions, got shape ", a.shape)
+    strides = f" with strides [{', '.join(str(stride) for stride in out.stride())}]"
+    distinct = _has_distinct_elements(out)
+    check(distinct, f"{op}: elements of out must not share memory, got shape ", out.shape, strides)
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
@@ -86,13 +73,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 def _refusals(device: torch.device) -> Iterable[Refusal]:
-    a, b, out = (torch.rand(2, 3, device=device) for _ in range(3))
-    yield Refusal("int64", (a.long(), b.long(), out.long()), "a must be float32.* got int64")
-    yield Refusal("b of other dtype", (a, b.double(), out), "b is float64, a is float32; they must have one dtype")
-    yield Refusal("out of other dtype", (a, b, out.half()), "out is float16, a is float32; they must have one dtype")
-    yield Refusal("b to broadcast", (a, b[:1], out), r"b has shape \[1, 3\], a has shape \[2, 3\]; they must be equal")
-    yield Refusal("b of other rank", (a, b[0], out), r"b has shape \[3\], a has shape \[2, 3\]; they must be equal")
-    yield Refusal("out of other shape", (a, b, out[:, :2]), r"out has shape \[2, 2\], a has shape \[2, 3\]")
+    a, b = torch.rand(2, 3, device=device), torch.rand(2, 3, device=device)
     expanded = torch.rand(1, 3, device=device).expand(2, 3)
     yield Refusal("out expanded", (a, b, expanded), r"must not share memory, got .* with strides \[0, 1\]")
     overlapping = torch.rand(4, device=device).as_strided((2, 3), (1, 1))
@@ -105,8 +86,8 @@ SPEC = OpSpec(
     name="add_out",
     wrapper=add_out,
     reference=add_out_reference,
+    layout=Layout(inputs={"a": "...", "b": "...", "out": "..."}, further=_check_strides),
     samples=_samples,
-    refusals=_refusals,
-    dynamic={"a": {0: "B", 1: "N"}, "b": {0: "B", 1: "N"}, "out": {0: "B", 1: "N"}},
+    more_refusals=_refusals,
     autocast=None,
 )

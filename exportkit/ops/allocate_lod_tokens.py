@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from exportkit.contract.layout import Layout, check
 from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._call import operator
-from exportkit.ops._checks import check, check_floating, check_rank
 
 _allocate_lod_tokens = operator("allocate_lod_tokens")
 
@@ -37,17 +37,11 @@ def allocate_lod_tokens(
     is exact in integers. A patch never gets fewer tokens than one of lower weight. Not differentiable.
 
     Args:
-        scores: [B, K], floating.
+        scores: One score for each of K patches.
         min_tokens: The tokens of a patch of score 0, >= 0.
         max_tokens: The tokens of a patch of score 1, in [min_tokens, 2^31).
         gamma: The exponent, above 0 and finite; above 1 it favours the patches with the highest scores.
         total: The tokens of one sample, in [K * min_tokens, K * max_tokens]. K * max_tokens must then be below 2^31.
-
-    Returns:
-        [B, K], int64.
-
-    Raises:
-        RuntimeError: An argument has a wrong rank or dtype, or one of the ranges above does not hold.
     """
     return _allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total)
 
@@ -88,35 +82,24 @@ def allocate_lod_tokens_reference(
     return min_tokens + torch.where(full, spread, share + (place < missing).long())
 
 
-@torch.library.register_fake("arr_coc::allocate_lod_tokens")
-def _allocate_lod_tokens_fake(
-    scores: Tensor, min_tokens: int = 64, max_tokens: int = 400, gamma: float = 1.0, total: int | None = None
-) -> Tensor:
-    op = "allocate_lod_tokens"
-    check_rank(op, "scores", scores, 2, "[B, K]")
-    check_floating(op, "scores", scores)
-    out_of_order = (
-        f"{op}: 0 <= min_tokens <= max_tokens must hold, got min_tokens = {min_tokens}, max_tokens = {max_tokens}"
-    )
+def _check_ranges(op: str, scores: Tensor, min_tokens: int, max_tokens: int, gamma: float, total: int | None) -> None:
+    given = f"got min_tokens = {min_tokens}, max_tokens = {max_tokens}"
+    out_of_order = f"{op}: 0 <= min_tokens <= max_tokens must hold, {given}"
     check(min_tokens >= 0, out_of_order)
     check(min_tokens <= max_tokens, out_of_order)
     check(max_tokens <= MAX_TOKENS, f"{op}: max_tokens must be at most {MAX_TOKENS}, got {max_tokens}")
     check(gamma > 0 and math.isfinite(gamma), f"{op}: gamma must be > 0 and finite, got {gamma:g}")
-    if total is not None:
-        count = scores.shape[1]
-        # A symbolic K has no known bound; the kernel still refuses a K that is too large.
-        check(
-            not statically_known_true(count * max_tokens > MAX_TOKENS),
-            f"{op}: with a total, K * max_tokens must be at most {MAX_TOKENS}, got K = {count}, "
-            f"max_tokens = {max_tokens}",
-        )
-        out_of_range = (
-            f"{op}: total must be in [K * min_tokens, K * max_tokens] = [{count * min_tokens}, {count * max_tokens}], "
-            f"got {total}"
-        )
-        check(count * min_tokens <= total, out_of_range)
-        check(total <= count * max_tokens, out_of_range)
-    return scores.new_empty(scores.shape, dtype=torch.int64)
+    if total is None:
+        return
+    count = scores.shape[1]
+    # A symbolic K has no known bound; the kernel still refuses a K that is too large.
+    too_many = statically_known_true(count * max_tokens > MAX_TOKENS)
+    limit = f"{op}: with a total, K * max_tokens must be at most {MAX_TOKENS}, got K = "
+    check(not too_many, limit, count, f", max_tokens = {max_tokens}")
+    lowest, highest = count * min_tokens, count * max_tokens
+    out_of_range = f"{op}: total must be in [K * min_tokens, K * max_tokens] = [{lowest}, {highest}], got {total}"
+    check(lowest <= total, out_of_range)
+    check(total <= highest, out_of_range)
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
@@ -148,8 +131,6 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 def _refusals(device: torch.device) -> Iterable[Refusal]:
     scores = torch.rand(2, 5, device=device)
-    yield Refusal("rank 1", (scores[0],), r"scores must be \[B, K\], got shape \[5\]")
-    yield Refusal("int64", (scores.long(),), "scores must be float32.* got int64")
     yield Refusal("min above max", (scores, 9, 8), "must hold, got min_tokens = 9, max_tokens = 8")
     yield Refusal("min below 0", (scores, -1, 8), "must hold, got min_tokens = -1, max_tokens = 8")
     yield Refusal("max of 2^31", (scores, 0, 2**31), "max_tokens must be at most 2147483647, got 2147483648")
@@ -164,7 +145,7 @@ SPEC = OpSpec(
     name="allocate_lod_tokens",
     wrapper=allocate_lod_tokens,
     reference=allocate_lod_tokens_reference,
+    layout=Layout(inputs={"scores": "B K"}, outputs=["B K: int64"], further=_check_ranges),
     samples=_samples,
-    refusals=_refusals,
-    dynamic={"scores": {0: "B", 1: "K"}},
+    more_refusals=_refusals,
 )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.contract.layout import Layout
+from exportkit.contract.operator_spec import OpSpec, Sample
+from exportkit.ops._autograd import register_gradient
 from exportkit.ops._call import operator
-from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import accumulated
+from exportkit.ops.scale_bias_relu import scale_bias_relu_grad
 
 _bias_relu = operator("bias_relu")
-_scale_bias_relu_grad = operator("scale_bias_relu_grad")
 
 
 def bias_relu(x: Tensor, bias: Tensor) -> Tensor:
@@ -22,16 +22,6 @@ def bias_relu(x: Tensor, bias: Tensor) -> Tensor:
 
     Half types are computed in float32 and rounded once. The gradient is `scale_bias_relu_grad` with a scale of 1, which
     needs only the output.
-
-    Args:
-        x: [..., D], floating.
-        bias: [D], with the dtype and device of `x`.
-
-    Returns:
-        A tensor with the shape and dtype of `x`.
-
-    Raises:
-        RuntimeError: An argument has a wrong rank, size, dtype or device.
     """
     return _bias_relu(x, bias)
 
@@ -41,32 +31,7 @@ def bias_relu_reference(x: Tensor, bias: Tensor) -> Tensor:
     return torch.relu(accumulated(x) + accumulated(bias)).to(x.dtype)
 
 
-def check_x_and_bias(op: str, x: Tensor, bias: Tensor) -> None:
-    """Checks the arguments of `bias_relu` and `scale_bias_relu`."""
-    check_floating(op, "x", x)
-    check(x.dim() > 0, f"{op}: x must be [..., D], got shape {shape_of(x)}")
-    check_rank(op, "bias", bias, 1, "[D]")
-    check_alike(op, "x", x, "bias", bias)
-    check_same_size(op, "D", "bias", bias.shape[0], "x", x.shape[-1])
-
-
-@torch.library.register_fake("arr_coc::bias_relu")
-def _bias_relu_fake(x: Tensor, bias: Tensor) -> Tensor:
-    check_x_and_bias("bias_relu", x, bias)
-    return x.new_empty(x.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(output)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    need_x, need_bias = ctx.needs_input_grad
-    of_x, of_bias = _scale_bias_relu_grad(grad, *ctx.saved_tensors, 1.0, need_x, need_bias)
-    return of_x if need_x else None, of_bias if need_bias else None
-
-
-torch.library.register_autograd("arr_coc::bias_relu", _backward, setup_context=_setup_context)
+register_gradient("bias_relu", scale_bias_relu_grad, scale=1.0)
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
@@ -78,23 +43,13 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     yield Sample("infinity less infinity", (special, torch.full((4,), -torch.inf, device=device, dtype=dtype)))
 
 
-def _refusals(device: torch.device) -> Iterable[Refusal]:
-    x, bias = torch.rand(2, 3, device=device), torch.rand(3, device=device)
-    yield Refusal("int64", (x.long(), bias), "x must be float32.* got int64")
-    yield Refusal("a scalar x", (x[0, 0], bias), r"x must be \[..., D\], got shape \[\]")
-    yield Refusal("bias of rank 2", (x, bias[None]), r"bias must be \[D\], got shape \[1, 3\]")
-    yield Refusal("bias of other D", (x, bias[:2]), "bias has D = 2, x has D = 3")
-    yield Refusal("bias of other dtype", (x, bias.half()), "bias is float16, x is float32")
-
-
 SPEC = OpSpec(
     name="bias_relu",
     wrapper=bias_relu,
     reference=bias_relu_reference,
+    layout=Layout(inputs={"x": "... D", "bias": "D"}, outputs=["... D"]),
     samples=_samples,
-    refusals=_refusals,
     differentiable=("x", "bias"),
-    dynamic={"x": {0: "B", 1: "N", 2: "D"}, "bias": {0: "D"}},
     autocast="first",
     second_order=True,
 )

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.contract.layout import Layout
+from exportkit.contract.operator_spec import OpSpec, Sample
 from exportkit.ops._autograd import register_no_second_derivative
-from exportkit.ops._call import operator
-from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
+from exportkit.ops._call import operator, operator_like
+from exportkit.ops._reference import accumulated
 
 _fused_texture = operator("fused_texture")
-_lab_to_rgb_grad = operator("lab_to_rgb_grad")
-_sobel_grad = operator("sobel_grad")
 
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601
 XYZ = ((0.412453, 0.357580, 0.180423), (0.212671, 0.715160, 0.072169), (0.019334, 0.119193, 0.950227))
@@ -33,22 +32,14 @@ def fused_texture(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     [-1 0 1; -2 0 2; -1 0 1] / 8 and its transpose; beyond the border the nearest pixel is repeated.
 
     Args:
-        rgb: [B, 3, H, W], floating, encoded sRGB in [0, 1]; finite values outside are allowed.
+        rgb: Encoded sRGB in [0, 1]; finite values outside are allowed.
 
     Returns:
-        lab: [B, 3, H, W]; L in [0, 100], a and b within about [-110, 110] for colours of sRGB.
-        sobel_x: [B, 1, H, W], the change of luma a pixel to the right.
-        sobel_y: [B, 1, H, W], the change of luma a pixel down.
-        All in the dtype of `rgb`.
-
-    Raises:
-        RuntimeError: The rank, the number of channels or the dtype is wrong.
+        lab: L in [0, 100], a and b within about [-110, 110] for colours of sRGB.
+        sobel_x: The change of luma a pixel to the right.
+        sobel_y: The change of luma a pixel down.
     """
     return _fused_texture(rgb)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _mixed(channels: Tensor, rows: tuple[tuple[float, ...], ...]) -> Tensor:
@@ -87,7 +78,7 @@ def _smoothed(values: Tensor, dim: int) -> Tensor:
 
 def fused_texture_reference(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Computes `fused_texture` in ATen."""
-    wide = _wide(rgb)
+    wide = accumulated(rgb)
     t = _white_relative_xyz(wide)
     root = t.clamp(min=COMPRESS_KNEE) ** (1 / 3)
     fx, fy, fz = torch.where(t <= COMPRESS_KNEE, 7.787 * t + 4 / 29, root).unbind(1)
@@ -100,30 +91,19 @@ def fused_texture_reference(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return lab.to(rgb.dtype).contiguous(), sobel_x.to(rgb.dtype).contiguous(), sobel_y.to(rgb.dtype).contiguous()
 
 
-def lab_to_rgb_grad(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
+def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
     """Gradient of `fused_texture`'s LAB, plus the gradient of its luma if given.
 
     dlin_c = sum_k M_kc / w_k f'(t_k) G_k with G_X = 500 g_a, G_Y = 116 g_L - 500 g_a + 200 g_b, G_Z = -200 g_b, times
     the slope of linear light over the encoded value, plus the luma's weight times its gradient.
 
     Args:
-        rgb: [B, 3, H, W], the same as in the forward call.
-        grad_lab: [B, 3, H, W], with the dtype and device of `rgb`.
-        grad_luma: [B, 1, H, W] from `sobel_grad`, with the dtype and device of `rgb`. It is added here, because a
-            separate sum would read and write the whole gradient again.
-
-    Returns:
-        [B, 3, H, W].
-
-    Raises:
-        RuntimeError: An argument has a wrong rank, number of channels, size or dtype.
+        rgb: The same as in the forward call.
+        grad_lab: The gradient of LAB.
+        grad_luma: The result of `sobel_grad`. It is added here, because a separate sum would read and write the whole
+            gradient again.
     """
-    return _lab_to_rgb_grad(rgb, grad_lab, grad_luma)
-
-
-def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
-    """Computes `lab_to_rgb_grad` in ATen."""
-    wide, (grad_l, grad_a, grad_b) = _wide(rgb), _wide(grad_lab).unbind(1)
+    wide, (grad_l, grad_a, grad_b) = accumulated(rgb), accumulated(grad_lab).unbind(1)
     t = _white_relative_xyz(wide)
     slope = torch.where(t <= COMPRESS_KNEE, 7.787, t.clamp(min=COMPRESS_KNEE) ** (-2 / 3) / 3)
     grad_f = torch.stack([500 * grad_a, 116 * grad_l - 500 * grad_a + 200 * grad_b, -200 * grad_b], 1)
@@ -132,77 +112,24 @@ def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor |
     base = (wide.clamp(min=LINEAR_KNEE) + 0.055) / 1.055
     grad = grad_linear * torch.where(wide <= LINEAR_KNEE, 1 / 12.92, 2.4 / 1.055 * base**1.4)
     if grad_luma is not None:
-        grad = grad + torch.cat([weight * _wide(grad_luma) for weight in LUMA], 1)
+        grad = grad + torch.cat([weight * accumulated(grad_luma) for weight in LUMA], 1)
     return grad.to(rgb.dtype)
 
 
-def sobel_grad(grad_x: Tensor, grad_y: Tensor) -> Tensor:
+def sobel_grad_reference(grad_x: Tensor, grad_y: Tensor) -> Tensor:
     """Gradient of `fused_texture`'s Sobel outputs with respect to the luma: their adjoint.
 
     For the repeated border, the adjoint continues a smoothed axis by its end value and a differenced axis by minus its
     end value.
-
-    Args:
-        grad_x: [B, 1, H, W], floating.
-        grad_y: [B, 1, H, W], with the dtype and device of `grad_x`.
-
-    Returns:
-        [B, 1, H, W].
-
-    Raises:
-        RuntimeError: An argument has a wrong rank, number of channels, size or dtype.
     """
-    return _sobel_grad(grad_x, grad_y)
-
-
-def sobel_grad_reference(grad_x: Tensor, grad_y: Tensor) -> Tensor:
-    """Computes `sobel_grad` in ATen."""
-    wide_x, wide_y = _wide(grad_x), _wide(grad_y)
+    wide_x, wide_y = accumulated(grad_x), accumulated(grad_y)
     left, right = _neighbours(_smoothed(wide_x, -2), -1, -1.0)
     up, down = _neighbours(_smoothed(wide_y, -1), -2, -1.0)
     return ((left - right + up - down) / 8).to(grad_x.dtype).contiguous()
 
 
-def _check_image(op: str, name: str, image: Tensor, channels: int) -> None:
-    layout = f"[B, {channels}, H, W]"
-    check_rank(op, name, image, 4, layout)
-    check_floating(op, name, image)
-    check(image.shape[1] == channels, f"{op}: {name} must be {layout}, got shape {shape_of(image)}")
-
-
-def _check_alike_images(op: str, first_name: str, first: Tensor, name: str, image: Tensor) -> None:
-    check_alike(op, first_name, first, name, image)
-    for symbol, dim in (("B", 0), ("H", 2), ("W", 3)):
-        check_same_size(op, symbol, name, image.shape[dim], first_name, first.shape[dim])
-
-
-@torch.library.register_fake("arr_coc::fused_texture")
-def _fused_texture_fake(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    _check_image("fused_texture", "rgb", rgb, 3)
-    batch, _, height, width = rgb.shape
-    grey = (batch, 1, height, width)
-    return rgb.new_empty((batch, 3, height, width)), rgb.new_empty(grey), rgb.new_empty(grey)
-
-
-@torch.library.register_fake("arr_coc::lab_to_rgb_grad")
-def _lab_to_rgb_grad_fake(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
-    op = "lab_to_rgb_grad"
-    _check_image(op, "rgb", rgb, 3)
-    _check_image(op, "grad_lab", grad_lab, 3)
-    _check_alike_images(op, "rgb", rgb, "grad_lab", grad_lab)
-    if grad_luma is not None:
-        _check_image(op, "grad_luma", grad_luma, 1)
-        _check_alike_images(op, "rgb", rgb, "grad_luma", grad_luma)
-    return rgb.new_empty(rgb.shape)
-
-
-@torch.library.register_fake("arr_coc::sobel_grad")
-def _sobel_grad_fake(grad_x: Tensor, grad_y: Tensor) -> Tensor:
-    op = "sobel_grad"
-    _check_image(op, "grad_x", grad_x, 1)
-    _check_image(op, "grad_y", grad_y, 1)
-    _check_alike_images(op, "grad_x", grad_x, "grad_y", grad_y)
-    return grad_x.new_empty(grad_x.shape)
+lab_to_rgb_grad = operator_like("lab_to_rgb_grad", lab_to_rgb_grad_reference)
+sobel_grad = operator_like("sobel_grad", sobel_grad_reference)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -256,49 +183,13 @@ def _sobel_grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sa
         yield Sample(f"grad_x {list(grad_x.shape)}", (grad_x, grad_y))
 
 
-def _refusals(device: torch.device) -> Iterable[Refusal]:
-    rgb = torch.rand(2, 3, 4, 5, device=device)
-    yield Refusal("rank 3", (rgb[0],), r"rgb must be \[B, 3, H, W\], got shape \[3, 4, 5\]")
-    yield Refusal("one channel", (rgb[:, :1],), r"rgb must be \[B, 3, H, W\], got shape \[2, 1, 4, 5\]")
-    yield Refusal("channels last in the shape", (rgb.permute(0, 2, 3, 1),), r"got shape \[2, 4, 5, 3\]")
-    yield Refusal("uint8", (rgb.byte(),), "rgb must be float32.* got uint8")
-
-
-def _lab_to_rgb_grad_refusals(device: torch.device) -> Iterable[Refusal]:
-    rgb = torch.rand(2, 3, 4, 5, device=device)
-    yield Refusal("rgb of rank 3", (rgb[0], rgb), r"rgb must be \[B, 3, H, W\], got shape \[3, 4, 5\]")
-    yield Refusal("grad_lab of one channel", (rgb, rgb[:, :1]), r"grad_lab must be \[B, 3, H, W\]")
-    yield Refusal("grad_lab of other B", (rgb, rgb[:1]), "grad_lab has B = 1, rgb has B = 2")
-    yield Refusal("grad_lab of other H", (rgb, rgb[:, :, 1:]), "grad_lab has H = 3, rgb has H = 4")
-    yield Refusal("grad_lab of other W", (rgb, rgb[..., 1:]), "grad_lab has W = 4, rgb has W = 5")
-    yield Refusal("grad_lab of other dtype", (rgb, rgb.double()), "grad_lab is float64, rgb is float32")
-    yield Refusal(
-        "grad_luma of three channels", (rgb, rgb, rgb), r"grad_luma must be \[B, 1, H, W\], got shape \[2, 3,"
-    )
-    yield Refusal("grad_luma of other H", (rgb, rgb, rgb[:, :1, 1:]), "grad_luma has H = 3, rgb has H = 4")
-    yield Refusal("grad_luma of other dtype", (rgb, rgb, rgb[:, :1].half()), "grad_luma is float16, rgb is float32")
-
-
-def _sobel_grad_refusals(device: torch.device) -> Iterable[Refusal]:
-    grad = torch.rand(2, 1, 4, 5, device=device)
-    yield Refusal("grad_x of three channels", (grad.expand(2, 3, 4, 5), grad), r"grad_x must be \[B, 1, H, W\]")
-    yield Refusal("grad_y of rank 3", (grad, grad[0]), r"grad_y must be \[B, 1, H, W\], got shape \[1, 4, 5\]")
-    yield Refusal("grad_y of other H", (grad, grad[:, :, 1:]), "grad_y has H = 3, grad_x has H = 4")
-    yield Refusal("grad_y of other W", (grad, grad[..., 1:]), "grad_y has W = 4, grad_x has W = 5")
-    yield Refusal("grad_y of other dtype", (grad, grad.half()), "grad_y is float16, grad_x is float32")
-    yield Refusal("integers", (grad.long(), grad.long()), "grad_x must be float32.* got int64")
-
-
-_IMAGE = {0: "B", 2: "H", 3: "W"}
-
 SPEC = OpSpec(
     name="fused_texture",
     wrapper=fused_texture,
     reference=fused_texture_reference,
+    layout=Layout(inputs={"rgb": "B 3 H W"}, outputs=["B 3 H W", "B 1 H W", "B 1 H W"]),
     samples=_samples,
-    refusals=_refusals,
     differentiable=("rgb",),
-    dynamic={"rgb": _IMAGE},
     # a and b are 500 and 200 times a difference of numbers near 1, so near 0 any float32 result has an error of 1e-4.
     tolerances={torch.float32: (1e-4, 3e-4)},
     autocast="float32",
@@ -307,16 +198,14 @@ LAB_GRAD_SPEC = OpSpec(
     name="lab_to_rgb_grad",
     wrapper=lab_to_rgb_grad,
     reference=lab_to_rgb_grad_reference,
+    layout=Layout(inputs={"rgb": "B 3 H W", "grad_lab": "B 3 H W", "grad_luma": "B 1 H W"}, outputs=["B 3 H W"]),
     samples=_lab_to_rgb_grad_samples,
-    refusals=_lab_to_rgb_grad_refusals,
-    dynamic={"rgb": _IMAGE, "grad_lab": _IMAGE, "grad_luma": _IMAGE},
     tolerances={torch.float32: (1e-4, 1e-4)},  # the samples' terms have both signs and reach several tens
 )
 SOBEL_GRAD_SPEC = OpSpec(
     name="sobel_grad",
     wrapper=sobel_grad,
     reference=sobel_grad_reference,
+    layout=Layout(inputs={"grad_x": "B 1 H W", "grad_y": "B 1 H W"}, outputs=["B 1 H W"]),
     samples=_sobel_grad_samples,
-    refusals=_sobel_grad_refusals,
-    dynamic={"grad_x": _IMAGE, "grad_y": _IMAGE},
 )

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.contract.layout import Layout, check
 from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._call import operator
-from exportkit.ops._checks import check, check_floating
 from exportkit.ops._reference import accumulated
 
 _reduce_sum = operator("reduce_sum")
@@ -23,14 +23,11 @@ def reduce_sum(x: Tensor, dim: int) -> Tensor:
     float32. An empty sum is 0.
 
     Args:
-        x: Any shape of at least one dimension, floating.
+        x: At least one dimension.
         dim: The dimension; a negative one counts from the end.
 
     Returns:
-        `x` without that dimension, in its dtype.
-
-    Raises:
-        RuntimeError: The dtype is wrong, `x` has no dimension, or `dim` is out of range.
+        `x` without that dimension.
     """
     return _reduce_sum(x, dim)
 
@@ -40,15 +37,16 @@ def reduce_sum_reference(x: Tensor, dim: int) -> Tensor:
     return accumulated(x).sum(dim).to(x.dtype)
 
 
-@torch.library.register_fake("arr_coc::reduce_sum")
-def _reduce_sum_fake(x: Tensor, dim: int) -> Tensor:
-    op, rank = "reduce_sum", x.dim()
-    check_floating(op, "x", x)
+def _check_dim(op: str, x: Tensor, dim: int) -> None:
+    rank = x.dim()
     check(rank >= 1, f"{op}: x must have at least one dimension, got shape []")
     out_of_range = f"{op}: dim must be in [{-rank}, {rank - 1}], got {dim}"
     check(dim >= -rank, out_of_range)
     check(dim < rank, out_of_range)
-    dim %= rank
+
+
+def _sum_of(x: Tensor, dim: int) -> Tensor:
+    dim %= x.dim()
     return x.new_empty((*x.shape[:dim], *x.shape[dim + 1 :]))
 
 
@@ -84,7 +82,6 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 def _refusals(device: torch.device) -> Iterable[Refusal]:
     x = torch.randn(2, 3, device=device)
     yield Refusal("rank 0", (x[0, 0], 0), r"x must have at least one dimension, got shape \[\]")
-    yield Refusal("int64", (x.long(), 0), "x must be float32.* got int64")
     yield Refusal("dim 2", (x, 2), r"dim must be in \[-2, 1\], got 2")
     yield Refusal("dim -3", (x, -3), r"dim must be in \[-2, 1\], got -3")
 
@@ -93,10 +90,10 @@ SPEC = OpSpec(
     name="reduce_sum",
     wrapper=reduce_sum,
     reference=reduce_sum_reference,
+    layout=Layout(inputs={"x": "..."}, outputs=_sum_of, further=_check_dim),
     samples=_samples,
-    refusals=_refusals,
+    more_refusals=_refusals,
     differentiable=("x",),
     second_order=True,
-    dynamic={"x": {0: "B"}},
     autocast="float32",
 )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.contract.layout import Layout
+from exportkit.contract.operator_spec import OpSpec, Sample
+from exportkit.ops._autograd import register_no_derivative
 from exportkit.ops._call import operator
-from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
 from exportkit.ops._reference import accumulated
 
 _rms_norm_quantize = operator("rms_norm_quantize")
@@ -30,16 +29,8 @@ def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Ten
     with non-finite y gives scale NaN or infinity and zeros; a row with a scale below 2^-126 counts as zeros.
     Not differentiable: requesting a gradient raises.
 
-    Args:
-        x: [..., D] with D >= 1, floating.
-        weight: [D], with the dtype and device of `x`.
-        eps: At least 0.
-
     Returns:
-        int8 [..., D] in [-127, 127], and float32 [...].
-
-    Raises:
-        RuntimeError: An argument has a wrong shape or dtype, or eps < 0.
+        The integers, in [-127, 127], and the scales.
     """
     return _rms_norm_quantize(x, weight, eps)
 
@@ -57,29 +48,17 @@ def rms_norm_quantize_reference(x: Tensor, weight: Tensor, eps: float = 1e-6) ->
     return steps.round().clamp(-QUANTIZED_MAX, QUANTIZED_MAX).to(torch.int8), scale.squeeze(-1)
 
 
-@torch.library.register_fake("arr_coc::rms_norm_quantize")
-def _rms_norm_quantize_fake(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    op = "rms_norm_quantize"
-    check_floating(op, "x", x)
-    rows_only = f"{op}: x must be [..., D] with D >= 1, got shape {shape_of(x)}"
-    check(x.dim() >= 1, rows_only)
-    check(x.shape[-1] >= 1, rows_only)
-    check_rank(op, "weight", weight, 1, "[D]")
-    check_alike(op, "x", x, "weight", weight)
-    check_same_size(op, "D", "weight", weight.shape[0], "x", x.shape[-1])
-    check(eps >= 0, f"{op}: eps must be >= 0, got {eps:g}")
-    return x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.shape[:-1], dtype=torch.float32)
+NO_SLOPE = (
+    "is not differentiable: rounding has no useful slope; train with a straight-through estimate, or detach the input"
+)
+LAYOUT = Layout(
+    inputs={"x": "... D", "weight": "D"},
+    outputs=["... D: int8", "...: float32"],
+    least={"D": 1},
+    numbers={"eps": ">= 0"},
+)
 
-
-def _backward(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError(
-        "arr_coc::rms_norm_quantize is not differentiable: rounding has no useful slope; "
-        "train with a straight-through estimate, or detach the input"
-    )
-
-
-# Without a rule torch only warns and the gradient is None.
-torch.library.register_autograd("arr_coc::rms_norm_quantize", _backward)
+register_no_derivative("rms_norm_quantize", NO_SLOPE)
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
@@ -104,25 +83,12 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         yield Sample(f"{value} in the weights", (zero_row, held))
 
 
-def _refusals(device: torch.device) -> Iterable[Refusal]:
-    x, weight = torch.randn(2, 3, 4, device=device), torch.randn(4, device=device)
-    yield Refusal("rank 0", (x[0, 0, 0], weight), r"x must be \[..., D\] with D >= 1, got shape \[\]")
-    yield Refusal("D = 0", (x[..., :0], weight[:0]), r"with D >= 1, got shape \[2, 3, 0\]")
-    yield Refusal("int64", (x.long(), weight), "x must be float32.* got int64")
-    yield Refusal("weight of rank 2", (x, x[0]), r"weight must be \[D\], got shape \[3, 4\]")
-    yield Refusal("weight of other dtype", (x, weight.double()), "weight is float64, x is float32")
-    yield Refusal("weight of other D", (x, weight[:3]), "weight has D = 3, x has D = 4")
-    yield Refusal("eps -1", (x, weight, -1.0), "eps must be >= 0, got -1")
-    yield Refusal("eps NaN", (x, weight, math.nan), "eps must be >= 0, got nan")
-
-
 SPEC = OpSpec(
     name="rms_norm_quantize",
     wrapper=rms_norm_quantize,
     reference=rms_norm_quantize_reference,
+    layout=LAYOUT,
     samples=_samples,
-    refusals=_refusals,
-    dynamic={"x": {0: "B"}},
     tolerances={
         torch.float32: (1e-5, 0.0),
         torch.int8: (0.0, 1.0),  # a value close to a tie may be rounded to either side

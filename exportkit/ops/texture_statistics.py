@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
-from exportkit.ops._autograd import register_no_derivative
+from exportkit.contract.layout import Layout
+from exportkit.contract.operator_spec import OpSpec, Sample
+from exportkit.ops._autograd import FOR_INFERENCE, register_no_derivative
 from exportkit.ops._call import operator
-from exportkit.ops._checks import check, check_floating, check_rank, shape_of
 from exportkit.ops._reference import accumulated
 from exportkit.ops._salience import patch_means
 from exportkit.ops.fused_texture import fused_texture_reference
@@ -25,18 +25,12 @@ def texture_statistics(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
     maps, 32 bytes are written and read. It is for inference and has no gradient, unlike the composition.
 
     Args:
-        rgb: [B, 3, H, W], floating, encoded sRGB in [0, 1]; finite values outside are allowed.
-        patch_size: P >= 1, in pixels; H and W are multiples of it.
+        rgb: Encoded sRGB in [0, 1]; finite values outside are allowed.
+        patch_size: The side of a patch in pixels.
 
     Returns:
-        colours: [B, 3, H / P, W / P], the mean LAB of each patch.
-        edges: [B, 1, H / P, W / P], the mean of sqrt(sobel_x^2 + sobel_y^2 + 1e-8). Gradients at a patch's border use
-            pixels of the next patch.
-        Both in the dtype of `rgb`.
-
-    Raises:
-        RuntimeError: The rank, the number of channels or the dtype is wrong, H or W is not a multiple of P, or a
-            gradient is requested.
+        The mean LAB of each patch, and the mean of sqrt(sobel_x^2 + sobel_y^2 + 1e-8). Gradients at a patch's border
+        use pixels of the next patch.
     """
     return _texture_statistics(rgb, patch_size)
 
@@ -48,21 +42,7 @@ def texture_statistics_reference(rgb: Tensor, patch_size: int) -> tuple[Tensor, 
     return patch_means(lab, patch_size).to(rgb.dtype), patch_means(magnitudes, patch_size).to(rgb.dtype)
 
 
-@torch.library.register_fake("arr_coc::texture_statistics")
-def _texture_statistics_fake(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
-    op = "texture_statistics"
-    check_rank(op, "rgb", rgb, 4, "[B, 3, H, W]")
-    check_floating(op, "rgb", rgb)
-    check(rgb.shape[1] == 3, f"{op}: rgb must be [B, 3, H, W], got shape {shape_of(rgb)}")
-    check(patch_size > 0, f"{op}: patch_size must be >= 1, got {patch_size}")
-    batch, _, height, width = rgb.shape
-    for symbol, size in (("H", height), ("W", width)):
-        check(size % patch_size == 0, f"{op}: {symbol} = {size} is not a multiple of patch_size = {patch_size}")
-    grid = (height // patch_size, width // patch_size)
-    return rgb.new_empty((batch, 3, *grid)), rgb.new_empty((batch, 1, *grid))
-
-
-register_no_derivative("texture_statistics", "fused_texture and means over its maps")
+register_no_derivative("texture_statistics", FOR_INFERENCE + "fused_texture and means over its maps")
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
@@ -94,23 +74,16 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     yield Sample("NaN and infinity", (rgb, 4))
 
 
-def _refusals(device: torch.device) -> Iterable[Refusal]:
-    rgb = torch.rand(2, 3, 8, 12, device=device)
-    yield Refusal("rank 3", (rgb[0], 4), r"rgb must be \[B, 3, H, W\], got shape \[3, 8, 12\]")
-    yield Refusal("one channel", (rgb[:, :1], 4), r"rgb must be \[B, 3, H, W\], got shape \[2, 1, 8, 12\]")
-    yield Refusal("uint8", (rgb.byte(), 4), "rgb must be float32.* got uint8")
-    yield Refusal("P = 0", (rgb, 0), "patch_size must be >= 1, got 0")
-    yield Refusal("H", (rgb[:, :, 1:], 4), "H = 7 is not a multiple of patch_size = 4")
-    yield Refusal("W", (rgb[..., 1:], 4), "W = 11 is not a multiple of patch_size = 4")
-
-
 SPEC = OpSpec(
     name="texture_statistics",
     wrapper=texture_statistics,
     reference=texture_statistics_reference,
+    layout=Layout(
+        inputs={"rgb": "B 3 H W"},
+        outputs=["B 3 H/patch_size W/patch_size", "B 1 H/patch_size W/patch_size"],
+        numbers={"patch_size": ">= 1"},
+    ),
     samples=_samples,
-    refusals=_refusals,
-    dynamic={"rgb": {0: "B", 2: "H", 3: "W"}},
     tolerances={torch.float32: (1e-4, 3e-4)},  # the same as for fused_texture
     autocast="float32",
 )

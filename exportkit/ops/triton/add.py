@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
-from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
-from exportkit.ops._checks import check_alike, check_floating, check_same_shape
+from exportkit.contract.layout import Layout
+from exportkit.contract.operator_spec import OpSpec, Sample
 from exportkit.ops._reference import accumulated
 from exportkit.ops.triton._register import HAS_TRITON, NAMESPACE, programs, runs_triton, triton_op
 
@@ -19,18 +19,7 @@ if HAS_TRITON:
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """Returns a + b without broadcasting. Gradients of any order work.
-
-    Args:
-        a: A floating tensor.
-        b: A tensor with the shape, dtype and device of `a`.
-
-    Returns:
-        A contiguous tensor with the same shape and dtype.
-
-    Raises:
-        RuntimeError: An argument has a wrong dtype, device or shape.
-    """
+    """Returns a + b, contiguous, without broadcasting. Gradients of any order work."""
     return torch.ops.arr_coc_triton.add(a, b)
 
 
@@ -39,11 +28,12 @@ def add_reference(a: Tensor, b: Tensor) -> Tensor:
     return (accumulated(a) + accumulated(b)).to(a.dtype)
 
 
+_LAYOUT = Layout(inputs={"a": "...", "b": "..."}, outputs=["..."])
+
+
 @triton_op("add")
 def _add(a: Tensor, b: Tensor) -> Tensor:
-    check_floating("add", "a", a)
-    check_alike("add", "a", a, "b", b)
-    check_same_shape("add", "a", a, "b", b)
+    _LAYOUT.check("add", {"a": a, "b": b})
     a, b = a.contiguous(), b.contiguous()
     if not runs_triton(a):
         return add_reference(a, b)
@@ -67,22 +57,13 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     yield Sample("infinities, NaN, overflow of float16", (special, special.flip(-1)))
 
 
-def _refusals(device: torch.device) -> Iterable[Refusal]:
-    a, b = torch.rand(2, 3, device=device), torch.rand(2, 3, device=device)
-    yield Refusal("int64", (a.long(), b.long()), "a must be float32.* got int64")
-    yield Refusal("b of other dtype", (a, b.double()), "b is float64, a is float32; they must have one dtype")
-    yield Refusal("b to broadcast", (a, b[:1]), r"b has shape \[1, 3\], a has shape \[2, 3\]; they must be equal")
-    yield Refusal("b of other rank", (a, b[0]), r"b has shape \[3\], a has shape \[2, 3\]; they must be equal")
-
-
 SPEC = OpSpec(
     name="add",
     namespace=NAMESPACE,
     wrapper=add,
     reference=add_reference,
+    layout=_LAYOUT,
     samples=_samples,
-    refusals=_refusals,
     differentiable=("a", "b"),
-    dynamic={"a": {0: "B", 1: "N"}, "b": {0: "B", 1: "N"}},
     second_order=True,
 )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
-from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
-from exportkit.ops._checks import check, check_alike, check_floating, check_rank, check_same_size, shape_of
-from exportkit.ops.rms_norm_quantize import rms_norm_quantize_reference
+from exportkit.contract.operator_spec import OpSpec, Sample
+from exportkit.ops._autograd import register_no_derivative
+from exportkit.ops.rms_norm_quantize import LAYOUT, NO_SLOPE, rms_norm_quantize_reference
 from exportkit.ops.triton._register import (
     HAS_TRITON,
     NAMESPACE,
@@ -33,32 +31,13 @@ def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Ten
     y is computed in float32 (float64 for float64) and never rounded to a half type. quantized = round(y / scale), ties
     to even. A row of zeros gives scale 0 and zeros; a row with non-finite y gives scale NaN or infinity and zeros; a
     row with a scale below 2^-126 counts as zeros. Not differentiable: requesting a gradient raises.
-
-    Args:
-        x: [..., D] with D >= 1, floating.
-        weight: [D], with the dtype and device of `x`.
-        eps: At least 0.
-
-    Returns:
-        int8 [..., D] in [-127, 127], and float32 [...].
-
-    Raises:
-        RuntimeError: An argument has a wrong shape or dtype, or eps < 0.
     """
     return torch.ops.arr_coc_triton.rms_norm_quantize(x, weight, eps)
 
 
 @triton_op("rms_norm_quantize")
 def _rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    op = "rms_norm_quantize"
-    check_floating(op, "x", x)
-    rows_only = f"{op}: x must be [..., D] with D >= 1, got shape {shape_of(x)}"
-    check(x.dim() >= 1, rows_only)
-    check(x.shape[-1] >= 1, rows_only)
-    check_rank(op, "weight", weight, 1, "[D]")
-    check_alike(op, "x", x, "weight", weight)
-    check_same_size(op, "D", "weight", weight.shape[0], "x", x.shape[-1])
-    check(eps >= 0, f"{op}: eps must be >= 0, got {eps:g}")
+    LAYOUT.check("rms_norm_quantize", {"x": x, "weight": weight, "eps": eps})
     x, weight = x.contiguous(), weight.contiguous()
     if not runs_triton(x):
         return rms_norm_quantize_reference(x, weight, eps)
@@ -77,14 +56,7 @@ def _rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Te
     return out, scales
 
 
-def _backward(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError(
-        f"{NAMESPACE}::rms_norm_quantize is not differentiable: rounding has no useful slope; "
-        "train with a straight-through estimate, or detach the input"
-    )
-
-
-_rms_norm_quantize.register_autograd(_backward)
+register_no_derivative("rms_norm_quantize", NO_SLOPE, NAMESPACE)
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
@@ -118,26 +90,13 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         yield Sample(f"{value} in the weights", (zero_row, held[0]))
 
 
-def _refusals(device: torch.device) -> Iterable[Refusal]:
-    x, weight = torch.randn(2, 3, 4, device=device), torch.randn(4, device=device)
-    yield Refusal("rank 0", (x[0, 0, 0], weight), r"x must be \[..., D\] with D >= 1, got shape \[\]")
-    yield Refusal("D = 0", (x[..., :0], weight[:0]), r"with D >= 1, got shape \[2, 3, 0\]")
-    yield Refusal("int64", (x.long(), weight), "x must be float32.* got int64")
-    yield Refusal("weight of rank 2", (x, x[0]), r"weight must be \[D\], got shape \[3, 4\]")
-    yield Refusal("weight of other dtype", (x, weight.double()), "weight is float64, x is float32")
-    yield Refusal("weight of other D", (x, weight[:3]), "weight has D = 3, x has D = 4")
-    yield Refusal("eps -1", (x, weight, -1.0), "eps must be >= 0, got -1")
-    yield Refusal("eps NaN", (x, weight, math.nan), "eps must be >= 0, got nan")
-
-
 SPEC = OpSpec(
     name="rms_norm_quantize",
     namespace=NAMESPACE,
     wrapper=rms_norm_quantize,
     reference=rms_norm_quantize_reference,
+    layout=LAYOUT,
     samples=_samples,
-    refusals=_refusals,
-    dynamic={"x": {0: "B"}},
     tolerances={
         torch.float32: (1e-5, 0.0),
         torch.int8: (0.0, 1.0),  # a value close to a tie may be rounded to either side

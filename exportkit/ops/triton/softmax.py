@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
-from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.contract.operator_spec import OpSpec, Sample
 from exportkit.ops._autograd import register_no_second_derivative
-from exportkit.ops._checks import check, check_alike, check_floating, check_same_shape, shape_of
+from exportkit.ops.softmax import GRAD_SPEC as C_GRAD_SPEC
+from exportkit.ops.softmax import SPEC as C_SPEC
 from exportkit.ops.softmax import softmax_grad_reference, softmax_reference
 from exportkit.ops.triton._register import (
     HAS_TRITON,
@@ -37,36 +38,18 @@ def softmax(x: Tensor) -> Tensor:
 
     Computed in float32 (float64 for float64) and rounded once. As in torch, a row is NaN if it has NaN or infinity, or
     only -infinity.
-
-    Args:
-        x: [..., D], floating.
-
-    Returns:
-        A tensor with the shape and dtype of `x`.
-
-    Raises:
-        RuntimeError: An argument has a wrong rank or dtype.
     """
     return torch.ops.arr_coc_triton.softmax(x)
 
 
 def softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
-    """Gradient of `softmax`: y (g - sum g y) along the last dimension.
-
-    Args:
-        grad: [..., D], with the shape, dtype and device of `output`.
-        output: [..., D], the result of `softmax`.
-
-    Returns:
-        A tensor with the shape and dtype of `output`.
-    """
+    """Gradient of `softmax`: y (g - sum g y) along the last dimension."""
     return torch.ops.arr_coc_triton.softmax_grad(grad, output)
 
 
 @triton_op("softmax")
 def _softmax(x: Tensor) -> Tensor:
-    check_floating("softmax", "x", x)
-    check(x.dim() >= 1, f"softmax: x must be [..., D], got shape {shape_of(x)}")
+    C_SPEC.layout.check("softmax", {"x": x})
     x = x.contiguous()
     if not runs_triton(x):
         return softmax_reference(x)
@@ -84,11 +67,7 @@ def _softmax(x: Tensor) -> Tensor:
 
 @triton_op("softmax_grad")
 def _softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
-    op = "softmax_grad"
-    check_floating(op, "output", output)
-    check(output.dim() >= 1, f"{op}: output must be [..., D], got shape {shape_of(output)}")
-    check_alike(op, "output", output, "grad", grad)
-    check_same_shape(op, "output", output, "grad", grad)
+    C_GRAD_SPEC.layout.check("softmax_grad", {"grad": grad, "output": output})
     grad, output = grad.contiguous(), output.contiguous()
     if not runs_triton(output):
         return softmax_grad_reference(grad, output)
@@ -140,37 +119,20 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         yield Sample(label, (torch.randn(x.shape, device=device).to(dtype), softmax_reference(x)))
 
 
-def _refusals(device: torch.device) -> Iterable[Refusal]:
-    x = torch.randn(2, 3, device=device)
-    yield Refusal("rank 0", (x[0, 0],), r"x must be \[..., D\], got shape \[\]")
-    yield Refusal("int64", (x.long(),), "x must be float32.* got int64")
-
-
-def _grad_refusals(device: torch.device) -> Iterable[Refusal]:
-    x = torch.randn(2, 3, device=device)
-    yield Refusal("rank 0", (x[0, 0], x[0, 0]), r"output must be \[..., D\], got shape \[\]")
-    yield Refusal("int64", (x, x.long()), "output must be float32.* got int64")
-    yield Refusal("grad of other dtype", (x.half(), x), "grad is float16, output is float32")
-    yield Refusal("grad of other shape", (x[:, :2], x), r"grad has shape \[2, 2\], output has shape \[2, 3\]")
-    yield Refusal("grad of other rank", (x[0], x), r"grad has shape \[3\], output has shape \[2, 3\]")
-
-
 SPEC = OpSpec(
     name="softmax",
     namespace=NAMESPACE,
     wrapper=softmax,
     reference=softmax_reference,
+    layout=C_SPEC.layout,
     samples=_samples,
-    refusals=_refusals,
     differentiable=("x",),
-    dynamic={"x": {0: "B"}},
 )
 GRAD_SPEC = OpSpec(
     name="softmax_grad",
     namespace=NAMESPACE,
     wrapper=softmax_grad,
     reference=softmax_grad_reference,
+    layout=C_GRAD_SPEC.layout,
     samples=_grad_samples,
-    refusals=_grad_refusals,
-    dynamic={"grad": {0: "B"}, "output": {0: "B"}},
 )
