@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <limits>
 #include <span>
 
@@ -257,6 +258,12 @@ OutputReport compare_output(const TensorOutput& output, const std::vector<Tensor
   return compare_values(output, wanted, actual.at(output.name), at::ones_like(wanted, at::kBool));
 }
 
+std::string shown(const std::optional<double>& value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value.value_or(0));
+  return value ? text : "-";
+}
+
 // Eager's error by output: the greatest of all cases, because one call of few elements may happen to be exact.
 std::map<std::string, Accuracy> accuracy_of_eager(const Manifest& manifest) {
   std::map<std::string, Accuracy> found;
@@ -321,6 +328,18 @@ CaseReport compare(const Manifest& manifest, const RecordedCase& recorded, const
 bool OutputReport::ok() const {
   return mismatched == 0 &&
          (!error || (error->rms <= error->rms_allowed && error->greatest <= error->greatest_allowed));
+}
+
+// How the output was judged: by its error against the reference, or by its difference from eager.
+std::string OutputReport::text() const {
+  const std::string differ =
+      name + ": " + std::to_string(mismatched) + " of " + std::to_string(compared) + " elements differ";
+  const std::string judged = error ? " (rms error " + shown(error->rms) + ", " + shown(error->rms_allowed) +
+                                         " allowed; greatest " + shown(error->greatest) + ", " +
+                                         shown(error->greatest_allowed) + " allowed)"
+                                   : " (rtol " + shown(rtol) + ", atol " + shown(atol) + "; greatest difference " +
+                                         shown(max_abs) + ", relative " + shown(max_rel) + ")";
+  return differ + judged + (note.empty() ? "" : "; " + note);
 }
 
 bool CaseReport::ok() const {

@@ -1,4 +1,5 @@
-# find_package(exportkit) defines the target exportkit::runtime. CMAKE_PREFIX_PATH must contain the folder of the
+# find_package(exportkit) defines the targets exportkit::runtime (exportkit/runtime.h, C++ with torch's classes) and
+# exportkit::c (exportkit/exportkit.h, C without torch's headers). CMAKE_PREFIX_PATH must contain the folder of the
 # installed Python package: $(python -c "import exportkit; print(exportkit.__path__[0])"). EXPORTKIT_TORCH is torch's
 # folder; the default is the torch beside exportkit, or else Python3's torch.
 get_filename_component(_exportkit_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
@@ -24,4 +25,11 @@ if(NOT TARGET exportkit::runtime)
     INTERFACE_COMPILE_FEATURES cxx_std_20  # torch's headers need it
     IMPORTED_LINK_DEPENDENT_LIBRARIES "${_exportkit_reader}"
     INTERFACE_LINK_LIBRARIES exportkit_torch)
+endif()
+if(NOT TARGET exportkit::c)
+  add_library(exportkit::c SHARED IMPORTED)
+  set_target_properties(exportkit::c PROPERTIES
+    IMPORTED_LOCATION "${_exportkit_library}"
+    INTERFACE_INCLUDE_DIRECTORIES "${_exportkit_prefix}/include"
+    INTERFACE_LINK_OPTIONS "-Wl,--allow-shlib-undefined")  # the library finds torch where it is installed
 endif()

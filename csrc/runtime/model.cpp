@@ -1,4 +1,7 @@
+#include <ATen/Context.h>
+
 #include <algorithm>
+#include <mutex>
 
 #include "exportkit/runtime.h"
 #include "package/errors.h"
@@ -42,6 +45,36 @@ std::vector<TensorInfo> describe_outputs(const Call& call) {
   return described;
 }
 
+// The process's TF32 switches as they were when a CUDA model's cases were recorded, while this object lives.
+class RecordedPrecision {
+ public:
+  explicit RecordedPrecision(const Model& model) {
+    if (!model.device().is_cuda()) return;
+    lock_ = std::unique_lock(one_at_a_time());
+    before_ = {context().allowTF32CuBLAS(), context().allowTF32CuDNN()};
+    allow(model.tf32(), model.tf32());
+  }
+  ~RecordedPrecision() {
+    if (lock_) allow(before_.first, before_.second);
+  }
+  RecordedPrecision(const RecordedPrecision&) = delete;
+  RecordedPrecision& operator=(const RecordedPrecision&) = delete;
+
+ private:
+  static std::mutex& one_at_a_time() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static at::Context& context() { return at::globalContext(); }
+  static void allow(bool products, bool convolutions) {
+    context().setAllowTF32CuBLAS(products);
+    context().setAllowTF32CuDNN(convolutions);
+  }
+
+  std::unique_lock<std::mutex> lock_;
+  std::pair<bool, bool> before_;
+};
+
 }  // namespace
 
 // Members are in construction order: the sessions are destroyed before the files that they map.
@@ -52,6 +85,7 @@ struct Model::Impl {
   MappedWeights weights;
   CurrentSession session;
   std::vector<TensorInfo> inputs, outputs;
+  std::vector<DimensionRange> dimensions;
 
   Impl(const std::string& path, const OpenOptions& options)
       : package(path, options),
@@ -60,7 +94,11 @@ struct Model::Impl {
         weights(package.reader()),
         session(package.load_target(files, weights.tensors())),
         inputs(describe_inputs(manifest().call)),
-        outputs(describe_outputs(manifest().call)) {}
+        outputs(describe_outputs(manifest().call)) {
+    for (const Dimension& dimension : manifest().call.dimensions) {
+      dimensions.push_back({dimension.name, dimension.min, dimension.max});
+    }
+  }
 
   const Manifest& manifest() const { return package.reader().manifest(); }
 
@@ -109,15 +147,22 @@ at::Device Model::device() const { return impl_->package.device(); }
 const std::vector<TensorInfo>& Model::inputs() const { return impl_->inputs; }
 const std::vector<TensorInfo>& Model::outputs() const { return impl_->outputs; }
 bool Model::tf32() const { return impl_->manifest().provenance.tf32; }
+const std::vector<DimensionRange>& Model::dimensions() const { return impl_->dimensions; }
 size_t Model::case_count() const { return impl_->manifest().cases.size(); }
 
 RecordedCase Model::recorded_case(size_t index) const { return read_case(impl_->package.reader(), index, device()); }
 
 CaseReport Model::replay(size_t index) const {
   const RecordedCase recorded = recorded_case(index);
+  const RecordedPrecision as_recorded(*this);
   CaseReport report = compare(impl_->manifest(), recorded, run(recorded.inputs));
   report.sizes = recorded.sizes;
   return report;
+}
+
+std::map<std::string, int64_t> Model::case_sizes(size_t index) const {
+  const Case& recorded = impl_->manifest().cases.at(index);
+  return {recorded.sizes.begin(), recorded.sizes.end()};
 }
 
 std::string torch_version() { return running_torch(); }

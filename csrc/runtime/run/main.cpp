@@ -1,7 +1,5 @@
 // exportkit-run: checks a package, loads it without Python, replays its recorded cases, runs inputs, times calls. Uses
 // only the public header.
-#include <ATen/Context.h>
-
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -36,12 +34,6 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 Json number(const std::optional<double>& value) {
   if (!value) return nullptr;
   return std::isfinite(*value) ? Json(*value) : Json(std::to_string(*value));
-}
-
-std::string shown(const std::optional<double>& value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value.value_or(0));
-  return value ? text : "-";
 }
 
 std::string shown(const std::map<std::string, int64_t>& sizes) {
@@ -82,43 +74,7 @@ Json to_json(const OutputReport& output) {
           {"note", output.note.empty() ? Json() : Json(output.note)}};
 }
 
-// How the output was judged: by its error against the reference, or by its difference from eager.
-std::string judged(const OutputReport& output) {
-  if (!output.error) {
-    return " (rtol " + shown(output.rtol) + ", atol " + shown(output.atol) + "; greatest difference " +
-           shown(output.max_abs) + ", relative " + shown(output.max_rel) + ")";
-  }
-  const OutputError& error = *output.error;
-  return " (rms error " + shown(error.rms) + ", " + shown(error.rms_allowed) + " allowed; greatest " +
-         shown(error.greatest) + ", " + shown(error.greatest_allowed) + " allowed)";
-}
-
-void print(const OutputReport& output) {
-  say("    " + std::string(output.ok() ? "ok  " : "BAD ") + output.name + ": " + std::to_string(output.mismatched) +
-      " of " + std::to_string(output.compared) + " elements differ" + judged(output) +
-      (output.note.empty() ? "" : "; " + output.note));
-}
-
-// Lets CUDA round the factors of float32 products to TF32 exactly if eager could when the cases were recorded.
-class RecordedPrecision {
- public:
-  explicit RecordedPrecision(const Model& model)
-      : products_(context().allowTF32CuBLAS()), convolutions_(context().allowTF32CuDNN()) {
-    allow(model.tf32(), model.tf32());
-  }
-  ~RecordedPrecision() { allow(products_, convolutions_); }
-  RecordedPrecision(const RecordedPrecision&) = delete;
-  RecordedPrecision& operator=(const RecordedPrecision&) = delete;
-
- private:
-  static at::Context& context() { return at::globalContext(); }
-  static void allow(bool products, bool convolutions) {
-    context().setAllowTF32CuBLAS(products);
-    context().setAllowTF32CuDNN(convolutions);
-  }
-
-  const bool products_, convolutions_;
-};
+void print(const OutputReport& output) { say("    " + std::string(output.ok() ? "ok  " : "BAD ") + output.text()); }
 
 // The results, printed at once or collected for one JSON document.
 class Run {
@@ -167,7 +123,6 @@ class Run {
   }
 
   void replay(const Model& model) {
-    const RecordedPrecision as_recorded(model);
     document_["cases"] = Json::array();
     if (model.case_count() == 0 && !options_.json) say("  no recorded case to compare");
     for (size_t i = 0; i < model.case_count(); ++i) {

@@ -50,6 +50,12 @@ struct SizeRange {
   std::string text;  // such as "16*gh", where gh is the same number in all tensors; "?" if unknown
 };
 
+// A number that sizes depend on.
+struct DimensionRange {
+  std::string name;  // such as "gh"
+  int64_t min, max;
+};
+
 // An input or output.
 struct TensorInfo {
   std::string name;   // its place in the call or result, such as "image" or "batch.mask"
@@ -79,6 +85,8 @@ struct EXPORTKIT_API OutputReport {
   std::optional<OutputError> error;        // for an output that is compared with a reference, instead of rtol and atol
 
   bool ok() const;
+  // The name, how many elements differ, by how much, and what is allowed.
+  std::string text() const;
 };
 
 struct EXPORTKIT_API CaseReport {
@@ -118,11 +126,16 @@ class EXPORTKIT_API Model {
   at::Device device() const;
   const std::vector<TensorInfo>& inputs() const;
   const std::vector<TensorInfo>& outputs() const;
+  const std::vector<DimensionRange>& dimensions() const;
 
   size_t case_count() const;
+  // The number of each dimension in a recorded case.
+  std::map<std::string, int64_t> case_sizes(size_t index) const;
   // Reads a recorded case: CaseError, DigestMismatchError.
   RecordedCase recorded_case(size_t index) const;
-  // Runs a case again and compares each output by the rule of FORMAT.md.
+  // Runs a case again and compares each output by the rule of FORMAT.md. Meanwhile, CUDA rounds the factors of float32
+  // products to TF32 exactly if eager could when the case was recorded, in the whole process; so one replay of a CUDA
+  // model runs at a time.
   CaseReport replay(size_t index) const;
 
   struct Impl;

@@ -1,0 +1,263 @@
+/* exportkit for C, and for every language that calls C: opens a package, checks it like exportkit.load, and runs it.
+ *
+ *     exportkit_model model;
+ *     exportkit_error* error;
+ *     if (exportkit_open("model.pt2", NULL, &model, &error) != EXPORTKIT_OK) {
+ *       fprintf(stderr, "%s\n", exportkit_error_message(error));
+ *       exportkit_error_free(error);
+ *     }
+ *
+ * The interface is stable: a program that was compiled with this header runs with every later library, and with each
+ * minor version of torch that the library is built for. Functions are added and never changed; a structure grows at its
+ * end.
+ *
+ * Any thread may call any function at any time. A function that returns an int returns EXPORTKIT_OK or the code of an
+ * error; it then has written nothing but zeros to its results. No C++ exception leaves a function, so a callback must
+ * not throw one or call longjmp. Text is UTF-8 and ends with a NUL; paths are the bytes that the system knows.
+ *
+ * Tensors are DLPack's (https://dmlc.github.io/dlpack). Inputs are views: the caller keeps the memory, and nothing
+ * refers to it after the call. Outputs are the caller's: `tensor->deleter(tensor)` frees one, in any thread, also after
+ * the model was closed. No data are copied, unless an input is not contiguous or an output shares memory with an input.
+ */
+#ifndef EXPORTKIT_EXPORTKIT_H_
+#define EXPORTKIT_EXPORTKIT_H_
+
+#include <dlpack/dlpack.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if !defined(DLPACK_MAJOR_VERSION) || DLPACK_MAJOR_VERSION != 1
+#error "exportkit.h needs the dlpack/dlpack.h of DLPack 1, which is beside it"
+#endif
+
+#if defined(__GNUC__)
+#define EXPORTKIT_API __attribute__((visibility("default")))
+#else
+#define EXPORTKIT_API
+#endif
+
+#ifdef __cplusplus
+#define EXPORTKIT_NOEXCEPT noexcept
+extern "C" {
+#else
+#define EXPORTKIT_NOEXCEPT
+#endif
+
+/* Increases with each addition to this header. */
+#define EXPORTKIT_ABI_VERSION 1
+
+/* --- versions ---------------------------------------------------------------------------------------------------- */
+
+/* The EXPORTKIT_ABI_VERSION of the library. It serves programs that were compiled with this version or an earlier one.
+ */
+EXPORTKIT_API uint32_t exportkit_abi_version(void) EXPORTKIT_NOEXCEPT;
+/* The version of exportkit, such as "0.1.0". */
+EXPORTKIT_API const char* exportkit_version(void) EXPORTKIT_NOEXCEPT;
+/* The version of the running torch, such as "2.13.0". */
+EXPORTKIT_API const char* exportkit_torch_version(void) EXPORTKIT_NOEXCEPT;
+
+/* --- errors ------------------------------------------------------------------------------------------------------ */
+
+/* The classes of exportkit.errors. The hundreds are the exit codes of the command line: 1 a check failed, 2 wrong
+ * usage, 3 a bad package, 4 this machine cannot do it; and 5 a bug in exportkit. A later library may have more codes.
+ */
+enum {
+  EXPORTKIT_OK = 0,
+
+  EXPORTKIT_ERROR = 100,
+  EXPORTKIT_WRONG_RESULT_ERROR = 101, /* a recorded case gives another result */
+  EXPORTKIT_MODEL_RUN_ERROR = 102,    /* the compiled code failed on valid inputs */
+  EXPORTKIT_MODEL_CLOSED_ERROR = 103, /* the handle belongs to no open model */
+
+  EXPORTKIT_USAGE_ERROR = 200,   /* an argument is invalid, such as a null pointer */
+  EXPORTKIT_INPUT_ERROR = 201,   /* the package does not allow these inputs */
+  EXPORTKIT_WEIGHTS_ERROR = 202, /* the weights do not fit the model */
+
+  EXPORTKIT_PACKAGE_ERROR = 300,
+  EXPORTKIT_NOT_AN_ARCHIVE_ERROR = 301,
+  EXPORTKIT_NO_MANIFEST_ERROR = 302,
+  EXPORTKIT_ARCHIVE_LAYOUT_ERROR = 303,
+  EXPORTKIT_STOCK_RECORD_ERROR = 304,
+  EXPORTKIT_DUPLICATE_RECORD_ERROR = 305,
+  EXPORTKIT_UNSAFE_RECORD_NAME_ERROR = 306,
+  EXPORTKIT_MANIFEST_TOO_LARGE_ERROR = 307,
+  EXPORTKIT_MANIFEST_SYNTAX_ERROR = 308,
+  EXPORTKIT_FORMAT_VERSION_ERROR = 309,
+  EXPORTKIT_MANIFEST_CONSISTENCY_ERROR = 310,
+  EXPORTKIT_MISSING_RECORD_ERROR = 311,
+  EXPORTKIT_UNLISTED_RECORD_ERROR = 312,
+  EXPORTKIT_DIGEST_MISMATCH_ERROR = 313,
+  EXPORTKIT_MISSING_LIBRARY_ERROR = 314,
+  EXPORTKIT_SCHEMA_CHANGED_ERROR = 315,
+  EXPORTKIT_LIBRARY_CONFLICT_ERROR = 316,
+  EXPORTKIT_LIBRARY_LOAD_ERROR = 317,
+  EXPORTKIT_SIGNATURE_MISSING_ERROR = 318,
+  EXPORTKIT_SIGNATURE_ERROR = 319,
+  EXPORTKIT_CASE_ERROR = 320,
+
+  EXPORTKIT_HOST_ERROR = 400,
+  EXPORTKIT_NO_TARGET_ERROR = 401,
+  EXPORTKIT_TORCH_VERSION_ERROR = 402,
+  EXPORTKIT_MODEL_LOAD_ERROR = 403,
+  EXPORTKIT_CACHE_ERROR = 404,
+  EXPORTKIT_POLICY_ERROR = 405,
+  EXPORTKIT_OS_ERROR = 406,     /* the operating system refused something */
+  EXPORTKIT_MEMORY_ERROR = 407, /* there is not enough memory */
+
+  EXPORTKIT_INTERNAL_ERROR = 500
+};
+
+/* Why a call failed. It belongs to the caller. Every function that can fail takes an `exportkit_error** error`, which
+ * may be null; it sets *error to null if it succeeds. */
+typedef struct exportkit_error exportkit_error;
+
+/* The code that the function returned. These four take null, as if there were no error. */
+EXPORTKIT_API int exportkit_error_code(const exportkit_error* error) EXPORTKIT_NOEXCEPT;
+/* The class, such as "InputError". This text and the next two are valid until the error is freed. */
+EXPORTKIT_API const char* exportkit_error_name(const exportkit_error* error) EXPORTKIT_NOEXCEPT;
+/* What was given and what is allowed. */
+EXPORTKIT_API const char* exportkit_error_message(const exportkit_error* error) EXPORTKIT_NOEXCEPT;
+/* What to do next; empty if the message says it. */
+EXPORTKIT_API const char* exportkit_error_hint(const exportkit_error* error) EXPORTKIT_NOEXCEPT;
+EXPORTKIT_API void exportkit_error_free(exportkit_error* error) EXPORTKIT_NOEXCEPT;
+
+/* --- opening ----------------------------------------------------------------------------------------------------- */
+
+/* An open model, a number and not a pointer: a call with the number of a closed model is an error. 0 is never a model.
+ */
+typedef uint64_t exportkit_model;
+
+/* A flag of exportkit_open_options: checks every digest, also of a package that was checked on this machine before. */
+#define EXPORTKIT_VERIFY_ALWAYS UINT64_C(1)
+
+/* How to open a package. `size` is sizeof(exportkit_open_options), which tells the library which members there are; all
+ * others may be zero: exportkit_open_options options = {.size = sizeof options}. */
+typedef struct exportkit_open_options {
+  size_t size;
+  uint64_t flags;
+  /* auto, cpu, cuda or cuda:<index>. Null is auto: CUDA if the package has a CUDA target that runs here. */
+  const char* device;
+  /* The name of the target to run. Null: the best target that runs here. */
+  const char* target;
+  /* The number of calls that can run at the same time, which share the weights. 0 is 1. */
+  int64_t runners;
+  /* PEM files or PEM text. One of these keys must have signed the package. This machine's policies add their own
+   * requirements. */
+  const char* const* public_keys;
+  size_t public_key_count;
+  /* The signature file. Null: the package's name with .sig, or .sigstore.json. */
+  const char* signature;
+  /* Gets the warnings of exportkit_open, in its thread. Null: warnings go to stderr. */
+  void (*warn)(const char* message, void* context);
+  void* warn_context;
+} exportkit_open_options;
+
+/* Opens a package. Checks its required signatures and every digest before any of its code runs, and each library before
+ * it is loaded. `options` may be null. */
+EXPORTKIT_API int exportkit_open(const char* path, const exportkit_open_options* options, exportkit_model* model,
+                                 exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* Closes a model. Running calls finish first, in their threads; this function does not wait for them. */
+EXPORTKIT_API int exportkit_close(exportkit_model model, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* --- describing -------------------------------------------------------------------------------------------------- */
+
+/* A size of a tensor: from `min` to `max`, in steps. A fixed size has min == max. */
+typedef struct exportkit_size_range {
+  int64_t min, max, step;
+  const char* text; /* such as "16*gh", where gh is the same number in all tensors; "?" if unknown */
+} exportkit_size_range;
+
+/* An input or output. */
+typedef struct exportkit_tensor_info {
+  const char* name;  /* its place in the call or result, such as "image" or "batch.mask" */
+  const char* dtype; /* such as "float32" */
+  DLDataType dl_dtype;
+  int32_t ndim;
+  const exportkit_size_range* const* shape; /* ndim pointers */
+} exportkit_tensor_info;
+
+/* A number that sizes depend on. */
+typedef struct exportkit_dimension {
+  const char* name; /* such as "gh" */
+  int64_t min, max;
+} exportkit_dimension;
+
+/* A call that was recorded at export. */
+typedef struct exportkit_case_info {
+  const int64_t* dimensions; /* the number of each dimension, in the order of the description; -1 if it has none */
+} exportkit_case_info;
+
+typedef struct exportkit_description {
+  const char* name;
+  const char* version;
+  const char* target; /* the name of the chosen target */
+  const char* device; /* such as "cuda:0" */
+  DLDevice dl_device;
+  size_t input_count;
+  const exportkit_tensor_info* const* inputs;
+  size_t output_count;
+  const exportkit_tensor_info* const* outputs;
+  size_t dimension_count;
+  const exportkit_dimension* const* dimensions;
+  size_t case_count;
+  const exportkit_case_info* const* cases;
+} exportkit_description;
+
+/* What a model is, takes and gives. The description belongs to the model and is valid until it is closed. */
+EXPORTKIT_API int exportkit_describe(exportkit_model model, const exportkit_description** description,
+                                     exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* --- running ----------------------------------------------------------------------------------------------------- */
+
+/* Flags of exportkit_run_options.
+ * HOST_TENSORS: inputs on the CPU are copied to the model's device, and outputs to the CPU; the call waits for them.
+ * CONTIGUOUS_OUTPUTS: outputs are row-major without gaps. Without this flag, their strides may be any. */
+#define EXPORTKIT_HOST_TENSORS UINT64_C(1)
+#define EXPORTKIT_CONTIGUOUS_OUTPUTS UINT64_C(2)
+
+/* How to run a call. `size` is sizeof(exportkit_run_options); all others may be zero. */
+typedef struct exportkit_run_options {
+  size_t size;
+  uint64_t flags;
+  /* A cudaStream_t of the model's device, on which a CUDA model runs. Null: torch's current stream of this thread,
+   * which is the default stream unless the program changed it. */
+  void* stream;
+} exportkit_run_options;
+
+/* Runs the model on inputs in the order of the description. They must be on the model's device. `outputs` has the
+ * description's output_count elements. `options` may be null.
+ *
+ * A CUDA model's call returns when its work is queued: let the inputs' memory be until the stream has finished, and
+ * read the outputs on the same stream or after it.
+ *
+ * Strides may be null (row-major) and must not be negative. The elements must be aligned to their size. Pinned memory
+ * is CPU memory. Of a DLManagedTensor or DLManagedTensorVersioned, pass &managed->dl_tensor; it is not freed. */
+EXPORTKIT_API int exportkit_run(exportkit_model model, const DLTensor* const* inputs, size_t input_count,
+                                struct DLManagedTensorVersioned** outputs, size_t output_count,
+                                const exportkit_run_options* options, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* Replaces the weights with another fine-tune's, while calls continue. `path` is a safetensors file with the model's
+ * whole state and the same dtypes and shapes. Each call runs with only the old weights or only the new ones. A swap
+ * that fails leaves the old weights in place. During the swap, both need memory. */
+EXPORTKIT_API int exportkit_swap_weights(exportkit_model model, const char* path,
+                                         exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* --- recorded cases ---------------------------------------------------------------------------------------------- */
+
+/* Reads a recorded case: the inputs, and the outputs of the eager model, on the model's device. Either array may be
+ * null, with the count 0, if it is not wanted. The tensors are the caller's. */
+EXPORTKIT_API int exportkit_read_case(exportkit_model model, size_t index, struct DLManagedTensorVersioned** inputs,
+                                      size_t input_count, struct DLManagedTensorVersioned** outputs,
+                                      size_t output_count, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* Runs a recorded case again and compares each output by the rule of FORMAT.md. EXPORTKIT_WRONG_RESULT_ERROR if one
+ * differs; the message says which, and by how much. On CUDA, the process's TF32 switches are those of the export
+ * meanwhile. */
+EXPORTKIT_API int exportkit_replay(exportkit_model model, size_t index, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
