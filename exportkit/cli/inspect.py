@@ -10,34 +10,71 @@ import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, size_text
-from exportkit.cli.shared_options import EXISTING_FILE, public_key_options
+from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE, public_key_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from exportkit.package.archive import PackageReader
     from exportkit.package.keys import PublicKey
     from exportkit.package.manifest import Manifest
     from exportkit.package.trust import SignatureInfo
+    from exportkit.report.package_data import Words
 
 
 @exportkit_command("inspect", short_help="Show what an artifact holds.")
 @click.argument("artifact", type=EXISTING_FILE)
 @public_key_options("ARTIFACT")
-def command(artifact: Path, public_keys: tuple[Path, ...], signature: Path | None, as_json: bool) -> None:
+@click.option("--report", type=OUTPUT_FILE, metavar="FILE.html", help="Write one page with the graph, for a browser.")
+@click.option(
+    "--program",
+    type=EXISTING_FILE,
+    metavar="PROGRAM.pt2",
+    help="For --report: the exported program of the same model, where ARTIFACT has only compiled code.",
+)
+@click.option(
+    "--profile",
+    type=EXISTING_FILE,
+    metavar="FILE.json",
+    help="For --report: the times of the nodes, from `exportkit bench PROGRAM.pt2 --profile FILE.json`.",
+)
+@click.option(
+    "--verification",
+    type=EXISTING_FILE,
+    metavar="FILE.json",
+    help="For --report: the errors of compiled code, from `exportkit verify ARTIFACT --json > FILE.json`.",
+)
+def command(
+    artifact: Path,
+    public_keys: tuple[Path, ...],
+    signature: Path | None,
+    report: Path | None,
+    program: Path | None,
+    profile: Path | None,
+    verification: Path | None,
+    as_json: bool,
+) -> None:
     """Show what an artifact or package holds, without running or importing any of it.
 
     Checks the archive, the manifest and every digest. Does not import torch. Shows the keys that the signature files
     beside ARTIFACT name; only --public-key checks the signatures.
 
     ARTIFACT may be an ONNX model: the package beside it describes it, and the digests of all its files are checked.
-    """
+
+    --report writes one page that a browser shows without a network: the graph, the operators and their libraries,
+    sizes, weights, and the recorded cases. An existing file is replaced when the page is complete.
+
+    \b
+    exportkit inspect arr_coc.pt2
+    exportkit inspect arr_coc.pt2 --report arr_coc.html --program arr_coc_program.pt2
+    """  # noqa: D301 (click wants the control character, to keep the lines below it)
     import msgspec
 
     from exportkit.onnx.files import named_model, open_onnx
     from exportkit.package.archive import PackageReader
     from exportkit.package.trust import demand, signature_info
 
+    _check_report(report, {"--program": program, "--profile": profile, "--verification": verification})
     asked = demand(public_keys or None, signature) if public_keys or signature is not None else None
     model = named_model(artifact)
     with PackageReader(artifact, demand=asked) if model is None else open_onnx(model, demand=asked) as reader:
@@ -52,9 +89,50 @@ def command(artifact: Path, public_keys: tuple[Path, ...], signature: Path | Non
                 "signed_by": [key.id for key in signers],
                 "manifest": msgspec.to_builtins(reader.manifest),
             }
+        if report is not None:
+            from exportkit.report.report_page import ReportSources, write_report
+
+            size = write_report(reader, _words(reader.manifest), ReportSources(program, profile, verification), report)
+        if as_json:
             print_json(document)
+        elif report is not None:
+            click.echo(f"{report}: {size_text(size)}, for a browser")
         else:
             _print(reader, _signature_rows(signatures, signers))
+
+
+def _check_report(report: Path | None, sources: Mapping[str, Path | None]) -> None:
+    """Refuses what could not be written, before the work on it."""
+    if report is None:
+        if given := [option for option, path in sources.items() if path is not None]:
+            raise click.UsageError(f"{given[0]} is for a report: name the page with --report FILE.html.")
+        return
+    if report.suffix != ".html":
+        raise click.UsageError(f"--report {report}: give a file that ends in .html.")
+    from exportkit.package.atomic import check_writable
+
+    check_writable(report)
+
+
+def _words(manifest: Manifest) -> Words:
+    from exportkit.cli.describe import input_rows, library_text, onnx_rows, output_rows, target_text
+    from exportkit.report.package_data import Words
+
+    return Words(
+        made_by=_provenance(manifest),
+        source=_source(manifest),
+        inputs=tuple(input_rows(manifest.call)),
+        outputs=tuple(output_rows(manifest.call, manifest.cases)),
+        targets=[(target.name, target_text(target)) for target in manifest.targets],
+        libraries=[(Path(library.record).name, library_text(library)) for library in manifest.libraries],
+        program=_program_text(manifest),
+        onnx=[] if manifest.onnx is None else tuple(onnx_rows(manifest.onnx)),
+    )
+
+
+def _program_text(manifest: Manifest) -> str | None:
+    program = manifest.program
+    return None if program is None else f"ExportedProgram, {program.device.upper()}, torch {program.built_with_torch}"
 
 
 def _signature_rows(signatures: Sequence[SignatureInfo], signers: Sequence[PublicKey]) -> list[tuple[str, str]]:
@@ -96,9 +174,8 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
         print_table(onnx_rows(manifest.onnx))
     if manifest.weights:
         print_table([("weights", _weights_text(manifest, sizes))])
-    if manifest.program is not None:
-        program = manifest.program
-        print_table([("program", f"ExportedProgram, {program.device.upper()}, torch {program.built_with_torch}")])
+    if (program := _program_text(manifest)) is not None:
+        print_table([("program", program)])
     if manifest.operators:
         click.echo("\nOperators")
         print_table(_operator_rows(manifest))

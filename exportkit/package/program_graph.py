@@ -1,0 +1,244 @@
+"""Reads the graph of an ExportedProgram from its archive, without torch: the graph is JSON, and nothing is unpickled.
+
+torch.export.save writes a zip archive. Its record `models/<name>.json` has the graph as torch/_export/serde/schema.py
+describes it; only what is needed here is decoded, so that other minor versions of that schema are read too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from exportkit.errors import NoManifestError, PackageError, UsageError
+from exportkit.package.archive import PackageReader
+from exportkit.package.manifest import Manifest
+
+SCHEMA_MAJOR = 8  # of torch's schema of programs
+MAX_BYTES = 256 << 20  # of the JSON
+_RECORD = re.compile(r"[^/]+/models/[^/]+\.json")
+_CHUNK = 1 << 20
+
+# Arguments are unions: an object with one key, such as {"as_tensor": {"name": "x"}}.
+Argument = dict[str, Any]
+
+
+class ProgramGraphError(PackageError):
+    """A file has no graph of an ExportedProgram that can be read."""
+
+
+class NamedArgument(msgspec.Struct, frozen=True):
+    """An argument of a node, with its name in the operator's schema."""
+
+    name: str
+    arg: Argument
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A call. `metadata` has where it comes from: stack_trace, nn_module_stack."""
+
+    target: str
+    inputs: list[NamedArgument]
+    outputs: list[Argument]
+    metadata: dict[str, str] = {}
+    name: str | None = None
+
+
+class TensorMeta(msgspec.Struct, frozen=True):
+    """The dtype of a tensor, as a number, and its sizes: {"as_int": 3} or {"as_expr": {"expr_str": ...}}."""
+
+    dtype: int
+    sizes: list[dict[str, Any]]
+
+
+class Graph(msgspec.Struct, frozen=True):
+    """Nodes in an order in which they can run, and what is known about their values."""
+
+    inputs: list[Argument]
+    outputs: list[Argument]
+    nodes: list[Node]
+    tensor_values: dict[str, TensorMeta]
+    sym_int_values: dict[str, Any] = {}
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What the graph's inputs and outputs are: {"user_input": ...}, {"parameter": ...}."""
+
+    input_specs: list[dict[str, Any]]
+    output_specs: list[dict[str, Any]]
+
+
+class GraphModule(msgspec.Struct, frozen=True):
+    """A graph with its signature."""
+
+    graph: Graph
+    signature: Signature
+
+
+class SchemaVersion(msgspec.Struct, frozen=True):
+    """The version of torch's schema."""
+
+    major: int
+    minor: int
+
+
+class _Program(msgspec.Struct, frozen=True):
+    graph_module: GraphModule
+    schema_version: SchemaVersion
+    torch_version: str = ""
+
+
+@dataclass(frozen=True)
+class ProgramGraph:
+    """The graph of an ExportedProgram.
+
+    Attributes:
+        graph: The nodes.
+        signature: What its inputs and outputs are.
+        sha256: The digest of the JSON. It tells whether something was made from the same program.
+        torch: The torch that wrote it.
+        manifest: The manifest of the artifact that it was read from; None for a file of torch.
+    """
+
+    graph: Graph
+    signature: Signature
+    sha256: str
+    torch: str
+    manifest: Manifest | None
+
+
+# Made at import: exportkit.package.manifest says why.
+_DECODER = msgspec.json.Decoder(_Program)
+
+
+def graph_of(reader: PackageReader) -> ProgramGraph | None:
+    """Reads the graph of an open artifact; None if the artifact has no program.
+
+    The caller checks the digests (`reader.verify`).
+
+    Raises:
+        ProgramGraphError: The record of the program is not what torch writes.
+    """
+    program = reader.manifest.program
+    if program is None:
+        return None
+    with io.BufferedReader(_Stored(reader, program.record)) as file:
+        return _read(file, f"{reader.path}, {program.record}", reader.manifest)
+
+
+def graph_in(path: Path) -> ProgramGraph:
+    """Reads the graph of a file: of an artifact with a program, whose digests are checked, or of a file of torch.
+
+    Raises:
+        ProgramGraphError: The file has no program, or not one that torch writes.
+        PackageError: It is an artifact that breaks a rule of the format.
+        UsageError: The file cannot be read.
+    """
+    try:
+        with PackageReader(path) as reader:
+            reader.verify()
+            found = graph_of(reader)
+        if found is None:
+            raise ProgramGraphError(
+                f"{path} has compiled code, but no program", hint="Export the model with --format program as well."
+            )
+        return found
+    except NoManifestError:
+        try:
+            with path.open("rb") as file:
+                return _read(file, str(path), None)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def tensors_in(argument: Argument) -> Iterator[str]:
+    """Yields the names of the values that an argument refers to: tensors and symbolic numbers, also those in lists."""
+    for kind, value in argument.items():
+        if kind == "as_graph" or not isinstance(value, (dict, list)):
+            continue
+        todo = [value]
+        while todo:
+            item = todo.pop()
+            if isinstance(item, list):
+                todo.extend(reversed(item))
+            elif isinstance(item, dict):
+                name = item.get("name", item.get("as_name"))
+                if isinstance(name, str):
+                    yield name
+                else:
+                    todo.extend(reversed(item.values()))
+
+
+class _Stored(io.RawIOBase):
+    """A record of an open package as a file. Records are stored as they are, so nothing is copied."""
+
+    def __init__(self, reader: PackageReader, name: str) -> None:
+        self._kept = reader.handle  # the file stays open
+        self._descriptor, self._begin = reader.fileno(), reader.data_offset(name)
+        self._size, self._at = reader.record(name).size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise ValueError("negative seek position")  # as other files do
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self._size - self._at))
+        content = os.pread(self._descriptor, count, self._begin + self._at)
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+
+def _read(file: BinaryIO | io.BufferedReader, name: str, manifest: Manifest | None) -> ProgramGraph:
+    text = _text(file, name)
+    try:
+        program = _DECODER.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProgramGraphError(f"{name} has no graph in the form that torch writes: {error}") from error
+    if program.schema_version.major != SCHEMA_MAJOR:
+        version = f"{program.schema_version.major}.{program.schema_version.minor}"
+        raise ProgramGraphError(
+            f"{name} has a program of schema {version}; this exportkit reads schema {SCHEMA_MAJOR}",
+            hint="Export it with a torch that this exportkit supports.",
+        )
+    module = program.graph_module
+    digest = hashlib.sha256(text).hexdigest()
+    return ProgramGraph(module.graph, module.signature, digest, program.torch_version, manifest)
+
+
+def _text(file: BinaryIO | io.BufferedReader, name: str) -> bytes:
+    """Returns the JSON. Sizes that the archive states are not believed."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            found = [record for record in archive.infolist() if _RECORD.fullmatch(record.filename)]
+            if len(found) != 1:
+                raise ProgramGraphError(f"{name} is not a file of torch.export.save: it has {len(found)} programs")
+            with archive.open(found[0]) as record:
+                parts, left = [], MAX_BYTES
+                while part := record.read(min(_CHUNK, left + 1)):
+                    left -= len(part)
+                    if left < 0:
+                        raise ProgramGraphError(f"{name} has a graph of more than {MAX_BYTES >> 20} MiB")
+                    parts.append(part)
+        return b"".join(parts)
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        # NotImplementedError and RuntimeError: a compression that this Python lacks, or an encrypted record.
+        raise ProgramGraphError(f"{name} is not a file of torch.export.save: {error}") from error

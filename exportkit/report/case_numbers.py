@@ -1,0 +1,212 @@
+"""Summarizes the recorded cases: values, and how far eager is from the reference. NumPy only; nothing is unpickled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ctypes import byref, c_double
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from exportkit.package import core
+from exportkit.package.archive import PackageReader
+from exportkit.package.dtypes import ITEM_BYTES
+from exportkit.package.manifest import Accuracy, Case, TensorOutput
+from exportkit.report.untrusted import first
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MOST_CASES = 64
+_MOST_BYTES = 512 << 20  # of all cases that are read
+LOWEST, HIGHEST, PER_DECADE = -16, 2, 2  # the decades of errors that a histogram has, and its bars in each
+_BARS = 24  # of a histogram of values
+
+# safetensors' names. Those that NumPy knows have its type; the others have their exponent's and mantissa's bits.
+_NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U64": "u8"}
+_NUMPY |= {"U32": "u4", "U16": "u2", "U8": "u1", "BOOL": "?", "C64": "c8"}
+_FLOAT8 = {"F8_E4M3": (4, 3, "fn"), "F8_E5M2": (5, 2, ""), "F8_E4M3FNUZ": (4, 3, "fnuz"), "F8_E5M2FNUZ": (5, 2, "fnuz")}
+
+
+@dataclass
+class _Output:
+    """What the cases say about one output."""
+
+    described: TensorOutput
+    values: list[np.ndarray] = field(default_factory=list)
+    errors: list[np.ndarray] = field(default_factory=list)
+
+
+def case_numbers(reader: PackageReader, left_out: list[str]) -> list[dict[str, Any]]:
+    """Summarizes each output over the recorded cases. What cannot be read or is too much is noted in `left_out`.
+
+    Returns:
+        For each output its name, the histogram of its values, and that of eager's errors where it has references.
+        An error is defined as in FORMAT.md, "Verdicts".
+    """
+    outputs = [_Output(output) for output in reader.manifest.call.outputs]
+    left = _MOST_BYTES
+    for case in first(reader.manifest.cases, _MOST_CASES, "cases in the histograms", left_out):
+        size = reader.record(case.record).size
+        if size > left:
+            left_out.append(f"{case.record} in the histograms: the cases take more than {_MOST_BYTES >> 20} MiB")
+            continue
+        left -= size
+        try:
+            _add(outputs, case, tensors_of(reader.read(case.record)))
+        except CaseUnreadable as error:
+            left_out.append(f"{case.record} in the histograms: {error}")
+    return [_summary(output, reader.manifest.cases) for output in outputs]
+
+
+class CaseUnreadable(Exception):
+    """A record of a case is not what the manifest says."""
+
+
+def tensors_of(content: bytes) -> dict[str, np.ndarray]:
+    """Returns the tensors of a safetensors file as arrays; those of dtypes that NumPy lacks are widened to float32.
+
+    Raises:
+        CaseUnreadable: It is not a safetensors file, or it has a dtype that packages do not have.
+    """
+    import numpy as np
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        found = deserialize(content)
+    except SafetensorError as error:
+        raise CaseUnreadable(f"it is not a safetensors file: {error}") from error
+    tensors = {}
+    for name, tensor in found:
+        dtype, data = tensor["dtype"], tensor["data"]
+        if dtype in _NUMPY:
+            array = np.frombuffer(data, _NUMPY[dtype])
+        elif dtype == "BF16":
+            array = (np.frombuffer(data, "u2").astype("u4") << 16).view("f4")
+        elif dtype in _FLOAT8:
+            array = _float8_values(*_FLOAT8[dtype])[np.frombuffer(data, "u1")]
+        else:
+            raise CaseUnreadable(f"{name} has dtype {dtype}")
+        tensors[name] = array.reshape(tensor["shape"])
+    return tensors
+
+
+def _float8_values(exponent_bits: int, mantissa_bits: int, form: str) -> np.ndarray:
+    """Returns the 256 values of a float8 type: https://onnx.ai/onnx/technical/float8.html."""
+    import numpy as np
+
+    codes = np.arange(256)
+    exponent, mantissa = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1), codes & ((1 << mantissa_bits) - 1)
+    bias = (1 << (exponent_bits - 1)) - (form != "fnuz")
+    part = mantissa / (1 << mantissa_bits)
+    values = np.where(exponent > 0, (1 + part) * 2.0 ** (exponent - bias), part * 2.0 ** (1 - bias))
+    values = np.where(codes >= 128, -values, values)
+    if form == "fnuz":
+        values[128] = np.nan
+    elif form == "fn":
+        values[[127, 255]] = np.nan
+    else:
+        top = exponent == (1 << exponent_bits) - 1
+        values[top] = np.where(mantissa[top] > 0, np.nan, np.where(codes[top] >= 128, -np.inf, np.inf))
+    return values.astype("f4")
+
+
+def _add(outputs: Sequence[_Output], case: Case, tensors: Mapping[str, np.ndarray]) -> None:
+    names = {output.described.name: index for index, output in enumerate(outputs)}
+    for index, output in enumerate(outputs):
+        values, reference = tensors.get(f"output.{index}"), tensors.get(f"reference.{index}")
+        if values is None:
+            raise CaseUnreadable(f"it has no output.{index}")
+        if values.dtype.kind == "c":
+            continue
+        output.values.append(values.ravel())
+        if reference is None or values.dtype.kind != "f" or case.accuracy.get(output.described.name) is None:
+            continue
+        if reference.shape != values.shape or reference.dtype.kind != "f":
+            raise CaseUnreadable(f"reference.{index} does not fit output.{index}")
+        selected = None
+        if (rows_of := output.described.tolerance.rows_of) is not None:
+            chosen = names.get(rows_of)
+            selected = _same_rows(tensors.get(f"output.{chosen}"), tensors.get(f"reference.{chosen}"), values)
+        errors = _errors(values, reference)
+        output.errors.append(errors.ravel() if selected is None else errors[selected])
+
+
+def _same_rows(given: np.ndarray | None, known: np.ndarray | None, values: np.ndarray) -> np.ndarray | None:
+    """Selects the rows whose index is the same in eager's answer and in the reference; None if that is not known."""
+    if given is None or known is None or given.shape != known.shape or values.shape[: given.ndim] != given.shape:
+        return None
+    selected: np.ndarray = given == known
+    return selected
+
+
+def _errors(values: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Returns the error of each element."""
+    import numpy as np
+
+    wide = np.ascontiguousarray(reference, "f8")
+    typical = c_double()
+    core.call("ek_typical_magnitude", wide.ctypes.data, wide.size, byref(typical))
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = np.abs(values - wide) / np.maximum(np.abs(wide), typical.value)
+    errors[~(np.isfinite(values) & np.isfinite(wide))] = np.inf
+    errors[(values == wide) | (np.isnan(values) & np.isnan(wide))] = 0
+    return errors
+
+
+def _summary(output: _Output, cases: Sequence[Case]) -> dict[str, Any]:
+    described = output.described
+    summary: dict[str, Any] = {"name": described.name, "dtype": described.dtype}
+    if output.values:
+        summary["values"] = _value_histogram(output.values)
+    found = [a for case in cases if (a := case.accuracy.get(described.name)) is not None]
+    if output.errors and found:
+        eager = Accuracy(rms=max(a.rms for a in found), greatest=max(a.greatest for a in found))
+        allowed = (c_double * 2)()  # ek_accuracy: rms, greatest
+        if described.dtype in ITEM_BYTES:
+            given = (c_double * 2)(eager.rms, eager.greatest)
+            core.call("ek_allowed_error", byref(given), described.dtype.encode(), byref(allowed))
+        summary["errors"] = {
+            **_error_histogram(output.errors),
+            "rms": eager.rms,
+            "greatest": eager.greatest,
+            "rms_allowed": allowed[0],
+            "greatest_allowed": allowed[1],
+        }
+    return summary
+
+
+def _value_histogram(parts: Sequence[np.ndarray]) -> dict[str, Any]:
+    import numpy as np
+
+    values = np.concatenate(parts).astype("f8")
+    finite = values[np.isfinite(values)]
+    summary: dict[str, Any] = {
+        "count": values.size,
+        "nan": int(np.isnan(values).sum()),
+        "infinite": int(np.isinf(values).sum()),
+        "zero": int((values == 0).sum()),
+    }
+    if finite.size:
+        low, high = float(finite.min()), float(finite.max())
+        summary |= {"low": low, "high": high, "mean": float(finite.mean())}
+        if np.isfinite(high - low):
+            bars, _ = np.histogram(finite, bins=_BARS, range=(low, high))
+            summary["bars"] = bars.tolist()
+    return summary
+
+
+def _error_histogram(parts: Sequence[np.ndarray]) -> dict[str, Any]:
+    import numpy as np
+
+    errors = np.concatenate(parts)
+    inside = errors[(errors > 0) & np.isfinite(errors)]
+    places = np.clip(np.log10(inside), LOWEST, HIGHEST - 1e-9) if inside.size else inside
+    bars, _ = np.histogram(places, bins=(HIGHEST - LOWEST) * PER_DECADE, range=(LOWEST, HIGHEST))
+    return {
+        "count": errors.size,
+        "exact": int((errors == 0).sum()),
+        "infinite": int(np.isinf(errors).sum()),
+        "lowest": LOWEST,
+        "per_decade": PER_DECADE,
+        "bars": bars.tolist(),
+    }

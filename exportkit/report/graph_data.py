@@ -1,0 +1,227 @@
+"""The graph of a program as the page draws it: nodes, the arrows between them, and the modules that they belong to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from exportkit.package.manifest import Manifest
+from exportkit.package.program_graph import Argument, Graph, Node, ProgramGraph, ProgramGraphError, tensors_in
+from exportkit.report.module_tree import Stack, tree_of
+from exportkit.report.source_frames import frames_of
+from exportkit.report.symbolic_sizes import Symbols, size_text, symbols_of
+from exportkit.report.untrusted import first
+
+_MOST_NODES = 5000
+_MOST_ARGUMENTS = 40
+_MOST_ITEMS = 16  # of a list in an argument
+# torch's numbers of dtypes (torch/_export/serde/schema.py).
+_DTYPES = {
+    **{1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64"},
+    **{9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16"},
+    **{29: "float8_e4m3fn", 30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz", 33: "float8_e8m0fnu"},
+    **{34: "uint32", 35: "uint64"},
+}
+_NUMBERS = ("as_sym_int", "as_sym_bool", "as_sym_float", "as_sym_ints", "as_int", "as_bool", "as_float")
+# Namespaces of operators that come with torch.
+_OF_TORCH = frozenset(
+    ["aten", "prim", "prims", "higher_order", "quantized", "quantized_decomposed", "_c10d_functional", "mkldnn"]
+)
+_TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?")
+
+
+@dataclass(frozen=True)
+class GraphData:
+    """What the page gets of a graph.
+
+    Attributes:
+        nodes: The nodes, in an order in which they can run. A node's place is its number.
+        edges: Pairs of numbers, from and to.
+        tree: The modules, see module_tree.
+        calls: The number of calls of each target.
+        left_out: What is not shown.
+    """
+
+    nodes: Sequence[Mapping[str, Any]]
+    edges: Sequence[tuple[int, int]]
+    tree: Mapping[str, Any]
+    calls: Mapping[str, int]
+    left_out: Sequence[str]
+
+
+def graph_data(program: ProgramGraph, manifest: Manifest) -> GraphData:
+    """Describes a graph. `manifest` has the names of inputs, outputs and operators.
+
+    Raises:
+        ProgramGraphError: The graph refers to something in a form that torch does not write.
+    """
+    try:
+        return _Builder(program, manifest).build()
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        # The unions in torch's schema are plain objects here, and each use of them may meet another form.
+        raise ProgramGraphError(f"the graph is not in the form that torch writes: {error!r}") from error
+
+
+def operator_name(target: str) -> str | None:
+    """Returns `namespace::name`, with the overload unless it is the default; None for what is not an operator."""
+    match = _TARGET.fullmatch(target)
+    if match is None:
+        return None
+    overload = f".{match[3]}" if match[3] and match[3] != "default" else ""
+    return f"{match[1]}::{match[2]}{overload}"
+
+
+class _Builder:
+    def __init__(self, program: ProgramGraph, manifest: Manifest) -> None:
+        self._graph, self._signature, self._manifest = program.graph, program.signature, manifest
+        self._operators = {operator.name for operator in manifest.operators}
+        self._nodes: list[dict[str, Any]] = []
+        self._stacks: list[Stack | None] = []
+        self._maker: dict[str, int] = {}  # the number of the node that makes a value
+        self._weights: dict[str, str] = {}
+        self._edges: dict[tuple[int, int], None] = {}
+        self._symbols: Symbols = {}
+
+    def build(self) -> GraphData:
+        left_out: list[str] = []
+        self._inputs()
+        for number, node in enumerate(first(self._graph.nodes, _MOST_NODES, "nodes of the graph", left_out)):
+            self._call(number, node)
+        self._outputs()
+        calls: dict[str, int] = {}
+        for node in self._graph.nodes:
+            calls[node.target] = calls.get(node.target, 0) + 1
+        tree = tree_of(self._stacks)
+        return GraphData(self._nodes, list(self._edges), tree, calls, left_out)
+
+    def _inputs(self) -> None:
+        named = self._manifest.call.inputs
+        users: list[str] = []
+        for spec in self._signature.input_specs:
+            ((kind, content),) = spec.items()
+            argument = content.get("arg", content)
+            if kind == "user_input":
+                users += tensors_in(argument)
+            elif kind in ("parameter", "buffer", "tensor_constant"):
+                self._weights[argument["name"]] = str(content[f"{kind}_name"])
+        values = self._graph.tensor_values
+        self._symbols = symbols_of(self._manifest.call, [values[name].sizes for name in users if name in values])
+        for index, name in enumerate(users):
+            title = named[index].name if index < len(named) else name
+            self._maker[name] = self._add({"kind": "input", "title": title, "out": [self._value(name)]}, None)
+
+    def _call(self, number: int, node: Node) -> None:
+        operator = operator_name(node.target)
+        outputs = [name for output in node.outputs for name in tensors_in(output)]
+        tensors = [name for name in outputs if name in self._graph.tensor_values]
+        numbers = any(kind in _NUMBERS for output in node.outputs for kind in output)
+        inner = [g for a in node.inputs if "as_graph" in a.arg if (g := _inner_graph(a.arg)) is not None]
+        called = {operator_name(each.target) for graph in inner for each in graph.nodes} | {operator}
+        custom = next((name for name in called if name is not None and self._is_custom(name)), None)
+        described: dict[str, Any] = {
+            "kind": "custom" if custom else "op" if tensors else "size" if numbers else "check",
+            "title": _short(node.target),
+            "name": node.name or (outputs[0] if outputs else ""),
+            "target": node.target,
+            "index": number,
+            "out": [self._value(name) for name in outputs],
+            "args": [
+                [argument.name, self._argument(argument.arg), self._sources(argument.arg)]
+                for argument in node.inputs[:_MOST_ARGUMENTS]
+            ],
+        }
+        if custom is not None:
+            described["operator"] = custom
+        if frames := frames_of(node.metadata.get("stack_trace", "")):
+            described["frames"] = frames
+        here = self._add(described, Stack.parse(node.metadata.get("nn_module_stack", "")))
+        weights = []
+        for argument in node.inputs:
+            for name in tensors_in(argument.arg):
+                if name in self._weights:
+                    weights.append([self._weights[name], self._type(name)])
+                elif name in self._maker:
+                    self._edges[self._maker[name], here] = None
+        if weights:
+            described["weights"] = weights
+        self._maker.update(dict.fromkeys(outputs, here))
+
+    def _outputs(self) -> None:
+        named = iter(self._manifest.call.outputs)
+        for spec in self._signature.output_specs:
+            ((kind, content),) = spec.items()
+            for name in tensors_in(content["arg"]) if kind == "user_output" else ():
+                output = next(named, None)
+                title = output.name if output is not None else name
+                here = self._add({"kind": "output", "title": title, "out": [self._value(name)]}, None)
+                if name in self._maker:
+                    self._edges[self._maker[name], here] = None
+
+    def _add(self, node: dict[str, Any], stack: Stack | None) -> int:
+        self._nodes.append(node)
+        self._stacks.append(stack)
+        return len(self._nodes) - 1
+
+    def _is_custom(self, operator: str) -> bool:
+        return operator in self._operators or operator.partition("::")[0] not in _OF_TORCH
+
+    def _value(self, name: str) -> list[str]:
+        return [name, self._type(name)]
+
+    def _type(self, name: str) -> str:
+        meta = self._graph.tensor_values.get(name)
+        if meta is not None:
+            sizes = ", ".join(size_text(size, self._symbols) for size in meta.sizes)
+            return f"{_DTYPES.get(meta.dtype, f'dtype {meta.dtype}')}[{sizes}]"
+        number = self._graph.sym_int_values.get(name)
+        return size_text(number, self._symbols) if isinstance(number, dict) else ""
+
+    def _sources(self, argument: Argument) -> list[int]:
+        return [self._maker[name] for name in tensors_in(argument) if name in self._maker]
+
+    def _argument(self, argument: Argument) -> str:
+        ((kind, value),) = argument.items()
+        if kind in ("as_none", "as_optional_tensor") and not isinstance(value, dict):
+            return "None"
+        if kind == "as_scalar_type":
+            return _DTYPES.get(value, str(value))
+        if kind == "as_device":
+            return f"{value['type']}" + (f":{value['index']}" if value.get("index") is not None else "")
+        if kind == "as_graph":
+            graph = _inner_graph(argument)
+            return "a graph" if graph is None else f"a graph of {len(graph.nodes)} nodes"
+        return self._item(value)
+
+    def _item(self, value: Any) -> str:
+        if isinstance(value, list):
+            shown = [self._item(item) for item in value[:_MOST_ITEMS]] + ["..."] * (len(value) > _MOST_ITEMS)
+            return f"[{', '.join(shown)}]"
+        if isinstance(value, dict):
+            name = value.get("name", value.get("as_name"))
+            if isinstance(name, str):
+                known = self._type(name) if name in self._graph.sym_int_values else ""
+                return known or self._weights.get(name, name)
+            if value.get("as_none"):
+                return "None"
+            return ", ".join(self._item(item) for item in value.values())
+        return repr(value)
+
+
+def _inner_graph(argument: Argument) -> Graph | None:
+    """Returns the graph that a node such as cond or scan runs."""
+    try:
+        return msgspec.convert(argument["as_graph"]["graph"], Graph)
+    except (msgspec.ValidationError, KeyError, TypeError):
+        return None
+
+
+def _short(target: str) -> str:
+    """Returns such as `add.Tensor` for torch.ops.aten.add.Tensor; of other namespaces the namespace too."""
+    name = operator_name(target)
+    if name is None:
+        return target.rpartition(".")[2]
+    return name.removeprefix("aten::").removeprefix("higher_order::")

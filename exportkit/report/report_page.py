@@ -1,0 +1,212 @@
+"""Writes a report: one HTML file that needs nothing else, asks for nothing, and runs only the script it came with."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from exportkit.errors import UsageError
+from exportkit.package.archive import PackageReader
+from exportkit.package.atomic import write_whole
+from exportkit.package.node_times import Profile, read_profile
+from exportkit.package.program_graph import ProgramGraph, ProgramGraphError, graph_in, graph_of
+from exportkit.report.case_numbers import case_numbers
+from exportkit.report.graph_data import graph_data
+from exportkit.report.package_data import Words, package_data
+from exportkit.report.untrusted import plain_text, script_json
+from exportkit.report.verification import read_verification
+
+_STATIC = Path(__file__).with_name("static")
+_SERVED = Path(__file__).parents[1] / "serve" / "page" / "static"  # the page of `exportkit serve`: the look is the same
+_STYLES = (_SERVED / "page.css", _STATIC / "report.css")
+# Each after those that it imports from.
+_SCRIPTS = (
+    _SERVED / "dom.js",
+    _SERVED / "theme.js",
+    *(
+        _STATIC / f"{name}.js"
+        for name in (
+            "text",
+            "layers",
+            "scene",
+            "graph_drawing",
+            "graph_camera",
+            "graph_details",
+            "graph_view",
+            "charts",
+            "sections",
+        )
+    ),
+    _STATIC / "report.js",
+)
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "(?:[^"]*/)?(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (function\*?|class|const) (\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ReportSources:
+    """Files beside the artifact that a report is made from; None for those that there are not.
+
+    Attributes:
+        program: A file with the ExportedProgram of the model, for an artifact that has none.
+        profile: What `exportkit bench --profile` wrote.
+        verification: What `exportkit verify --json` printed.
+    """
+
+    program: Path | None = None
+    profile: Path | None = None
+    verification: Path | None = None
+
+
+def write_report(reader: PackageReader, words: Words, sources: ReportSources, out: Path) -> int:
+    """Writes the page about an open package whose digests were checked.
+
+    Args:
+        reader: The package.
+        words: The manifest in words.
+        sources: The other files.
+        out: The file to write. An existing file is replaced when the page is complete.
+
+    Returns:
+        The size of the page in bytes.
+
+    Raises:
+        UsageError: A file of `sources` is not what it should be, or belongs to another artifact.
+        PackageError: The given program cannot be read.
+        OSError: The page cannot be written.
+    """
+    page = page_of(report_data(reader, words, sources)).encode()
+    write_whole(out, page)
+    return len(page)
+
+
+def report_data(reader: PackageReader, words: Words, sources: ReportSources) -> dict[str, Any]:
+    """Returns what the page shows. Arguments and errors are those of `write_report`."""
+    left_out: list[str] = []
+    data = package_data(reader, words, left_out)
+    names = {output.name for output in reader.manifest.call.outputs}
+    data["numbers"] = case_numbers(reader, left_out)
+    data["graph"], data["no_graph"] = _graph(reader, sources, left_out)
+    if sources.verification is not None:
+        data["verification"] = read_verification(sources.verification, names, left_out)
+    data["left_out"] = left_out
+    return data
+
+
+def page_of(data: Mapping[str, Any]) -> str:
+    """Returns the page, given what it shows."""
+    style = "\n".join(path.read_text() for path in _STYLES)
+    script = "\n".join(_as_expression(path) for path in _SCRIPTS)
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; "
+        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    parts = {
+        "policy": policy,
+        "title": escape(plain_text(f"{data['name']} {data['version']}", 200)),
+        "style": style,
+        "data": script_json(data),
+        "script": script,
+    }
+    template = (_STATIC / "report.html").read_text()
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+
+def _as_expression(path: Path) -> str:
+    """Returns a module as an object with what it exports, because a page that is one file cannot import others."""
+    text = _IMPORT.sub(r"const \1 = in_\2;", path.read_text())
+    exported = ", ".join(name for _, name in _EXPORT.findall(text))
+    text = _EXPORT.sub(r"\1 \2", text)
+    return f"const in_{path.stem} = (() => {{\n{text}return {{ {exported} }};\n}})();"
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _graph(
+    reader: PackageReader, sources: ReportSources, left_out: list[str]
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Returns the graph, or why there is none."""
+    manifest = reader.manifest
+    try:
+        program = graph_of(reader) if sources.program is None else graph_in(sources.program)
+        if program is None:
+            if sources.profile is not None:
+                raise UsageError(
+                    f"{reader.path} has no program, so a profile cannot be shown",
+                    hint="Give the program that was profiled with --program.",
+                )
+            return None, _no_graph(reader)
+        if sources.program is not None:
+            _check_same_model(reader, program, sources.program)
+        found = graph_data(program, manifest)
+    except ProgramGraphError as error:
+        if sources.program is not None or sources.profile is not None:
+            raise
+        return None, error.message
+    left_out += found.left_out
+    graph: dict[str, Any] = {
+        "nodes": found.nodes,
+        "edges": found.edges,
+        "tree": found.tree,
+        "calls": found.calls,
+        "sha256": program.sha256,
+        "torch": program.torch,
+        "file": sources.program.name if sources.program is not None else None,
+        "same_weights": program.manifest is not None and program.manifest.source == manifest.source,
+    }
+    if sources.profile is not None:
+        graph["profile"] = _profile(read_profile(sources.profile), program, sources.profile)
+    return graph, None
+
+
+def _no_graph(reader: PackageReader) -> str:
+    if reader.manifest.onnx is not None:
+        return "The graph is in the ONNX model, which this page does not draw."
+    return (
+        "This package has compiled code only, from which the graph cannot be read. Export the model with "
+        "--format program too, and give that file: exportkit inspect ... --program PROGRAM.pt2"
+    )
+
+
+def _check_same_model(reader: PackageReader, program: ProgramGraph, path: Path) -> None:
+    """Refuses the program of a model that is called differently."""
+    call = reader.manifest.call
+    if program.manifest is not None:
+        theirs = program.manifest.call
+        same = (call.parameters, call.inputs) == (theirs.parameters, theirs.inputs)
+        same = same and [(o.name, o.dtype) for o in call.outputs] == [(o.name, o.dtype) for o in theirs.outputs]
+    else:
+        inputs = sum("user_input" in spec for spec in program.signature.input_specs)
+        outputs = sum("user_output" in spec for spec in program.signature.output_specs)
+        same = inputs >= len(call.inputs) and outputs >= len(call.outputs)
+    if not same:
+        raise UsageError(
+            f"{path} is the program of another model: its inputs or outputs are not those of {reader.path}",
+            hint="Export the program with the options that the artifact was exported with.",
+        )
+
+
+def _profile(profile: Profile, program: ProgramGraph, path: Path) -> dict[str, Any]:
+    if profile.graph_sha256 != program.sha256 or len(profile.nodes) != len(program.graph.nodes):
+        raise UsageError(
+            f"{path} is the profile of another program: of the graph {profile.graph_sha256[:16]}..., and this one is "
+            f"{program.sha256[:16]}...",
+            hint="Profile this program with `exportkit bench PROGRAM.pt2 --profile`.",
+        )
+    return {
+        "device": profile.device,
+        "threads": profile.threads,
+        "torch": profile.torch,
+        "sizes": profile.sizes,
+        "runs": profile.runs,
+        "total": profile.total,
+        "nodes": [[time.median, time.q1, time.q3] for time in profile.nodes],
+    }

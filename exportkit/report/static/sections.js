@@ -1,0 +1,249 @@
+// The sections beside the graph.
+
+import { dotted, el } from "../../serve/page/static/dom.js";
+import { errorHistogram, shareBar, treemap, valueHistogram } from "./charts.js";
+import { bytesText, countText, numberText, shareText, shortened, timeText } from "./text.js";
+
+const SLOWEST = 20;
+const LISTED = 12; // rows of a long table that are shown at once
+const DIGITS = 16; // of a digest
+
+/** What the file is, in a few words. */
+export function headSection(data) {
+  const signed = data.signatures.required.length
+    ? ["good", "signed as required"]
+    : data.signatures.files.length
+      ? ["", "signature not checked"]
+      : ["", "not signed"];
+  const verified = data.verification && (data.verification.ok ? ["good", "verified"] : ["bad", "verification failed"]);
+  return el(
+    "header",
+    { class: "about-file" },
+    el("h2", {}, data.name, " ", el("span", { class: "faint" }, data.version)),
+    el("p", { class: "about" }, `${data.file.name}, ${bytesText(data.file.size)}, ${data.made_by}`),
+    el("p", { class: "pills" }, [signed, verified].filter(Boolean).map(([kind, text]) => el("span", { class: `pill ${kind}` }, text))),
+  );
+}
+
+export function slowestSection(graph, go) {
+  const { profile } = graph;
+  const timed = graph.nodes.map((node, id) => ({ node, id, ms: profile.nodes[node.index]?.[0] ?? 0 })).filter(({ ms }) => ms > 0);
+  const total = timed.reduce((sum, { ms }) => sum + ms, 0) || 1;
+  const byTarget = new Map();
+  for (const { node, ms } of timed) {
+    const found = byTarget.get(node.target) ?? { title: node.title, kind: node.kind, count: 0, ms: 0 };
+    byTarget.set(node.target, { ...found, count: found.count + 1, ms: found.ms + ms });
+  }
+  const slowest = timed.sort((one, other) => other.ms - one.ms).slice(0, SLOWEST);
+  const operators = [...byTarget.values()].sort((one, other) => other.ms - one.ms).slice(0, SLOWEST);
+  const mark = (kind, title) => (kind === "custom" ? `◆ ${title}` : title);
+  const spread = (node) => { const [, q1, q3] = profile.nodes[node.index]; return `${timeText(q1)} to ${timeText(q3)}`; };
+  return card(
+    "times",
+    "Times",
+    el("p", { class: "about" }, `${timeText(profile.total)} for a call at ${profile.sizes}: each node by itself, not compiled, median of ${countText(profile.runs, "run")} on ${profile.device}, torch ${profile.torch}. A compiled package fuses nodes and is faster.`),
+    el(
+      "div",
+      { class: "two" },
+      columns("Slowest nodes", ["node", "time", "share"], slowest.map(({ node, id, ms }) => [
+        el("button", { type: "button", class: "link", title: node.target, click: () => go(id) }, mark(node.kind, node.name || node.title)),
+        el("span", { title: `quartiles ${spread(node)}` }, timeText(ms)),
+        el("span", {}, shareBar(ms / total), shareText(ms / total)),
+      ])),
+      columns("By operator", ["operator", "calls", "time", "share"], operators.map(({ title, kind, count, ms }) => [mark(kind, title), String(count), timeText(ms), el("span", {}, shareBar(ms / total), shareText(ms / total))])),
+    ),
+  );
+}
+
+export function callSection(data) {
+  const ranges = data.dimensions.map(([name, min, max]) => el("li", {}, el("code", {}, name), ` ${min} to ${max}`));
+  return card(
+    "call",
+    "Inputs and outputs",
+    el("div", { class: "two" }, columns("Takes", ["input", "type"], data.inputs.map(named)), columns("Returns", ["output", "type", "held to"], data.outputs.map(named))),
+    ranges.length > 0 && el("div", {}, el("h4", {}, "Ranges"), el("ul", { class: "ranges" }, ranges)),
+  );
+}
+
+/** Returns the section, and the rows of the operators by name, to which nodes link. */
+export function operatorSection(data) {
+  const rows = new Map();
+  const calls = new Map();
+  for (const node of data.graph?.nodes ?? []) if (node.operator) calls.set(node.operator, (calls.get(node.operator) ?? 0) + 1);
+  const body = data.operators.map(([name, schema, library], index) => {
+    const given = library !== null && data.libraries[library] ? data.libraries[library][0] : null;
+    const id = `operator-${index}`;
+    rows.set(name, { id, given: given ? `from ${given}` : "no library of this artifact gives it" });
+    return { id, cells: [el("span", {}, el("b", {}, "◆ ", name), el("code", { class: "schema" }, schema)), data.graph ? String(calls.get(name) ?? 0) : null, given ? el("code", {}, given) : el("span", { class: "problem" }, data.onnx.length ? "the ONNX model" : "not in this artifact")] };
+  });
+  const libraries = data.libraries.map(([name, text, size, digest]) => [el("code", {}, name), text, bytesText(size), el("code", { title: digest }, digest.slice(0, DIGITS))]);
+  const section = card(
+    "operators",
+    "Operators and libraries",
+    body.length ? columns("Custom operators that the model calls", ["operator", data.graph && "calls", "library"], body) : el("p", { class: "faint" }, "The model calls no custom operator."),
+    libraries.length > 0 && columns("Libraries", ["library", "what it has and needs", "size", "sha256"], libraries),
+    data.graph && el("details", {}, el("summary", {}, "All targets that the graph calls"), columns("", ["target", "calls"], Object.entries(data.graph.calls).sort((one, other) => other[1] - one[1]).map(([target, count]) => [el("code", {}, target), String(count)]))),
+  );
+  return { section, rows };
+}
+
+export function targetSection(data) {
+  const rows = data.targets.map(([name, text, size]) => [el("code", {}, name), text, bytesText(size)]);
+  const onnx = data.onnx.map((row) => [row[0], row.slice(1).join(", ")]);
+  return card(
+    "targets",
+    "Where it runs",
+    rows.length > 0 && columns("Compiled targets", ["target", "needs", "size"], rows),
+    data.program && el("p", {}, data.program),
+    onnx.length > 0 && columns("ONNX model", ["part", "what"], onnx),
+  );
+}
+
+export function sizeSection(data) {
+  const records = data.records.map(([name, size, kind, digest, owner]) => ({ name: owner ? `${owner}: ${name}` : name, label: owner ?? name.split("/").pop(), path: name, size, kind, digest }));
+  const totals = new Map();
+  for (const { kind, size } of records) totals.set(kind, (totals.get(kind) ?? 0) + size);
+  const ordered = [...totals].sort((one, other) => other[1] - one[1]);
+  const kinds = new Map(ordered.map(([kind], index) => [kind, index]));
+  const total = ordered.reduce((sum, [, size]) => sum + size, 0) || 1;
+  const legend = ordered.map(([kind, size]) => el("li", {}, el("span", { class: `swatch kind-${kinds.get(kind)}` }), `${kind} `, el("b", {}, bytesText(size)), ` ${shareText(size / total)}`));
+  const rows = records.map(({ path, size, digest }) => [el("code", {}, path), bytesText(size), el("code", { title: digest }, digest?.slice(0, DIGITS) ?? "")]);
+  return card(
+    "sizes",
+    "Sizes",
+    treemap(records, kinds),
+    el("ul", { class: "ranges" }, legend),
+    el("details", {}, el("summary", {}, `All ${countText(records.length, "record")}`), columns("", ["record", "size", "sha256"], rows)),
+  );
+}
+
+export function weightSection({ weights }) {
+  if (!weights.count) return null;
+  const largest = Math.max(1, ...weights.rows.map((row) => row[3]));
+  const rows = weights.rows.map(([name, dtype, shape, size, state, aliases, stored]) => [
+    el("span", {}, el("code", {}, dotted(name)), aliases > 0 && el("small", {}, ` and ${countText(aliases, "other name")}`)),
+    `${dtype}[${shape.join(", ")}]`,
+    el("span", {}, shareBar(size / largest), bytesText(size)),
+    stored ? (state ? "can be swapped" : "constant") : "not read",
+  ]);
+  return card("weights", "Weights", el("p", { class: "about" }, `${countText(weights.count, "tensor")}, ${bytesText(weights.bytes)} beside the code; ${weights.state} can be swapped.`), longColumns(["weight", "type", "size", "use"], rows, "weights"));
+}
+
+export function caseSection(data) {
+  const compiled = compiledErrors(data.verification);
+  const cases = data.cases.map(([sizes, size, reference], index) => [`case ${index}`, Object.entries(sizes).map(([name, value]) => `${name}=${value}`).join(", ") || "fixed sizes", bytesText(size), reference ? `references in ${reference}` : "no references"]);
+  const figures = data.numbers.map((output) => {
+    const worst = compiled.get(output.name);
+    const marks = output.errors ? [
+      { kind: "eager", name: "eager, greatest", value: output.errors.greatest },
+      { kind: "allowed", name: "allowed, greatest", value: output.errors.greatest_allowed },
+      ...(typeof worst?.greatest === "number" ? [{ kind: "compiled", name: "compiled, greatest", value: worst.greatest }] : []),
+    ] : [];
+    return el(
+      "div",
+      { class: "output" },
+      el("h4", {}, el("code", {}, output.name), ` ${output.dtype}`),
+      output.errors && errorHistogram(output.errors, marks),
+      output.errors && el("p", { class: "marks" }, marks.map(({ kind, name, value }) => el("span", { class: `mark-name ${kind}` }, `${name} ${numberText(value)}`))),
+      output.values && valueHistogram(output.values),
+    );
+  });
+  const explained = data.numbers.some((output) => output.errors);
+  return card(
+    "cases",
+    "Recorded cases",
+    cases.length ? columns("", ["case", "sizes", "size", ""], cases) : el("p", { class: "faint" }, "No call was recorded."),
+    figures.length > 0 && el("p", { class: "about" }, explained
+      ? "For each output, over all cases: how far eager's answers are from the reference, relative to its magnitude, and below the recorded values. Rows that an index selects are compared where the index is the same."
+      : "For each output, over all cases: the recorded values."),
+    el("div", { class: "figures" }, figures),
+  );
+}
+
+/** Returns the worst errors of compiled code by output. */
+function compiledErrors(verification) {
+  const worst = new Map();
+  const most = (one, other) => (typeof one === "number" && typeof other === "number" ? Math.max(one, other) : typeof other === "string" ? other : one ?? other);
+  for (const { verdict } of verification?.checks ?? []) {
+    for (const { name, error, max_abs: difference, compared, mismatched } of verdict.outputs) {
+      const found = worst.get(name) ?? { compared: 0, mismatched: 0 };
+      worst.set(name, {
+        rms: most(found.rms, error?.rms),
+        greatest: most(found.greatest, error?.greatest),
+        difference: most(found.difference, difference ?? undefined),
+        compared: found.compared + compared,
+        mismatched: found.mismatched + mismatched,
+      });
+    }
+  }
+  return worst;
+}
+
+export function verificationSection({ verification }) {
+  if (!verification) return null;
+  const outputs = [...compiledErrors(verification)].map(([name, found]) => [el("code", {}, name), found.compared.toLocaleString("en"), el("span", { class: found.mismatched ? "problem" : null }, found.mismatched.toLocaleString("en")), numberText(found.difference), numberText(found.rms), numberText(found.greatest)]);
+  const checks = verification.checks.map(({ against, label, target, seconds, verdict }) => [
+    el("span", { class: verdict.exit_code ? "problem" : "good" }, verdict.exit_code ? "failed" : "ok"),
+    [target, against].filter(Boolean).join(", "),
+    label,
+    seconds === null ? "" : timeText(seconds * 1000),
+    el("span", { class: "message" }, verdict.message),
+  ]);
+  const ran = verification.torch ? `torch ${verification.torch}` : verification.onnxruntime ? `ONNX Runtime ${verification.onnxruntime}` : "nothing was run";
+  return card(
+    "verification",
+    "Verification",
+    el("p", { class: "about" }, `${verification.ok ? "Every check passed" : "A check failed"}: ${verification.artifact}, ${ran}. Read from a file that exportkit verify --json printed; it does not name the artifact's digest.`),
+    outputs.length > 0 && columns("Compiled beside the reference, the worst of all calls", ["output", "compared", "differ", "from eager", "rms error", "greatest error"], outputs),
+    longColumns(["", "against", "call", "time", ""], checks, "checks"),
+  );
+}
+
+export function originSection(data) {
+  const { required, files } = data.signatures;
+  const signatures = [
+    ...required.map(([id, source]) => el("li", { class: "good" }, "signed by ", el("code", {}, id), `, as required (${source})`)),
+    ...files.flatMap(([name, ids, problem]) => [
+      ...ids.map((id) => el("li", {}, `${name} names `, el("code", {}, id), "; this page did not check it")),
+      problem && el("li", { class: "problem" }, `${name}: ${problem}`),
+    ]),
+  ].filter(Boolean);
+  const facts = [["made by", data.made_by], ["model", data.source], ["file sha256", data.file.sha256], ["manifest sha256", data.manifest_sha256]];
+  if (data.graph) facts.push(["graph sha256", data.graph.sha256], ["graph from", data.graph.file ? `${data.graph.file}, ${data.graph.same_weights ? "exported from the same model and weights" : "which may have other weights"}` : "this artifact"]);
+  return card(
+    "origin",
+    "Signatures and origin",
+    el("ul", {}, signatures.length ? signatures : el("li", {}, "No signature file is beside the artifact.")),
+    columns("", ["", ""], facts.map(([name, value]) => [name, el("code", {}, value)])),
+    data.left_out.length > 0 && el("div", { class: "left-out" }, el("h4", {}, "Not on this page"), el("ul", {}, data.left_out.map((note) => el("li", {}, note)))),
+  );
+}
+
+export function card(id, title, ...children) {
+  if (!children.some(Boolean)) return null;
+  return el("section", { class: "card", id, "aria-labelledby": `${id}-title` }, el("h3", { id: `${id}-title` }, title), children.map((child) => child || null));
+}
+
+function named([name, ...rest]) {
+  return [el("code", {}, dotted(shortened(name, 120))), ...rest];
+}
+
+/** A table under a title. A row is a list of cells, or {id, cells}; a heading that is false leaves its column out. */
+function columns(title, headings, rows) {
+  if (!rows.length) return null;
+  const kept = (cells) => cells.filter((_, index) => headings[index] !== false && headings[index] !== null && headings[index] !== undefined);
+  const row = ({ id, cells }) => el("tr", { id }, kept(cells).map((cell) => el("td", {}, cell)));
+  const head = headings.some(Boolean) && el("thead", {}, el("tr", {}, kept(headings).map((heading) => el("th", { scope: "col" }, heading))));
+  return el("div", { class: "columns" }, title && el("h4", {}, title), el("table", {}, head || null, el("tbody", {}, rows.map((each) => row(Array.isArray(each) ? { cells: each } : each)))));
+}
+
+/** A table whose later rows are shown on demand. */
+function longColumns(headings, rows, noun) {
+  const rest = rows.length - LISTED;
+  return el(
+    "div",
+    {},
+    columns("", headings, rows.slice(0, LISTED)),
+    rest > 0 && el("details", {}, el("summary", {}, `${rest} more ${noun}`), columns("", headings, rows.slice(LISTED))),
+  );
+}

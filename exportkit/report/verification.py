@@ -1,0 +1,104 @@
+"""Reads what `exportkit verify --json` printed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from exportkit.errors import UsageError
+from exportkit.report.untrusted import first
+
+_MAX_BYTES = 64 << 20
+_MOST_CHECKS = 500
+
+Number = float | str | None  # infinities and NaN are text
+
+
+class _Error(msgspec.Struct, frozen=True):
+    rms: Number
+    rms_allowed: Number
+    greatest: Number
+    greatest_allowed: Number
+
+
+class _Output(msgspec.Struct, frozen=True):
+    name: str
+    compared: int
+    mismatched: int
+    max_abs: Number = None
+    error: _Error | None = None
+    note: str | None = None
+
+
+class _Verdict(msgspec.Struct, frozen=True):
+    kind: str
+    message: str
+    exit_code: int
+    outputs: list[_Output] = []
+
+
+class _Check(msgspec.Struct, frozen=True):
+    against: str
+    label: str
+    verdict: _Verdict
+    target: str | None = None
+    seconds: float | None = None
+
+
+class _Target(msgspec.Struct, frozen=True):
+    name: str
+    device: str | None = None
+    left_out: str | None = None
+
+
+class _Verification(msgspec.Struct, frozen=True):
+    artifact: str
+    exit_code: int
+    checks: list[_Check]
+    targets: list[_Target] = []
+    torch: str | None = None
+    onnxruntime: str | None = None
+
+
+# Made at import: exportkit.package.manifest says why.
+_DECODER = msgspec.json.Decoder(_Verification)
+
+
+def read_verification(path: Path, outputs: Collection[str], left_out: list[str]) -> dict[str, Any]:
+    """Reads a verification for the page.
+
+    Args:
+        path: What `exportkit verify --json` printed.
+        outputs: The names of the package's outputs.
+        left_out: Gets notes on what is not shown.
+
+    Raises:
+        UsageError: The file cannot be read, is something else, or is of a package with other outputs.
+    """
+    hint = "`exportkit verify ARTIFACT --json > FILE.json` writes one."
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise UsageError(f"{path} is no verification: it has more than {_MAX_BYTES >> 20} MiB", hint=hint)
+        found = _DECODER.decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not a verification: {error}", hint=hint) from error
+    for check in found.checks:
+        if unknown := next((o.name for o in check.verdict.outputs if o.name not in outputs), None):
+            raise UsageError(
+                f"{path} is a verification of {found.artifact}, whose output {unknown!r} this artifact lacks",
+                hint="Verify this artifact with `exportkit verify --json`.",
+            )
+    checks = first(found.checks, _MOST_CHECKS, "checks of the verification", left_out)
+    return {
+        "artifact": found.artifact,
+        "ok": found.exit_code == 0,
+        "torch": found.torch,
+        "onnxruntime": found.onnxruntime,
+        "targets": msgspec.to_builtins(found.targets),
+        "checks": msgspec.to_builtins(list(checks)),
+    }
