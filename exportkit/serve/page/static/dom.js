@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Returns an element. Children are nodes or text; an attribute that is null or false is left out. */
+/** Returns an element. Children are nodes or text; a child or an attribute that is null or false is left out. */
 export function el(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
@@ -14,7 +14,7 @@ export function svg(tag, attributes = {}, ...children) {
 
 /** Replaces what is in an element. */
 export function fill(element, ...children) {
-  element.replaceChildren(...children.flat().filter((child) => child != null));
+  element.replaceChildren(...children.flat().filter(isGiven));
   return element;
 }
 
@@ -27,8 +27,12 @@ function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name, value);
     else if (value === true) element.setAttribute(name, "");
-    else if (value != null && value !== false) element.setAttribute(name, String(value));
+    else if (isGiven(value)) element.setAttribute(name, String(value));
   }
-  element.append(...children.flat().filter((child) => child != null));
+  element.append(...children.flat().filter(isGiven));
   return element;
+}
+
+function isGiven(value) {
+  return value != null && value !== false;
 }
