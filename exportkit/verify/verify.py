@@ -8,15 +8,11 @@ from itertools import groupby
 from pathlib import Path
 
 from exportkit.errors import ExportkitError, PolicyError, SignatureError, SignatureMissingError, UsageError
-from exportkit.export.find_libraries import library_files
-from exportkit.libraries import built_in_libraries
-from exportkit.onnx.files import named_model, open_onnx, refuse_companion
+from exportkit.onnx.files import named_model, open_onnx
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
-from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Manifest
 from exportkit.package.trust import demand, demanded_by
-from exportkit.runtime.targets import host_for, named, parse_device, survey
 from exportkit.sizes import SizePlan, plan_sizes
 from exportkit.verify.calls import TargetCalls
 from exportkit.verify.commands import ArtifactLoaded
@@ -25,8 +21,7 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import LoadFailed, MissingOperator, Signed
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Check, Report, TargetReport
-
-ONNX = "onnx"  # stands where a target's name does
+from exportkit.verify.runs import Run, needed_libraries, onnx_run, target_runs
 
 
 def verify(
@@ -68,8 +63,8 @@ def verify(
             signed = [Check("package", "signature", {}, Signed(keys))] if keys else []
             reader.verify()
             _check_comparable(artifact, reader.manifest, options, by)
-            runs, left_out = _onnx_run(model, options) if model is not None else _targets(reader, options)
-            libraries = _needed_libraries(reader.manifest, options, runs, progress)
+            runs, left_out = onnx_run(model, options) if model is not None else target_runs(reader, options)
+            libraries = needed_libraries(reader.manifest, options, runs, progress)
             if isinstance(libraries, MissingOperator):
                 missing = Check("package", "operators", {}, libraries)
                 left_out += [TargetReport(run.name, left_out="an operator is missing") for run in runs]
@@ -99,76 +94,6 @@ def _check_comparable(artifact: Path, manifest: Manifest, options: VerifyOptions
         )
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A target and its device. The target is None for an exported program, and for an ONNX model."""
-
-    target: str | None
-    device: str
-    onnx_model: Path | None = None
-
-    @property
-    def name(self) -> str:
-        return self.target or ("program" if self.onnx_model is None else ONNX)
-
-
-def _onnx_run(model: Path, options: VerifyOptions) -> tuple[list[_Run], list[TargetReport]]:
-    """Returns the only run of an ONNX model. Raises UsageError if the options ask for another."""
-    kind, _ = parse_device(options.device)
-    if kind == "cuda" or options.target not in (None, ONNX):
-        raise UsageError(
-            f"{model.name} is an ONNX model, which is verified on ONNX Runtime's CPUExecutionProvider",
-            hint="Leave out --device and --target.",
-        )
-    return [_Run(None, "cpu", model)], []
-
-
-def _targets(reader: PackageReader, options: VerifyOptions) -> tuple[list[_Run], list[TargetReport]]:
-    """Returns the targets that run here, the best first, and the others.
-
-    Raises:
-        UsageError: The device or the target does not exist.
-        NoTargetError: No target runs here. The message gives a reason for each.
-    """
-    refuse_companion(reader)
-    manifest = reader.manifest
-    kind, _ = parse_device(options.device)
-    candidates = named(manifest.targets, options.target)
-    if not candidates and manifest.program is not None:
-        return [_Run(None, manifest.program.device if kind == "auto" else options.device)], []
-    host = host_for(candidates, options.device)
-    found = survey(candidates, options.device, host, manifest.libraries)
-    left_out = [TargetReport(name, left_out=reason) for name, reason in found.rejected.items()]
-    return [_Run(choice.target.name, choice.device) for choice in found.fitting], left_out
-
-
-def _needed_libraries(
-    manifest: Manifest, options: VerifyOptions, runs: Sequence[_Run], progress: Callable[[str], None]
-) -> dict[Path, list[str]] | MissingOperator:
-    """Returns the libraries that the artifact needs but does not contain, each with the namespaces it defines.
-
-    An ONNX model needs none: it has functions.
-    """
-    if manifest.onnx is not None:
-        return {}
-    brought = {operator.name for library in manifest.libraries for operator in library.defines}
-    missing = [operator.name for operator in manifest.operators if operator.name not in brought]
-    if not missing:
-        return {}
-    theirs = [name for name in missing if not name.startswith("arr_coc::")]
-    libraries = [path.resolve() for path in library_files(options.op_libraries, theirs, progress)]
-    if any(name.startswith("arr_coc::") for name in missing):
-        kinds = {"cpu", *(run.device.partition(":")[0] for run in runs)}  # the CPU library defines the operators
-        libraries += [path for device, path in built_in_libraries().items() if device in kinds]
-    described = (each for library in libraries for each in describe_with_needed(library))
-    given = {path: [operator.name for operator in library.defines] for path, library in described}
-    for name in missing:
-        if not any(name in names for names in given.values()):
-            advice = "name one with --op-library, or add it with `exportkit package`"
-            return MissingOperator(name, f"no library in the artifact defines it; {advice}")
-    return {library: sorted({name.partition("::")[0] for name in names}) for library, names in given.items()}
-
-
 @dataclass
 class _Verification:
     """The runs of one artifact, and the checks so far."""
@@ -188,7 +113,7 @@ class _Verification:
     def manifest(self) -> Manifest:
         return self.reader.manifest
 
-    def report(self, runs: Iterable[_Run], left_out: Iterable[TargetReport]) -> Report:
+    def report(self, runs: Iterable[Run], left_out: Iterable[TargetReport]) -> Report:
         """Runs all targets. Targets on the same device share one eager model."""
         options = self.options
         plan = SizePlan((), ())
@@ -211,7 +136,7 @@ class _Verification:
         targets = (*reports, *left_out)
         return Report(str(self.artifact), by_torch, targets, tuple(self.checks), plan.skipped, by_onnx)
 
-    def _process(self, run: _Run) -> ReplayProcess:
+    def _process(self, run: Run) -> ReplayProcess:
         if run.onnx_model is not None:
             return ReplayProcess.of_onnx(run.onnx_model, self.reader, self.options)
         return ReplayProcess.of_target(
@@ -224,7 +149,7 @@ class _Verification:
             unsigned=self.unsigned,
         )
 
-    def _run(self, run: _Run, eager: EagerProcess, plan: SizePlan) -> TargetReport:
+    def _run(self, run: Run, eager: EagerProcess, plan: SizePlan) -> TargetReport:
         self.progress(f"loading {run.name} in a fresh process")
         with self._process(run) as replay:
             loaded = replay.load()
