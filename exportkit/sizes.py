@@ -140,6 +140,20 @@ def contradicts(tensor: TensorInput | TensorOutput, shape: Sequence[int], sizes:
     return len(wanted) != len(shape) or any(size not in (None, given) for size, given in zip(wanted, shape))
 
 
+def shape_text(shape: Sequence[int | Size | None]) -> str:
+    """Returns such as `[batch, 3, 16*gh]`; `?` stands for a size that is not a multiple of one dimension."""
+    return "[" + ", ".join(_size_text(size) for size in shape) + "]"
+
+
+def _size_text(size: int | Size | None) -> str:
+    if size is None:
+        return "?"
+    if isinstance(size, int):
+        return str(size)
+    text = size.dimension if size.scale == 1 else f"{size.scale}*{size.dimension}"
+    return text if size.offset == 0 else f"{text}{size.offset:+d}"
+
+
 def _draw(
     dimensions: Sequence[Dimension], least: Mapping[str, int], generator: random.Random, budget: _Budget
 ) -> dict[str, int]:

@@ -15,24 +15,10 @@ from exportkit.package.manifest import (
     Manifest,
     Onnx,
     Operator,
-    Size,
     Target,
     TensorNode,
 )
-
-
-def shape_text(shape: Sequence[int | Size | None]) -> str:
-    """Returns such as `[batch, 3, 16*gh]`; `?` stands for a size that is not a multiple of one dimension."""
-    return "[" + ", ".join(_size_text(size) for size in shape) + "]"
-
-
-def _size_text(size: int | Size | None) -> str:
-    if size is None:
-        return "?"
-    if isinstance(size, int):
-        return str(size)
-    text = size.dimension if size.scale == 1 else f"{size.scale}*{size.dimension}"
-    return text if size.offset == 0 else f"{text}{size.offset:+d}"
+from exportkit.sizes import shape_text
 
 
 def input_rows(call: Call) -> Iterator[tuple[str, ...]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from exportkit.onnx.session import Bits, bits_type
 
-# safetensors' names of the dtypes that ONNX Runtime takes.
-_NAMES = {
+# torch's names of the dtypes that ONNX Runtime takes, by safetensors' names.
+DTYPES = {
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
@@ -29,7 +29,7 @@ _NAMES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-_CODES = {dtype: name for name, dtype in _NAMES.items()}
+_CODES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def read_inputs(path: Path, count: int) -> list[Bits]:
@@ -46,7 +46,7 @@ def read_inputs(path: Path, count: int) -> list[Bits]:
     inputs = []
     for index in range(count):
         tensor = found[f"input.{index}"]
-        dtype = _NAMES[tensor["dtype"]]
+        dtype = DTYPES[tensor["dtype"]]
         inputs.append(Bits(dtype, np.frombuffer(tensor["data"], bits_type(dtype)).reshape(tensor["shape"])))
     return inputs
 
