@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -35,36 +36,55 @@ def with_weights(package: Path, weights: Path, out: Path) -> Manifest:
         PackageError: The package breaks a rule of the format.
     """
     with PackageReader(package) as reader:
-        manifest = reader.manifest
-        if not any(weight.state for weight in manifest.weights):
-            raise WeightsError(
-                f"{package.name} has no weights outside its compiled code",
-                hint="Export the model with these weights and without --embed-weights.",
-            )
-        state = read_state(weights)
-        replaced = replaced_weights(manifest, manifest.targets, mapped_weights(reader), state)
-        old = {weight.record for weight in manifest.weights} | {case.record for case in manifest.cases}
-        old |= {manifest.program.record} if manifest.program else set()
         records: dict[str, Content] = {
-            name: StoredRecord(reader, name) for name in reader.names if name not in old and name not in STOCK_RECORDS
+            name: StoredRecord(reader, name) for name in reader.names if name not in STOCK_RECORDS
         }
-        listed = []
-        for weight in manifest.weights:
-            if weight.record is not None:
-                content = elements(replaced[weight.name])
-                weight = msgspec.structs.replace(weight, record=f"{WEIGHTS_DIR}/{hashlib.sha256(content).hexdigest()}")
-                records[str(weight.record)] = content
-            listed.append(weight)
-        source = msgspec.structs.replace(manifest.source, state_sha256=_state_sha256(manifest, state))
-        changed = msgspec.structs.replace(manifest, weights=tuple(listed), cases=(), program=None, source=source)
-        return write_package(out, changed, records)
+        return write_package(out, replace_weights(reader, reader.manifest, records, weights), records)
 
 
-def _state_sha256(manifest: Manifest, state: dict[str, torch.Tensor]) -> str:
-    """Returns the digest of a model with this state. The model has a tied weight under each of its names."""
+def replace_weights(reader: PackageReader, manifest: Manifest, records: dict[str, Content], weights: Path) -> Manifest:
+    """Replaces the weights in a manifest and in its records, and removes the cases and the program.
+
+    Args:
+        reader: The package, which has the old weights.
+        manifest: Its manifest, perhaps with fewer targets.
+        records: The records, which are changed.
+        weights: A safetensors file with the model's whole state.
+
+    Raises:
+        WeightsError: The same as for `with_weights`.
+    """
+    if not any(weight.state for weight in manifest.weights):
+        raise WeightsError(
+            f"{reader.path.name} has no weights outside its compiled code",
+            hint="Export the model with these weights and without --embed-weights.",
+        )
+    state = read_state(weights)
+    replaced = replaced_weights(manifest, manifest.targets, mapped_weights(reader), state)
+    old = {weight.record for weight in manifest.weights} | {case.record for case in manifest.cases}
+    old |= {manifest.program.record} if manifest.program else set()
+    for name in old - {None}:
+        records.pop(str(name), None)
+    listed = []
+    for weight in manifest.weights:
+        if weight.record is not None:
+            content = elements(replaced[weight.name])
+            weight = msgspec.structs.replace(weight, record=f"{WEIGHTS_DIR}/{hashlib.sha256(content).hexdigest()}")
+            records[str(weight.record)] = content
+        listed.append(weight)
+    source = msgspec.structs.replace(manifest.source, state_sha256=digest_of_state(whole_state(manifest, state)))
+    return msgspec.structs.replace(manifest, weights=tuple(listed), cases=(), program=None, source=source)
+
+
+def whole_state(manifest: Manifest, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the model's state with a tied weight under each of its names, of which `state` may have one only.
+
+    Raises:
+        WeightsError: The state does not fit the manifest's weights.
+    """
     given = match_state(manifest.weights, described(state))
     whole: dict[str, torch.Tensor] = {}
     for weight in manifest.weights:
         if weight.state:
             whole |= dict.fromkeys((weight.name, *weight.aliases), state[given[weight.name][0]])
-    return digest_of_state(whole)
+    return whole

@@ -101,17 +101,43 @@ def build_package(
             from exportkit.fine_tune import with_weights  # imports torch's compiler, which takes seconds
 
             manifest = with_weights(unverified, weights, unverified)
-        digest = hashlib.sha256(encode_manifest(manifest)).hexdigest()
-        report = None
+        options = None
         if verify_options is not None:
             options = replace(verify_options, public_keys=public_keys, signature=signature)
-            report = verify(unverified, options, unsigned=digest, progress=progress)
-        if report is None or report.exit_code == 0:
-            signed = sign_package(unverified, sign_key, manifest_sha256=digest) if sign_key is not None else None
-            os.replace(unverified, output)
-            if signed is not None:
-                os.replace(signed, output.with_name(signed.name))
+        report = verify_and_rename(unverified, output, manifest, options, sign_key=sign_key, progress=progress)
     return manifest, report
+
+
+def verify_and_rename(
+    unverified: Path,
+    output: Path,
+    manifest: Manifest,
+    options: VerifyOptions | None,
+    *,
+    sign_key: PrivateKey | None,
+    progress: Callable[[str], None],
+) -> Report | None:
+    """Verifies a new package, signs it, and gives it its name if it passed.
+
+    Args:
+        unverified: The package, in a private folder on the same file system as `output`.
+        output: The name.
+        manifest: The package's manifest.
+        options: The options of the verification, or None to skip it.
+        sign_key: The key that signs the package, or None.
+        progress: Called with each step before it starts.
+
+    Returns:
+        The verification's report; None if it was skipped.
+    """
+    digest = hashlib.sha256(encode_manifest(manifest)).hexdigest()
+    report = verify(unverified, options, unsigned=digest, progress=progress) if options is not None else None
+    if report is None or report.exit_code == 0:
+        signed = sign_package(unverified, sign_key, manifest_sha256=digest) if sign_key is not None else None
+        os.replace(unverified, output)
+        if signed is not None:
+            os.replace(signed, output.with_name(signed.name))
+    return report
 
 
 def _missing(manifests: Sequence[Manifest]) -> list[str]:

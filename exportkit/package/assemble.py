@@ -57,12 +57,8 @@ def assemble(
             _check_same_model(parts[0], other)
         records = _merge_records(parts)
         merged = _merge_manifests(parts, name, version)
-        merged = _add_libraries(merged, libraries, records)
-        _check_schemas(merged)
-        code = {library.record: _bytes(records[library.record]) for library in merged.libraries}
-        for target in merged.targets:
-            _check_definitions(merged, target)
-            _check_kernels(merged, target, code)
+        merged = add_libraries(merged, libraries, records)
+        check_libraries(merged, records)
         return write_package(out, merged, records)
 
 
@@ -179,8 +175,17 @@ def _checked_name(manifest: Manifest, name: str) -> str:
     return name
 
 
-def _add_libraries(manifest: Manifest, given: Sequence[tuple[Path, Library]], records: dict[str, Content]) -> Manifest:
-    """Adds libraries to the manifest and their files to `records`."""
+def add_libraries(manifest: Manifest, given: Sequence[tuple[Path, Library]], records: dict[str, Content]) -> Manifest:
+    """Adds libraries to the manifest and their files to `records`.
+
+    Args:
+        manifest: The manifest.
+        given: Library files, each with its description by `describe_with_needed`.
+        records: The package's records, which are changed.
+
+    Raises:
+        MergeError: Two builds of a library are given.
+    """
     libraries = {library.record: library for library in manifest.libraries}
     # A library that others need may have been described twice, and then CPU targets need it, too.
     for path, library in sorted(given, key=lambda item: item[1].device != "cpu"):
@@ -196,6 +201,20 @@ def _add_libraries(manifest: Manifest, given: Sequence[tuple[Path, Library]], re
 
 
 # --- required contents ------------------------------------------------------------------------------------------------
+
+
+def check_libraries(manifest: Manifest, records: Mapping[str, Content]) -> None:
+    """Checks that the libraries of a package have every operator that its targets need, as it was traced.
+
+    Raises:
+        SchemaChangedError: A library defines an operator with another schema than in the traced graph.
+        MissingLibraryError: No library has an operator, or its kernel, that a target needs.
+    """
+    _check_schemas(manifest)
+    code = {library.record: _bytes(records[library.record]) for library in manifest.libraries}
+    for target in manifest.targets:
+        _check_definitions(manifest, target)
+        _check_kernels(manifest, target, code)
 
 
 def _check_schemas(manifest: Manifest) -> None:
