@@ -1,0 +1,265 @@
+"""Replaces parts of a package and verifies it again before it gets its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from exportkit.errors import UsageError
+from exportkit.export.find_libraries import library_files
+from exportkit.onnx.files import refuse_companion
+from exportkit.package import openssf
+from exportkit.package import signature as own
+from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
+from exportkit.package.assemble import add_libraries, check_libraries
+from exportkit.package.atomic import check_writable, temporary_folder
+from exportkit.package.consistency import AOTINDUCTOR_DIR, is_complete, libraries_for
+from exportkit.package.describe_library import describe_with_needed
+from exportkit.package.keys import PrivateKey
+from exportkit.package.manifest import Library, Manifest
+from exportkit.package.signing import signature_path
+from exportkit.package.trust import demand, demanded_by
+from exportkit.packaging import verify_and_rename
+from exportkit.repack.recording import NewWeights, record_again
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.report import Report
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a repacking replaces.
+
+    Attributes:
+        weights: A safetensors file with the whole state of another fine-tune.
+        op_libraries: Operator libraries, or modules whose import loads some. Each replaces the libraries that have its
+            name or define one of its operators; if there is none, it is added.
+        version: The model's new version.
+        drop_targets: The names of targets to leave out.
+    """
+
+    weights: Path | None = None
+    op_libraries: Sequence[Path | str] = ()
+    version: str | None = None
+    drop_targets: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Repacked:
+    """The result of a repacking.
+
+    Attributes:
+        manifest: The new package's manifest.
+        report: The verification's report; None if it was skipped. The package was written if it passed.
+        done: What was replaced, added, left out and recorded again, a line for each.
+    """
+
+    manifest: Manifest
+    report: Report | None
+    done: tuple[str, ...]
+
+
+def repack(
+    package: Path,
+    output: Path,
+    changes: Changes,
+    *,
+    sign_key: PrivateKey | None = None,
+    verify_options: VerifyOptions | None = None,
+    model: str | None = None,
+    public_keys: Sequence[Path] = (),
+    signature: Path | None = None,
+    progress: Progress = lambda step: None,
+) -> Repacked:
+    """Replaces parts of a package. `output` is written only if the new package passes its verification.
+
+    All other records stay byte for byte. With other weights the recorded answers cannot hold. They are recorded again
+    with the recorded inputs: by the eager model if it can be imported, else by the package's ExportedProgram.
+    Signatures are not taken over. The package is signed last, after it passed.
+
+    Args:
+        package: A package or an artifact.
+        output: The file to write. It may be `package`, which then stays as it is until the new one is complete.
+        changes: What to replace.
+        sign_key: The key that signs the new package.
+        verify_options: The options of the verification, or None to skip it.
+        model: MODEL, for recording cases and for the verification. Default: the one that the package recorded, unless
+            signatures are required.
+        public_keys: PEM files. One of these keys must have signed `package`. Each policy adds its own requirement.
+        signature: The signature file of `package`, if it is not beside it.
+        progress: Called with each step before it starts.
+
+    Raises:
+        UsageError: There is nothing to change, a target does not exist, the weights do not fit, nothing can record
+            cases for them, or a signature of another package would stand beside `output`.
+        PackageError: The package is bad or lacks a required signature, or its libraries would not fit its targets.
+        ExportError: The model that records cases fails.
+    """
+    if changes == Changes():
+        raise UsageError(
+            "there is nothing to change",
+            hint="Give --weights, --op-library, --model-version or --drop-target. `exportkit sign` only signs.",
+        )
+    check_writable(output)
+    _refuse_old_signatures(output, sign_key)
+    progress(f"checking {package.name}")
+    with (
+        PackageReader(package, demand=demand(public_keys or None, signature)) as reader,
+        temporary_folder(output.parent, f".{output.name[:200]}") as folder,
+    ):
+        refuse_companion(reader)
+        reader.verify()
+        new = _NewPackage.of(reader)
+        new.drop_targets(changes.drop_targets)
+        if changes.op_libraries:
+            operators = [operator.name for operator in reader.manifest.operators]
+            new.replace_libraries(library_files(changes.op_libraries, operators, progress), progress)
+        if changes.version is not None:
+            new.change(version=changes.version)
+        if changes.weights is not None:
+            by = demanded_by(public_keys or None, signature)
+            recorder = model or (reader.manifest.source.model if by is None else None)
+            new.replace_weights(NewWeights(changes.weights, recorder, changes.op_libraries), folder, progress)
+        unverified = folder / output.name
+        progress("writing the package")
+        manifest = write_package(unverified, new.manifest, new.records)
+        reader.check_unchanged()
+        options = None
+        if verify_options is not None:
+            options = replace(
+                verify_options,
+                model=model,
+                against="cases" if manifest.cases else "eager",
+                public_keys=public_keys,
+                signature=signature,
+                weights=changes.weights,
+                op_libraries=changes.op_libraries,
+            )
+        report = verify_and_rename(unverified, output, manifest, options, sign_key=sign_key, progress=progress)
+    return Repacked(manifest, report, tuple(new.done))
+
+
+def _refuse_old_signatures(output: Path, sign_key: PrivateKey | None) -> None:
+    """Refuses to leave the signature of another package beside the new one."""
+    written = signature_path(output, sign_key) if sign_key is not None else None
+    for suffix in (own.SUFFIX, openssf.SUFFIX):
+        old = output.with_name(output.name + suffix)
+        if old.exists() and old != written:
+            raise UsageError(
+                f"{old} is beside {output.name} and would not belong to the new package",
+                hint="Remove it, or write another file. --sign-key signs the new package.",
+            )
+
+
+@dataclass
+class _NewPackage:
+    """The new package's manifest and records, and what was done so far."""
+
+    reader: PackageReader
+    manifest: Manifest
+    records: dict[str, Content]
+    done: list[str]
+
+    @classmethod
+    def of(cls, reader: PackageReader) -> _NewPackage:
+        records: dict[str, Content] = {
+            name: StoredRecord(reader, name) for name in reader.names if name not in STOCK_RECORDS
+        }
+        return cls(reader, reader.manifest, records, [])
+
+    def change(self, **changes: object) -> None:
+        self.manifest = msgspec.structs.replace(self.manifest, **changes)
+
+    def drop_targets(self, names: Sequence[str]) -> None:
+        """Leaves out targets, with the libraries and constants that only they need."""
+        if not names:
+            return
+        there = [target.name for target in self.manifest.targets]
+        if unknown := [name for name in names if name not in there]:
+            raise UsageError(f"there is no target {unknown[0]}", hint=f"The package has {', '.join(there) or 'none'}.")
+        kept = tuple(target for target in self.manifest.targets if target.name not in names)
+        if not kept:
+            raise UsageError("a package needs a target, and all would be left out", hint="Keep one of them.")
+        for name in names:
+            self._remove(record for record in self.records if record.startswith(f"{AOTINDUCTOR_DIR}/{name}/"))
+            self.done.append(f"left out target {name}")
+        self.change(targets=kept)
+        loaded = {library.record for target in kept for library in libraries_for(self.manifest, target)}
+        self._keep_libraries(loaded, "no target needs it")
+        read = {weight for target in kept for weight in target.constants.values()}
+        weights = tuple(weight for weight in self.manifest.weights if weight.state or weight.name in read)
+        needed = {weight.record for weight in weights}
+        self._remove(str(weight.record) for weight in self.manifest.weights if weight.record not in needed)
+        self.change(weights=weights)
+
+    def replace_libraries(self, files: Sequence[Path], progress: Progress) -> None:
+        """Replaces the libraries that have the name, or define an operator, of a given one."""
+        described: list[tuple[Path, Library]] = []
+        for file in dict.fromkeys(files):
+            progress(f"inspecting {file.name}")
+            described += describe_with_needed(file)
+        complete = is_complete(self.manifest)
+        given = {library.record for _, library in described}
+        defined = {(library.platform, operator.name) for _, library in described for operator in library.defines}
+        replaced = {
+            library.record: library.sha256
+            for library in self.manifest.libraries
+            if library.record in given
+            or any((library.platform, operator.name) in defined for operator in library.defines)
+        }
+        self._keep_libraries({lib.record for lib in self.manifest.libraries} - replaced.keys(), None)
+        self.manifest = add_libraries(self.manifest, described, self.records)
+        # A library that only the replaced ones needed registers nothing.
+        needed = {name for library in self.manifest.libraries for name in library.needs}
+        useful = {
+            library.record
+            for library in self.manifest.libraries
+            if library.defines or library.kernels or library.record in given or Path(library.record).name in needed
+        }
+        self._keep_libraries(useful, "no library needs it any more")
+        for _, library in described:
+            old = replaced.pop(library.record, None)
+            self.done.append(_change_text(library, old))
+        self.done += [f"left out {record}: a given library defines its operators" for record in replaced]
+        if complete or self.manifest.libraries:
+            check_libraries(self.manifest, self.records)
+
+    def replace_weights(self, new: NewWeights, folder: Path, progress: Progress) -> None:
+        """Replaces the weights, and records the cases again."""
+        progress(f"replacing the weights with {new.weights.name}")
+        from exportkit.fine_tune import replace_weights  # imports torch's compiler, which takes seconds
+
+        had_program = self.manifest.program is not None
+        self.manifest = replace_weights(self.reader, self.manifest, self.records, new.weights)
+        self.done.append(f"replaced the weights with {new.weights.name}")
+        if had_program:
+            self.done.append("left out the ExportedProgram: it has the old weights")
+        if self.reader.manifest.cases:
+            progress("recording the cases again")
+            cases, records, by = record_again(self.reader, self.manifest, new, folder)
+            self.change(cases=cases)
+            self.records |= records
+            self.done.append(f"recorded {len(cases)} cases again, with {by}")
+
+    def _keep_libraries(self, kept: Collection[str], reason: str | None) -> None:
+        gone = [library.record for library in self.manifest.libraries if library.record not in kept]
+        self._remove(gone)
+        self.change(libraries=tuple(library for library in self.manifest.libraries if library.record in kept))
+        if reason is not None:
+            self.done += [f"left out {record}: {reason}" for record in gone]
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in list(names):
+            self.records.pop(name, None)
+
+
+def _change_text(library: Library, old: str | None) -> str:
+    if old is None:
+        return f"added {library.record}, sha256 {library.sha256[:16]}"
+    if old == library.sha256:
+        return f"kept {library.record}: the given library is the same"
+    return f"replaced {library.record}: sha256 {old[:16]} by {library.sha256[:16]}"
