@@ -49,11 +49,7 @@ def reference() -> str:
     parts = [_HEAD, "## Exit codes\n", "| code | meaning |", "| --- | --- |"]
     parts += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
     parts += ["", "The first check that fails decides the exit code.\n", _REPORT]
-    for name in group.list_commands(root):
-        command = group.get_command(root, name)
-        assert command is not None
-        parts += _described(name, command, root)
-    return "\n".join(parts)
+    return "\n".join(parts + _subcommands(group, root))
 
 
 def _described(name: str, command: click.Command, parent: click.Context) -> list[str]:
@@ -61,8 +57,17 @@ def _described(name: str, command: click.Command, parent: click.Context) -> list
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, **_WIDTH)
     parts = [f"## {context.command_path}\n", "```", command.get_help(context), "```\n"]
     if isinstance(command, click.Group):
-        for subcommand_name, subcommand in command.commands.items():
-            parts += _described(subcommand_name, subcommand, context)
+        parts += _subcommands(command, context)
+    return parts
+
+
+def _subcommands(group: click.Group, context: click.Context) -> list[str]:
+    """Returns the help of all commands of a group."""
+    parts: list[str] = []
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        parts += _described(name, command, context)
     return parts
 
 

@@ -1,0 +1,133 @@
+"""Builds the site and the man page from the documents: `python -m tools.site build/site`.
+
+The documents are written for a reader of the repository: their links are relative. Here each page gets its place in the
+site, and each link leads there, or to the file on the project's host. A link that leads nowhere is an error, and so is
+everything that Sphinx warns of. No network is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.generated import DOCS, ROOT
+
+MAN_PAGE = DOCS / "exportkit.1"
+_HOST = "https://github.com/exportkit/exportkit/blob/main/"
+
+_ELSEWHERE = {
+    "README.md": "overview.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "RELEASE.md": "release.md",
+    "CHANGELOG.md": "changelog.md",
+    "exportkit/package/FORMAT.md": "format.md",
+    "csrc/common/README.md": "helpers.md",
+    "docs/README.md": "index.md",
+    "docs/adr/README.md": "adr/index.md",
+}
+"""Pages whose place in the site is not their place in docs/."""
+
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+
+
+def pages() -> dict[str, str]:
+    """Returns the place in the site of each page, by its path in the repository."""
+    found = [path.relative_to(ROOT).as_posix() for path in (*DOCS.glob("*.md"), *(DOCS / "adr").glob("*.md"))]
+    return {path: path.removeprefix("docs/") for path in sorted(found)} | _ELSEWHERE
+
+
+def gather(folder: Path) -> None:
+    """Writes what Sphinx reads: the pages with links of the site, and the pictures.
+
+    Raises:
+        ValueError: A link leads to a file that does not exist.
+    """
+    shutil.copytree(DOCS / "site", folder, dirs_exist_ok=True)
+    places = pages()
+    for source, place in places.items():
+        if place != "index.md":
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            (folder / place).write_text(with_links_of_the_site((ROOT / source).read_text(), source, places))
+    for picture in (*DOCS.glob("*.png"), *DOCS.glob("*.svg")):
+        shutil.copy(picture, folder)
+    (folder / "adr" / "index.md").write_text(_with_contents(folder / "adr"))
+
+
+def with_links_of_the_site(text: str, source: str, places: dict[str, str]) -> str:
+    """Returns a page's text with its relative links replaced.
+
+    Args:
+        text: The page.
+        source: Its path in the repository.
+        places: The places in the site of all pages.
+
+    Raises:
+        ValueError: A link leads to a file that does not exist.
+    """
+    here = posixpath.dirname(places[source])
+
+    def replaced(link: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link["path"]))
+        if not (ROOT / path).exists():
+            raise ValueError(f"{source} links to {link['path']}, which does not exist")
+        anchor = link["anchor"] or ""
+        if path in places:
+            return posixpath.relpath(places[path], here or ".") + anchor
+        if path.startswith("docs/") and path.endswith((".png", ".svg")):
+            return posixpath.relpath(path.removeprefix("docs/"), here or ".")
+        return _HOST + path + anchor
+
+    parts = _FENCE.split(text)  # the odd ones are code
+    return "".join(part if number % 2 else _LINK.sub(replaced, part) for number, part in enumerate(parts))
+
+
+def _with_contents(folder: Path) -> str:
+    """Returns the page of the decisions with the list that Sphinx wants to have."""
+    names = sorted(path.stem for path in folder.glob("[0-9]*.md"))
+    return "\n".join([(folder / "index.md").read_text(), ":::{toctree}", ":hidden:", "", *names, ":::", ""])
+
+
+def build(source: Path, output: Path, builder: str) -> None:
+    """Runs Sphinx. Every warning is an error.
+
+    Args:
+        source: What `gather` wrote.
+        output: Where the result is written.
+        builder: Sphinx's name of the form, `html` or `man`.
+
+    Raises:
+        subprocess.CalledProcessError: Sphinx warned of something, and said what.
+    """
+    options = ["-q", "-W", "--keep-going", "-j", "1", "-d", str(source / ".doctrees")]
+    subprocess.run([sys.executable, "-m", "sphinx", *options, "-b", builder, str(source), str(output)], check=True)
+
+
+def man_page(source: Path) -> str:
+    """Returns the manual page of the command line, from docs/cli.md."""
+    with tempfile.TemporaryDirectory() as folder:
+        build(source, Path(folder), "man")
+        return Path(folder, "exportkit.1").read_text()
+
+
+def main(arguments: Iterator[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    output = parser.parse_args(arguments).output
+    with tempfile.TemporaryDirectory() as folder:
+        gather(Path(folder))
+        build(Path(folder), output, "html")
+        MAN_PAGE.write_text(man_page(Path(folder)))
+    print(f"{output / 'index.html'} and {MAN_PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
