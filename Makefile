@@ -19,7 +19,7 @@ APT_PACKAGES := cmake nlohmann-json3-dev
 # The browser that tests the page of `exportkit serve`. Without it these tests are skipped.
 APT_BROWSER := chromium
 
-.PHONY: help setup build demo test check lint format docs bench wheel clean
+.PHONY: help setup build demo test check lint format docs site bench wheel clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
@@ -27,6 +27,7 @@ help:
 	@echo "make check   linters and the tests that start no process, but for operators' and ONNX's: for every change"
 	@echo "make lint    ruff, mypy, import-linter, clang-format (make format mends what can be mended)"
 	@echo "make docs    the parts of the documents that come from the code and from measurements"
+	@echo "make site    the documents as a site in build/site, and the man page"
 	@echo "make wheel   dist/*.whl, for every Python and every Linux that has the C library it names"
 	@echo "make bench   operators beside the alternatives; load time, start-up time"
 	@echo "make clean   removes the venv, the build and the caches"
@@ -89,6 +90,10 @@ docs: build
 	$(BIN)/python -m tools.gallery_page
 	$(BIN)/python -m tools.onnx_gallery_page
 	$(BIN)/python -m tools.models_table page benchmarks/models/*.json > docs/models.md
+	$(MAKE) --no-print-directory site
+
+site: build
+	$(BIN)/python -m tools.site build/site
 
 bench: build
 	$(BIN)/exportkit bench ops -o artifacts/bench.json

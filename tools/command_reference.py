@@ -25,6 +25,9 @@ Written by `make docs` from the commands' own help. Do not edit it.
 Every command takes `--json`. It then prints one JSON document on stdout and nothing else there; progress and messages
 go to stderr. A failure is `{"error": {"kind", "message", "hint", "exit_code"}}`. JSON has no infinity and no NaN: such
 numbers are the strings `"inf"`, `"-inf"` and `"nan"`. `--debug` shows the traceback of an error.
+
+`eval "$(_EXPORTKIT_COMPLETE=bash_source exportkit)"` in `~/.bashrc` completes commands, options and file names; write
+`zsh_source` for zsh, and `_EXPORTKIT_COMPLETE=fish_source exportkit | source` for fish.
 """
 
 _REPORT = """\

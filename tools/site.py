@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from tools.generated import DOCS, ROOT
@@ -118,10 +117,11 @@ def man_page(source: Path) -> str:
         return Path(folder, "exportkit.1").read_text()
 
 
-def main(arguments: Iterator[str] | None = None) -> None:
+def main() -> None:
+    """Builds both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    output = parser.parse_args(arguments).output
+    output = parser.parse_args().output
     with tempfile.TemporaryDirectory() as folder:
         gather(Path(folder))
         build(Path(folder), output, "html")

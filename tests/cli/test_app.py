@@ -205,3 +205,21 @@ def test_tables_align_their_columns(capsys):
 @pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (3.2e9, "3.2 GB")])
 def test_sizes_have_units(size, text):
     assert size_text(int(size)) == text
+
+
+def completions(words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What bash is offered for the last word."""
+    monkeypatch.setenv("_EXPORTKIT_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    return [line.partition(",")[2] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_shell_completes_commands_their_subcommands_options_and_choices(capsys, monkeypatch):
+    assert completions("exportkit ", capsys, monkeypatch) == list(COMMANDS)
+    assert completions("exportkit ops ch", capsys, monkeypatch) == ["check"]
+    assert "--op-library" in completions("exportkit export x --op", capsys, monkeypatch)
+    assert completions("exportkit verify x --against e", capsys, monkeypatch) == ["eager"]
