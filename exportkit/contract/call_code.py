@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exportkit.contract.memory_layouts import PLAIN, MemoryLayout
 from exportkit.contract.operator_spec import Sample
 from exportkit.contract.subject import Subject
 
@@ -50,19 +51,19 @@ def operator_code(subject: Subject) -> str:
     return f"torch.ops.{namespace}.{name}"
 
 
-def ways_to_write(call: Sample) -> Iterator[Written]:
+def ways_to_write(call: Sample, layout: MemoryLayout = PLAIN) -> Iterator[Written]:
     """Yields calls like this one that can be written down, the shortest first.
 
     The first ones have other values. Whether they show the same is for the caller to find out. The last has the call's
-    own values, as far as they can be written.
+    own values, as far as they can be written. The code, but not the call, has the tensors in the layout.
     """
     for draw in ("randn", "rand"):
-        yield _written(call, draw)
-    yield _written(call, None)
+        yield _written(call, draw, layout)
+    yield _written(call, None, layout)
 
 
-def _written(call: Sample, draw: str | None) -> Written:
-    pen = _Pen(draw)
+def _written(call: Sample, draw: str | None, layout: MemoryLayout) -> Written:
+    pen = _Pen(draw, layout)
     state = torch.get_rng_state()
     torch.manual_seed(0)
     try:
@@ -78,14 +79,15 @@ def _written(call: Sample, draw: str | None) -> Written:
 class _Pen:
     """Writes values in order. `draw` is the function of torch that floating tensors come from; None: their values."""
 
-    def __init__(self, draw: str | None) -> None:
-        self.draw = draw
+    def __init__(self, draw: str | None, layout: MemoryLayout) -> None:
+        self.draw, self.layout = draw, layout
         self.drew = False
 
     def write(self, value: Any) -> tuple[str, Any]:
         """Returns the code of a value, and what the code evaluates to."""
         if isinstance(value, Tensor):
-            return self._tensor(value)
+            code, made = self._tensor(value)
+            return self.layout.code(code, made), made
         if isinstance(value, list | tuple):
             parts = [self.write(part) for part in value]
             inner = ", ".join(code for code, _ in parts)

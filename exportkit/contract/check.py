@@ -57,6 +57,9 @@ def check_operator(subject: Subject, only: Sequence[str] = (), progress: Progres
     for check in known.values():
         if only and check.name not in only:
             continue
+        if seen := sorted({finding.check for finding in findings} & set(check.unless)):
+            skipped[check.name] = f"{seen[0]} found a reason for it to fail"
+            continue
         with trial.reproducible(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = _run(check, trial, progress or (lambda name, call: None))
@@ -80,25 +83,32 @@ def _run(check: Check, trial: Trial, progress: Progress) -> Finding | str | None
             return str(reason)
         return None if problem is None else _finding(check, trial, problem, problem.call)
     reasons: list[str] = []
+    tried = 0
     calls = chosen(check, trial.subject.calls)
     if check.other_sizes:
         calls += _other_calls(trial, progress)
     for call in calls:
+        if tried == check.most:
+            break
         progress(check.name, call)
         try:
             problem = _problem(check, trial, call)
         except NotApplicable as reason:
             reasons.append(str(reason))
             continue
+        tried += 1
         if problem is not None:
             return _finding(check, trial, *_smallest(check, trial, call, problem, progress))
-    if len(reasons) < len(calls):
+    if tried:
         return None
     return reasons[0] if reasons else f"no call has a {check.dtypes} dtype"
 
 
 def chosen(check: Check, calls: Sequence[Sample]) -> list[Sample]:
-    """Returns the calls that a check tries, the smallest first. Empty ones come last."""
+    """Returns the calls for a check, the smallest first and empty ones last.
+
+    If it tries only some, these come first, evenly spread, and then those that replace calls it does not apply to.
+    """
     by_dtype: dict[torch.dtype | None, list[Sample]] = {}
     for call in sorted(calls, key=lambda call: (elements(call) == 0, elements(call))):
         by_dtype.setdefault(floating_dtype(call), []).append(call)
@@ -111,7 +121,10 @@ def chosen(check: Check, calls: Sequence[Sample]) -> list[Sample]:
         for call in (group if allowed is None or dtype in whole else _spread(group, allowed))
     ]
     tried.sort(key=lambda call: (elements(call) == 0, elements(call)))
-    return tried if check.most is None else _spread(tried, check.most)
+    if check.most is None:
+        return tried
+    first_ones = _spread(tried, check.most)
+    return first_ones + [call for call in tried if not any(call is other for other in first_ones)]
 
 
 def first_dtype(calls: Sequence[Sample]) -> torch.dtype | None:
@@ -188,9 +201,9 @@ def _finding(check: Check, trial: Trial, problem: Problem, call: Sample | None) 
 
 def _written(check: Check, trial: Trial, problem: Problem, call: Sample) -> tuple[Problem, Written]:
     """Writes the call with values that a reader can draw, if these show the same, or else with its own."""
-    ways = list(ways_to_write(call))
+    ways = list(ways_to_write(call, problem.layout))
     if check.of_call is not None:
         for way in ways[:-1]:
-            if found := _still(check, trial, way.call):
+            if (found := _still(check, trial, way.call)) and found.layout is problem.layout:
                 return found, way
     return problem, ways[-1]

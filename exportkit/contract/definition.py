@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from exportkit.contract.findings import Severity
+from exportkit.contract.memory_layouts import PLAIN, MemoryLayout
 from exportkit.contract.operator_spec import Sample
 from exportkit.contract.trial import Trial
 
@@ -29,6 +30,7 @@ class Problem:
         shown: The code that shows it, where the plain call does not. `{call}` in it becomes the call, `{op}` the
             operator. `*args` in it are the arguments, which are then assigned first.
         call: The call that shows it, in a check of the operator.
+        layout: How the call's tensors lie in memory.
     """
 
     message: str
@@ -36,6 +38,7 @@ class Problem:
     severity: Severity = Severity.broken
     shown: str = "{call}"
     call: Sample | None = None
+    layout: MemoryLayout = PLAIN
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Check:
         dtypes: In which dtypes calls are tried: all; "first", that of the first call; "some", all calls in the first
             dtype and a few in each other; or "float64".
         most: How many calls are tried at most, spread evenly from the smallest to the largest. None: all.
+        unless: Checks that run before. If one of them finds something, this one would find the same again.
         other_sizes: Whether calls at sizes that the subject does not list are tried, too.
     """
 
@@ -62,6 +66,7 @@ class Check:
     dtypes: Dtypes = "all"
     most: int | None = None
     other_sizes: bool = False
+    unless: tuple[str, ...] = ()
 
 
 def of_call(
@@ -72,21 +77,25 @@ def of_call(
     dtypes: Dtypes = "all",
     most: int | None = None,
     other_sizes: bool = False,
+    unless: tuple[str, ...] = (),
 ) -> Callable[[OfCall], OfCall]:
     """Makes a function of one call a check. See `Check`."""
 
     def define(function: OfCall) -> OfCall:
-        _CHECKS.append(Check(name, hint, order, function, dtypes=dtypes, most=most, other_sizes=other_sizes))
+        check = Check(name, hint, order, function, dtypes=dtypes, most=most, other_sizes=other_sizes, unless=unless)
+        _CHECKS.append(check)
         return function
 
     return define
 
 
-def of_operator(name: str, hint: str, *, order: int = 50) -> Callable[[OfOperator], OfOperator]:
+def of_operator(
+    name: str, hint: str, *, order: int = 50, unless: tuple[str, ...] = ()
+) -> Callable[[OfOperator], OfOperator]:
     """Makes a function of the operator a check. See `Check`."""
 
     def define(function: OfOperator) -> OfOperator:
-        _CHECKS.append(Check(name, hint, order, of_operator=function))
+        _CHECKS.append(Check(name, hint, order, of_operator=function, unless=unless))
         return function
 
     return define

@@ -110,9 +110,12 @@ class Trial:
 
     def fresh_answer(self, call: Sample, function: Callable[..., Any] | None = None) -> list[Tensor]:
         """Calls the operator, or another function, on copies of the arguments."""
-        own = copied(call)
-        results = tensors(self.run(own, function))
-        return results + arguments(own) if self.subject.is_mutable else results
+        return self.used_up(copied(call), function)
+
+    def used_up(self, call: Sample, function: Callable[..., Any] | None = None) -> list[Tensor]:
+        """Returns what the call produces, on the arguments themselves."""
+        results = tensors(self.run(call, function))
+        return results + arguments(call) if self.subject.is_mutable else results
 
     def run(self, call: Sample, function: Callable[..., Any] | None = None) -> Any:
         """Calls the operator, or another function, on the arguments themselves."""

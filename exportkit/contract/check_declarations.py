@@ -1,0 +1,75 @@
+"""What is written about an operator: its schema, its wrapper, its reference and its samples."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import torch
+
+from exportkit.contract.check_gradients import small_enough
+from exportkit.contract.definition import Problem, of_operator
+from exportkit.contract.derivatives import differentiable
+from exportkit.contract.findings import Severity
+from exportkit.contract.operator_spec import Sample
+from exportkit.contract.trial import NotApplicable, Trial, arguments, floating_dtype
+
+
+@of_operator("signatures", "Give it the schema's parameters and defaults.", order=2)
+def signatures(trial: Trial) -> Problem | None:
+    """Wrapper and reference have the schema's parameters."""
+    functions = {"reference": trial.subject.reference}
+    if trial.subject.spec is not None:
+        functions["wrapper"] = trial.subject.spec.wrapper
+    given = {what: function for what, function in functions.items() if function is not None}
+    if not given:
+        raise NotApplicable("there is neither a wrapper nor a reference")
+    schema = trial.subject.overload._schema.arguments
+    expected = [(a.name, a.default_value if a.has_default_value() else inspect.Parameter.empty) for a in schema]
+    for what, function in given.items():
+        found = [
+            (p.name, list(p.default) if isinstance(p.default, tuple) else p.default)
+            for p in inspect.signature(function).parameters.values()
+        ]
+        if found != expected:
+            return Problem(f"The {what} must have the schema's parameters, {_said(expected)}, but has {_said(found)}.")
+    return None
+
+
+def _said(parameters: list[tuple[str, object]]) -> str:
+    return ", ".join(name if value is inspect.Parameter.empty else f"{name}={value!r}" for name, value in parameters)
+
+
+@of_operator("symbolic-sizes", "Write SymInt instead of int, and c10::SymInt or int64_t in the kernel.", order=2)
+def symbolic_sizes(trial: Trial) -> Problem | None:
+    """`int k` fixes a size when a model is exported, `SymInt k` does not."""
+    arguments_of = str(trial.subject.overload._schema).partition("->")[0]
+    found = re.search(r"\bint(\[\d*\])?\??\s+(\w+)", arguments_of)
+    if found is None:
+        return None
+    severity = Severity.broken if trial.subject.spec else Severity.doubtful
+    return Problem(f"{found[2]} is an int in the schema: an export fixes it if it is a size.", severity=severity)
+
+
+@of_operator("samples", "Add samples to the SPEC.", order=3)
+def samples(trial: Trial) -> Problem | None:
+    """The SPEC's samples cover the batches that break kernels, and gradcheck has small ones."""
+    spec = trial.subject.spec
+    if spec is None:
+        raise NotApplicable("there is no SPEC")
+    first = {next(iter(arguments(c)[0].shape), 1) for c in trial.subject.calls if arguments(c)}
+    if missing := {0, 1, 2, 5} - first:
+        # An offset of the batch that is counted twice shows only from 2 on.
+        return Problem(f"Samples must have batches of 0, 1, 2 and 5, but there are none of {sorted(missing)}.")
+    if spec.differentiable and torch.float64 in spec.dtypes:
+        small = [c for c in trial.subject.calls if floating_dtype(c) == torch.float64 and _fits_gradcheck(trial, c)]
+        if len(small) < 2:
+            return Problem("At least 2 samples in float64 must be small enough for gradcheck.")
+    return None
+
+
+def _fits_gradcheck(trial: Trial, call: Sample) -> bool:
+    try:
+        return small_enough(differentiable(trial, call))
+    except NotApplicable:
+        return False

@@ -1,0 +1,232 @@
+"""Many calls: in a batch, at the same time, and one after another."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import itertools
+import resource
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from exportkit.contract.definition import Problem, of_call
+from exportkit.contract.differences import first_difference
+from exportkit.contract.findings import Severity
+from exportkit.contract.operator_spec import Sample
+from exportkit.contract.trial import NotApplicable, Trial, arguments, copied, device_of, elements, with_tensors
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+@of_call(
+    "batch",
+    "Compute each row from this row alone, in the same order whatever the size of the batch. An operator that mixes rows "
+    "on purpose, such as a softmax over the first dimension, must not be batched.",
+    order=42,
+    unless=("determinism",),
+)
+def batch(trial: Trial, call: Sample) -> Problem | None:
+    """Each row has the same answer alone, in its batch, and among the same rows in reverse, bit for bit."""
+    if trial.subject.is_mutable:
+        raise NotApplicable("the operator writes to an argument")
+    whole = trial.answer(call)
+    size = _batch_size(trial, call, whole)
+    severity = Severity.broken if trial.subject.spec is not None else Severity.doubtful
+    for index in range(size):
+        alone = trial.fresh_answer(_rows(call, size, slice(index, index + 1)))
+        if any(a.dim() == 0 or a.shape[0] != 1 for a in alone):
+            raise NotApplicable("the outputs do not follow the batch")
+        if found := first_difference([a[0] for a in alone], [w[index] for w in whole]):
+            which, text = found
+            return Problem(
+                f"A row of a batch must have the answer that it has alone, but for row {index} of {size}, in output "
+                f"{which} {text} (alone, and in the batch).",
+                severity=severity,
+            )
+    reverse = torch.arange(size - 1, -1, -1, device=device_of(call))
+    turned = trial.fresh_answer(_rows(call, size, reverse))
+    if found := first_difference(turned, [w.index_select(0, reverse) for w in whole]):
+        which, text = found
+        return Problem(
+            f"The order of the {size} rows must not change their answers, but in output {which} {text}.",
+            severity=severity,
+        )
+    return None
+
+
+def _batch_size(trial: Trial, call: Sample, outputs: list[Tensor]) -> int:
+    given = arguments(call)
+    size = next((t.shape[0] for t in given if t.dim()), 0)
+    if size < 2 or any(t.dim() == 0 or t.shape[0] != size for t in outputs):
+        raise NotApplicable("the call has no batch of at least two rows in its inputs and outputs")
+    if trial.subject.spec is None:
+        elsewhere = any(size in t.shape[1:] for t in given) or any(t.dim() == 1 and t.shape[0] == size for t in given)
+        if elsewhere:
+            raise NotApplicable("the batch's size is another dimension's size, too")
+    return size
+
+
+def _rows(call: Sample, size: int, which: slice | Tensor) -> Sample:
+    return with_tensors(call, lambda t: t[which] if t.dim() > 1 and t.shape[0] == size else t)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+_THREADS = 4
+_ROUNDS = 12
+_THREAD_ELEMENTS = 20_000
+
+
+@of_call(
+    "threads",
+    "Share no buffer between calls: allocate what a call needs in the call, or make the buffer thread_local.",
+    order=60,
+    dtypes="first",
+    most=3,
+    unless=("determinism", "mutation", "kept-inputs"),
+)
+def threads(trial: Trial, call: Sample) -> Problem | None:
+    """Calls from several threads at once, on different inputs, answer as alone."""
+    trial.answer(call)
+    if not 0 < elements(call) <= _THREAD_ELEMENTS:
+        raise NotApplicable("the call is empty, or large")
+    calls = [_turned(call, shift) for shift in range(_THREADS)]
+    expected = [trial.fresh_answer(one) for one in calls]
+    problems: list[str] = []
+    start = threading.Barrier(_THREADS)
+
+    def work(which: int) -> None:
+        start.wait()
+        for _ in range(_ROUNDS):
+            if problems:
+                return
+            try:
+                found = first_difference(trial.fresh_answer(calls[which]), expected[which])
+            except Exception as error:
+                problems.append(f"a call fails: {error}")
+                return
+            if found:
+                problems.append(f"in output {found[0]} {found[1]} (among others, and alone)")
+
+    with _frequent_switches():
+        workers = [threading.Thread(target=work, args=(which,)) for which in range(_THREADS)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    if problems:
+        return Problem(
+            f"{_THREADS} threads that call the operator at once, each on its own inputs, must get what they get alone, but "
+            f"{problems[0]}.",
+            shown="from concurrent.futures import ThreadPoolExecutor\n"
+            "calls = [[a.flip(0) if i % 2 and isinstance(a, torch.Tensor) and a.dim() else a for a in args] "
+            "for i in range(200)]\n"
+            "alone = [{op}(*c) for c in calls]\n"
+            "at_once = list(ThreadPoolExecutor(4).map(lambda c: {op}(*c), calls))",
+        )
+    return None
+
+
+def _turned(call: Sample, shift: int) -> Sample:
+    """Returns the call with the elements of each floating tensor moved on."""
+    return with_tensors(call, lambda t: t.flatten().roll(shift).view(t.shape) if t.is_floating_point() else t)
+
+
+@contextmanager
+def _frequent_switches() -> Iterator[None]:
+    """Lets Python's threads take turns often, so that a race shows within few calls."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+# --- leaks ------------------------------------------------------------------------------------------------------------
+
+_WINDOW = 60
+_WINDOWS = 3
+
+
+@of_call(
+    "leak",
+    "Free in the call what the call allocates. In C++, let a tensor own the memory; in Python, keep no list of results.",
+    order=61,
+    dtypes="first",
+    most=2,
+    unless=("kept-inputs",),
+)
+def leak(trial: Trial, call: Sample) -> Problem | None:
+    """Memory in use does not grow with the number of calls."""
+    trial.answer(call)
+    if not 0 < elements(call) <= _THREAD_ELEMENTS:
+        raise NotApplicable("the call is empty, or large")
+    if _growth(trial, call) is None:
+        return None
+    gc.collect()
+    if (grown := _growth(trial, call)) is None:  # it was a cache that filled, or garbage
+        return None
+    what, amount = grown
+    return Problem(
+        f"Memory in use must not grow with the number of calls, but each call leaves {amount} {what} behind."
+    )
+
+
+def _growth(trial: Trial, call: Sample) -> tuple[str, int] | None:
+    """Returns what grows in every one of several windows of calls, and by how much for each call."""
+    own, readings = copied(call), []
+    for _ in range(_WINDOWS + 1):
+        _repeat(trial, own)
+        readings.append(_in_use(call))
+    for what, least in (("bytes", _WINDOW * 8), ("Python objects", _WINDOW), ("bytes of GPU memory", _WINDOW)):
+        steps = [after[what] - before[what] for before, after in itertools.pairwise(readings)]
+        if min(steps) >= least:
+            return what, min(steps) // _WINDOW
+    return None
+
+
+def _repeat(trial: Trial, call: Sample) -> None:
+    with torch.no_grad():
+        for _ in range(_WINDOW):
+            trial.run(call, trial.subject.overload)
+
+
+def _in_use(call: Sample) -> dict[str, int]:
+    device = device_of(call)
+    gpu = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    return {"bytes": _heap_bytes(), "Python objects": sys.getallocatedblocks(), "bytes of GPU memory": gpu}
+
+
+class _MallocState(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+@functools.cache
+def _mallinfo() -> ctypes._NamedFuncPointer | None:
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is not None:
+        function.restype = _MallocState
+    return function
+
+
+def _heap_bytes() -> int:
+    """Returns the bytes that are allocated and not freed: exact with glibc, else the process's largest size so far."""
+    function = _mallinfo()
+    if function is None:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    state = function()
+    return int(state.uordblks + state.hblkhd)
