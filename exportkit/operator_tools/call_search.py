@@ -11,7 +11,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,9 +60,11 @@ class Effort:
     Attributes:
         tries: How many calls.
         seconds: How long.
+        patience: How many calls in a row may be refused with nothing new.
     """
 
     tries: int = 2000
+    patience: int = 600
     seconds: float = 20.0
 
 
@@ -129,6 +131,7 @@ class _Searcher:
         self.seeds: dict[str, _Seed] = {}
         self.numbers = {0, 1, 2, 3, 4, 8}  # and those that refusals name
         self.words: set[str] = set()
+        self.news = 0  # the try with the last new refusal
 
     def run(self) -> Search:
         try:
@@ -154,6 +157,8 @@ class _Searcher:
         return self.search
 
     def _goes_on(self) -> bool:
+        if self.search.tried - self.news > self.effort.patience:
+            return False
         return self.search.tried < self.effort.tries and time.monotonic() < self.ends
 
     def _try(self, form: Form) -> None:
@@ -166,6 +171,7 @@ class _Searcher:
             self.search.valid.append(form)
             return
         kind = re.sub(r"-?\d+(\.\d+)?", "#", refusal)
+        self.news = self.search.tried if kind not in self.search.refusals else self.news
         self.search.refusals[kind] += 1
         self.numbers |= {int(text) for text in re.findall(r"\b\d{1,4}\b", refusal)}
         self.words |= set(re.findall(r"['\"]([\w.-]{1,20})['\"]", refusal))
@@ -196,6 +202,10 @@ class _Searcher:
         if self.chance.random() < 0.15 and (dtypes := _said_dtypes(refusal)):
             dtype = pick(dtypes, self.chance)
             return tuple(_mapped(value, lambda each: replace(each, dtype=dtype)) for value in form)
+        sizes = sorted({size for each in tensor_forms(form) for size in each.shape})
+        if sizes and self.chance.random() < 0.25:  # wherever it is, so that what was equal stays equal
+            old, new = pick(sizes, self.chance), pick([*_SIZES, *self._named_sizes()], self.chance)
+            return tuple(_mapped(value, lambda each: _with_size(each, old, new)) for value in form)
         index = pick(candidates, self.chance)
         return _replaced(form, index, self._other_value(arguments[index], form[index], form, refusal))
 
@@ -241,24 +251,29 @@ class _Searcher:
         others = [each.shape for each in tensor_forms(form)] or [tensor.shape]
         roll = chance.random()
         if roll < 0.25:
-            return replace(tensor, dtype=pick([*_said_dtypes(refusal), *_DTYPES], chance))
+            return replace(tensor, dtype=pick([*_said_dtypes(refusal) * 4, *_DTYPES], chance))
         if roll < 0.45:
-            return replace(tensor, shape=pick(others, chance))
+            return replace(tensor, shape=pick([*others, *_said_shapes(refusal) * 4], chance))
         if roll < 0.6:
-            ranks = [int(number) for number in re.findall(r"\b([0-5])(?:-?[dD])?\b", refusal)] or [1, 2, 3, 4]
-            rank, other = pick(ranks, chance), pick(others, chance)
+            rank, other = pick(_said_ranks(refusal) or [1, 2, 3, 4], chance), pick(others, chance)
             last = other[len(other) - min(rank, len(other)) :]
-            return replace(tensor, shape=last if chance.random() < 0.3 else (other + _SIZES[2:])[:rank])
+            return replace(tensor, shape=last if chance.random() < 0.5 else (other + _SIZES[2:])[:rank])
         if roll < 0.7:
             return replace(tensor, values=pick(("normal", "index", "offsets"), chance))
         if not tensor.shape:
             return replace(tensor, shape=(pick(_SIZES, chance),))
         sizes = [size for shape in others for size in shape]
         related = [size + 1 for size in sizes] + [max(0, size - 1) for size in sizes] + [2 * size for size in sizes]
-        named = [number for number in self.numbers if 0 < number <= 512]
         shape = list(tensor.shape)
-        shape[chance.randrange(len(shape))] = pick([*sizes, *sizes, *related, *_SIZES, *named], chance)
+        shape[chance.randrange(len(shape))] = pick([*sizes, *sizes, *related, *_SIZES, *self._named_sizes()], chance)
         return replace(tensor, shape=tuple(shape))
+
+    def _named_sizes(self) -> list[int]:
+        return sorted(number for number in self.numbers if 0 < number <= 512)
+
+
+def _with_size(tensor: TensorForm, old: int, new: int) -> TensorForm:
+    return replace(tensor, shape=tuple(new if size == old else size for size in tensor.shape))
 
 
 def _replaced(form: Form, index: int, value: Any) -> Form:
@@ -271,5 +286,18 @@ def _mapped(value: Any, change: Callable[[TensorForm], TensorForm]) -> Any:
     return change(value) if isinstance(value, TensorForm) else value
 
 
-def _said_dtypes(refusal: str) -> Sequence[torch.dtype]:
+def _said_shapes(refusal: str) -> list[tuple[int, ...]]:
+    """Returns the shapes that a refusal quotes, such as [2, 3]."""
+    found = re.findall(r"[\[(]((?:\d{1,4}(?:, ?|(?=[\])])))+)[\])]", refusal)
+    return [tuple(int(size) for size in text.split(",") if size.strip()) for text in found]
+
+
+def _said_ranks(refusal: str) -> list[int]:
+    """Returns the ranks that a refusal names, such as "2D", "2 dimensions", "dim() == 2"."""
+    found = re.findall(r"\b([0-5])[- ]?(?:[dD]\b|dim)|(?:rank|dim\(?\)?)\D{1,8}([0-5])\b", refusal)
+    return [int(number) for numbers in found for number in numbers if number]
+
+
+def _said_dtypes(refusal: str) -> list[torch.dtype]:
+    """Returns the dtypes that a refusal names."""
     return [dtype for pattern, dtype in _SAID_DTYPES if re.search(pattern, refusal, re.IGNORECASE)]

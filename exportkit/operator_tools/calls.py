@@ -21,6 +21,7 @@ from exportkit.operator_tools.forms import draw
 from exportkit.operator_tools.journal import Journal, Step
 from exportkit.operator_tools.variations import at_sizes, in_dtypes, in_other_integers
 
+_LITERAL = 64  # elements of an integer tensor that a line of code spells out
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "MemoryError", "Cannot allocate memory")
 
 
@@ -102,9 +103,9 @@ class Collector:
         """Returns calls that are drawn from the schema, and that the operator takes."""
         schema, calls, why_none = self._subject.overload._schema, [], ""
         for device in self._devices:
-            search = search_calls(schema, self.attempt, device, self._seed)
+            search = search_calls(schema, lambda call: self.attempt(_writable(call)), device, self._seed)
             for number, form in enumerate(search.valid):
-                calls.append(draw(search.arguments, form, f"drawn {number}", device))
+                calls.append(_writable(draw(search.arguments, form, f"drawn {number}", device)))
             why_none = why_none or search.summary()
         calls = [call for call in calls if self.attempt(call) is None]
         return self._collected("drawn", calls, why_none)
@@ -141,16 +142,22 @@ class Collector:
         self._journal.write(Step(check, None if call is None else self._code(call)))
 
     def _code(self, call: Sample) -> str:
-        *_, own_values = ways_to_write(call)
-        return own_values.code(self._subject)
+        """Writes the call with its own values, in the shortest way that gives these."""
+        written = None
+        for written in ways_to_write(call):
+            if all(map(torch.equal, arguments(written.call), arguments(call))):
+                break
+        assert written is not None
+        return written.code(self._subject)
 
     def _collected(self, origin: Origin, calls: list[Sample], why_none: str) -> Collected:
         kept = list(calls[: self._most])
         for call in itertools.islice(self._variations(calls), 4 * self._most):
             if len(kept) >= self._most:
                 break
-            if self.attempt(call) is None:
-                kept.append(call)
+            other = _writable(call) if origin == "drawn" else call
+            if self.attempt(other) is None:
+                kept.append(other)
         return Collected(origin, kept, tuple(self._findings.values()), self._tried, why_none)
 
     def _variations(self, calls: Sequence[Sample]) -> Iterator[Sample]:
@@ -160,3 +167,10 @@ class Collector:
                 yield from (other for other in in_dtypes(call, self._dtypes) if other is not call)
                 yield from at_sizes(call)
                 yield from in_other_integers(call)
+
+
+def _writable(call: Sample) -> Sample:
+    """Returns the call with other random values: those that a line of code gives, which is shorter than all of them."""
+    if any(not t.is_floating_point() and t.numel() > _LITERAL for t in arguments(call)):
+        return call
+    return next(ways_to_write(call)).call
