@@ -7,11 +7,12 @@ that forms with new refusals are varied first, as a fuzzer does with new coverag
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +32,12 @@ from exportkit.operator_tools.forms import (
 )
 
 Try = Callable[[Sample], str | None]
-"""Calls the operator. Returns what it refused the call with, or None."""
+"""Calls the operator. Returns what it refused the call with, or None. Raises Enough to end the search."""
+
+
+class Enough(Exception):
+    """No more calls shall be tried."""
+
 
 _SHAPES = ((3, 5), (4,), (2, 3, 5), (2, 3, 4, 5), ())
 _SIZES = (1, 2, 3, 4, 5, 8, 16, 32)
@@ -139,6 +145,11 @@ class _Searcher:
         except UnknownTypeError as error:
             self.search.obstacle = str(error)
             return self.search
+        with contextlib.suppress(Enough):
+            self._search(simplest)
+        return self.search
+
+    def _search(self, simplest: Sequence[Form]) -> None:
         for form in simplest:
             self._try(form)
         while not self.search.valid and self._goes_on() and self.seeds:
@@ -154,7 +165,6 @@ class _Searcher:
         for form in list(self.search.valid[:2]):
             for other in self._with_other_options(form):
                 self._try(other)
-        return self.search
 
     def _goes_on(self) -> bool:
         if self.search.tried - self.news > self.effort.patience:
@@ -259,7 +269,7 @@ class _Searcher:
             last = other[len(other) - min(rank, len(other)) :]
             return replace(tensor, shape=last if chance.random() < 0.5 else (other + _SIZES[2:])[:rank])
         if roll < 0.7:
-            return replace(tensor, values=pick(("normal", "index", "offsets"), chance))
+            return replace(tensor, values=pick(("normal", "index", "offsets", "permutation"), chance))
         if not tensor.shape:
             return replace(tensor, shape=(pick(_SIZES, chance),))
         sizes = [size for shape in others for size in shape]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +16,8 @@ from exportkit.contract.findings import Finding, Severity
 from exportkit.contract.operator_spec import OpSpec, Sample
 from exportkit.contract.subject import Subject
 from exportkit.contract.trial import arguments, copied, first_line
-from exportkit.operator_tools.call_search import search_calls
-from exportkit.operator_tools.checking import SEARCH, Origin
+from exportkit.operator_tools.call_search import Enough, search_calls
+from exportkit.operator_tools.checking import MOST_SEARCH_ENDS, SEARCH, Origin
 from exportkit.operator_tools.forms import draw
 from exportkit.operator_tools.journal import Journal, Step
 from exportkit.operator_tools.variations import at_sizes, in_dtypes, in_other_integers
@@ -75,6 +76,7 @@ class Collector:
         self._most = most
         self._seed = zlib.crc32(f"{seed} {self._subject.name}".encode())
         self._tried = 0
+        self._avoided = 0
         self._findings: dict[str, Finding] = {}
         torch.manual_seed(self._seed)
 
@@ -90,13 +92,13 @@ class Collector:
         The operator may refuse what the user or the model gives: that is a finding.
         """
         valid = []
-        for call in calls:
-            if (refusal := self.attempt(call)) is None:
-                valid.append(call)
-            else:
-                code = self._code(call)
+        with contextlib.suppress(Enough):
+            for call in calls:
+                if (refusal := self.attempt(call)) is None:
+                    valid.append(call)
+                    continue
                 message = f"The operator refuses a call that was given ({call.label}): {refusal}"
-                self._findings.setdefault("runs", Finding("runs", Severity.broken, message, code))
+                self._findings.setdefault("runs", Finding("runs", Severity.broken, message, self._code(call)))
         return self._collected(origin, valid, "the operator refuses each of the given calls")
 
     def drawn(self) -> Collected:
@@ -107,13 +109,19 @@ class Collector:
             for number, form in enumerate(search.valid):
                 calls.append(_writable(draw(search.arguments, form, f"drawn {number}", device)))
             why_none = why_none or search.summary()
-        calls = [call for call in calls if self.attempt(call) is None]
         return self._collected("drawn", calls, why_none)
 
     def attempt(self, call: Sample) -> str | None:
-        """Calls the operator on copies. Returns what it refused the call with, or None."""
+        """Calls the operator on copies. Returns what it refused the call with, or None.
+
+        Raises:
+            Enough: The operator has ended as many processes as it may.
+        """
         code = self._code(call)
         if code in self._avoid:
+            self._avoided += 1
+            if self._avoided >= MOST_SEARCH_ENDS:
+                raise Enough
             return "it ended the process"
         self._journal.write(Step(SEARCH, code))
         self._tried += 1
@@ -152,12 +160,13 @@ class Collector:
 
     def _collected(self, origin: Origin, calls: list[Sample], why_none: str) -> Collected:
         kept = list(calls[: self._most])
-        for call in itertools.islice(self._variations(calls), 4 * self._most):
-            if len(kept) >= self._most:
-                break
-            other = _writable(call) if origin == "drawn" else call
-            if self.attempt(other) is None:
-                kept.append(other)
+        with contextlib.suppress(Enough):
+            for call in itertools.islice(self._variations(calls), 4 * self._most):
+                if len(kept) >= self._most:
+                    break
+                other = _writable(call) if origin == "drawn" else call
+                if self.attempt(other) is None:
+                    kept.append(other)
         return Collected(origin, kept, tuple(self._findings.values()), self._tried, why_none)
 
     def _variations(self, calls: Sequence[Sample]) -> Iterator[Sample]:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from exportkit.contract.operator_spec import Sample
 
-Values = Literal["normal", "index", "offsets"]
+Values = Literal["normal", "index", "offsets", "permutation"]
 
 # Integer arguments that are likely to point into another argument, and floats in a kernel's first call are likely.
 _OFFSETS = re.compile(r"offset|cumsum|indptr|ptr$")
-_INDEX = re.compile(r"ind(ex|ices)|idx|_ids?$|^ids|length|size|perm|segment|target|label|rows?$|cols?$")
+_PERMUTATION = re.compile(r"perm")
+_INDEX = re.compile(r"ind(ex|ices)|idx|_ids?$|^ids|length|size|segment|target|label|rows?$|cols?$")
 _MASK = re.compile(r"mask$|^is_|_flags?$")
 
 
@@ -47,6 +48,8 @@ class TensorForm:
             return torch.rand(self.shape).gt(0.5).to(device)
         if self.values == "offsets" and len(self.shape) == 1 and self.shape[0]:
             return torch.linspace(0, highest, self.shape[0]).floor().to(self.dtype).to(device)
+        if self.values == "permutation" and len(self.shape) == 1:
+            return torch.randperm(self.shape[0]).to(self.dtype).to(device)
         return torch.randint(0, max(1, highest), self.shape).to(self.dtype).to(device)
 
 
@@ -100,6 +103,8 @@ class Argument:
         """Returns the tensor that the argument's name suggests."""
         if _OFFSETS.search(self.name):
             return TensorForm(torch.int64, shape[-1:] or (3,), "offsets")
+        if _PERMUTATION.search(self.name):
+            return TensorForm(torch.int64, shape[:1], "permutation")
         if _INDEX.search(self.name):
             return TensorForm(torch.int64, shape[:1], "index")
         return TensorForm(torch.bool if _MASK.search(self.name) else torch.float32, shape)
