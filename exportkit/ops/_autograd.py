@@ -26,38 +26,41 @@ def register_gradient(name: str, gradient: Callable[..., Any], **constants: Any)
         constants: Parameters of `gradient` that are always the same.
     """
     schema = getattr(torch.ops.arr_coc, name).default._schema
-    inputs, results = schema.arguments, schema.returns
-    names = [*(argument.name for argument in inputs), *(result.name or "output" for result in results)]
-    tensors = {name for name, value in zip(names, [*inputs, *results]) if "Tensor" in str(value.type)}
+    values = [*schema.arguments, *schema.returns]
+    names = [value.name or "output" for value in values]
     parameters = list(inspect.signature(gradient).parameters)
-    kept_tensors = [p for p in parameters if p in tensors]
-    kept_numbers = [p for p in parameters if p in names and p not in tensors]
-    targets = {p: names.index(p.removeprefix("need_")) for p in parameters if p.startswith("need_")} or {"": 0}
+    needs = [p for p in parameters if p.startswith("need_")]
+    tensors = [p for p in parameters if p in names and "Tensor" in str(values[names.index(p)].type)]
+    numbers = [p for p in parameters if p in names and p not in tensors]
+    # Places instead of names, because these run in every training step.
+    tensors_at, numbers_at = ([names.index(p) for p in kept] for kept in (tensors, numbers))
+    targets = [names.index(p.removeprefix("need_")) for p in needs]
+    given = ["grad", *tensors, *numbers, *needs, *constants]
+    given_at = [given.index(p) for p in parameters]
+    nothing = (None,) * len(schema.arguments)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        values = dict(zip(names, (*inputs, *_tuple(output))))
-        ctx.numbers = {name: values[name] for name in kept_numbers}
-        ctx.save_for_backward(*(values[name] for name in kept_tensors))
-        if len(results) > 1:
+        values = (*inputs, *output) if isinstance(output, tuple) else (*inputs, output)
+        ctx.numbers = [values[place] for place in numbers_at]
+        ctx.save_for_backward(*[values[place] for place in tensors_at])
+        if isinstance(output, tuple):
             ctx.mark_non_differentiable(*output[1:])
             ctx.set_materialize_grads(False)
 
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        found: list[Tensor | None] = [None] * len(inputs)
         if grad is None:
-            return tuple(found)
-        needs = {p: ctx.needs_input_grad[place] for p, place in targets.items()}
-        given = {"grad": grad, **dict(zip(kept_tensors, ctx.saved_tensors)), **ctx.numbers, **needs, **constants}
-        gradients = gradient(*(given[p] for p in parameters))
-        for place, need, of_place in zip(targets.values(), needs.values(), _tuple(gradients)):
+            return nothing
+        needed = [ctx.needs_input_grad[place] for place in targets]
+        given = (grad, *ctx.saved_tensors, *ctx.numbers, *needed, *constants.values())
+        gradients = gradient(*[given[place] for place in given_at])
+        if not targets:
+            return gradients, *nothing[1:]
+        found = list(nothing)
+        for place, need, of_place in zip(targets, needed, gradients):
             found[place] = of_place if need else None
         return tuple(found)
 
     torch.library.register_autograd(f"arr_coc::{name}", backward, setup_context=setup_context)
-
-
-def _tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
 
 
 def register_no_derivative(name: str, reason: str, namespace: str = "arr_coc") -> None:

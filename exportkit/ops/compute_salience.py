@@ -148,7 +148,6 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
         yield Refusal(f"weights {weights}", (x, lab, gx, gy, p, weights), rf"sum > 0, got \[{listed}\]")
 
 
-_GRID = {"N": ("the grid of patches", "(H/patch_size) * (W/patch_size)")}
 SPEC = OpSpec(
     name="compute_salience",
     wrapper=compute_salience,
@@ -158,7 +157,7 @@ SPEC = OpSpec(
         outputs=["B N"],
         least={"D": 1},
         numbers={"patch_size": ">= 1"},
-        derived=_GRID,
+        derived={"N": ("the grid of patches", "(H/patch_size) * (W/patch_size)")},
         further=_check_weights,
     ),
     samples=_samples,
