@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "exportkit/runtime.h"
@@ -15,6 +15,7 @@
 namespace exportkit {
 namespace {
 
+constexpr const char* kTooLarge = "is too large for memory";
 constexpr int32_t kMostDimensions = 64;  // of torch's iterators
 
 constexpr std::pair<at::ScalarType, DLDataTypeCode> kCodes[] = {
@@ -90,14 +91,15 @@ Layout layout_of(const DLTensor& given, size_t element_size, const std::string& 
   }
   if (given.ndim > 0 && given.shape == nullptr) refuse(name, "has no shape: the pointer is null");
   Layout layout{{given.shape, given.shape + given.ndim}, {}, 1};
-  const auto all = [&] { return "[...] of shape " + shape_text(layout.sizes); };
+  const auto refuse_layout = [&](const std::string& what) {
+    refuse(name, what + ", shape " + shape_text(layout.sizes));
+  };
   for (const int64_t size : layout.sizes) {
-    if (size < 0) refuse(name, "has a negative size, shape " + shape_text(layout.sizes));
-    if (size == 0) layout.count = 0;
+    if (size < 0) refuse_layout("has a negative size");
+    // torch multiplies the others of an empty tensor, too.
+    if (__builtin_mul_overflow(layout.count, std::max<int64_t>(size, 1), &layout.count)) refuse_layout(kTooLarge);
   }
-  for (const int64_t size : layout.sizes) {
-    if (__builtin_mul_overflow(layout.count, size, &layout.count)) refuse(name, "is too large for memory: " + all());
-  }
+  if (std::count(layout.sizes.begin(), layout.sizes.end(), 0) > 0) layout.count = 0;
   layout.strides = strides_of(given, layout.sizes, layout.count);
   __int128 last = 0;  // the offset of the last element
   for (size_t axis = 0; layout.count > 0 && axis < layout.sizes.size(); ++axis) {
@@ -106,7 +108,7 @@ Layout layout_of(const DLTensor& given, size_t element_size, const std::string& 
     }
     last += static_cast<__int128>(layout.sizes[axis] - 1) * layout.strides[axis];
   }
-  if ((last + 1) * static_cast<__int128>(element_size) > INT64_MAX) refuse(name, "is too large for memory: " + all());
+  if ((last + 1) * static_cast<__int128>(element_size) > INT64_MAX) refuse_layout(kTooLarge);
   return layout;
 }
 

@@ -6,14 +6,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
+from exportkit.runtime.native import library_path
 from tests.artifacts import artifact
 from tests.fixtures import softpool_library
-from tests.runtime import exportkit_run, meeting
+from tests.runtime import c_interface, exportkit_run, meeting, tiny
 from tests.runtime.caches import Cache
 
 
@@ -33,6 +35,32 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EXPORTKIT_RUNTIME", request.param)
         yield request.param
+
+
+@pytest.fixture(scope="session")
+def c_library() -> c_interface.Library:
+    """The C interface."""
+    exportkit_run.require_built()
+    return c_interface.Library(str(library_path()))
+
+
+@pytest.fixture(scope="module")
+def c_model(
+    c_library: c_interface.Library, tiny_package: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[c_interface.Model]:
+    """The small package, opened through the C interface."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXPORTKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        opened = c_library.open(tiny_package)
+    with opened:
+        yield opened
+
+
+@pytest.fixture
+def arrays() -> list[np.ndarray]:
+    """Inputs of the small package."""
+    args, kwargs = tiny.example(2, 3)
+    return [tensor.numpy() for tensor in (args[0], args[1]["features"], kwargs["offset"])]
 
 
 @pytest.fixture

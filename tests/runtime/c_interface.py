@@ -1,0 +1,313 @@
+"""exportkit.h by ctypes, as a program without torch would write it. This imports neither torch nor exportkit."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
+CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLDataTypeCode by numpy's kind
+VERIFY_ALWAYS = 1
+HOST_TENSORS, CONTIGUOUS_OUTPUTS = 1, 2
+
+
+class Device(c.Structure):
+    """DLDevice."""
+
+    _fields_ = (("device_type", c.c_int32), ("device_id", c.c_int32))
+
+
+class DataType(c.Structure):
+    """DLDataType."""
+
+    _fields_ = (("code", c.c_uint8), ("bits", c.c_uint8), ("lanes", c.c_uint16))
+
+
+class Tensor(c.Structure):
+    """DLTensor."""
+
+    _fields_ = (
+        ("data", c.c_void_p),
+        ("device", Device),
+        ("ndim", c.c_int32),
+        ("dtype", DataType),
+        ("shape", c.POINTER(c.c_int64)),
+        ("strides", c.POINTER(c.c_int64)),
+        ("byte_offset", c.c_uint64),
+    )
+
+
+class Managed(c.Structure):
+    """DLManagedTensorVersioned."""
+
+
+Managed._fields_ = (
+    ("version", c.c_uint32 * 2),
+    ("manager_ctx", c.c_void_p),
+    ("deleter", c.CFUNCTYPE(None, c.POINTER(Managed))),
+    ("flags", c.c_uint64),
+    ("dl_tensor", Tensor),
+)
+
+
+class OpenOptions(c.Structure):
+    """exportkit_open_options."""
+
+    _fields_ = (
+        ("size", c.c_size_t),
+        ("flags", c.c_uint64),
+        ("device", c.c_char_p),
+        ("target", c.c_char_p),
+        ("runners", c.c_int64),
+        ("public_keys", c.POINTER(c.c_char_p)),
+        ("public_key_count", c.c_size_t),
+        ("signature", c.c_char_p),
+        ("warn", c.CFUNCTYPE(None, c.c_char_p, c.c_void_p)),
+        ("warn_context", c.c_void_p),
+    )
+
+
+class RunOptions(c.Structure):
+    """exportkit_run_options."""
+
+    _fields_ = (("size", c.c_size_t), ("flags", c.c_uint64), ("stream", c.c_void_p))
+
+
+class SizeRange(c.Structure):
+    """exportkit_size_range."""
+
+    _fields_ = (("min", c.c_int64), ("max", c.c_int64), ("step", c.c_int64), ("text", c.c_char_p))
+
+
+class TensorInfo(c.Structure):
+    """exportkit_tensor_info."""
+
+    _fields_ = (
+        ("name", c.c_char_p),
+        ("dtype", c.c_char_p),
+        ("dl_dtype", DataType),
+        ("ndim", c.c_int32),
+        ("shape", c.POINTER(c.POINTER(SizeRange))),
+    )
+
+
+class Dimension(c.Structure):
+    """exportkit_dimension."""
+
+    _fields_ = (("name", c.c_char_p), ("min", c.c_int64), ("max", c.c_int64))
+
+
+class CaseInfo(c.Structure):
+    """exportkit_case_info."""
+
+    _fields_ = (("dimensions", c.POINTER(c.c_int64)),)
+
+
+class Description(c.Structure):
+    """exportkit_description."""
+
+    _fields_ = (
+        ("name", c.c_char_p),
+        ("version", c.c_char_p),
+        ("target", c.c_char_p),
+        ("device", c.c_char_p),
+        ("dl_device", Device),
+        ("input_count", c.c_size_t),
+        ("inputs", c.POINTER(c.POINTER(TensorInfo))),
+        ("output_count", c.c_size_t),
+        ("outputs", c.POINTER(c.POINTER(TensorInfo))),
+        ("dimension_count", c.c_size_t),
+        ("dimensions", c.POINTER(c.POINTER(Dimension))),
+        ("case_count", c.c_size_t),
+        ("cases", c.POINTER(c.POINTER(CaseInfo))),
+    )
+
+
+class Refused(Exception):
+    """A call failed: the error's parts."""
+
+    def __init__(self, code: int, name: str, message: str, hint: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.code, self.name, self.message, self.hint = code, name, message, hint
+
+
+class Library:
+    """The functions of the library, which raise Refused. Those with `raw_` are ctypes' own."""
+
+    def __init__(self, path: str) -> None:
+        self.raw = c.CDLL(path)
+        error, outputs = c.POINTER(c.c_void_p), c.POINTER(c.POINTER(Managed))
+        views = c.POINTER(c.POINTER(Tensor))
+        for name, arguments in {
+            "open": (c.c_char_p, c.POINTER(OpenOptions), c.POINTER(c.c_uint64), error),
+            "close": (c.c_uint64, error),
+            "describe": (c.c_uint64, c.POINTER(c.POINTER(Description)), error),
+            "run": (c.c_uint64, views, c.c_size_t, outputs, c.c_size_t, c.POINTER(RunOptions), error),
+            "swap_weights": (c.c_uint64, c.c_char_p, error),
+            "read_case": (c.c_uint64, c.c_size_t, outputs, c.c_size_t, outputs, c.c_size_t, error),
+            "replay": (c.c_uint64, c.c_size_t, error),
+            "error_code": (c.c_void_p,),
+            "error_free": (c.c_void_p,),
+        }.items():
+            self.function(name).argtypes = arguments
+        self.raw.exportkit_error_free.restype = None
+        for name in ("error_name", "error_message", "error_hint"):
+            self.function(name).argtypes, self.function(name).restype = (c.c_void_p,), c.c_char_p
+        self.raw.exportkit_version.restype = self.raw.exportkit_torch_version.restype = c.c_char_p
+        self.raw.exportkit_abi_version.restype = c.c_uint32
+
+    def function(self, name: str) -> Any:
+        """What ctypes knows of `exportkit_<name>`."""
+        return getattr(self.raw, f"exportkit_{name}")
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls a function whose last argument is the error."""
+        error = c.c_void_p(1)  # as if it were not initialised
+        code = self.function(name)(*arguments, c.byref(error))
+        if code == 0:
+            assert error.value is None
+            return
+        texts = [self.function(f"error_{part}")(error).decode() for part in ("name", "message", "hint")]
+        assert self.function("error_code")(error) == code
+        self.function("error_free")(error)
+        raise Refused(code, *texts)
+
+    def open(self, path: Any, **options: Any) -> Model:
+        """Opens a package with these members of exportkit_open_options."""
+        handle = c.c_uint64(1)
+        given = OpenOptions(size=c.sizeof(OpenOptions), **options)
+        try:
+            self.call("open", str(path).encode(), c.byref(given), c.byref(handle))
+        except Refused:
+            assert handle.value == 0
+            raise
+        return Model(self, handle.value)
+
+
+class Model:
+    """An open model."""
+
+    def __init__(self, library: Library, handle: int) -> None:
+        self.library, self.handle = library, handle
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes it."""
+        self.library.call("close", self.handle)
+
+    @property
+    def about(self) -> Description:
+        """The library's own description."""
+        found = c.POINTER(Description)()
+        self.library.call("describe", self.handle, c.byref(found))
+        return found.contents
+
+    def run(self, *views: Tensor, **options: Any) -> list[Lent]:
+        """Runs these inputs with these members of exportkit_run_options."""
+        outputs = self.places(self.about.output_count)
+        inputs = (c.POINTER(Tensor) * max(len(views), 1))(*(c.pointer(view) for view in views))
+        given = RunOptions(size=c.sizeof(RunOptions), **options)
+        try:
+            self.library.call("run", self.handle, inputs, len(views), outputs, len(outputs), c.byref(given))
+        except Refused:
+            assert not any(outputs)
+            raise
+        return [Lent(place) for place in outputs]
+
+    def read_case(self, index: int) -> tuple[list[Lent], list[Lent]]:
+        """A recorded case."""
+        inputs, outputs = self.places(self.about.input_count), self.places(self.about.output_count)
+        self.library.call("read_case", self.handle, index, inputs, len(inputs), outputs, len(outputs))
+        return [Lent(place) for place in inputs], [Lent(place) for place in outputs]
+
+    def replay(self, index: int) -> None:
+        """Runs a recorded case again."""
+        self.library.call("replay", self.handle, index)
+
+    def swap_weights(self, path: Any) -> None:
+        """Takes other weights."""
+        self.library.call("swap_weights", self.handle, str(path).encode())
+
+    @staticmethod
+    def places(count: int) -> Any:
+        """Where outputs are written; they hold what is no pointer."""
+        return (c.POINTER(Managed) * count)(*[c.cast(8, c.POINTER(Managed))] * count)
+
+
+class Lent:
+    """A tensor from the library, which numpy and torch take with `from_dlpack`; freed with this object otherwise."""
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+
+    @property
+    def view(self) -> Tensor:
+        """It, as an input of another call."""
+        return self.pointer.contents.dl_tensor
+
+    @property
+    def shape(self) -> list[int]:
+        """Its sizes."""
+        return self.view.shape[: self.view.ndim]
+
+    @property
+    def strides(self) -> list[int]:
+        """Its strides, in elements."""
+        return self.view.strides[: self.view.ndim]
+
+    def __dlpack__(self, **_: object) -> Any:
+        new = c.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = c.py_object, (c.c_void_p, c.c_char_p, c.c_void_p)
+        capsule = new(c.cast(self.pointer, c.c_void_p), b"dltensor_versioned", None)
+        self.pointer = None  # who takes the capsule frees the tensor
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.view.device.device_type, self.view.device.device_id
+
+    def __del__(self) -> None:
+        if self.pointer:
+            self.pointer.contents.deleter(self.pointer)
+
+
+def view(array: np.ndarray, *, byte_offset: int = 0, strides: bool = True) -> Tensor:
+    """A view of the array's memory. The array must outlive it."""
+    kind = CODES[array.dtype.kind]
+    return raw_view(
+        array.ctypes.data - byte_offset,
+        (kind, array.itemsize * 8, 1),
+        array.shape,
+        [step // array.itemsize for step in array.strides] if strides else None,
+        byte_offset=byte_offset,
+    )
+
+
+def raw_view(
+    data: int | None,
+    dtype: tuple[int, int, int],
+    shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    device: tuple[int, int] = (CPU, 0),
+    byte_offset: int = 0,
+) -> Tensor:
+    """A DLTensor of these members."""
+    sizes = (c.c_int64 * len(shape))(*shape)
+    steps = None if strides is None else (c.c_int64 * len(shape))(*strides)
+    return Tensor(data, Device(*device), len(shape), DataType(*dtype), sizes, steps, byte_offset)
+
+
+def refused(model: Model, *views: Tensor, **options: int) -> Refused:
+    """Why the model does not run these inputs."""
+    try:
+        model.run(*views, **options)
+    except Refused as error:
+        return error
+    raise AssertionError("the inputs were accepted")

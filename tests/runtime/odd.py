@@ -1,0 +1,41 @@
+"""A compiled model that gives what it got, and takes a number and a tensor without elements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from exportkit.package import manifest as m
+from tests.runtime import tiny
+
+INPUTS = {"x": ("float32", (4, 3)), "number": ("float16", ()), "nothing": ("int32", (2, 0))}
+OUTPUTS = {
+    "same": ("float32", (4, 3)),
+    "turned": ("float32", (3, 4)),
+    "twice": ("float16", ()),
+    "none": ("int32", (2, 0)),
+    "columns": ("float32", (4, 3)),
+}
+
+
+class Odd(torch.nn.Module):
+    """The first two outputs are the first input's memory; the second and the last are not row-major."""
+
+    def forward(self, x: torch.Tensor, number: torch.Tensor, nothing: torch.Tensor) -> list[torch.Tensor]:
+        return [x, x.t(), number * 2, nothing + 1, x.t().contiguous().t() * 2]
+
+
+def write(path: Path) -> Path:
+    """A package of the model."""
+    example = tuple(torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in INPUTS.values())
+    exact = m.OutputTolerance(rtol=0.0, atol=0.0)
+    nodes = [m.TensorNode(index=index) for index in range(len(OUTPUTS))]
+    call = m.Call(
+        parameters=tuple(m.Parameter(name=n, kind="positional", value=node) for n, node in zip(INPUTS, nodes)),
+        inputs=tuple(m.TensorInput(name=n, dtype=d, shape=s) for n, (d, s) in INPUTS.items()),
+        result=m.MappingNode(keys=tuple(OUTPUTS), items=tuple(nodes)),
+        outputs=tuple(m.TensorOutput(name=n, dtype=d, shape=s, tolerance=exact) for n, (d, s) in OUTPUTS.items()),
+        dimensions=(),
+    )
+    return tiny.write(path, tiny.compiled(Odd(), example, None), call=call)

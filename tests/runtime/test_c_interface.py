@@ -1,0 +1,213 @@
+"""exportkit.h: what a program in C, or in a language that calls C, is promised."""
+
+from __future__ import annotations
+
+import ctypes as c
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import exportkit
+from tests.runtime import c_interface, odd, tiny
+from tests.runtime.c_interface import raw_view, view
+from tests.serve.engine import rows
+
+FLOAT32 = (2, 32, 1)
+
+
+def expected(arrays: list[np.ndarray]) -> list[torch.Tensor]:
+    image, features, offset = map(torch.from_numpy, arrays)
+    return tiny.Flat()(image, features, offset)
+
+
+# --- what a package is ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_described_as_its_manifest_does(c_model):
+    about = c_model.about
+    assert [about.name, about.version, about.target, about.device] == [b"tiny", b"1", b"cpu", b"cpu"]
+    assert (about.dl_device.device_type, about.dl_device.device_id) == (c_interface.CPU, 0)
+
+    def described(infos, count):
+        for info in (infos[i].contents for i in range(count)):
+            dtype = info.dl_dtype
+            assert (info.dtype, (dtype.code, dtype.bits, dtype.lanes)) == (b"float32", FLOAT32)
+            sizes = [info.shape[axis].contents for axis in range(info.ndim)]
+            yield info.name.decode(), [(size.min, size.max, size.step, size.text.decode()) for size in sizes]
+
+    def fixed(size):
+        return (size, size, 1, str(size))
+
+    batch, rows_ = (1, 4, 1, "batch"), (16, 96, 16, "16*gh")
+    image = [batch, fixed(3), rows_, fixed(8)]
+    assert dict(described(about.inputs, about.input_count)) == {
+        "image": image,
+        "query.features": [batch, fixed(5)],
+        "offset": [fixed(5)],
+    }
+    assert dict(described(about.outputs, about.output_count)) == {
+        "regions.mean": [batch, fixed(3)],
+        "regions.doubled": image,
+        "rest.0": [batch, fixed(5)],
+    }
+    dimensions = [about.dimensions[i].contents for i in range(about.dimension_count)]
+    assert [(d.name, d.min, d.max) for d in dimensions] == [(b"batch", 1, 4), (b"gh", 1, 6)]
+    cases = [about.cases[i].contents.dimensions[:2] for i in range(about.case_count)]
+    assert cases == [[1, 1], [4, 6]]
+
+
+def test_versions_are_those_of_the_package_and_of_torch(c_library):
+    assert c_library.raw.exportkit_version().decode() == exportkit.__version__
+    assert c_library.raw.exportkit_torch_version().decode() == torch.__version__.partition("+")[0]
+    assert c_library.raw.exportkit_abi_version() == 1
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_of_numpy_go_in_and_come_out_without_a_copy(c_model, arrays):
+    before = [array.copy() for array in arrays]
+    outputs = c_model.run(*map(view, arrays))
+    addresses = [output.view.data for output in outputs]
+    taken = [np.from_dlpack(output) for output in outputs]  # numpy frees them
+    assert [array.ctypes.data for array in taken] == addresses
+    for array, wanted in zip(taken, expected(arrays), strict=True):
+        torch.testing.assert_close(torch.from_numpy(array), wanted)
+    for array, was in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(array, was)
+
+
+def test_outputs_outlive_the_model_and_are_inputs_of_another_call(c_library, tiny_package, arrays):
+    opened = c_library.open(tiny_package)
+    _, doubled, _ = opened.run(*map(view, arrays))
+    again = opened.run(doubled.view, *map(view, arrays[1:]))
+    opened.close()
+    torch.testing.assert_close(torch.from_dlpack(again[1]), 4 * torch.from_numpy(arrays[0]))
+
+
+def test_strides_and_offsets_are_followed(c_model, arrays):
+    image, features, offset = arrays
+    turned = np.ascontiguousarray(image.transpose(3, 2, 1, 0)).transpose(3, 2, 1, 0)
+    apart = np.zeros((2, 10), np.float32)[:, ::2]
+    apart[:] = features
+    broadcast = np.broadcast_to(np.float32(0.5), (5,))
+    given = [turned, apart, broadcast]
+    assert not any(array.flags.c_contiguous for array in given)
+    for output, wanted in zip(c_model.run(*map(view, given)), expected([image, features, np.full(5, 0.5, "f4")])):
+        torch.testing.assert_close(torch.from_dlpack(output), wanted)
+    views = [view(image, strides=False), view(features, byte_offset=64), view(offset)]
+    for output, wanted in zip(c_model.run(*views), expected(arrays)):
+        torch.testing.assert_close(torch.from_dlpack(output), wanted)
+
+
+def test_pinned_memory_is_memory_of_the_cpu(c_model, arrays):
+    views = list(map(view, arrays))
+    views[0].device.device_type = c_interface.CUDA_HOST
+    assert len(c_model.run(*views)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": None}, "`image` has no data: the pointer is null"),
+        ({"byte_offset": 2}, "`image` must be aligned to its elements of 4 bytes"),
+        ({"ndim": -1}, "`image` must have 0 to 64 dimensions, got -1"),
+        ({"ndim": 65}, "`image` must have 0 to 64 dimensions, got 65"),
+        ({"shape": None}, "`image` has no shape: the pointer is null"),
+        ({"dtype": (2, 32, 2)}, "`image` has a dtype that no package takes: DLPack's code 2 with 32 bits and 2 lanes"),
+        ({"dtype": (3, 64, 1)}, "`image` has a dtype that no package takes: DLPack's code 3"),
+        ({"device": (c_interface.CUDA, 1)}, "`image` must be on cpu, where the model is; got one on cuda:1"),
+        ({"device": (c_interface.CUDA_MANAGED, 0)}, "`image` must be on cpu, where the model is; got one on cuda:0"),
+        ({"device": (8, 0)}, "`image` must be on cpu, where the model is; got one on DLPack's device type 8:0"),
+        ({"sizes": (2, 3, 48, -8)}, "`image` has a negative size, shape [2, 3, 48, -8]"),
+        ({"sizes": (1 << 40, 1 << 40, 1, 8)}, "`image` is too large for memory"),
+        ({"sizes": (1 << 61, 1, 1, 1)}, "`image` is too large for memory"),
+        ({"sizes": (2, 3, 48, 9)}, "`image` must have size 8 in dimension 3, got shape [2, 3, 48, 9]"),
+        ({"sizes": (2, 3, 47, 8)}, "`image` must have a size from 16 to 96, in steps of 16 in dimension 2 (16*gh)"),
+        ({"sizes": (0, 3, 48, 8)}, "`image` must have a size from 1 to 4 in dimension 0 (batch)"),
+        ({"sizes": (0, 1 << 62, 1 << 62, 8)}, "`image` is too large for memory"),
+        ({"steps": (1152, 384, -8, 1)}, "`image` has negative strides [1152, 384, -8, 1]"),
+        ({"steps": (1 << 62, 1 << 62, 1, 1)}, "`image` is too large for memory"),
+    ],
+)
+def test_what_is_no_tensor_of_the_model_is_refused_and_named(c_model, arrays, change, message):
+    views = list(map(view, arrays))
+    first = views[0]
+    for name, value in change.items():
+        if name in ("sizes", "steps"):
+            setattr(first, {"sizes": "shape", "steps": "strides"}[name], (c.c_int64 * 4)(*value))
+        elif name == "dtype":
+            first.dtype = c_interface.DataType(*value)
+        elif name == "device":
+            first.device = c_interface.Device(*value)
+        else:
+            setattr(first, name, value)
+    if "sizes" in change:
+        first.strides = None
+    error = c_interface.refused(c_model, *views)
+    assert (error.code, error.name) == (201, "InputError")
+    assert error.message.startswith(message)
+
+
+def test_a_wrong_number_of_tensors_is_refused(c_model, arrays):
+    views = list(map(view, arrays))
+    assert (
+        "2 tensors were given; the package takes 3: (image, query.features, offset)"
+        in c_interface.refused(c_model, *views[:2]).message
+    )
+    assert "4 tensors were given" in c_interface.refused(c_model, *views, views[0]).message
+    assert "0 tensors were given" in c_interface.refused(c_model).message
+
+
+@pytest.mark.parametrize("dtype", [
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float64",
+    "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+])  # fmt: skip
+def test_every_dtype_is_known_by_its_code(c_model, arrays, dtype):
+    """The oracle is torch's own export to DLPack."""
+    tensor = torch.zeros(2, 3, 48, 8).to(getattr(torch, dtype))
+    capsule = tensor.__dlpack__(max_version=(1, 1))
+    get = c.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = c.c_void_p, (c.py_object, c.c_char_p)
+    managed = c_interface.Managed.from_address(get(capsule, b"dltensor_versioned"))
+    error = c_interface.refused(c_model, managed.dl_tensor, *map(view, arrays[1:]))
+    assert error.message == f"`image` must be float32, got {dtype}"
+
+
+def test_integers_booleans_and_bfloat16_are_computed_with(c_library, tmp_path):
+    example = rows.example(5)
+    with c_library.open(rows.write(tmp_path / "rows.pt2", example)) as model:
+        dtypes = [model.about.inputs[i].contents.dl_dtype for i in range(5)]
+        assert [(d.code, d.bits) for d in dtypes] == [(2, 32), (2, 32), (0, 64), (6, 8), (4, 16)]
+        views = []
+        for tensor, dtype in zip(example.values(), dtypes, strict=True):
+            views.append(raw_view(tensor.data_ptr(), (dtype.code, dtype.bits, 1), tensor.shape))
+        for output, wanted in zip(model.run(*views), rows.answer(example).values(), strict=True):
+            taken = torch.from_dlpack(output)
+            assert taken.dtype == wanted.dtype
+            torch.testing.assert_close(taken, wanted)
+
+
+@pytest.fixture(scope="module")
+def odd_package(tmp_path_factory) -> Path:
+    return odd.write(tmp_path_factory.mktemp("odd") / "odd.pt2")
+
+
+def test_outputs_never_refer_to_the_memory_of_inputs(c_library, odd_package):
+    x, number, nothing = np.arange(12, dtype="f4").reshape(4, 3), np.array(1.5, "f2"), np.zeros((2, 0), "i4")
+    wanted = odd.Odd()(*map(torch.from_numpy, (x.copy(), number, nothing)))
+    with c_library.open(odd_package) as model:
+        plain = model.run(view(x), view(number), raw_view(None, (0, 32, 1), (2, 0)))
+        compact = model.run(
+            view(x), view(number), view(nothing), flags=c_interface.CONTIGUOUS_OUTPUTS | c_interface.HOST_TENSORS
+        )
+    x[:] = -1
+    assert [output.shape for output in plain] == [[4, 3], [3, 4], [], [2, 0], [4, 3]]
+    assert [output.strides for output in plain] == [[3, 1], [1, 3], [], [1, 1], [1, 4]]
+    assert [output.strides for output in compact] == [[3, 1], [4, 1], [], [1, 1], [3, 1]]
+    assert plain[3].view.data is None
+    for outputs in (plain, compact):
+        for output, answer in zip(outputs, wanted, strict=True):
+            torch.testing.assert_close(torch.from_dlpack(output), answer, rtol=0, atol=0)
