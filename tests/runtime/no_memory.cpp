@@ -1,0 +1,98 @@
+// Calls each function of the C interface again and again, while the first, second, third ... allocation of the call
+// fails, until a call has all that it asks for: no_memory PACKAGE. Prints the number of failures by function.
+#include <exportkit/exportkit.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+namespace {
+
+thread_local long allocations_left = -1;  // before one fails; negative: none fails
+
+void* allocate(std::size_t size) {
+  if (allocations_left == 0) {
+    allocations_left = -1;
+    throw std::bad_alloc();
+  }
+  if (allocations_left > 0) --allocations_left;
+  if (void* memory = std::malloc(size > 0 ? size : 1)) return memory;
+  throw std::bad_alloc();
+}
+
+[[noreturn]] void fail(const char* function, const char* what) {
+  std::printf("%s: %s\n", function, what);
+  std::exit(1);
+}
+
+// `call` takes a place for the error. Whether it succeeds or not, it leaves nothing behind. `step` is 1 to try every
+// allocation.
+template <class Call>
+void try_out(const char* function, const Call& call, long step = 1) {
+  int failures = 0;
+  for (long allocations = 0;; allocations += step) {
+    exportkit_error* error = nullptr;
+    allocations_left = allocations;
+    const int code = call(&error);
+    const bool had_all = allocations_left >= 0;
+    allocations_left = -1;
+    if (code != exportkit_error_code(error)) fail(function, "the code is not the error's");
+    if (code != EXPORTKIT_OK && *exportkit_error_message(error) == '\0') fail(function, "the error says nothing");
+    exportkit_error_free(error);
+    if (had_all && code != EXPORTKIT_OK) fail(function, "it fails with all the memory it wants");
+    if (had_all) break;
+    failures += code != EXPORTKIT_OK;
+  }
+  std::printf("%s %d\n", function, failures);
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return allocate(size); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+int main(int, char** arguments) {
+  using Tensors = std::vector<DLManagedTensorVersioned*>;
+  const auto release = [](Tensors& tensors, int code) {
+    for (DLManagedTensorVersioned*& tensor : tensors) {
+      if ((tensor == nullptr) == (code == EXPORTKIT_OK))
+        fail("outputs", "they are there if and only if the call failed");
+      if (tensor != nullptr) tensor->deleter(tensor);
+      tensor = nullptr;
+    }
+    return code;
+  };
+  exportkit_model model;
+  const exportkit_description* about;
+  if (exportkit_open(arguments[1], nullptr, &model, nullptr) != EXPORTKIT_OK) fail("open", "it fails");
+  try_out("describe", [&](exportkit_error** error) { return exportkit_describe(model, &about, error); });
+  Tensors inputs(about->input_count), outputs(about->output_count), given(about->input_count);
+  exportkit_read_case(model, 0, given.data(), given.size(), nullptr, 0, nullptr);
+  std::vector<const DLTensor*> views;
+  for (const DLManagedTensorVersioned* tensor : given) views.push_back(&tensor->dl_tensor);
+
+  try_out("read_case", [&](exportkit_error** error) {
+    const int code = exportkit_read_case(model, 0, inputs.data(), inputs.size(), outputs.data(), outputs.size(), error);
+    release(inputs, code);
+    return release(outputs, code);
+  });
+  try_out("run", [&](exportkit_error** error) {
+    return release(outputs,
+                   exportkit_run(model, views.data(), views.size(), outputs.data(), outputs.size(), nullptr, error));
+  });
+  try_out("replay", [&](exportkit_error** error) { return exportkit_replay(model, 0, error); });
+  try_out(
+      "open",
+      [&](exportkit_error** error) {
+        exportkit_model another;
+        const int code = exportkit_open(arguments[1], nullptr, &another, error);
+        if ((another == 0) == (code == EXPORTKIT_OK)) fail("open", "a model is there if and only if the call failed");
+        if (another != 0) exportkit_close(another, nullptr);
+        return code;
+      },
+      7);
+  release(given, EXPORTKIT_OK);
+  return exportkit_close(model, nullptr);
+}

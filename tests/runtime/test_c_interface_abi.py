@@ -1,0 +1,114 @@
+"""exportkit.h stays what programs were compiled with: its listing, its symbols, its codes, its dialects of C."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from exportkit.runtime.native import library_path
+from tests.runtime import c_interface, exportkit_run
+from tools import c_abi
+
+RUNTIME = c_abi.RUNTIME
+INCLUDE = RUNTIME / "include"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compilers():
+    if shutil.which("cc") is None or shutil.which("g++") is None:
+        pytest.skip("no C compiler to read the header with")
+
+
+def test_the_listing_of_the_interface_is_that_of_the_header():
+    stale = "csrc/runtime/exportkit.abi is stale. If no line changed but for added ones: `python -m tools.c_abi`"
+    assert c_abi.listing() == c_abi.LISTING.read_text(), stale
+
+
+def test_every_function_is_declared_in_one_way_and_throws_nothing():
+    declared = re.sub(r"/\*.*?\*/", "", c_abi.HEADER.read_text(), flags=re.DOTALL)
+    assert declared.count("\nEXPORTKIT_API ") == len(c_abi.functions()) == declared.count("EXPORTKIT_NOEXCEPT;")
+
+
+def test_the_library_exports_with_a_version_what_the_header_declares():
+    exportkit_run.require_built()
+    listed = re.findall(r"^ +(exportkit_\w+);$", (RUNTIME / "exports.map").read_text(), re.MULTILINE)
+    assert listed == c_abi.functions()
+    with library_path().open("rb") as file:
+        shared = ELFFile(file)
+        versions = shared.get_section_by_name(".gnu.version")
+        names = {
+            version["vd_ndx"]: next(auxiliaries).name
+            for version, auxiliaries in shared.get_section_by_name(".gnu.version_d").iter_versions()
+        }
+        exported = {}
+        for index, symbol in enumerate(shared.get_section_by_name(".dynsym").iter_symbols()):
+            if symbol["st_shndx"] != "SHN_UNDEF" and symbol.name.startswith("exportkit_"):
+                exported[symbol.name] = names[versions.get_symbol(index)["ndx"]]
+    assert exported == dict.fromkeys(listed, "EXPORTKIT_1")
+
+
+def test_every_class_of_errors_has_a_code_in_the_hundred_of_its_exit_code():
+    text = (RUNTIME.parent / "package" / "errors.h").read_text()
+    classes = re.findall(r'ErrorClass (k\w+)\{"(\w+)", (\d)\};', text)
+    assert len(classes) > 30
+    codes = dict(re.findall(r"^constant (EXPORTKIT_\w*ERROR) = (\d+)$", c_abi.LISTING.read_text(), re.MULTILINE))
+    table = (RUNTIME / "c_api_errors.cpp").read_text()
+    of_class = dict(re.findall(r"\{errors::(k\w+), (EXPORTKIT_\w+)\}", table))
+    for constant, name, exit_code in classes:
+        wanted = "EXPORTKIT_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.removeprefix("Exportkit")).upper()
+        assert of_class.pop(constant) == wanted
+        assert codes[wanted][0] == exit_code
+    assert of_class == {}
+    assert len(set(codes.values())) == len(codes)
+
+
+@pytest.mark.parametrize("dialect", ["c99", "c11", "c++11"])
+def test_the_header_alone_is_correct_in_every_dialect(dialect):
+    compiler = ["g++", "-x", "c++"] if "+" in dialect else ["cc", "-x", "c"]
+    strict = [
+        *compiler,
+        f"-std={dialect}",
+        "-fsyntax-only",
+        "-pedantic",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{INCLUDE}",
+        "-",
+    ]
+    program = "#include <exportkit/exportkit.h>\n#include <exportkit/exportkit.h>\n"
+    done = subprocess.run(strict, input=program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    # Another copy of DLPack's header may come first, but not one without DLManagedTensorVersioned.
+    old = "#define DLPACK_DLPACK_H_\n#define DLPACK_VERSION 80\n" + program
+    done = subprocess.run(strict, input=old, capture_output=True, text=True, check=False)
+    assert "exportkit.h needs the dlpack/dlpack.h of DLPack 1" in done.stderr
+
+
+def test_dlpacks_header_is_the_published_one_with_its_licence():
+    header = (INCLUDE / "dlpack" / "dlpack.h").read_text()
+    assert "#ifndef DLPACK_DLPACK_H_" in header  # the guard of every copy of it
+    assert (INCLUDE / "dlpack" / "LICENSE").read_text().lstrip().startswith("Apache License")
+    installed = Path(library_path().parents[2] / "include" / "dlpack")
+    if installed.exists():
+        assert (installed / "dlpack.h").read_text() == header
+        assert (installed / "LICENSE").exists()
+
+
+def test_the_structures_that_ctypes_uses_are_laid_out_as_the_headers():
+    listed = {}
+    for block in re.findall(r"^struct .*(?:\n  .*)*", c_abi.LISTING.read_text(), re.MULTILINE):
+        name, size = re.match(r"struct (\w+): (\d+) bytes", block).groups()
+        listed[name] = (int(size), [(n, int(at)) for at, n in re.findall(r"^  (\d+): (\w+):", block, re.MULTILINE)])
+    structures = [s for s in vars(c_interface).values() if isinstance(s, type) and issubclass(s, ctypes.Structure)]
+    assert len(structures) == 11
+    for structure in structures:
+        (name,) = re.findall(r"^\w+", structure.__doc__)
+        members = [(member, getattr(structure, member).offset) for member, _ in structure._fields_]
+        assert listed[name] == (ctypes.sizeof(structure), members)
