@@ -105,7 +105,7 @@ def _type(die: DIE | None) -> str:
         return f"const {_type(_target(die))}"
     if die.tag == "DW_TAG_subroutine_type":
         return f"function{_signature(die)}"
-    kind = {"DW_TAG_structure_type": "struct ", "DW_TAG_enumeration_type": "enum "}.get(die.tag, "")
+    kind = {"DW_TAG_structure_type": "struct ", "DW_TAG_enumeration_type": "enum "}.get(str(die.tag), "")
     return kind + _name(die)
 
 
