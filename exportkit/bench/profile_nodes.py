@@ -123,7 +123,6 @@ def profile_program(path: Path, options: ProfileOptions, progress: Callable[[str
         torch=str(torch.__version__),
         sizes=label_of(sizes),
         runs=len(runs),
-        total=statistics.median(map(sum, runs)),
         nodes=_node_times(targets, runs),
     )
 

@@ -189,8 +189,8 @@ def _profile(
     if as_json:
         click.echo(encode_profile(found), nl=False)
     else:
-        nodes = f"{len(found.nodes)} nodes, {found.total:.2f} ms a call at {found.sizes}"
-        click.echo(printable(f"{profile}: {nodes}, median of {found.runs} runs"))
+        nodes = f"{len(found.nodes)} nodes, {found.total:.2f} ms in all at {found.sizes}"
+        click.echo(printable(f"{profile}: {nodes}, each the median of {found.runs} runs"))
 
 
 def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:

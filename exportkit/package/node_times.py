@@ -31,7 +31,6 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         torch: The version of torch.
         sizes: The sizes of the call, such as `batch=2, gh=8`.
         runs: How often the program ran.
-        total: The median of the sums of a run, in milliseconds.
         nodes: The times, in the order of the graph's nodes.
     """
 
@@ -42,8 +41,12 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     torch: str
     sizes: str
     runs: int
-    total: float
     nodes: tuple[NodeTime, ...]
+
+    @property
+    def total(self) -> float:
+        """The sum of the medians, in milliseconds."""
+        return sum(node.median for node in self.nodes)
 
 
 # Made at import: exportkit.package.manifest says why.

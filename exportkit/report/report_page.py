@@ -207,6 +207,5 @@ def _profile(profile: Profile, program: ProgramGraph, path: Path) -> dict[str, A
         "torch": profile.torch,
         "sizes": profile.sizes,
         "runs": profile.runs,
-        "total": profile.total,
         "nodes": [[time.median, time.q1, time.q3] for time in profile.nodes],
     }

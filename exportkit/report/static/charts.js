@@ -3,7 +3,8 @@
 import { el, svg } from "../../serve/page/static/dom.js";
 import { bytesText, countText, numberText, shareText, shortened } from "./text.js";
 
-const [MAP_WIDTH, MAP_HEIGHT] = [1000, 300];
+const MAP_HEIGHT = 300;
+const [NARROWEST, WIDEST] = [300, 1200]; // of the picture of the records
 const [BARS_WIDTH, BARS_HEIGHT] = [320, 84];
 const SMALLEST_CELL = 0.0004; // of the whole: smaller ones are drawn together
 
@@ -11,18 +12,19 @@ const SMALLEST_CELL = 0.0004; // of the whole: smaller ones are drawn together
 export function treemap(records, kinds) {
   const total = records.reduce((sum, record) => sum + record.size, 0);
   if (!total) return null;
+  const across = Math.max(NARROWEST, Math.min(WIDEST, document.documentElement.clientWidth - 80));
   const groups = new Map();
   for (const record of records) groups.set(record.kind, [...(groups.get(record.kind) ?? []), record]);
   const sum = (list) => list.reduce((size, record) => size + record.size, 0);
   const ordered = [...groups].map(([kind, list]) => ({ kind, list, size: sum(list) })).filter((each) => each.size).sort((one, other) => other.size - one.size);
-  const cells = squarified(ordered, { x: 0, y: 0, width: MAP_WIDTH, height: MAP_HEIGHT }, total).flatMap(({ item, place }) => {
+  const cells = squarified(ordered, { x: 0, y: 0, width: across, height: MAP_HEIGHT }, total).flatMap(({ item, place }) => {
     const large = item.list.filter((record) => record.size / total >= SMALLEST_CELL);
     const small = item.list.filter((record) => record.size && record.size / total < SMALLEST_CELL);
     if (small.length) large.push({ label: countText(small.length, "small record"), name: countText(small.length, "small record"), size: sum(small), kind: item.kind });
     return squarified(large, place, item.size).map((cell) => drawnCell(cell, kinds.get(item.kind), total));
   });
   const label = ordered.map(({ kind, size }) => `${kind} ${bytesText(size)}`).join(", ");
-  return svg("svg", { class: "treemap", viewBox: `0 0 ${MAP_WIDTH} ${MAP_HEIGHT}`, role: "img", "aria-label": `Sizes: ${label}` }, cells);
+  return svg("svg", { class: "treemap", viewBox: `0 0 ${across} ${MAP_HEIGHT}`, role: "img", "aria-label": `Sizes: ${label}` }, cells);
 }
 
 function drawnCell({ item, place }, colour, total) {
@@ -87,7 +89,7 @@ export function errorHistogram(errors, marks) {
   });
   const drawn = bars.slice(from, to).map((height, index) => ({ height, x: index * step }));
   const notes = [`${countText(count, "element")}`, exact && `${exact.toLocaleString("en")} exact`, infinite && `${infinite.toLocaleString("en")} infinite`];
-  return figure(drawn, step, [...lines, ...labels], notes.filter(Boolean).join(", "), "Errors of eager by size");
+  return figure(drawn, step, [...lines, ...labels], notes.filter(Boolean).join(", "), "Errors of eager", "");
 }
 
 /** A histogram of values. */
@@ -99,10 +101,10 @@ export function valueHistogram(values) {
     svg("text", { x: BARS_WIDTH, y: BARS_HEIGHT + 15, "text-anchor": "end" }, numberText(high)),
   ];
   const notes = [countText(count, "element"), mean !== undefined && `mean ${numberText(mean)}`, zero && `${zero.toLocaleString("en")} zero`, nan && `${nan.toLocaleString("en")} NaN`, infinite && `${infinite.toLocaleString("en")} infinite`];
-  return figure((bars ?? []).map((height, index) => ({ height, x: index * step })), step, labels ?? [], notes.filter(Boolean).join(", "), "Recorded values");
+  return figure((bars ?? []).map((height, index) => ({ height, x: index * step })), step, labels ?? [], notes.filter(Boolean).join(", "), "Values", "values-figure");
 }
 
-function figure(bars, step, others, caption, label) {
+function figure(bars, step, others, caption, label, kind) {
   const highest = Math.max(1, ...bars.map(({ height }) => height));
   const rects = bars.filter(({ height }) => height).map(({ height, x }) => {
     const tall = Math.max(2, (height / highest) * BARS_HEIGHT);
@@ -111,9 +113,9 @@ function figure(bars, step, others, caption, label) {
   const base = svg("line", { class: "base", x1: 0, x2: BARS_WIDTH, y1: BARS_HEIGHT, y2: BARS_HEIGHT });
   return el(
     "figure",
-    {},
+    { class: kind },
     svg("svg", { class: "bars", viewBox: `-2 -2 ${BARS_WIDTH + 4} ${BARS_HEIGHT + 20}`, role: "img", "aria-label": `${label}: ${caption}` }, rects, base, others),
-    el("figcaption", {}, caption),
+    el("figcaption", {}, `${label}: ${caption}`),
   );
 }
 

@@ -20,7 +20,7 @@ export function drawScene(scene) {
 /** The tip of the arrows. */
 export function tip() {
   const shape = svg("path", { d: "M0,0 L7,3 L0,6 Z" });
-  return svg("defs", {}, svg("marker", { id: "tip", viewBox: "0 0 7 6", refX: 6, refY: 3, markerWidth: 7, markerHeight: 6, orient: "auto" }, shape));
+  return svg("defs", {}, svg("marker", { id: "tip", viewBox: "0 0 7 6", refX: 6, refY: 3, markerWidth: 7, markerHeight: 6, markerUnits: "userSpaceOnUse", orient: "auto" }, shape));
 }
 
 function drawn(box, draw, elements) {

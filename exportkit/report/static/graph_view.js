@@ -36,7 +36,7 @@ export class GraphView {
     this.element = el(
       "div",
       { class: "graph-parts" },
-      el("div", { class: "stage-side" }, this.tools(), el("div", { class: "graph-stage" }, this.view, this.legend())),
+      el("div", { class: "stage-side" }, this.tools(), el("div", {}, this.view, this.legend())),
       this.details,
     );
     this.model.openSome();
@@ -101,7 +101,7 @@ export class GraphView {
   openAll(open) {
     this.model.openAll(open);
     this.draw();
-    this.camera.fit(this.scene, !open);
+    this.camera.fit(this.scene, true);
   }
 
   showSizes(shown) {
@@ -219,8 +219,9 @@ export class GraphView {
 
   search() {
     const words = this.field.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const matches = (item) => words.every((word) => searched(item).includes(word));
-    const found = words.length ? [...this.model.groups.slice(1), ...this.model.nodes].filter(matches) : [];
+    const all = words.length ? [...this.model.groups.slice(1), ...this.model.nodes] : [];
+    const named = new Set(all.filter((item) => words.every((word) => nameText(item).includes(word))));
+    const found = [...named, ...all.filter((item) => !named.has(item) && words.every((word) => otherText(item).includes(word)))];
     const rows = found.slice(0, MOST_FOUND).map((item) => {
       const where = item.items ? item.class : item.parent.path;
       const choose = () => {
@@ -252,11 +253,15 @@ function keyOf(item) {
   return item.items ? `g${item.id}` : `n${item.id}`;
 }
 
-function searched(item) {
-  item.text ??= (
-    item.items
-      ? [item.path, item.name, item.class]
-      : [item.name, item.title, item.target, item.operator, item.parent.path, ...(item.weights ?? []).map(([name]) => name), ...(item.frames ?? []).map(([file, line, , code]) => `${file}:${line} ${code}`)]
-  ).join(" ").toLowerCase();
-  return item.text;
+/** What an item is called, and where it is. */
+function nameText(item) {
+  item.nameText ??= (item.items ? [item.path, item.name, item.class] : [item.name, item.title, item.target, item.operator, item.parent.path]).join(" ").toLowerCase();
+  return item.nameText;
+}
+
+/** That, its weights, and the lines that it was traced from. */
+function otherText(item) {
+  const lines = (item.frames ?? []).map(([file, line, , code]) => `${file}:${line} ${code}`);
+  item.otherText ??= [nameText(item), ...(item.weights ?? []).map(([name]) => name), ...lines].join(" ").toLowerCase();
+  return item.otherText;
 }

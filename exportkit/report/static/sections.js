@@ -7,6 +7,7 @@ import { bytesText, countText, numberText, shareText, shortened, timeText } from
 const SLOWEST = 20;
 const LISTED = 12; // rows of a long table that are shown at once
 const DIGITS = 16; // of a digest
+const NUMBER = /^(< )?[\d.,e+-]+( (µs|ms|s|kB|MB|GB|bytes|%))?$/;
 
 /** What the file is, in a few words. */
 export function headSection(data) {
@@ -41,7 +42,7 @@ export function slowestSection(graph, go) {
   return card(
     "times",
     "Times",
-    el("p", { class: "about" }, `${timeText(profile.total)} for a call at ${profile.sizes}: each node by itself, not compiled, median of ${countText(profile.runs, "run")} on ${profile.device}, torch ${profile.torch}. A compiled package fuses nodes and is faster.`),
+    el("p", { class: "about" }, `${timeText(total)} in all nodes of a call at ${profile.sizes}: each by itself, not compiled, the median of ${countText(profile.runs, "run")} on ${profile.device}, torch ${profile.torch}. A compiled package fuses nodes.`),
     el(
       "div",
       { class: "two" },
@@ -154,7 +155,7 @@ export function caseSection(data) {
     "Recorded cases",
     cases.length ? columns("", ["case", "sizes", "size", ""], cases) : el("p", { class: "faint" }, "No call was recorded."),
     figures.length > 0 && el("p", { class: "about" }, explained
-      ? "For each output, over all cases: how far eager's answers are from the reference, relative to its magnitude, and below the recorded values. Rows that an index selects are compared where the index is the same."
+      ? "For each output, over all cases: how far eager's answers are from the reference, relative to its magnitude, on a scale of decades, and the values. Rows that an index selects are compared where the index is the same."
       : "For each output, over all cases: the recorded values."),
     el("div", { class: "figures" }, figures),
   );
@@ -232,7 +233,7 @@ function named([name, ...rest]) {
 function columns(title, headings, rows) {
   if (!rows.length) return null;
   const kept = (cells) => cells.filter((_, index) => headings[index] !== false && headings[index] !== null && headings[index] !== undefined);
-  const row = ({ id, cells }) => el("tr", { id }, kept(cells).map((cell) => el("td", {}, cell)));
+  const row = ({ id, cells }) => el("tr", { id }, kept(cells).map((cell) => el("td", { class: NUMBER.test(cell) && "number" }, cell)));
   const head = headings.some(Boolean) && el("thead", {}, el("tr", {}, kept(headings).map((heading) => el("th", { scope: "col" }, heading))));
   return el("div", { class: "columns" }, title && el("h4", {}, title), el("table", {}, head || null, el("tbody", {}, rows.map((each) => row(Array.isArray(each) ? { cells: each } : each)))));
 }
