@@ -26,6 +26,7 @@ from exportkit.verify import outcomes
 from exportkit.verify.options import Against, VerifyOptions
 
 if TYPE_CHECKING:
+    from exportkit.verify.bisecting import Located
     from exportkit.verify.outcomes import Verdict
     from exportkit.verify.report import Check, Report
 
@@ -72,7 +73,19 @@ _DEFAULTS = VerifyOptions()
     show_default=True,
     help="Skip and report sizes whose inputs take more than this.",
 )
-def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) -> None:
+@click.option(
+    "--bisect", "bisecting", is_flag=True, help="If a call fails, search for the first node of the graph that differs."
+)
+@click.option(
+    "--bisect-budget",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --bisect: compile at most N cuts of the graph. Each takes as long as an export. Default: as many as "
+    "needed.",
+)
+def command(
+    artifact: Path, max_input_mb: int, bisecting: bool, bisect_budget: int | None, as_json: bool, **options: Any
+) -> None:
     """Run every target of ARTIFACT that this machine can run, each in a fresh process, and compare the outputs.
 
     The process has only the package and torch. It cannot import the exporter, or the source of the model or operators.
@@ -86,20 +99,38 @@ def command(artifact: Path, max_input_mb: int, as_json: bool, **options: Any) ->
     With --public-key, or if this machine's policy requires signatures, signatures are checked first. A signature does
     not cover the model's source, so nothing is compared with eager unless --model names it.
 
+    With --bisect, a call that fails is repeated on parts of the graph: cut after a node, compiled, and compared with
+    what eager and a float64 reference compute up to that node. The first node that differs is named, with its errors.
+
     \b
     exportkit verify arr_coc.pt2
     exportkit verify arr_coc.pt2 --against eager --shapes 20 --json
+    exportkit verify arr_coc.pt2 --bisect
     exportkit verify arr_coc.pt2 --public-key release.pem
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     check_tolerances(options["rtol"], options["atol"])
     from exportkit.verify.verify import verify
 
+    if bisect_budget is not None and not bisecting:
+        raise click.UsageError("--bisect-budget is for --bisect.")
+    located: Located | None = None
     with progress() as step:
-        report = verify(artifact, VerifyOptions(max_input_bytes=max_input_mb * 10**6, **options), progress=step)
+        asked = VerifyOptions(max_input_bytes=max_input_mb * 10**6, **options)
+        report = verify(artifact, asked, progress=step)
+        if bisecting and any(check.failed and check.target and check.against != "package" for check in report.checks):
+            from exportkit.verify.bisecting import bisect_artifact
+
+            located = bisect_artifact(artifact, report, asked, budget=bisect_budget, progress=step)
     if as_json:
-        print_json(report_document(report))
+        bisection = located.document() if located is not None else None
+        print_json(report_document(report) | ({"bisection": bisection} if bisecting else {}))
     else:
         print_report(report)
+        if located is not None:
+            click.echo("\nBisection:")
+            click.echo(printable_lines(located.message, "  | "))
+        elif bisecting:
+            click.echo("--bisect: no call fails, so that there is nothing to search for")
     if report.exit_code:
         raise click.exceptions.Exit(report.exit_code)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
-from msgspec.structs import replace
 
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.aot_inductor import compile_program, read_inductor_config
@@ -55,11 +56,10 @@ def export_aoti(
         HostError: This machine does not have the device.
         CompilerError: This machine has no usable C++ compiler.
     """
-    embed_weights = compile_options.embed_weights
     isas = tuple(dict.fromkeys(compile_options.cpu_isas)) or (default_cpu_isa(),)
     for isa in isas:
         check_cpu_isa(isa)
-    inductor_config = read_inductor_config(compile_options.inductor_config, embed_weights=embed_weights)
+    inductor_config = read_inductor_config(compile_options.inductor_config, embed_weights=compile_options.embed_weights)
     device = usable_device(options.device)
     if device.type != "cpu" and len(isas) > 1:
         raise UsageError(
@@ -69,7 +69,43 @@ def export_aoti(
     if "cpp.cxx" not in inductor_config:
         usable_compiler()  # checked first, because tracing takes minutes
     traced = traced_model(model, out, options, device, progress)
-    weights = None if embed_weights else ProgramWeights(traced.program)
+    return write_compiled(
+        traced,
+        out,
+        replace(compile_options, inductor_config=inductor_config),
+        isas=isas,
+        device=device,
+        version=options.version,
+        progress=progress,
+    )
+
+
+def write_compiled(
+    traced: Traced,
+    out: Path,
+    options: CompileOptions,
+    *,
+    isas: Sequence[str | None],
+    device: torch.device,
+    version: str,
+    progress: Progress = silent,
+) -> Manifest:
+    """Compiles a traced model for each instruction set, and writes the artifact.
+
+    Args:
+        traced: The model, traced on the device.
+        out: The file to write.
+        options: How to compile it, with the configuration that `read_inductor_config` returned.
+        isas: The instruction sets, which take the place of the options'. None is the baseline.
+        device: cpu or cuda.
+        version: The model's version.
+        progress: Called with a description of each step.
+
+    Raises:
+        ExportError: AOTInductor refused the program.
+        CompilerError: This machine has no usable C++ compiler.
+    """
+    weights = None if options.embed_weights else ProgramWeights(traced.program)
     with temporary_folder(None, "exportkit-compile") as folder:
         compiled = [
             compile_program(
@@ -77,8 +113,8 @@ def export_aoti(
                 folder / str(number),
                 device=device,
                 cpu_isa=isa,
-                cuda_arch=compile_options.cuda_arch,
-                inductor_config=inductor_config,
+                cuda_arch=options.cuda_arch,
+                inductor_config=options.inductor_config,
                 weights=weights,
                 progress=progress,
             )
@@ -94,7 +130,7 @@ def export_aoti(
             out,
             traced,
             records,
-            version=options.version,
+            version=version,
             targets=tuple(each.target for each in compiled),
             weights=weights.weights if weights else (),
             operators=tuple(operators[name] for name in sorted(operators)),
@@ -115,6 +151,15 @@ def export_program(
     device = usable_device(options.device)
     traced = traced_model(model, out, options, device, progress)
     progress(f"writing {out}")
+    return write_program(traced, out, device=device, version=options.version)
+
+
+def write_program(traced: Traced, out: Path, *, device: torch.device, version: str) -> Manifest:
+    """Writes the program of a traced model as an artifact.
+
+    Raises:
+        ExportError: torch cannot write the program to a file.
+    """
     buffer = io.BytesIO()
     with quiet_torch():
         try:
@@ -135,7 +180,7 @@ def export_program(
         out,
         traced,
         {PROGRAM_RECORD: buffer.getvalue()},
-        version=options.version,
+        version=version,
         program=program,
         operators=traced.operators,
     )
@@ -170,7 +215,7 @@ def _write(
     weights: tuple[Weight, ...] = (),
     program: Program | None = None,
 ) -> Manifest:
-    manifest = replace(
+    manifest = msgspec.structs.replace(
         manifest_of(traced, version), targets=targets, weights=weights, program=program, operators=operators
     )
     return write_package(out, manifest, {**records, **case_records(traced)})

@@ -1,0 +1,73 @@
+"""The messages between a bisection and the process that cuts the graph. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from exportkit.child.messages import Message
+
+
+class ReadGraph(Message, frozen=True):
+    """Tells the process to trace MODEL again, or to read the program of the artifact. The answer is GraphRead.
+
+    Attributes:
+        model: MODEL, made as the manifest's source says; None to read the program.
+        program: The file of the exported program; None to trace MODEL.
+        manifest: The artifact's manifest, as JSON.
+        target: The name of the target that differs; None for the program itself, which is not compiled.
+        weights: The safetensors file that the model was exported with, or None.
+        libraries: Operator libraries to load first: absolute paths, or names of modules that load some.
+        device: The device of the target.
+    """
+
+    model: str | None
+    program: str | None
+    manifest: str
+    target: str | None
+    weights: str | None
+    libraries: tuple[str, ...]
+    device: str
+
+
+class CutPoint(Message, frozen=True):
+    """A node after which the graph can be cut.
+
+    Attributes:
+        name: Its name.
+        operator: Its operator.
+        where: The line of the model's code, or "".
+        values: The names of the values that its result consists of.
+    """
+
+    name: str
+    operator: str
+    where: str
+    values: tuple[str, ...]
+
+
+class GraphRead(Message, frozen=True):
+    """The nodes after which the graph can be cut, in its order."""
+
+    points: tuple[CutPoint, ...]
+
+
+class CutGraph(Message, frozen=True):
+    """Tells the process to cut the graph, to compile what is left, and to record one case. The answer is GraphCut.
+
+    Attributes:
+        point: The index of the node after which to cut.
+        sizes: The sizes of the case.
+        inputs: A safetensors file with the inputs of the case; None to draw them.
+        seed: The seed of the inputs that are drawn.
+        output: The artifact to write.
+    """
+
+    point: int
+    sizes: dict[str, int]
+    inputs: str | None
+    seed: int
+    output: str
+
+
+class GraphCut(Message, frozen=True):
+    """The bytes of the case's inputs."""
+
+    input_bytes: int

@@ -1,0 +1,379 @@
+"""Finds the first node of the graph where compiled code and eager differ.
+
+The graph is cut after one node after the other, by bisection. What a cut leaves is compiled like the whole model, and
+verified like any artifact: against one case, which the same graph in eager mode has recorded, with float64 references.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from exportkit.child.messages import Failed
+from exportkit.errors import UsageError
+from exportkit.onnx.files import named_model
+from exportkit.package.archive import PackageReader
+from exportkit.package.assemble import assemble
+from exportkit.package.atomic import temporary_folder
+from exportkit.package.manifest import Accuracy, Library, Manifest
+from exportkit.package.trust import demand, demanded_by
+from exportkit.sizes import label_of, plan_sizes
+from exportkit.verify.bisect_commands import CutGraph, CutPoint, GraphCut, GraphRead, ReadGraph
+from exportkit.verify.bisection import Bisection, bisect
+from exportkit.verify.eager import unnamed
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import Crashed, Mismatch, TimedOut, Verdict
+from exportkit.verify.report import Check, Report
+from exportkit.verify.verify import verify
+from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
+
+Progress = Callable[[str], None]
+
+FUSION = (
+    "Each cut makes values results that the whole model keeps inside, which changes what the compiler fuses. A "
+    "difference that comes from fusion may therefore vanish, or appear at another node."
+)
+
+
+@dataclass(frozen=True)
+class NodeError:
+    """A value after a cut that differs.
+
+    Attributes:
+        name: The name of its node.
+        message: How the compiled code's value differs, as a verification says it.
+        compiled: The compiled code's error against the float64 reference; None if there is no reference.
+        eager: Eager's error against the same reference.
+    """
+
+    name: str
+    message: str
+    compiled: Accuracy | None
+    eager: Accuracy | None
+
+
+@dataclass(frozen=True)
+class Located:
+    """What a bisection found.
+
+    Attributes:
+        label: The check of the verification that it began with.
+        sizes: The sizes of that check's case, by dimension.
+        input_bytes: The bytes of the case's inputs.
+        target: The target that differs.
+        points: The nodes after which the graph can be cut.
+        search: Which cuts were tested, and where they begin to fail.
+        verdict: How the first failing cut fails; None if the whole graph, compiled again, agrees.
+        errors: The values that differ after the first failing cut.
+        untested: By cut, why it could not be tested.
+    """
+
+    label: str
+    sizes: dict[str, int]
+    input_bytes: int
+    target: str
+    points: tuple[CutPoint, ...]
+    search: Bisection
+    verdict: Verdict | None
+    errors: tuple[NodeError, ...]
+    untested: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def point(self) -> CutPoint | None:
+        """The node after which values begin to differ."""
+        return None if self.search.fails is None else self.points[self.search.fails]
+
+    @property
+    def message(self) -> str:
+        """The finding, in lines."""
+        case = f"{self.label} of {self.target}, with {self.input_bytes} bytes of inputs"
+        tested = f"{len(self.search.tested)} cuts of {len(self.points)} were tested."
+        if self.point is None or self.search.fails is None:
+            why = self.untested.get(len(self.points) - 1)
+            if why is not None:
+                return f"the whole graph could not be compiled again for {case}: {why}"
+            return (
+                f"the whole graph, traced and compiled again, agrees with eager for {case}.\n"
+                "So the difference comes from the artifact: from another build of the code or of a library, from other "
+                "options of the compiler, or from a model that has changed since."
+            )
+        lines = [f"first difference: {self._node(self.search.fails)}", f"for {case}"]
+        lines += [f"  {error.message}{_against_eager(error)}" for error in self.errors]
+        if not self.errors and self.verdict is not None:
+            lines += [f"  {line}" for line in self.verdict.message.splitlines()]
+        if self.search.passes is not None:
+            lines.append(f"the graph up to {self._node(self.search.passes)} agrees")
+        if not self.search.exact:
+            between = self.search.fails - (0 if self.search.passes is None else self.search.passes + 1)
+            lines.append(f"{between} nodes before it were not decided, so that one of them may be the first")
+            lines += [f"  {self.points[cut].name}: {why}" for cut, why in sorted(self.untested.items())][:4]
+        elif self.errors and not any(error.name in self.point.values for error in self.errors):
+            lines.append("only values of earlier nodes differ, which agreed after an earlier cut: fusion decides")
+        return "\n".join([*lines, f"{tested} {FUSION}"])
+
+    def document(self) -> dict[str, Any]:
+        """Returns all of it as JSON."""
+        point, search = self.point, self.search
+        return {
+            "message": self.message,
+            "node": None if point is None else {"number": search.fails, **msgspec.to_builtins(point)},
+            "exact": search.exact,
+            "errors": [msgspec.to_builtins(error) for error in self.errors],
+            "case": {"label": self.label, "sizes": self.sizes, "input_bytes": self.input_bytes, "target": self.target},
+            "nodes": len(self.points),
+            "tested": {self.points[cut].name: failed for cut, failed in sorted(search.tested.items())},
+            "untested": {self.points[cut].name: why for cut, why in sorted(self.untested.items())},
+        }
+
+    def _node(self, cut: int) -> str:
+        point = self.points[cut]
+        where = f", {point.where}" if point.where else ""
+        return f"node {cut + 1} of {len(self.points)}, {point.name} ({point.operator}){where}"
+
+
+def _against_eager(error: NodeError) -> str:
+    if error.eager is None:
+        return ""
+    return f"; eager's own errors: rms {error.eager.rms:.3g}, greatest {error.eager.greatest:.3g}"
+
+
+def bisect_artifact(
+    artifact: Path,
+    report: Report,
+    options: VerifyOptions,
+    *,
+    budget: int | None = None,
+    progress: Progress = lambda step: None,
+) -> Located:
+    """Finds the first node where the target of a failed check and eager differ.
+
+    The graph is traced again from MODEL; if that may not be imported or the artifact was saved as a program, its
+    ExportedProgram is used. Each cut takes a compilation.
+
+    Args:
+        artifact: The artifact.
+        report: The report of `verify` with the same options, which failed.
+        options: The options of the verification.
+        budget: The number of cuts to compile. None compiles as many as needed.
+        progress: Called with each step before it starts.
+
+    Raises:
+        UsageError: No call failed, the artifact is an ONNX model, or there is neither a MODEL nor a program.
+        ExportkitError: The graph cannot be traced again.
+    """
+    if named_model(artifact) is not None:
+        raise UsageError("--bisect compares compiled targets with eager", hint="Leave it out for an ONNX model.")
+    called = (check for check in report.checks if check.target is not None and check.against != "package")
+    check = next((check for check in called if check.failed), None)
+    if check is None:
+        raise UsageError(
+            f"no call of {artifact.name} fails, so that there is nothing to search for",
+            hint="--bisect searches for the node where an answer begins to differ.",
+        )
+    with ExitStack() as stack:
+        asked = options.public_keys or None, options.signature
+        reader = stack.enter_context(PackageReader(artifact, demand=demand(*asked)))
+        reader.verify()
+        folder = stack.enter_context(temporary_folder(None, "exportkit-bisect"))
+        search = _Search(reader, check, options, folder, demanded_by(*asked), progress)
+        stack.callback(search.close)
+        return search.run(budget)
+
+
+class _Search:
+    """The process that cuts, the cuts so far, and what came of them."""
+
+    def __init__(
+        self,
+        reader: PackageReader,
+        check: Check,
+        options: VerifyOptions,
+        folder: Path,
+        demanded: str | None,
+        progress: Progress,
+    ) -> None:
+        self._reader, self._check, self._options, self._folder = reader, check, options, folder
+        self._demanded, self._progress = demanded, progress
+        self._worker: VerifyWorker | None = None
+        self._points: tuple[CutPoint, ...] = ()
+        self._failed: dict[int, tuple[Check, Manifest]] = {}
+        self._untested: dict[int, str] = {}
+        self._input_bytes = 0
+        self._libraries = self._extract_libraries()
+        self._case = self._case_file()
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    def run(self, budget: int | None) -> Located:
+        self._start()
+        found = bisect(len(self._points), self._fails, budget=budget)
+        verdict: Verdict | None = None
+        errors: tuple[NodeError, ...] = ()
+        if found.fails is not None:
+            check, manifest = self._failed[found.fails]
+            verdict, errors = check.verdict, _errors(check.verdict, manifest)
+        return Located(
+            label=self._check.label,
+            sizes=dict(self._check.sizes),
+            input_bytes=self._input_bytes,
+            target=str(self._check.target),
+            points=self._points,
+            search=found,
+            verdict=verdict,
+            errors=errors,
+            untested=self._untested,
+        )
+
+    @property
+    def _target(self) -> str | None:
+        names = [target.name for target in self._reader.manifest.targets]
+        return self._check.target if self._check.target in names else None
+
+    def _extract_libraries(self) -> list[tuple[Path, Library]]:
+        """Extracts the artifact's libraries, which the cut graphs run with."""
+        found = []
+        for number, library in enumerate(self._reader.manifest.libraries):
+            place = self._folder / f"library-{number}"
+            place.mkdir()
+            path = place / Path(library.record).name
+            self._reader.extract(library.record, path)
+            found.append((path, library))
+        return found
+
+    def _case_file(self) -> Path | None:
+        """Extracts the recorded case that failed; None if the inputs were drawn."""
+        if self._check.against != "cases":
+            return None
+        number = int(self._check.label.split()[1])
+        path = self._folder / "case.safetensors"
+        self._reader.extract(self._reader.manifest.cases[number].record, path)
+        return path
+
+    def _start(self) -> None:
+        """Starts the process that cuts, and lets it read the graph in the first way that works."""
+        refusals = []
+        for command in self._ways():
+            self._progress("reading the program" if command.model is None else f"tracing {command.model} again")
+            self._worker = VerifyWorker("exportkit.verify.bisect_worker", search_path="caller")
+            timeout = max(self._options.timeout, LOAD_TIMEOUT)
+            answer = self._worker.ask(command, GraphRead, doing="reading the graph", timeout=timeout)
+            if isinstance(answer, GraphRead):
+                self._points = answer.points
+                return
+            refusals.append(answer.detail if isinstance(answer, Failed) else answer.message)
+            self._worker.close()
+        source = self._reader.manifest.source.model
+        reason = "\n".join(dict.fromkeys(refusals)) or unnamed(source, self._demanded)
+        raise UsageError(f"there is no graph to cut: {reason}", hint="--model names the eager model.")
+
+    def _ways(self) -> Iterator[ReadGraph]:
+        """Yields what may give the graph.
+
+        A library that was given for the artifact may be what is wrong. So MODEL first takes those that it loads itself.
+        """
+        manifest, options = self._reader.manifest, self._options
+        given = tuple(str(each.resolve()) if isinstance(each, Path) else each for each in options.op_libraries)
+        device = next((target.device for target in manifest.targets if target.name == self._target), None)
+        if model := options.model or (manifest.source.model if self._demanded is None else None):
+            command = ReadGraph(
+                model=model,
+                program=None,
+                manifest=msgspec.json.encode(manifest).decode(),
+                target=self._target,
+                weights=str(options.weights.resolve()) if options.weights else None,
+                libraries=(),
+                device=device or "cpu",
+            )
+            yield command
+            if given:
+                yield msgspec.structs.replace(command, libraries=given)
+        if manifest.program is not None:
+            program = self._folder / "program.pt2"
+            self._reader.extract(manifest.program.record, program)
+            packed = tuple(str(path) for path, library in self._libraries if library.device == "cpu")
+            yield ReadGraph(
+                model=None,
+                program=str(program),
+                manifest=msgspec.json.encode(manifest).decode(),
+                target=self._target,
+                weights=None,
+                libraries=given or packed,
+                device=device or manifest.program.device,
+            )
+
+    def _fails(self, cut: int) -> bool | None:
+        """Compiles the graph up to a node and verifies it. None if that cannot be done."""
+        point = self._points[cut]
+        self._progress(f"cutting after node {cut + 1} of {len(self._points)}, {point.name} ({point.operator})")
+        if self._worker is None or not self._worker.alive:
+            self._start()
+        assert self._worker is not None
+        with tempfile.TemporaryDirectory(dir=self._folder) as place:
+            made = Path(place) / "cut.pt2"
+            command = CutGraph(
+                point=cut,
+                sizes=dict(self._check.sizes),
+                inputs=str(self._case) if self._case is not None else None,
+                seed=self._seed(),
+                output=str(made),
+            )
+            timeout = max(self._options.timeout, LOAD_TIMEOUT)
+            answer = self._worker.ask(command, GraphCut, doing=f"compiling up to {point.name}", timeout=timeout)
+            if isinstance(answer, (Failed, Crashed, TimedOut)):
+                self._untested[cut] = answer.detail if isinstance(answer, Failed) else answer.message
+                return None
+            self._input_bytes = answer.input_bytes
+            if self._libraries and self._target is not None:
+                assemble([made], self._libraries, made)
+            return self._judge(cut, made)
+
+    def _judge(self, cut: int, made: Path) -> bool | None:
+        with PackageReader(made) as reader:
+            manifest, digest = reader.manifest, reader.manifest_sha256
+        options = replace(
+            self._options, against="cases", device="auto", target=None, public_keys=(), signature=None, weights=None
+        )
+        report = verify(made, options, unsigned=digest, progress=lambda step: None)
+        failure = report.failure
+        if failure is None:
+            return False
+        if failure.against == "package":
+            self._untested[cut] = failure.verdict.message
+            return None
+        self._failed[cut] = failure, manifest
+        return True
+
+    def _seed(self) -> int:
+        """The seed of the inputs that the failed check had drawn."""
+        if self._check.against == "cases":
+            return self._options.seed
+        options = self._options
+        call = self._reader.manifest.call
+        plan = plan_sizes(call, options.shapes, seed=options.seed, max_bytes=options.max_input_bytes)
+        labels = [label_of(sizes) for sizes in plan.sizes]
+        return options.seed + labels.index(self._check.label)
+
+
+def _errors(verdict: Verdict, manifest: Manifest) -> tuple[NodeError, ...]:
+    """Returns the values that differ, with eager's errors in the same case."""
+    if not isinstance(verdict, Mismatch):
+        return ()
+    eager = manifest.cases[0].accuracy
+    return tuple(
+        NodeError(
+            name=output.name,
+            message=str(output),
+            compiled=Accuracy(rms=output.error.rms, greatest=output.error.greatest) if output.error else None,
+            eager=eager.get(output.name),
+        )
+        for output in verdict.outputs
+        if not output.agrees
+    )
