@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,8 @@ from exportkit.operator_tools.call_search import Enough, search_calls
 from exportkit.operator_tools.checking import MOST_SEARCH_ENDS, SEARCH, Origin
 from exportkit.operator_tools.forms import draw
 from exportkit.operator_tools.journal import Journal, Step
-from exportkit.operator_tools.variations import at_sizes, in_dtypes, in_other_integers
+from exportkit.operator_tools.variations import at_sizes, in_dtypes, in_other_integers, resized
+from exportkit.operator_tools.watched_calls import watched_calls
 
 _LITERAL = 64  # elements of an integer tensor that a line of code spells out
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "MemoryError", "Cannot allocate memory")
@@ -77,6 +78,7 @@ class Collector:
         self._seed = zlib.crc32(f"{seed} {self._subject.name}".encode())
         self._tried = 0
         self._avoided = 0
+        self._step = Step(SEARCH)
         self._findings: dict[str, Finding] = {}
         torch.manual_seed(self._seed)
 
@@ -123,11 +125,10 @@ class Collector:
             if self._avoided >= MOST_SEARCH_ENDS:
                 raise Enough
             return "it ended the process"
-        self._journal.write(Step(SEARCH, code))
         self._tried += 1
         own = copied(call)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._journal.call(Step(SEARCH, code, code)):
                 self._subject.overload(*own.args, **own.kwargs)
         except Exception as error:
             text = first_line(error)
@@ -145,9 +146,24 @@ class Collector:
             return text
         return None
 
+    def resized(self, call: Sample, changes: Mapping[int, int]) -> Sample | None:
+        """Returns a call at other sizes, or None if there is none, or if it ended a process before."""
+        other = resized(call, changes)
+        return None if other is None or (self._avoid and self._code(other) in self._avoid) else other
+
     def progress(self, check: str, call: Sample | None) -> None:
         """Writes down what the checks do next."""
-        self._journal.write(Step(check, None if call is None else self._code(call)))
+        code = None if call is None else self._code(call)
+        self._step = Step(check, code, code)
+        self._journal.write(self._step)
+
+    def watching(self) -> contextlib.AbstractContextManager[None]:
+        """Writes down each call that a check makes: it may change the strides of the call that it was given."""
+        return watched_calls(self._subject.overload, self._see)
+
+    def _see(self, call: Sample) -> contextlib.AbstractContextManager[None]:
+        *_, own_values = ways_to_write(call)
+        return self._journal.call(Step(self._step.check, own_values.code(self._subject), self._step.given))
 
     def _code(self, call: Sample) -> str:
         """Writes the call with its own values, in the shortest way that gives these."""

@@ -27,7 +27,6 @@ from exportkit.operator_tools.journal import Journal
 from exportkit.operator_tools.recorded import calls_of_function, calls_of_model
 from exportkit.operator_tools.registered import devices_of, has_schema, newly_registered, overload
 from exportkit.operator_tools.source import load
-from exportkit.operator_tools.variations import resized
 
 _WITHOUT_CUDA = "Leave --device out: every operator is called where it has kernels."
 
@@ -89,12 +88,13 @@ class _Worker:
             tuple(collected.calls),
             self.references.get(name, spec.reference if spec else None),
             spec,
-            None if collected.origin == "SPEC" else resized,
+            None if collected.origin == "SPEC" else collector.resized,
         )
         wanted = [check for check in options.only or checks() if check not in command.without]
         found = OperatorReport(name, schema, (), {}, (), 0)
         if wanted:
-            found = check_operator(subject, wanted, collector.progress)
+            with collector.watching():
+                found = check_operator(subject, wanted, collector.progress)
         findings, calls = (*collected.findings, *found.findings), found.calls + collected.tried
         report = OperatorReport(name, schema, found.passed, found.skipped, findings, calls)
         return Checked(report, collected.origin)
@@ -169,6 +169,6 @@ def main(connection: socket.socket) -> None:
 
     def prepare(command: Prepare) -> Prepared:
         worker.append(_Worker(command))
-        return Prepared(worker[-1].operators)
+        return Prepared({name: str(overload(name)._schema) for name in worker[-1].operators})
 
     serve(connection, {Prepare: prepare, CheckOne: lambda command: worker[-1].check(command)})

@@ -24,7 +24,7 @@ from exportkit.operator_tools.journal import Step, read_step
 from exportkit.operator_tools.listing import ended
 from exportkit.operator_tools.source import Source
 
-_MOST_ENDS = 4  # processes that an operator may end before the rest of its checks is left out
+_MOST_ENDS = 6  # processes that an operator may end before the rest of its checks is left out
 MOST_SEARCH_ENDS = 2  # of these, while its calls are drawn
 
 SEARCH = "search"
@@ -74,9 +74,9 @@ class Prepare(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    """The names of the operators that can be checked, sorted."""
+    """The schemas of the operators that can be checked, by their names, sorted."""
 
-    operators: tuple[str, ...]
+    schemas: dict[str, str]
 
 
 class CheckOne(Message, frozen=True):
@@ -158,6 +158,7 @@ class _Worker:
         self._journal = journal
         self._child: Conversation | None = None
         self.fresh = False
+        self.schemas: dict[str, str] = {}
 
     def __enter__(self) -> _Worker:
         return self
@@ -175,8 +176,8 @@ class _Worker:
             raise ended(self._prepare.source, error.status, self._child.printed()) from error
         if isinstance(answer, Failed):
             raise answer.exception()
-        self.fresh = True
-        return answer.operators
+        self.fresh, self.schemas = True, answer.schemas
+        return tuple(answer.schemas)
 
     def ask(self, command: CheckOne) -> Checked:
         """Checks an operator.
@@ -216,16 +217,18 @@ class _Worker:
 class _Ends:
     """How an operator ended processes."""
 
+    count: int = 0
     findings: list[Finding] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
     avoid: list[str] = field(default_factory=list)
 
     def add(self, status: int, step: Step | None, timeout: int) -> None:
+        self.count += 1
         finding = _finding(status, step, timeout)
-        if step is None or step.call is None or step.check != SEARCH:
+        if step is None or step.check != SEARCH or step.given is None:
             self.without.append(step.check if step else SEARCH)
-        else:
-            self.avoid.append(step.call)
+        if step is not None and step.given is not None:
+            self.avoid.append(step.given)
         if finding.check not in {each.check for each in self.findings}:
             self.findings.append(finding)
 
@@ -234,8 +237,8 @@ def _check(worker: _Worker, name: str) -> Checked:
     """Checks an operator in as many processes as it takes."""
     ends = _Ends()
     while True:
-        if len(ends.without) + len(ends.avoid) >= _MOST_ENDS or SEARCH in ends.without:
-            report = OperatorReport(name, "", (), {}, tuple(ends.findings), 0)
+        if ends.count >= _MOST_ENDS or SEARCH in ends.without:
+            report = OperatorReport(name, worker.schemas[name], (), {}, tuple(ends.findings), 0)
             return Checked(report, "none", "it ended every process in which it was called")
         fresh = worker.fresh
         try:
