@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +119,15 @@ def _write_into_project(new: NewOperator) -> Written:
             hint=f"Name the package that shall have the operator, such as --package my_ops; it is written if there is "
             f"none: exportkit ops new {new.name} --package my_ops",
         )
-    files = _rendered(_PROJECT_FILES, {"op": new.name, "kind": new.kind})
+    type_name = "".join(word.capitalize() for word in new.name.split("_"))
+    files = _rendered(_PROJECT_FILES, {"op": new.name, "Op": type_name, "kind": new.kind})
     _check(new.name, root, files)
+    taken = re.compile(rf"\b(struct|class) {type_name}\b")
+    if found := [path for path in sorted((root / "csrc").rglob("*.[hc]*")) if taken.search(path.read_text())]:
+        raise UsageError(
+            f"an operator cannot be called {new.name!r}: {found[0].relative_to(root)} has another type {type_name}",
+            hint="Choose another name.",
+        )
     _write(root, files)
     return Written(root, tuple(files), None)
 
