@@ -1,6 +1,7 @@
 """Writes the table in docs/operators.md from the operators' SPECs: `python -m tools.operator_table`.
 
-Run it after an operator, its schema or the first line of its docstring changed. A test fails when the table is stale.
+Run it after an operator, its schema, its layout or the first line of its docstring changed. A test fails when the table
+is stale.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ def operator_table() -> str:
         schema = str(spec.overload._schema).removeprefix("arr_coc::")
         schema = _LONG_FLOAT.sub(lambda match: repr(float(match[0])), schema)
         summary = inspect.cleandoc(spec.wrapper.__doc__ or "").splitlines()[0].replace("|", r"\|")
-        lines.append(f"| **{name}**<br>`{schema}` | {summary} | {', '.join(spec.differentiable) or '-'} |")
-    lines += ["", "The gradients are operators too: " + ", ".join(f"`{name}`" for name in gradients) + "."]
+        shapes = spec.layout.describe()
+        lines.append(f"| **{name}**<br>`{schema}`<br>{shapes} | {summary} | {', '.join(spec.differentiable) or '-'} |")
+    lines += ["", "The gradients are operators too:", ""]
+    lines += [f"- `{name}`: {SPECS[name].layout.describe()}" for name in gradients]
     return "\n".join(lines) + "\n"
 
 

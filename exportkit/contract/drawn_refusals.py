@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from exportkit.contract.layout import Layout, Shape, TensorLayout
+from exportkit.contract.layout import Layout
+from exportkit.contract.tensor_layout import Dim, Shape, TensorLayout
+
+Change = tuple[str, dict[str, Any]]
+"""What is wrong, and the changed arguments."""
 
 
 class Drawn(NamedTuple):
@@ -37,7 +41,7 @@ def drawn_refusals(op: str, layout: Layout, arguments: Mapping[str, Any]) -> Ite
     Raises:
         AssertionError: The layout takes a call that breaks one of its rules.
     """
-    for label, changed in _changes(op, layout, arguments):
+    for label, changed in _Changes(layout, arguments).all():
         try:
             layout.fake(op, {**arguments, **changed})
         except RuntimeError as error:
@@ -46,101 +50,101 @@ def drawn_refusals(op: str, layout: Layout, arguments: Mapping[str, Any]) -> Ite
             raise AssertionError(f"{op}: the layout takes a call with {label}")
 
 
-def _changes(op: str, layout: Layout, arguments: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields what to change, and what is wrong then."""
-    call = _Call(op, layout, arguments)
-    for (name, text), given in call.tensors.items():
-        shape = text.shape_of(given)
-        assert shape is not None, f"{op}: the sample has a {name} of shape {list(given.shape)}"
-        is_first = name == call.first
-        yield f"{name} of another dtype", {name: given.to(_other_dtype(text, is_first, call.base))}
-        if call.base.is_cuda and not is_first:
+class _Changes:
+    """Changes of a valid call that make it wrong."""
+
+    def __init__(self, layout: Layout, arguments: Mapping[str, Any]) -> None:
+        self.layouts = [part for _, part in layout.chain("")]
+        self.arguments = arguments
+        self.tensors: dict[str, TensorLayout] = {}
+        for part in self.layouts:
+            self.tensors |= {
+                n: t for n, t in part.tensors.items() if arguments[n] is not None and n not in self.tensors
+            }
+        self.first = next(iter(self.tensors), "")
+        self.expressions = [e for part in self.layouts for _, e in part.derived.values()]
+        self.expressions += [dim.text for result in layout.results for shape in result.shapes for dim in shape.dims]
+
+    def all(self) -> Iterator[Change]:
+        for name, text in self.tensors.items():
+            yield from self.of_dtype_and_device(name, text)
+            if not self.shape(name).anything:
+                yield from self.of_rank(name, self.shape(name))
+                yield from self.of_sizes(name, self.shape(name))
+        yield from self.of_numbers()
+        yield from self.of_computed_sizes()
+
+    def shape(self, name: str) -> Shape:
+        shape = self.tensors[name].shape_of(self.arguments[name])
+        assert shape is not None, f"the valid call's {name} has shape {list(self.arguments[name].shape)}"
+        return shape
+
+    def places(self) -> Iterator[tuple[str, Dim, int]]:
+        """Yields every written dimension: the tensor's name, the dimension and its place."""
+        for name in self.tensors:
+            for dim, place, _ in self.shape(name).last(self.arguments[name]):
+                yield name, dim, place
+
+    def of_dtype_and_device(self, name: str, text: TensorLayout) -> Iterator[Change]:
+        given, base = self.arguments[name], self.arguments[self.first]
+        if name == self.first or text.dtype == "floating":
+            dtype = torch.int64
+        elif text.dtype in (None, "accumulated"):
+            dtype = torch.float16 if base.dtype == torch.float64 else torch.float64
+        else:
+            dtype = torch.uint8 if text.dtype == "bool" else torch.int32
+        yield f"{name} of another dtype", {name: given.to(dtype)}
+        if given.is_cuda and name != self.first:  # on a CPU, no kernel sees a tensor of another device
             yield f"{name} on another device", {name: given.cpu()}
-        if not shape.unchecked:
-            yield from call.other_shapes(name, text, shape, is_first)
-    for _, part in layout.chain(op):
-        for name, rule in part.numbers.items():
-            compare, bound = rule.split()
-            too_low = int(bound) - (compare == ">=")
-            for value in (float(too_low), -2.0, float("nan")) if isinstance(arguments[name], float) else (too_low,):
-                yield f"{name} = {value}", {name: value}
-        for symbol in part.derived:
-            yield f"another {symbol}", call.with_size(symbol, 1)
-    for symbol in call.symbols():
-        if re.search(rf"\b{symbol} ?/", call.expressions):
-            yield f"{symbol} that is not a multiple", call.with_size(symbol, 1)
 
-
-def _other_dtype(text: TensorLayout, is_first: bool, base: Tensor) -> torch.dtype:
-    """Returns a dtype that is refused."""
-    if is_first or text.dtype == "floating":
-        return torch.int64
-    if text.dtype in (None, "accumulated"):
-        return torch.float16 if base.dtype == torch.float64 else torch.float64
-    return torch.uint8 if text.dtype == "bool" else torch.int32
-
-
-class _Call:
-    """A valid call, and its tensors with their layouts."""
-
-    def __init__(self, op: str, layout: Layout, arguments: Mapping[str, Any]) -> None:
-        self.least: dict[str, int] = {}
-        self.tensors: dict[tuple[str, TensorLayout], Tensor] = {}
-        self.expressions = " ".join(dim for result in layout.results for shape in result.shapes for dim in shape.dims)
-        for _, part in layout.chain(op):
-            self.least |= part.least
-            self.expressions += " ".join(expression for _, expression in part.derived.values())
-            for name, text in part.tensors.items():
-                if arguments[name] is not None and all(name != known for known, _ in self.tensors):
-                    self.tensors[name, text] = arguments[name]
-        (self.first, _), self.base = next(iter(self.tensors.items()))
-
-    def places(self) -> Iterator[tuple[str, str, int]]:
-        """Yields every dimension that has a name or a number: the tensor's name, the dimension's and its place."""
-        for (name, text), given in self.tensors.items():
-            if (shape := text.shape_of(given)) is not None:
-                for dim, written in enumerate(shape.dims, -len(shape.dims)):
-                    yield name, written.rpartition(".")[2], dim
-
-    def symbols(self) -> Iterable[str]:
-        """Returns the names of all sizes."""
-        return dict.fromkeys(symbol for _, symbol, _ in self.places() if not symbol.isdigit())
-
-    def with_size(self, symbol: str, more: int) -> dict[str, Tensor]:
-        """Returns the tensors that have the symbol, all of them larger by `more`."""
-        changed: dict[str, Tensor] = {}
-        given = {name: tensor for (name, _), tensor in self.tensors.items()}
-        for name, found, dim in self.places():
-            if found == symbol:
-                changed[name] = _resized(changed.get(name, given[name]), dim, more)
-        return changed
-
-    def other_shapes(
-        self, name: str, text: TensorLayout, shape: Shape, is_first: bool
-    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yields one tensor with another rank and with each size another, where that is wrong."""
-        given = self.tensors[name, text]
-        if not is_first or not shape.any_before:
+    def of_rank(self, name: str, shape: Shape) -> Iterator[Change]:
+        given = self.arguments[name]
+        if name != self.first or not shape.more:
             deeper = given[None]
-            while text.shape_of(deeper) is not None and not shape.any_before:
+            while not shape.more and self.tensors[name].shape_of(deeper) is not None:
                 deeper = deeper[None]
             yield f"{name} of another rank", {name: deeper}
-        elif shape.dims:  # every tensor with `...`, because they must be alike
-            alike = [other for other, theirs in self.tensors if any(s.any_before for s in theirs.shapes)]
-            yield f"{name} without dimensions", dict.fromkeys(alike, self.base.flatten()[0])
-        if shape.any_before and not is_first and given.dim() > len(shape.dims):
-            yield f"{name} of another size", {name: _resized(given, 0, 1)}
-        for place, symbol, dim in list(self.places()):
-            holders = [other for other, theirs, _ in self.places() if theirs == symbol]
-            if place != name:
-                continue
-            if symbol.isdigit() or holders[0] != name:
-                yield f"{name} of another {symbol}", {name: _resized(given, dim, 1)}
-            elif symbol in self.least:
-                least = self.least[symbol]
-                yield f"{name} of {symbol} = {least - 1}", {name: given.narrow(dim, 0, least - 1)}
+        elif shape.dims:  # every tensor with `...` is changed, because they must be alike
+            alike = [other for other, text in self.tensors.items() if any(s.more for s in text.shapes)]
+            yield f"{name} without dimensions", dict.fromkeys(alike, given.flatten()[0])
+
+    def of_sizes(self, name: str, shape: Shape) -> Iterator[Change]:
+        given = self.arguments[name]
+        if name != self.first and len(shape.before(given)):
+            yield f"{name} of another size", {name: _longer(given, 0)}
+        least = {symbol: size for part in self.layouts for symbol, size in part.least.items()}
+        for dim, place, _ in shape.last(given):
+            holder = next((other, at) for other, theirs, at in self.places() if theirs.text == dim.text)
+            if dim.fixed is not None or holder != (name, place):
+                yield f"{name} of another {dim.text}", {name: _longer(given, place)}
+            elif dim.text in least:
+                size = least[dim.text] - 1
+                yield f"{name} of {dim.text} = {size}", {name: given.narrow(place, 0, size)}
+
+    def of_numbers(self) -> Iterator[Change]:
+        for name, rule in ((name, rule) for part in self.layouts for name, rule in part.numbers.items()):
+            compare, bound = rule.split()
+            too_low = int(bound) - (compare == ">=")
+            floats = isinstance(self.arguments[name], float)
+            for value in (float(too_low), too_low - 0.5, float("nan")) if floats else (too_low, too_low - 1):
+                yield f"{name} = {value}", {name: value}
+
+    def of_computed_sizes(self) -> Iterator[Change]:
+        for symbol in dict.fromkeys(dim.text for _, dim, _ in self.places() if dim.is_named):
+            if any(symbol in part.derived for part in self.layouts):
+                yield f"another {symbol}", self.with_longer(symbol)
+            if any(re.search(rf"\b{symbol} ?/", expression) for expression in self.expressions):
+                yield f"{symbol} that is not a multiple", self.with_longer(symbol)
+
+    def with_longer(self, symbol: str) -> dict[str, Tensor]:
+        """Returns the tensors that have a symbol, its size one larger in all of them."""
+        changed: dict[str, Tensor] = {}
+        for name, dim, place in self.places():
+            if dim.text == symbol:
+                changed[name] = _longer(changed.get(name, self.arguments[name]), place)
+        return changed
 
 
-def _resized(tensor: Tensor, dim: int, more: int) -> Tensor:
-    """Repeats the first elements of a dimension at its end."""
-    return torch.cat([tensor, tensor.narrow(dim, 0, more)], dim)
+def _longer(tensor: Tensor, place: int) -> Tensor:
+    """Repeats the first element of a dimension at its end."""
+    return torch.cat([tensor, tensor.narrow(place, 0, 1)], place)

@@ -1,22 +1,8 @@
-"""The layout of an operator: the shapes and dtypes of its tensors, written once.
+"""The layout of an operator: what its tensors and numbers must be, written once.
 
-It gives the checks and the results of the fake kernel, calls that must be refused, the dimensions that may vary at
-export, and the documentation. The words of the checks are those of csrc/common/checks.h.
-
-A tensor is written as its dimensions. A name is a size, which is the same wherever the name occurs; a number is a fixed
-size; `...` stands for any dimensions before the others, and `*` for any shape. A bar separates alternatives. The dtype
-follows a colon:
-
-    "B N D"             the dtype of the first input, which is floating
-    "B N D: floating"   any floating dtype
-    "B k: int64"        this dtype
-    "B D: accumulated"  the dtype that sums are computed in: float64 if the first input is float64, else float32
-    "B D | B T D"       one of two shapes
-    "query.B T: bool"   B is compared with the B of `query`, and not with the first one
-    "B D of features"   errors name the whole shape of `features`, because the tensor was computed from it
-
-Results have two forms more. "like x" is the shape and the dtype of an argument. "like x if need_x" is [0] unless the
-argument `need_x` is true. The dimensions of a result may be expressions, such as `H/patch_size`.
+It gives the checks and the results of the fake kernel, the dimensions that may vary at export, and the documentation;
+`drawn_refusals` draws from it the calls that must be refused. The words of the checks are those of
+csrc/common/checks.h. `tensor_layout` describes how a tensor is written.
 """
 
 from __future__ import annotations
@@ -27,16 +13,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from exportkit.contract.tensor_layout import Dim, Shape, TensorLayout
+
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 FLOATING_NAMES = "float32, float64, float16 or bfloat16"
 
-_TENSOR = re.compile(r"(?P<shapes>[^:]+?)(?: of (?P<of>\w+))?(?:: (?P<dtype>\w+(?: \w+)?))?(?: if (?P<flag>\w+))?")
-_BOUND = re.compile(r"(?P<compare>>=|>) (?P<bound>-?\d+)")
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {">": operator.gt, ">=": operator.ge}
 
 
@@ -59,97 +45,20 @@ def _text(part: Any) -> str:
     return f"{part:g}" if isinstance(part, float) else str(part)
 
 
-class Shape(NamedTuple):
-    """One shape that a tensor may have: the names or numbers of its last dimensions, and what is before them."""
-
-    dims: tuple[str, ...]
-    any_before: bool = False
-    unchecked: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """Reads "B N D", "... D" or "*"."""
-        words = tuple(text.split())
-        if words == ("*",):
-            return cls((), True, True)
-        return cls(words[1:], True) if words[:1] == ("...",) else cls(words)
-
-    def __str__(self) -> str:
-        names = [name.rpartition(".")[2] for name in self.dims]
-        return "[" + ", ".join(["..."] * self.any_before + names) + "]"
-
-    def has_rank(self, rank: int) -> bool:
-        """Returns whether a tensor of this rank may have the shape."""
-        return rank >= len(self.dims) if self.any_before else rank == len(self.dims)
-
-
-@dataclass(frozen=True)
-class TensorLayout:
-    """One tensor of a layout. The module's description has the meaning of the parts."""
-
-    shapes: tuple[Shape, ...]
-    dtype: str | None
-    of: str | None
-    flag: str | None
-    like: str | None
-
-    @classmethod
-    def parse(cls, text: str) -> TensorLayout:
-        """Reads a tensor.
-
-        Raises:
-            ValueError: The text cannot be read.
-        """
-        match = _TENSOR.fullmatch(text)
-        if match is None:
-            raise ValueError(f"{text!r} is not the layout of a tensor; write such as 'B N D' or 'B k: int64'")
-        shapes, dtype = match["shapes"], match["dtype"]
-        like = next((part[5:] for part in (shapes, dtype or "") if part.startswith("like ")), None)
-        alternatives = [] if shapes.startswith("like ") else shapes.split("|")
-        return cls(tuple(map(Shape.parse, alternatives)), dtype, match["of"], match["flag"], like)
-
-    def __str__(self) -> str:
-        shape = " or ".join(map(str, self.shapes)) or f"like {self.like}"
-        shape = "any shape" if shape in ("[...]", "[]") and self.shapes[0].any_before else shape
-        return shape + (f", {self.dtype}" if self.dtype else "") + (f", if {self.flag}" if self.flag else "")
-
-    def shape_of(self, tensor: Tensor) -> Shape | None:
-        """Returns which of the shapes has the tensor's rank."""
-        return next((shape for shape in self.shapes if shape.has_rank(tensor.dim())), None)
-
-
-@dataclass
-class _Seen:
-    """What the tensors that were checked have fixed."""
-
-    arguments: Mapping[str, Any]
-    first: str = ""
-    sizes: dict[str, tuple[str, Any]] = field(default_factory=dict)  # by symbol: a tensor that has it, and the size
-    before: tuple[str, Shape] | None = None  # the first tensor with `...`
-
-    @property
-    def base(self) -> Tensor:
-        return self.arguments[self.first]
-
-    def value(self, name: str) -> Any:
-        """Returns a size, or a number among the arguments."""
-        return self.sizes[name][1] if name in self.sizes else self.arguments[name]
-
-
 @dataclass(frozen=True)
 class Layout:
     """The tensors and numbers of an operator.
 
     Attributes:
-        inputs: The tensor arguments in the order in which the kernel checks them. The dtype and the device of the first
-            are those of the others.
+        inputs: The tensor arguments in the order in which the kernel checks them. The others have the dtype of the
+            first, unless they say another, and its device.
         outputs: The results. Or a function of the arguments, by name, that returns empty results.
-        least: The smallest size, by symbol.
-        numbers: What holds for a number argument, such as "> 0" or ">= 1".
+        least: Symbol -> its smallest size.
+        numbers: Number argument -> what holds for it, "> 0" or ">= 1" or the like.
         derived: Symbol -> what else has this size, and how it is computed: ("the grid of patches",
             "(H/patch_size) * (W/patch_size)"). A division must have no remainder.
         further: Checks that the other fields do not express. It gets the operator's name, and the arguments by name.
-        after: Layouts of operators whose kernels check the arguments first, by the operator's name.
+        after: Operator -> its layout, for operators whose kernels check the arguments first, under their names.
     """
 
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -161,11 +70,15 @@ class Layout:
     after: Mapping[str, Layout] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Reads every tensor, so that a mistake shows at once."""
+        """Reads every part, so that a mistake shows at once.
+
+        Raises:
+            ValueError: A part cannot be read.
+        """
         _ = self.tensors, self.results
-        for name, text in self.numbers.items():
-            if not _BOUND.fullmatch(text):
-                raise ValueError(f"{text!r} is not a bound of {name}; write such as '> 0' or '>= 1'")
+        for name, rule in self.numbers.items():
+            if not re.fullmatch(r"(>|>=) -?\d+", rule):
+                raise ValueError(f"{rule!r} is not a rule for {name}; write such as '> 0' or '>= 1'")
 
     @cached_property
     def tensors(self) -> dict[str, TensorLayout]:
@@ -182,9 +95,7 @@ class Layout:
         yield from self.after.items()
         yield op, self
 
-    # --- the fake kernel ----------------------------------------------------------------------------------------------
-
-    def check(self, op: str, arguments: Mapping[str, Any]) -> _Seen:
+    def check(self, op: str, arguments: Mapping[str, Any]) -> _Call:
         """Checks the arguments of a call.
 
         Args:
@@ -194,208 +105,203 @@ class Layout:
         Raises:
             RuntimeError: An argument is not as it must be.
         """
-        seen = _Seen(arguments)
+        call = _Call(arguments)
         for name, layout in self.chain(op):
-            layout._check_own(name, seen)
-        return seen
+            _Checks(name, layout, call).run()
+        return call
 
     def fake(self, op: str, arguments: Mapping[str, Any]) -> Any:
-        """Checks the arguments of a call and returns its results, empty.
+        """Checks the arguments of a call and returns its results, empty. The arguments are those of `check`.
 
         Raises:
             RuntimeError: An argument is not as it must be.
         """
-        seen = self.check(op, arguments)
+        call = self.check(op, arguments)
         if callable(self.outputs):
             return self.outputs(**arguments)
-        made = tuple(_empty(op, result, seen) for result in self.results)
+        made = tuple(call.empty(op, result) for result in self.results)
         return made if len(made) > 1 else made[0] if made else None
-
-    def _check_own(self, op: str, seen: _Seen) -> None:
-        for name, tensor in self.tensors.items():
-            if seen.arguments[name] is not None:
-                self._check_tensor(op, name, tensor, seen)
-        for name, text in self.numbers.items():
-            compare, bound = text.split()
-            value = seen.arguments[name]
-            check(_COMPARE[compare](value, int(bound)), op, ": ", name, " must be ", text, ", got ", value)
-        for symbol, (what, expression) in self.derived.items():
-            size = _evaluate(op, ast.parse(expression, mode="eval").body, seen)
-            _check_size(op, symbol, *seen.sizes[symbol], what, size)
-        if self.further is not None:
-            self.further(op, **seen.arguments)
-
-    def _check_tensor(self, op: str, name: str, layout: TensorLayout, seen: _Seen) -> None:
-        tensor: Tensor = seen.arguments[name]
-        shape = layout.shape_of(tensor)
-        self._check_needed(op, name, layout, seen)
-        wrong_shape = (op, ": ", name, " must be ", *self._described(layout, seen), ", got shape ", tensor.shape)
-        check(shape is not None, *wrong_shape)
-        assert shape is not None
-        _check_dtype(op, name, layout, seen)
-        if shape.unchecked:
-            return
-        if shape.any_before:
-            self._check_before(name, shape, seen, op, wrong_shape if layout.of else None)
-        for dim, text in enumerate(shape.dims, -len(shape.dims)):
-            owner, _, symbol = text.rpartition(".")
-            size = tensor.shape[dim]
-            if symbol.isdigit():
-                check(size == int(symbol), *wrong_shape)
-                continue
-            if symbol in self.least:
-                least = self.least[symbol]
-                with_least = (op, ": ", name, f" must have {symbol} >= {least}, got shape ", tensor.shape)
-                check(size >= least, *(wrong_shape if shape.any_before else with_least))
-            other, expected = seen.sizes.setdefault(symbol, (name, size))
-            if owner:
-                other, expected = owner, _size_in(self.tensors[owner], seen.arguments[owner], symbol)
-            if other == name:
-                continue
-            if layout.of:
-                check(size == expected, *wrong_shape)
-            else:
-                _check_size(op, symbol, name, size, other, expected)
-
-    def _described(self, layout: TensorLayout, seen: _Seen) -> tuple[Any, ...]:
-        """Returns parts of a message: the shapes that a tensor may have."""
-        text = " or ".join(map(str, layout.shapes))
-        if layout.of:
-            return text, f" of {layout.of} ", seen.arguments[layout.of].shape
-        before = [name for shape in layout.shapes if shape.any_before for name in shape.dims]
-        return (text + "".join(f" with {name} >= {self.least[name]}" for name in before if name in self.least),)
-
-    def _check_needed(self, op: str, name: str, layout: TensorLayout, seen: _Seen) -> None:
-        """Refuses a tensor with a symbol that belongs to another shape of another tensor than the given one."""
-        for other, candidate in self.tensors.items():
-            if other == name:
-                return
-            for shape in candidate.shapes if len(candidate.shapes) > 1 else ():
-                needed = {dim for own in layout.shapes for dim in own.dims} & set(shape.dims)
-                given = seen.arguments[other]
-                holds = needed <= seen.sizes.keys()
-                check(holds, op, f": {name} needs a {other} {shape}, got {other} of shape ", given.shape)
-
-    def _check_before(self, name: str, shape: Shape, seen: _Seen, op: str, message: tuple[Any, ...] | None) -> None:
-        """Checks the dimensions that `...` stands for: they are the same in every tensor."""
-        if seen.before is None:
-            seen.before = name, shape
-        other, other_shape = seen.before
-        if other == name:
-            return
-        tensor, first = seen.arguments[name], seen.arguments[other]
-        if message is None:
-            message = (op, f": {name} has shape ", tensor.shape, f", {other} has shape ", first.shape)
-            message = (*message, "; they must be equal")
-        sizes, expected = _before(tensor, shape), _before(first, other_shape)
-        check(len(sizes) == len(expected), *message)
-        for size, wanted in zip(sizes, expected):
-            check(size == wanted, *message)
-        if shape == other_shape:
-            for size, wanted in zip(tensor.shape, first.shape):
-                check(size == wanted, *message)
-
-    # --- what is known without a call ---------------------------------------------------------------------------------
 
     def dynamic(self, arguments: Mapping[str, Any]) -> dict[str, dict[int, str]]:
         """Returns the symbols of the dimensions that may vary, by argument, for tensors of these ranks."""
         found: dict[str, dict[int, str]] = {}
         for _, layout in self.chain(""):
-            for name, tensor in layout.tensors.items():
-                given = arguments[name]
-                shape = None if given is None else tensor.shape_of(given)
-                if shape is None:
-                    continue
-                count = given.dim() - len(shape.dims)
-                before = {dim: f"{name}.{dim}" if shape.unchecked else f"...{dim}" for dim in range(count)}
-                named = {count + dim: text.rpartition(".")[2] for dim, text in enumerate(shape.dims)}
-                dims = before | {dim: symbol for dim, symbol in named.items() if not symbol.isdigit()}
-                if dims:
-                    found[name] = dims
-        return found
+            for name, text in layout.tensors.items():
+                if arguments[name] is not None and (shape := text.shape_of(arguments[name])) is not None:
+                    before = "*" if shape.anything else "..."
+                    dims = {place: f"{before}{place}" for place in range(len(shape.before(arguments[name])))}
+                    last = shape.last(arguments[name])
+                    found[name] = dims | {place: dim.text for dim, place, _ in last if dim.is_named}
+        return {name: dims for name, dims in found.items() if dims}
 
-    def describe(self) -> tuple[str, str, str]:
-        """Returns the inputs, the outputs and what else must hold, each as a line for a reader."""
+    def describe(self) -> str:
+        """Returns the layout as a line for a reader."""
         inputs: dict[str, str] = {}
-        rules: dict[str, None] = {}
+        rules: list[str] = []
         for _, layout in self.chain(""):
-            inputs |= {name: str(tensor) for name, tensor in layout.tensors.items()}
-            rules |= dict.fromkeys(f"{symbol} >= {least}" for symbol, least in layout.least.items())
-            rules |= dict.fromkeys(f"{name} {text}" for name, text in layout.numbers.items())
-            rules |= dict.fromkeys(f"{symbol} = {expression}" for symbol, (_, expression) in layout.derived.items())
-        return (
-            "; ".join(f"{name} {text}" for name, text in inputs.items()),
-            "; ".join(map(str, self.results)),
-            ", ".join(rules),
-        )
+            inputs |= {name: str(text) for name, text in layout.tensors.items()}
+            rules += (f"{symbol} >= {least}" for symbol, least in layout.least.items())
+            rules += (f"{name} {rule}" for name, rule in layout.numbers.items())
+            rules += (f"{symbol} = {expression}" for symbol, (_, expression) in layout.derived.items())
+        alike = {text: ", ".join(n for n, other in inputs.items() if other == text) for text in inputs.values()}
+        line = "; ".join(f"{names} {text}" for text, names in alike.items())
+        line += " -> " + ", ".join(map(str, self.results)) if self.results else ""
+        return line + (", where " + ", ".join(dict.fromkeys(rules)) if rules else "")
 
 
-def _before(tensor: Tensor, shape: Shape) -> Sequence[Any]:
-    return tensor.shape[: tensor.dim() - len(shape.dims)]
+@dataclass
+class _Call:
+    """A call, and what the tensors that were checked have fixed."""
+
+    arguments: Mapping[str, Any]
+    first: str = ""
+    sizes: dict[str, tuple[str, Any]] = field(default_factory=dict)  # by symbol: the first tensor that has it, its size
+    before: tuple[str, Shape] | None = None  # the first tensor with `...`
+
+    def value(self, op: str, expression: str) -> Any:
+        """Computes an expression of sizes and number arguments. A division must have no remainder."""
+        return self._value(op, ast.parse(expression, mode="eval").body)
+
+    def _value(self, op: str, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return self.sizes[name][1] if name in self.sizes else self.arguments[name]
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                return self._value(op, left) * self._value(op, right)
+            case ast.BinOp(left=left, op=ast.Div(), right=right):
+                whole, part = self._value(op, left), self._value(op, right)
+                of, by = ast.unparse(left), ast.unparse(right)
+                check(whole % part == 0, op, f": {of} = ", whole, f" is not a multiple of {by} = ", part)
+                return whole // part
+        raise ValueError(f"{ast.unparse(node)!r} is not made of names, numbers, * and /")
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Returns the dtype of this name."""
+        if name == "accumulated":
+            return torch.float64 if self.arguments[self.first].dtype == torch.float64 else torch.float32
+        return getattr(torch, name)
+
+    def empty(self, op: str, result: TensorLayout) -> Tensor:
+        """Makes a result."""
+        base = self.arguments[result.like or self.first]
+        dtype = base.dtype if result.like or result.dtype is None else self.dtype(result.dtype)
+        if result.flag and not self.arguments[result.flag]:
+            return base.new_empty(0, dtype=dtype)
+        if not result.shapes:
+            return base.new_empty(base.shape)
+        sizes = [self.value(op, dim.text) for dim in result.shapes[0].dims]
+        if result.shapes[0].more and self.before is not None:
+            name, shape = self.before
+            sizes = [*shape.before(self.arguments[name]), *sizes]
+        return base.new_empty(sizes, dtype=dtype)
 
 
-def _size_in(layout: TensorLayout, tensor: Tensor, symbol: str) -> Any:
-    shape = layout.shape_of(tensor)
-    assert shape is not None
-    return tensor.shape[shape.dims.index(symbol) - len(shape.dims)]
+@dataclass(frozen=True)
+class _Checks:
+    """Checks a call against one layout."""
 
+    op: str
+    layout: Layout
+    call: _Call
 
-def _check_size(op: str, symbol: str, name: str, size: Any, other: str, expected: Any) -> None:
-    """Checks that two sizes of the same symbol are equal."""
-    sizes = (f"{name} has {symbol} = ", size, f", {other} has {symbol} = ", expected)
-    check(size == expected, op, ": ", *sizes, "; they must be equal")
+    def run(self) -> None:
+        """Checks the tensors, then the numbers, then what is computed from both."""
+        layout, arguments = self.layout, self.call.arguments
+        for name, text in layout.tensors.items():
+            if arguments[name] is not None:
+                self.tensor(name, text)
+        for name, rule in layout.numbers.items():
+            compare, bound = rule.split()
+            self.must(_COMPARE[compare](arguments[name], int(bound)), f"{name} must be {rule}, got ", arguments[name])
+        for symbol, (what, expression) in layout.derived.items():
+            self.same_size(symbol, *self.call.sizes[symbol], what, self.call.value(self.op, expression))
+        if layout.further is not None:
+            layout.further(self.op, **arguments)
 
+    def must(self, holds: Any, *parts: Any) -> None:
+        check(holds, self.op, ": ", *parts)
 
-def _check_dtype(op: str, name: str, layout: TensorLayout, seen: _Seen) -> None:
-    """Checks the dtype, and that the tensor is on the first one's device."""
-    tensor: Tensor = seen.arguments[name]
-    seen.first = seen.first or name
-    if layout.dtype == "floating" or seen.first == name:
-        check(tensor.dtype in FLOATING, op, f": {name} must be {FLOATING_NAMES}, got ", tensor.dtype)
-    elif layout.dtype is None:
-        found = (f"{name} is ", tensor.dtype, f", {seen.first} is ", seen.base.dtype)
-        check(tensor.dtype == seen.base.dtype, op, ": ", *found, "; they must have one dtype")
-    else:
-        expected = _named_dtype(layout.dtype, seen)
-        check(tensor.dtype == expected, op, f": {name} must be ", expected, ", got ", tensor.dtype)
-    check(tensor.device == seen.base.device, op, f": {name} and {seen.first} must be on one device")
+    def tensor(self, name: str, text: TensorLayout) -> None:
+        given: Tensor = self.call.arguments[name]
+        shape = text.shape_of(given)
+        wrong_shape = (f"{name} must be ", *self.allowed(text), ", got shape ", given.shape)
+        self.owners(name, text)
+        self.must(shape is not None, *wrong_shape)
+        assert shape is not None  # for the type checker
+        self.dtype_and_device(name, text)
+        if shape.more and not shape.anything:
+            self.before(name, shape, wrong_shape if text.of else None)
+        for dim, _, size in shape.last(given):
+            if dim.fixed is not None:
+                self.must(size == dim.fixed, *wrong_shape)
+                continue
+            if (least := self.layout.least.get(dim.text)) is not None:
+                too_small = (f"{name} must have {dim.text} >= {least}, got shape ", given.shape)
+                self.must(size >= least, *(wrong_shape if shape.more else too_small))
+            other, expected = self.expected(name, dim, size)
+            if text.of:
+                self.must(size == expected, *wrong_shape)
+            elif expected is not size:
+                self.same_size(dim.text, name, size, other, expected)
 
+    def allowed(self, text: TensorLayout) -> tuple[Any, ...]:
+        """Returns parts of a message: the shapes that a tensor may have."""
+        shapes = " or ".join(map(str, text.shapes))
+        if text.of:
+            return shapes, f" of {text.of} ", self.call.arguments[text.of].shape
+        for dim in (dim.text for shape in text.shapes if shape.more for dim in shape.dims):
+            shapes += f" with {dim} >= {self.layout.least[dim]}" if dim in self.layout.least else ""
+        return (shapes,)
 
-def _named_dtype(name: str, seen: _Seen) -> torch.dtype:
-    if name == "accumulated":
-        return torch.float64 if seen.base.dtype == torch.float64 else torch.float32
-    return getattr(torch, name)
+    def owners(self, name: str, text: TensorLayout) -> None:
+        """Refuses a tensor whose sizes are those of another shape of another tensor, such as a mask without tokens."""
+        for symbol, owner in (dim for shape in text.shapes for dim in shape.dims):
+            if owner is not None:
+                given = self.call.arguments[owner]
+                shapes = [shape for shape in self.layout.tensors[owner].shapes if Dim(symbol) in shape.dims]
+                needs = f"{name} needs a {owner} " + " or ".join(map(str, shapes))
+                has_it = any(shape.has_rank(given.dim()) for shape in shapes)
+                self.must(has_it, needs, f", got {owner} of shape ", given.shape)
 
+    def dtype_and_device(self, name: str, text: TensorLayout) -> None:
+        self.call.first = self.call.first or name
+        first = self.call.first
+        given, base = self.call.arguments[name], self.call.arguments[first]
+        if text.dtype == "floating" or name == first:
+            self.must(given.dtype in FLOATING, f"{name} must be {FLOATING_NAMES}, got ", given.dtype)
+        elif text.dtype is None:
+            differ = (f"{name} is ", given.dtype, f", {first} is ", base.dtype, "; they must have one dtype")
+            self.must(given.dtype == base.dtype, *differ)
+        else:
+            expected = self.call.dtype(text.dtype)
+            self.must(given.dtype == expected, f"{name} must be ", expected, ", got ", given.dtype)
+        self.must(given.device == base.device, f"{name} and {first} must be on one device")
 
-def _empty(op: str, result: TensorLayout, seen: _Seen) -> Tensor:
-    """Makes a result."""
-    base = seen.arguments[result.like] if result.like else seen.base
-    dtype = base.dtype if result.dtype is None or result.like else _named_dtype(result.dtype, seen)
-    if result.flag and not seen.arguments[result.flag]:
-        return base.new_empty(0, dtype=dtype)
-    if not result.shapes:
-        return base.new_empty(base.shape)
-    (shape,) = result.shapes
-    sizes = [_evaluate(op, ast.parse(dim, mode="eval").body, seen) for dim in shape.dims]
-    if shape.any_before:
-        assert seen.before is not None
-        other, other_shape = seen.before
-        sizes = [*_before(seen.arguments[other], other_shape), *sizes]
-    return base.new_empty(sizes, dtype=dtype)
+    def before(self, name: str, shape: Shape, wrong_shape: tuple[Any, ...] | None) -> None:
+        """Compares the dimensions that `...` stands for, and the whole shape if the first tensor's is written alike."""
+        if self.call.before is None:
+            self.call.before = name, shape
+        other, others = self.call.before
+        given, first = self.call.arguments[name], self.call.arguments[other]
+        differ = (f"{name} has shape ", given.shape, f", {other} has shape ", first.shape, "; they must be equal")
+        whole = shape == others
+        sizes, expected = (given.shape, first.shape) if whole else (shape.before(given), others.before(first))
+        self.must(len(sizes) == len(expected), *(wrong_shape or differ))
+        for size, wanted in zip(sizes, expected):
+            if other != name:
+                self.must(size == wanted, *(wrong_shape or differ))
 
+    def expected(self, name: str, dim: Dim, size: Any) -> tuple[str, Any]:
+        """Returns the size that a dimension must have, and a tensor that has it."""
+        if dim.owner is None:
+            return self.call.sizes.setdefault(dim.text, (name, size))
+        owner = self.call.arguments[dim.owner]
+        shape = self.layout.tensors[dim.owner].shape_of(owner)
+        assert shape is not None, f"{dim.owner} was checked before {name}"
+        return dim.owner, next(size for theirs, _, size in shape.last(owner) if theirs.text == dim.text)
 
-def _evaluate(op: str, node: ast.expr, seen: _Seen) -> Any:
-    """Computes an expression of sizes and number arguments. A division must have no remainder."""
-    match node:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.Name(id=name):
-            return seen.value(name)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _evaluate(op, left, seen) * _evaluate(op, right, seen)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            whole, part = _evaluate(op, left, seen), _evaluate(op, right, seen)
-            names = ast.unparse(left), ast.unparse(right)
-            check(whole % part == 0, op, f": {names[0]} = ", whole, f" is not a multiple of {names[1]} = ", part)
-            return whole // part
-    raise ValueError(f"{ast.unparse(node)!r} is not made of names, numbers, * and /")
+    def same_size(self, symbol: str, name: str, size: Any, other: str, expected: Any) -> None:
+        sizes = (f"{name} has {symbol} = ", size, f", {other} has {symbol} = ", expected)
+        self.must(size == expected, *sizes, "; they must be equal")

@@ -12,7 +12,7 @@ import pkgutil
 
 from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 from exportkit.ops._autocast import register_autocast
-from exportkit.ops._fake import register_fake
+from exportkit.ops._from_layout import add_shapes, register_fake
 from exportkit.ops._library import load_built_in_libraries
 
 load_built_in_libraries()
@@ -30,6 +30,7 @@ SPECS: dict[str, OpSpec] = {
 
 for _spec in SPECS.values():
     register_fake(_spec)
+    add_shapes(_spec)
     register_autocast(_spec)
 
 globals().update({name: spec.wrapper for name, spec in SPECS.items()})

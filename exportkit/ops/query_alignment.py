@@ -131,7 +131,7 @@ SPEC = OpSpec(
     wrapper=query_alignment,
     reference=query_alignment_reference,
     layout=Layout(
-        inputs={"features": "B N D", "query": "B D | B T D", "mask": "query.B T: bool"},
+        inputs={"features": "B N D", "query": "B D | B T D", "mask": "query.B query.T: bool"},
         outputs=["B N"],
         least={"D": 1, "T": 1},
     ),

@@ -15,6 +15,7 @@ import pkgutil
 
 from exportkit.contract.operator_spec import OpSpec
 from exportkit.ops._autocast import register_autocast
+from exportkit.ops._from_layout import add_shapes
 
 _modules = [
     importlib.import_module(f"{__name__}.{module.name}")
@@ -29,6 +30,7 @@ SPECS: dict[str, OpSpec] = {
 
 for _spec in SPECS.values():
     register_autocast(_spec)
+    add_shapes(_spec)
 
 globals().update({name: spec.wrapper for name, spec in SPECS.items()})
 
