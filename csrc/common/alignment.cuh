@@ -76,18 +76,14 @@ void dispatch_shape(int64_t tokens, bool aligned, const F& f) {
 template <class T>
 struct Queries {
   using A = accumulate_t<T>;
-  Tensor unit, norm;
+  Scratch<A> unit, norm;
 
-  Queries(const Tensor& query, const bool* keep, int64_t rows, int64_t width, cudaStream_t stream)
-      : unit(torch::stable::new_empty(query, {rows, width}, scalar_type_of<A>)),
-        norm(torch::stable::new_empty(query, {rows}, scalar_type_of<A>)) {
-    unit_rows_kernel<<<grid_size(rows, kCosineWarps), kCosineThreads, 0, stream>>>(
-        static_cast<const T*>(query.const_data_ptr()), keep, static_cast<A*>(unit.mutable_data_ptr()),
-        static_cast<A*>(norm.mutable_data_ptr()), rows, width);
+  Queries(const Cuda& device, const T* query, const bool* keep, int64_t rows, int64_t width)
+      : unit(device, rows * width), norm(device, rows) {
+    unit_rows_kernel<<<grid_size(rows, kCosineWarps), kCosineThreads, 0, device.stream()>>>(query, keep, unit.data(),
+                                                                                            norm.data(), rows, width);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
-
-  const A* units() const { return static_cast<const A*>(unit.const_data_ptr()); }
 };
 
 // A block computes a tile of a matrix product in float: Rows rows and Tokens tokens of one sample, by 16 x 16 threads

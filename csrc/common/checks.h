@@ -93,6 +93,39 @@ inline void check_alike(const char* op, const char* first_name, const Tensor& fi
   check(tensor.device() == first.device(), op, ": ", name, " and ", first_name, " must be on one device");
 }
 
+// Checks features [B, N, D] with D >= 1.
+inline void check_features(const char* op, const Tensor& features) {
+  check_rank(op, "features", features, 3, "[B, N, D]");
+  check_floating(op, "features", features);
+  check(features.size(2) > 0, op, ": features must have D >= 1, got shape ", shape_of(features));
+}
+
+// Checks the gradient of an output [B, N] of features [B, N, D].
+inline void check_patch_grad(const char* op, const Tensor& grad, const Tensor& features) {
+  check_rank(op, "grad", grad, 2, "[B, N]");
+  check_alike(op, "features", features, "grad", grad);
+  check_same_size(op, "B", "grad", grad.size(0), "features", features.size(0));
+  check_same_size(op, "N", "grad", grad.size(1), "features", features.size(1));
+}
+
+// Checks x [..., D] with D >= 1 and weight [D].
+inline void check_rows_and_weight(const char* op, const Tensor& x, const Tensor& weight) {
+  check_floating(op, "x", x);
+  check(x.dim() >= 1 && x.size(-1) >= 1, op, ": x must be [..., D] with D >= 1, got shape ", shape_of(x));
+  check_rank(op, "weight", weight, 1, "[D]");
+  check_alike(op, "x", x, "weight", weight);
+  check_same_size(op, "D", "weight", weight.size(0), "x", x.size(-1));
+}
+
+// Checks that patches divide an image [B, C, H, W].
+inline void check_patch_size(const char* op, const Tensor& image, int64_t patch_size) {
+  check(patch_size > 0, op, ": patch_size must be >= 1, got ", patch_size);
+  check(image.size(2) % patch_size == 0, op, ": H = ", image.size(2),
+        " is not a multiple of patch_size = ", patch_size);
+  check(image.size(3) % patch_size == 0, op, ": W = ", image.size(3),
+        " is not a multiple of patch_size = ", patch_size);
+}
+
 inline void check_same_shape(const char* op, const char* first_name, const Tensor& first, const char* name,
                              const Tensor& tensor) {
   bool same = tensor.dim() == first.dim();

@@ -21,9 +21,6 @@ constexpr int kRows = 4;
 template <class T>
 constexpr int kPerLane = 16 / sizeof(T);
 
-template <class A>
-constexpr ScalarType scalar_type_of = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
-
 // Whether rows of `width` elements from `data` on can be read and written 16 bytes at a time.
 template <class T>
 bool is_vectorisable(const T* data, int64_t width) {

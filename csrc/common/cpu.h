@@ -7,9 +7,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "common/allocate.h"
 #include "common/checks.h"
-#include "common/contiguous.h"
+#include "common/tensors.h"
 
 // Marks a function with a loop (or a template) to be compiled once per x86-64 level. The processor's best version is
 // picked when the library loads, so that one file runs everywhere and is as fast as one built with -march=native.
@@ -23,6 +22,11 @@
 #define ARR_COC_INLINE inline __attribute__((always_inline))
 
 namespace arr_coc {
+
+// The device of an adapter: `run(const Cpu&, ...)` has the loops. It holds nothing, unlike Cuda.
+struct Cpu {
+  explicit Cpu(const Tensor&) {}
+};
 
 // The least share of a thread that is worth the cost of waking it, in elements of simple arithmetic.
 constexpr int64_t kGrain = 32768;

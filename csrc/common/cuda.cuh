@@ -9,32 +9,74 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "common/checks.h"
+#include "common/tensors.h"
 
 namespace arr_coc {
 
 constexpr int kWarpSize = 32;
 
-// Makes a tensor's device current for the scope.
-class CudaScope {
+// The device of an adapter: `run(const Cuda&, ...)` launches the kernels. Makes a tensor's device current for the
+// scope.
+class Cuda {
  public:
-  explicit CudaScope(const Tensor& tensor) : index_(tensor.get_device_index()), guard_(index_) {}
+  explicit Cuda(const Tensor& tensor) : device_(tensor.device()), guard_(device_.index()) {}
+
+  const torch::stable::Device& device() const { return device_; }
+
   cudaStream_t stream() const {
     void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream));
     return static_cast<cudaStream_t>(stream);
   }
 
  private:
-  torch::stable::accelerator::DeviceIndex index_;
+  torch::stable::Device device_;
   torch::stable::accelerator::DeviceGuard guard_;
+};
+
+// Uninitialised memory of torch's allocator for `size` elements of A. Kernels that were launched on the current stream
+// may use it after its end.
+template <class A>
+class Scratch {
+ public:
+  Scratch(const Cuda& device, int64_t size)
+      : bytes_(allocate(device.device(), {size * int64_t(sizeof(A))}, ScalarType::Byte)) {}
+
+  A* data() { return data_of<A>(bytes_); }
+
+ private:
+  Tensor bytes_;
 };
 
 // The blocks for `work` items, `per_block` each, with a cap for grid-stride loops (a grid's x is at most 2^31 - 1).
 inline unsigned grid_size(int64_t work, int64_t per_block, int64_t cap = 1 << 20) {
   return static_cast<unsigned>(std::max<int64_t>(1, std::min(cap, (work + per_block - 1) / per_block)));
 }
+
+template <class... T>
+bool start_on_16_bytes(const T*... data) {
+  return ((reinterpret_cast<uintptr_t>(data) % 16 == 0) && ...);
+}
+
+// Elements that start on 16 bytes: those given, or a copy of them.
+template <class T>
+class AlignedData {
+ public:
+  AlignedData(const Cuda& device, const T* data, int64_t size) : data_(data) {
+    if (start_on_16_bytes(data)) return;
+    data_ = copy_.emplace(device, size).data();
+    STD_CUDA_CHECK(cudaMemcpyAsync(copy_->data(), data, size * sizeof(T), cudaMemcpyDeviceToDevice, device.stream()));
+  }
+
+  const T* data() const { return data_; }
+
+ private:
+  const T* data_;
+  std::optional<Scratch<T>> copy_;
+};
 
 template <class T>
 __device__ __forceinline__ T warp_sum(T value) {

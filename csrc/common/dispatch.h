@@ -29,6 +29,11 @@ struct Accumulate<double> {
 template <class T>
 using accumulate_t = typename Accumulate<T>::type;
 
+// The computing type's dtype.
+inline ScalarType accumulate_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
 // Calls f(T{}) with the C++ type of a floating dtype. The caller has checked the dtype (checks.h).
 template <class F>
 void dispatch_floating(ScalarType dtype, F&& f) {

@@ -42,11 +42,6 @@ __global__ void __launch_bounds__(kMapThreads) map_kernel(F f, T* out, int64_t s
   }
 }
 
-template <class... T>
-bool start_on_16_bytes(const T*... data) {
-  return ((reinterpret_cast<uintptr_t>(data) % 16 == 0) && ...);
-}
-
 template <class T>
 unsigned map_blocks(int64_t size) {
   return grid_size(size, kMapThreads * kVector<T>, INT32_MAX);
@@ -54,11 +49,11 @@ unsigned map_blocks(int64_t size) {
 
 // out[i] = f(in[i]...), computed in T's accumulate type.
 template <class F, class T, class... In>
-void launch_map(cudaStream_t stream, const F& f, T* out, int64_t size, const In*... in) {
+void map(const Cuda& device, const F& f, T* out, int64_t size, const In*... in) {
   if (size == 0) return;
   const auto kernel =
       start_on_16_bytes(out, in...) ? map_kernel<true, F, T, sizeof...(In)> : map_kernel<false, F, T, sizeof...(In)>;
-  kernel<<<map_blocks<T>(size), kMapThreads, 0, stream>>>(f, out, size, {{in...}});
+  kernel<<<map_blocks<T>(size), kMapThreads, 0, device.stream()>>>(f, out, size, {{in...}});
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -93,13 +88,13 @@ __global__ void __launch_bounds__(kMapThreads)
 
 // out[i] = f(x[i], row[i % width]).
 template <class F, class T>
-void launch_map_rows(cudaStream_t stream, const F& f, T* out, int64_t size, const T* x, const T* row, int64_t width) {
+void map_rows(const Cuda& device, const F& f, T* out, int64_t size, const T* x, const T* row, int64_t width) {
   if (size == 0) return;
   const bool aligned = start_on_16_bytes(out, x);
   const auto kernel = aligned && has_whole_vectors(row, width) ? map_rows_kernel<true, true, F, T>
                       : aligned                                ? map_rows_kernel<true, false, F, T>
                                                                : map_rows_kernel<false, false, F, T>;
-  kernel<<<map_blocks<T>(size), kMapThreads, 0, stream>>>(f, out, size, x, row, width);
+  kernel<<<map_blocks<T>(size), kMapThreads, 0, device.stream()>>>(f, out, size, x, row, width);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

@@ -3,8 +3,6 @@
 
 #include <vector>
 
-#include "common/allocate.h"
-#include "common/contiguous.h"
 #include "common/convert.h"
 #include "common/prefetch.h"
 
@@ -67,7 +65,7 @@ ARR_COC_F16C int64_t map_vectors(F f, Half* out, int64_t size, const In*... in) 
 
 // out[i] = f(in[i]...) on this thread, computed in T's accumulate type. The inputs may have that type.
 template <class F, class T, class... In>
-void map(const F& f, T* out, int64_t size, const In*... in) {
+void map_here(const F& f, T* out, int64_t size, const In*... in) {
   int64_t done = 0;
 #ifdef ARR_COC_F16C
   if constexpr (std::is_same_v<T, Half>) done = has_f16c() ? map_vectors(f, out, size, in...) : 0;
@@ -77,8 +75,8 @@ void map(const F& f, T* out, int64_t size, const In*... in) {
 
 // The same on all threads.
 template <class F, class T, class... In>
-void parallel_map(const F& f, T* out, int64_t size, const In*... in) {
-  parallel_rows(size, 1, [&](int64_t begin, int64_t end) { map(f, out + begin, end - begin, (in + begin)...); });
+void map(const Cpu&, const F& f, T* out, int64_t size, const In*... in) {
+  parallel_rows(size, 1, [&](int64_t begin, int64_t end) { map_here(f, out + begin, end - begin, (in + begin)...); });
 }
 
 constexpr int64_t kShortRow = 512;
@@ -102,13 +100,13 @@ struct RepeatedRow {
 
 // out[i] = f(x[i], row[i % width]) on all threads.
 template <class F, class T>
-void parallel_map_rows(const F& f, T* out, int64_t size, const T* x, const T* row, int64_t width) {
+void map_rows(const Cpu&, const F& f, T* out, int64_t size, const T* x, const T* row, int64_t width) {
   const RepeatedRow<accumulate_t<T>> repeated(row, width);
   parallel_rows(size, 1, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin, next; at < end; at = next) {
       const int64_t column = at % repeated.size();
       next = std::min(end, at - column + repeated.size());
-      map(f, out + at, next - at, x + at, repeated.values.data() + column);
+      map_here(f, out + at, next - at, x + at, repeated.values.data() + column);
     }
   });
 }

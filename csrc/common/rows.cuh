@@ -93,8 +93,6 @@ struct RowTile {
   }
 };
 
-constexpr double kLog2E = 1.4426950408889634;
-
 // 2^x. The hardware's error is 2 units in the last place, less than the effect of rounding x.
 __device__ __forceinline__ float power_of_two(float x) {
   float result;

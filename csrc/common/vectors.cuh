@@ -7,7 +7,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "common/contiguous.h"
 #include "common/cuda.cuh"
 
 namespace arr_coc {

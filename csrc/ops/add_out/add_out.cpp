@@ -36,28 +36,18 @@ void add_strided(const T* a, const T* b, T* out, const AddLayout& layout, int64_
   }
 }
 
-void add_out_cpu(const Tensor& a, const Tensor& b, Tensor out) {
-  check_add_out(a, b, out);
-  const int64_t size = out.numel();
-  if (size == 0) return;
-  const Tensor x = unless_overwritten(a, out), y = unless_overwritten(b, out);
-  const AddLayout layout = add_layout(x, y, out);
-  dispatch_floating(a.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const T* left = static_cast<const T*>(x.const_data_ptr());
-    const T* right = static_cast<const T*>(y.const_data_ptr());
-    T* sum = static_cast<T*>(out.mutable_data_ptr());
-    parallel_rows(size, 1, [&](int64_t begin, int64_t end) {
-      if (!layout.is_linear()) return add_strided(left, right, sum, layout, begin, end);
-      map(Add{}, sum + begin, end - begin, left + begin, right + begin);
-    });
+}  // namespace
+
+template <class T>
+void run(const Cpu&, const AddOut<T>& call) {
+  parallel_rows(call.size, 1, [&](int64_t begin, int64_t end) {
+    if (!call.layout.is_linear()) return add_strided(call.a, call.b, call.out, call.layout, begin, end);
+    map_here(Add{}, call.out + begin, end - begin, call.a + begin, call.b + begin);
   });
 }
 
-}  // namespace
-
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) { m.def("add_out(Tensor a, Tensor b, Tensor(a!) out) -> ()"); }
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("add_out", TORCH_BOX(&add_out_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("add_out", TORCH_BOX(&add_out<Cpu>)); }
 
 }  // namespace arr_coc

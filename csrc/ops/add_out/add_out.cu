@@ -52,11 +52,14 @@ __global__ void add_strided_kernel(const T* a, const T* b, T* out, const AddLayo
   }
 }
 
+}  // namespace
+
 template <class T>
-void launch_add(const T* a, const T* b, T* out, const AddLayout& layout, int64_t size, cudaStream_t stream) {
+void run(const Cuda& device, const AddOut<T>& call) {
+  const auto& [a, b, out, layout, size] = call;
+  const cudaStream_t stream = device.stream();
   if (layout.is_linear()) {
-    const bool aligned =
-        (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
+    const bool aligned = start_on_16_bytes(a, b, out);
     const int64_t packs = aligned ? size / Pack<T>::size : 0;
     add_linear_kernel<T>
         <<<grid_size(aligned ? packs + 1 : size, kThreads), kThreads, 0, stream>>>(a, b, out, size, packs);
@@ -68,22 +71,6 @@ void launch_add(const T* a, const T* b, T* out, const AddLayout& layout, int64_t
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-void add_out_cuda(const Tensor& a, const Tensor& b, Tensor out) {
-  check_add_out(a, b, out);
-  const int64_t size = out.numel();
-  if (size == 0) return;
-  const CudaScope scope(out);
-  const Tensor x = unless_overwritten(a, out), y = unless_overwritten(b, out);
-  const AddLayout layout = add_layout(x, y, out);
-  dispatch_floating(a.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    launch_add(static_cast<const T*>(x.const_data_ptr()), static_cast<const T*>(y.const_data_ptr()),
-               static_cast<T*>(out.mutable_data_ptr()), layout, size, scope.stream());
-  });
-}
-
-}  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("add_out", TORCH_BOX(&add_out_cuda)); }
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("add_out", TORCH_BOX(&add_out<Cuda>)); }
 
 }  // namespace arr_coc

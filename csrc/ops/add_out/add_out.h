@@ -1,12 +1,11 @@
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
 
 #include "common/checks.h"
+#include "common/tensors.h"
 
 namespace arr_coc {
 
@@ -58,20 +57,14 @@ inline std::ostream& operator<<(std::ostream& text, const Strides& strides) {
   return text << ']';
 }
 
-inline void check_same_shape(const char* op, const Tensor& a, const char* name, const Tensor& tensor) {
-  bool same = tensor.dim() == a.dim();
-  for (int64_t dim = 0; same && dim < a.dim(); ++dim) same = tensor.size(dim) == a.size(dim);
-  check(same, op, ": ", name, " has shape ", shape_of(tensor), ", a has shape ", shape_of(a), "; they must be equal");
-}
-
 inline void check_add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
   const char* op = "add_out";
   check_floating(op, "a", a);
   check(a.dim() <= kMaxDims, op, ": a must have at most ", kMaxDims, " dimensions, got shape ", shape_of(a));
   check_alike(op, "a", a, "b", b);
   check_alike(op, "a", a, "out", out);
-  check_same_shape(op, a, "b", b);
-  check_same_shape(op, a, "out", out);
+  check_same_shape(op, "a", a, "b", b);
+  check_same_shape(op, "a", a, "out", out);
   check(has_distinct_elements(out), op, ": elements of out must not share memory, got shape ", shape_of(out),
         " with strides ", Strides{out});
 }
@@ -109,6 +102,27 @@ inline AddLayout add_layout(const Tensor& a, const Tensor& b, const Tensor& out)
     for (int t = 0; t < AddLayout::kTensors; ++t) layout.stride[t][place] = tensors[t]->stride(dims[d]);
   }
   return layout;
+}
+
+template <class T>
+struct AddOut {
+  const T *a, *b;
+  T* out;
+  const AddLayout& layout;
+  int64_t size;
+};
+
+template <class Device>
+void add_out(const Tensor& a, const Tensor& b, Tensor out) {
+  check_add_out(a, b, out);
+  if (out.numel() == 0) return;
+  const Device device(out);
+  const Tensor x = unless_overwritten(a, out), y = unless_overwritten(b, out);
+  const AddLayout layout = add_layout(x, y, out);
+  dispatch_floating(out.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    run(device, AddOut<T>{data_of<T>(x), data_of<T>(y), data_of<T>(out), layout, out.numel()});
+  });
 }
 
 }  // namespace arr_coc

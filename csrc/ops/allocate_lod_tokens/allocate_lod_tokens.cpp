@@ -65,41 +65,34 @@ void allot_total(int64_t* tokens, int64_t count, int64_t min_tokens, int64_t spr
   for (int64_t j = 0; j < missing; ++j) ++tokens[leftovers[j].index];
 }
 
-Tensor allocate_lod_tokens_cpu(const Tensor& scores, int64_t min_tokens, int64_t max_tokens, double gamma,
-                               std::optional<int64_t> total) {
-  check_allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total);
-  const Tensor x = as_contiguous(scores);
-  const int64_t batch = x.size(0), count = x.size(1), spread = max_tokens - min_tokens;
-  Tensor tokens = allocate(x, {batch, count}, ScalarType::Long);
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const T* in = static_cast<const T*>(x.const_data_ptr());
-    int64_t* out = static_cast<int64_t*>(tokens.mutable_data_ptr());
-    if (!total) {
-      return parallel_rows(batch * count, 16, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i)
-          out[i] = min_tokens + int64_t(std::floor(rounded_product(spread, lod_power(lod_score(in[i]), gamma)) + 0.5));
-      });
-    }
-    parallel_rows(count ? batch : 0, count * 64, [&](int64_t begin, int64_t end) {
-      std::vector<double> clamped(count);
-      std::vector<Leftover> leftovers;
-      for (int64_t b = begin; b < end; ++b) {
-        double highest = 0;
-        for (int64_t i = 0; i < count; ++i) {
-          clamped[i] = lod_score(in[b * count + i]);
-          highest = std::max(highest, clamped[i]);
-        }
-        int64_t* row = out + b * count;
-        for (int64_t i = 0; i < count; ++i) row[i] = lod_weight(clamped[i], highest, gamma);
-        allot_total(row, count, min_tokens, spread, *total - count * min_tokens, leftovers);
+}  // namespace
+
+template <class T>
+void run(const Cpu&, const AllocateLodTokens<T>& call) {
+  const int64_t count = call.count, min_tokens = call.min_tokens, spread = call.spread;
+  if (!call.extra) {
+    return parallel_rows(call.batch * count, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const double share = lod_power(lod_score(call.scores[i]), call.gamma);
+        call.tokens[i] = min_tokens + int64_t(std::floor(rounded_product(spread, share) + 0.5));
       }
     });
+  }
+  parallel_rows(call.batch, count * 64, [&](int64_t begin, int64_t end) {
+    std::vector<double> clamped(count);
+    std::vector<Leftover> leftovers;
+    for (int64_t b = begin; b < end; ++b) {
+      double highest = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        clamped[i] = lod_score(call.scores[b * count + i]);
+        highest = std::max(highest, clamped[i]);
+      }
+      int64_t* row = call.tokens + b * count;
+      for (int64_t i = 0; i < count; ++i) row[i] = lod_weight(clamped[i], highest, call.gamma);
+      allot_total(row, count, min_tokens, spread, *call.extra, leftovers);
+    }
   });
-  return tokens;
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def(
@@ -107,6 +100,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
       "SymInt? total=None) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("allocate_lod_tokens", TORCH_BOX(&allocate_lod_tokens_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("allocate_lod_tokens", TORCH_BOX(&allocate_lod_tokens<Cpu>)); }
 
 }  // namespace arr_coc

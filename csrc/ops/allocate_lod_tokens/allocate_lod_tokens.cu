@@ -107,32 +107,21 @@ __global__ __launch_bounds__(kSelectThreads) void allocate_total_kernel(const T*
   }
 }
 
-Tensor allocate_lod_tokens_cuda(const Tensor& scores, int64_t min_tokens, int64_t max_tokens, double gamma,
-                                std::optional<int64_t> total) {
-  check_allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total);
-  const CudaScope scope(scores);
-  const Tensor x = as_contiguous(scores);
-  const int64_t batch = x.size(0), count = x.size(1), spread = max_tokens - min_tokens;
-  Tensor tokens = allocate(x, {batch, count}, ScalarType::Long);
-  if (batch * count == 0) return tokens;
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const T* in = static_cast<const T*>(x.const_data_ptr());
-    int64_t* out = static_cast<int64_t*>(tokens.mutable_data_ptr());
-    if (total) {
-      allocate_total_kernel<T><<<grid_size(batch, 1), kSelectThreads, 0, scope.stream()>>>(
-          in, out, batch, count, min_tokens, spread, gamma, *total - count * min_tokens);
-    } else {
-      allocate_kernel<T><<<grid_size(batch * count, 256), 256, 0, scope.stream()>>>(in, out, batch * count, min_tokens,
-                                                                                    spread, gamma);
-    }
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-  return tokens;
-}
-
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("allocate_lod_tokens", TORCH_BOX(&allocate_lod_tokens_cuda)); }
+template <class T>
+void run(const Cuda& device, const AllocateLodTokens<T>& call) {
+  const auto [scores, tokens, batch, count, min_tokens, spread, gamma, extra] = call;
+  if (extra) {
+    allocate_total_kernel<T><<<grid_size(batch, 1), kSelectThreads, 0, device.stream()>>>(
+        scores, tokens, batch, count, min_tokens, spread, gamma, *extra);
+  } else {
+    allocate_kernel<T><<<grid_size(batch * count, 256), 256, 0, device.stream()>>>(scores, tokens, batch * count,
+                                                                                   min_tokens, spread, gamma);
+  }
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("allocate_lod_tokens", TORCH_BOX(&allocate_lod_tokens<Cuda>)); }
 
 }  // namespace arr_coc

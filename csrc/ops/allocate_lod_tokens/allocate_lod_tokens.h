@@ -6,9 +6,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "common/allocate.h"
 #include "common/checks.h"
-#include "common/contiguous.h"
+#include "common/tensors.h"
 
 namespace arr_coc {
 
@@ -69,5 +68,33 @@ struct Shares {
   bool equal;
   C10_HOST_DEVICE int64_t product(int64_t weight) const { return rest * (equal ? int64_t(weight == 0) : weight); }
 };
+
+// `spread` is max_tokens - min_tokens; `extra` is what a total leaves beyond min_tokens each.
+template <class T>
+struct AllocateLodTokens {
+  const T* scores;
+  int64_t* tokens;
+  int64_t batch, count, min_tokens, spread;
+  double gamma;
+  std::optional<int64_t> extra;
+};
+
+template <class Device>
+Tensor allocate_lod_tokens(const Tensor& scores, int64_t min_tokens, int64_t max_tokens, double gamma,
+                           std::optional<int64_t> total) {
+  check_allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total);
+  const Device device(scores);
+  const Tensor x = as_contiguous(scores);
+  const int64_t batch = x.size(0), count = x.size(1);
+  Tensor tokens = allocate(x, {batch, count}, ScalarType::Long);
+  if (batch * count == 0) return tokens;
+  const auto extra = total ? std::make_optional(*total - count * min_tokens) : std::nullopt;
+  dispatch_floating(x.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    run(device, AllocateLodTokens<T>{data_of<T>(x), data_of<int64_t>(tokens), batch, count, min_tokens,
+                                     max_tokens - min_tokens, gamma, extra});
+  });
+  return tokens;
+}
 
 }  // namespace arr_coc

@@ -4,24 +4,7 @@
 #include "ops/bias_relu/bias_relu.h"
 
 namespace arr_coc {
-namespace {
 
-Tensor bias_relu_cuda(const Tensor& x, const Tensor& bias) {
-  check_bias_relu(x, bias);
-  const CudaScope scope(x);
-  const Tensor in = as_contiguous(x), row = as_contiguous(bias);
-  Tensor out = torch::stable::new_empty(in, in.sizes());
-  dispatch_floating(in.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    launch_map_rows(scope.stream(), ScaleBiasRelu<accumulate_t<T>>{1}, static_cast<T*>(out.mutable_data_ptr()),
-                    out.numel(), static_cast<const T*>(in.const_data_ptr()),
-                    static_cast<const T*>(row.const_data_ptr()), row.size(0));
-  });
-  return out;
-}
-
-}  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("bias_relu", TORCH_BOX(&bias_relu_cuda)); }
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("bias_relu", TORCH_BOX(&bias_relu<Cuda>)); }
 
 }  // namespace arr_coc

@@ -10,8 +10,6 @@
 namespace arr_coc {
 namespace {
 
-constexpr double kLog2E = 1.4426950408889634074;
-
 // The largest number of a row. NaN is ignored here, because it reaches every later sum.
 template <class A>
 ARR_COC_EVERY_ISA A row_max(const A* x, int64_t width) {
@@ -69,60 +67,41 @@ ARR_COC_EVERY_ISA void row_gradient(const A* x, A* weights, int64_t width, A max
   for (int64_t d = 0; d < width; ++d) weights[d] = factor * weights[d] * (log_weight(x[d], max, scale) - mean);
 }
 
-Tensor compute_entropy_cpu(const Tensor& features, double temperature) {
-  check_compute_entropy(features, temperature);
-  const Tensor x = as_contiguous(features);
-  const int64_t rows = x.size(0) * x.size(1), width = x.size(2);
-  Tensor entropy = allocate(x, {x.size(0), x.size(1)});
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* in = static_cast<const T*>(x.const_data_ptr());
-    T* out = static_cast<T*>(entropy.mutable_data_ptr());
-    const A scale = A(kLog2E / temperature), norm = width > 1 ? A(1 / std::log2(width)) : A(0);
-    parallel_rows(rows, width * 4, [&](int64_t begin, int64_t end) {
-      std::vector<A> buffer;
-      for (int64_t row = begin; row < end; ++row) {
-        const A* z = accumulated(in + row * width, width, buffer);
-        const RowSums<A> sums = row_sums(z, width, row_max(z, width), scale);
-        out[row] = store<T>((std::log2(sums.weights) - sums.weighted / sums.weights) * norm);
-      }
-    });
+}  // namespace
+
+template <class T>
+void run(const Cpu&, const Entropy<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t width = call.width;
+  parallel_rows(call.rows, width * 4, [&](int64_t begin, int64_t end) {
+    std::vector<A> buffer;
+    for (int64_t row = begin; row < end; ++row) {
+      const A* z = accumulated(call.x + row * width, width, buffer);
+      const RowSums<A> sums = row_sums(z, width, row_max(z, width), call.scale);
+      call.out[row] = store<T>((std::log2(sums.weights) - sums.weighted / sums.weights) * call.norm);
+    }
   });
-  return entropy;
 }
 
 // dH/dx_j = -p_j (ln p_j + H) / (tau ln D), where ln p_j + H is the logarithm of the weight minus its weighted mean.
-Tensor compute_entropy_grad_cpu(const Tensor& grad, const Tensor& features, double temperature) {
-  check_compute_entropy_grad(grad, features, temperature);
-  const Tensor x = as_contiguous(features), g = as_contiguous(grad);
-  const int64_t rows = x.size(0) * x.size(1), width = x.size(2);
-  Tensor grad_features = allocate(x, {x.size(0), x.size(1), width});
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* in = static_cast<const T*>(x.const_data_ptr());
-    const T* upstream = static_cast<const T*>(g.const_data_ptr());
-    T* out = static_cast<T*>(grad_features.mutable_data_ptr());
-    const A scale = A(kLog2E / temperature), norm = width > 1 ? A(1 / (temperature * std::log2(width))) : A(0);
-    parallel_rows(rows, width * 6, [&](int64_t begin, int64_t end) {
-      std::vector<A> buffer;
-      StagedRow<T> staged(width);
-      for (int64_t row = begin; row < end; ++row) {
-        const A* z = accumulated(in + row * width, width, buffer);
-        A* slopes = staged.at(out + row * width);
-        const A max = row_max(z, width);
-        const RowSums<A> sums = row_weights(z, slopes, width, max, scale);
-        const A factor = -load(upstream[row]) * norm / sums.weights;
-        row_gradient(z, slopes, width, max, scale, sums.weighted / sums.weights, factor);
-        staged.store_to(out + row * width);
-      }
-    });
+template <class T>
+void run(const Cpu&, const EntropyGrad<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t width = call.width;
+  parallel_rows(call.rows, width * 6, [&](int64_t begin, int64_t end) {
+    std::vector<A> buffer;
+    StagedRow<T> staged(width);
+    for (int64_t row = begin; row < end; ++row) {
+      const A* z = accumulated(call.x + row * width, width, buffer);
+      A* slopes = staged.at(call.out + row * width);
+      const A max = row_max(z, width);
+      const RowSums<A> sums = row_weights(z, slopes, width, max, call.scale);
+      const A factor = -load(call.grad[row]) * call.norm / sums.weights;
+      row_gradient(z, slopes, width, max, call.scale, sums.weighted / sums.weights, factor);
+      staged.store_to(call.out + row * width);
+    }
   });
-  return grad_features;
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def("compute_entropy(Tensor features, float temperature=1.0) -> Tensor");
@@ -130,8 +109,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
-  m.impl("compute_entropy", TORCH_BOX(&compute_entropy_cpu));
-  m.impl("compute_entropy_grad", TORCH_BOX(&compute_entropy_grad_cpu));
+  m.impl("compute_entropy", TORCH_BOX(&compute_entropy<Cpu>));
+  m.impl("compute_entropy_grad", TORCH_BOX(&compute_entropy_grad<Cpu>));
 }
 
 }  // namespace arr_coc

@@ -69,57 +69,34 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-Tensor compute_entropy_cuda(const Tensor& features, double temperature) {
-  check_compute_entropy(features, temperature);
-  const CudaScope scope(features);
-  const Tensor x = torch::stable::contiguous(features);
-  const int64_t rows = x.size(0) * x.size(1), width = x.size(2);
-  Tensor entropy = torch::stable::new_empty(x, {x.size(0), x.size(1)});
-  if (rows == 0) return entropy;
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* in = static_cast<const T*>(x.const_data_ptr());
-    const auto kernel = !is_vectorisable(in, width) ? entropy_kernel<true, false, T, A>
-                        : width > kTile<T>          ? entropy_kernel<true, true, T, A>
-                                                    : entropy_kernel<false, true, T, A>;
-    const int warp_rows = rows_per_warp(rows);
-    kernel<<<grid_size(rows, kWarps * warp_rows), kThreads, 0, scope.stream()>>>(
-        in, static_cast<T*>(entropy.mutable_data_ptr()), rows, width, warp_rows, A(kLog2E / temperature),
-        width > 1 ? A(1 / std::log2(double(width))) : A(0));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-  return entropy;
-}
-
-Tensor compute_entropy_grad_cuda(const Tensor& grad, const Tensor& features, double temperature) {
-  check_compute_entropy_grad(grad, features, temperature);
-  const CudaScope scope(features);
-  const Tensor x = torch::stable::contiguous(features), g = torch::stable::contiguous(grad);
-  const int64_t rows = x.size(0) * x.size(1), width = x.size(2);
-  Tensor grad_features = torch::stable::new_empty(x, {x.size(0), x.size(1), width});
-  if (rows == 0) return grad_features;
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* in = static_cast<const T*>(x.const_data_ptr());
-    T* out = static_cast<T*>(grad_features.mutable_data_ptr());
-    const bool aligned = is_vectorisable(in, width) && is_vectorisable(out, width);
-    const auto kernel = aligned ? entropy_grad_kernel<true, T, A> : entropy_grad_kernel<false, T, A>;
-    // d ln p = ln 2 d log2 p, over ln D.
-    kernel<<<grid_size(rows, kWarps), kThreads, 0, scope.stream()>>>(
-        static_cast<const T*>(g.const_data_ptr()), in, out, rows, width, A(kLog2E / temperature),
-        width > 1 ? A(1 / (temperature * std::log2(double(width)))) : A(0));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-  return grad_features;
-}
-
 }  // namespace
 
+template <class T>
+void run(const Cuda& device, const Entropy<T>& call) {
+  using A = accumulate_t<T>;
+  const auto [x, out, rows, width, scale, norm] = call;
+  const auto kernel = !is_vectorisable(x, width) ? entropy_kernel<true, false, T, A>
+                      : width > kTile<T>         ? entropy_kernel<true, true, T, A>
+                                                 : entropy_kernel<false, true, T, A>;
+  const int warp_rows = rows_per_warp(rows);
+  kernel<<<grid_size(rows, kWarps * warp_rows), kThreads, 0, device.stream()>>>(x, out, rows, width, warp_rows, scale,
+                                                                                norm);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <class T>
+void run(const Cuda& device, const EntropyGrad<T>& call) {
+  using A = accumulate_t<T>;
+  const auto [grad, x, out, rows, width, scale, norm] = call;
+  const bool aligned = is_vectorisable(x, width) && is_vectorisable(out, width);
+  const auto kernel = aligned ? entropy_grad_kernel<true, T, A> : entropy_grad_kernel<false, T, A>;
+  kernel<<<grid_size(rows, kWarps), kThreads, 0, device.stream()>>>(grad, x, out, rows, width, scale, norm);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {
-  m.impl("compute_entropy", TORCH_BOX(&compute_entropy_cuda));
-  m.impl("compute_entropy_grad", TORCH_BOX(&compute_entropy_grad_cuda));
+  m.impl("compute_entropy", TORCH_BOX(&compute_entropy<Cuda>));
+  m.impl("compute_entropy_grad", TORCH_BOX(&compute_entropy_grad<Cuda>));
 }
 
 }  // namespace arr_coc

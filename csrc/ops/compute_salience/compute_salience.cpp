@@ -198,72 +198,6 @@ void mean_features(const T* features, int64_t batch, int64_t count, int64_t widt
   std::copy(rows.norm.begin(), rows.norm.end(), norm);
 }
 
-template <class T>
-const T* data_of(const Tensor& tensor) {
-  return static_cast<const T*>(tensor.const_data_ptr());
-}
-
-template <class T>
-T* data_of(Tensor& tensor) {
-  return static_cast<T*>(tensor.mutable_data_ptr());
-}
-
-// Salience and the statistics for its gradient: see compute_salience_forward in compute_salience.py.
-std::tuple<Tensor, Tensor, Tensor, Tensor> salience_and_statistics(const char* op, const Tensor& features,
-                                                                   const Tensor& lab, const Tensor& sobel_x,
-                                                                   const Tensor& sobel_y, int64_t patch_size,
-                                                                   const std::vector<double>& weights) {
-  check_compute_salience(op, features, lab, sobel_x, sobel_y, patch_size, weights);
-  const Tensor x = as_contiguous(features), colour = as_contiguous(lab), gx = as_contiguous(sobel_x),
-               gy = as_contiguous(sobel_y);
-  const int64_t batch = x.size(0), count = x.size(1), width = x.size(2);
-  const ScalarType wide = statistics_dtype(x);
-  Tensor salience = allocate(x, {batch, count}), mean_unit = allocate(x, {batch, width}, wide),
-         mean_norm = allocate(x, {batch, 1}, wide), patches = allocate(x, {batch, kStatistics, count}, wide);
-  if (batch * count == 0) return {salience, torch::stable::zero_(mean_unit), torch::stable::zero_(mean_norm), patches};
-  const PatchGrid grid(lab, patch_size);
-  const SalienceWeights weight(weights);
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* in = data_of<T>(x);
-    T* out = data_of<T>(salience);
-    A *unit = data_of<A>(mean_unit), *statistics = data_of<A>(patches);
-    mean_edges(data_of<T>(gx), data_of<T>(gy), grid, statistics);
-    mean_colours(data_of<T>(colour), grid, statistics);
-    const std::vector<A> distances = mean_distances<A>(statistics, grid);
-    mean_features(in, batch, count, width, unit, data_of<A>(mean_norm));
-    parallel_rows(batch * count, width * 2 + 64, [&](int64_t begin, int64_t end) {
-      std::vector<A> buffer;
-      for (int64_t item = begin; item < end; ++item) {
-        const int64_t sample = item / count;
-        A* of_patch = statistics + sample * kStatistics * count + item % count;
-        const A* row = accumulated(in + item * width, width, buffer);
-        const Products<A> both = products(row, unit + sample * width, width);
-        const A norm = std::sqrt(both.square), cosine = both.dot * inverse_norm(norm);
-        of_patch[kNorms * count] = norm, of_patch[kCosines * count] = cosine;
-        const A strength = of_patch[kEdges * count], edge = strength / (strength + A(kEdgeHalf)),
-                distance = distances[item], contrast = distance / (distance + A(kContrastHalf));
-        out[item] =
-            store<T>(A(weight.edges) * edge + A(weight.contrast) * contrast + A(weight.features) * (1 - cosine) / 2);
-      }
-    });
-  });
-  return {salience, mean_unit, mean_norm, patches};
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_forward_cpu(const Tensor& features, const Tensor& lab,
-                                                                        const Tensor& sobel_x, const Tensor& sobel_y,
-                                                                        int64_t patch_size,
-                                                                        std::vector<double> weights) {
-  return salience_and_statistics("compute_salience_forward", features, lab, sobel_x, sobel_y, patch_size, weights);
-}
-
-Tensor compute_salience_cpu(const Tensor& features, const Tensor& lab, const Tensor& sobel_x, const Tensor& sobel_y,
-                            int64_t patch_size, std::vector<double> weights) {
-  return std::get<0>(salience_and_statistics("compute_salience", features, lab, sobel_x, sobel_y, patch_size, weights));
-}
-
 constexpr int64_t kCached = 2 << 20;  // bytes
 
 // With u the mean's unit vector, c the cosine and h = -g w_F / 2: d f_n = h (u - c f / |f|) / |f| + d mean / N; the
@@ -356,52 +290,55 @@ void sobel_grad(const T* grad, const T* sobel_x, const T* sobel_y, const A* patc
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> compute_salience_grad_cpu(
-    const Tensor& grad, const Tensor& features, const Tensor& sobel_x, const Tensor& sobel_y, const Tensor& mean_unit,
-    const Tensor& mean_norm, const Tensor& patches, int64_t patch_size, std::vector<double> weights, bool need_features,
-    bool need_lab, bool need_sobel_x, bool need_sobel_y) {
-  check_compute_salience_grad(grad, features, sobel_x, sobel_y, mean_unit, mean_norm, patches, patch_size, weights);
-  const Tensor g = as_contiguous(grad);
-  const PatchGrid grid(sobel_x, patch_size);
-  const auto like_or_nothing = [](const Tensor& tensor, int64_t channels, bool needed) {
-    return needed ? allocate(tensor, {tensor.size(0), channels, tensor.size(2), tensor.size(3)})
-                  : allocate(tensor, {0});
-  };
-  Tensor grad_features = need_features ? allocate(features, features.sizes()) : allocate(features, {0}),
-         grad_lab = like_or_nothing(sobel_x, 3, need_lab), grad_x = like_or_nothing(sobel_x, 1, need_sobel_x),
-         grad_y = like_or_nothing(sobel_y, 1, need_sobel_y);
-  if (g.numel() == 0) return {grad_features, grad_lab, grad_x, grad_y};
-  const SalienceWeights weight(weights);
-  dispatch_floating(features.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* upstream = data_of<T>(g);
-    const int64_t written =
-        (grad_features.numel() + grad_lab.numel() + grad_x.numel() + grad_y.numel()) * int64_t(sizeof(T));
-    const Tensor statistics = as_contiguous(patches);
-    const A* of_patches = data_of<A>(statistics);
-    if (need_features) {
-      const Tensor x = as_contiguous(features), units = as_contiguous(mean_unit), norms = as_contiguous(mean_norm);
-      const int64_t count = x.size(1), width = x.size(2), sample = count * width;
-      // As many samples at a time as the caches keep from one pass to the next.
-      const int64_t group = std::max<int64_t>(1, kCached / (sample * int64_t(sizeof(T))));
-      for (int64_t first = 0; first < x.size(0); first += group)
-        features_grad(upstream + first * count, data_of<T>(x) + first * sample, data_of<A>(units) + first * width,
-                      data_of<A>(norms) + first, of_patches + first * kStatistics * count,
-                      data_of<T>(grad_features) + first * sample, std::min(group, x.size(0) - first), count, width,
-                      A(weight.features), written);
-    }
-    if (need_lab) lab_grad(upstream, of_patches, data_of<T>(grad_lab), grid, A(weight.contrast), written);
-    if (need_sobel_x || need_sobel_y) {
-      const Tensor gx = as_contiguous(sobel_x), gy = as_contiguous(sobel_y);
-      sobel_grad(upstream, data_of<T>(gx), data_of<T>(gy), of_patches, need_sobel_x ? data_of<T>(grad_x) : nullptr,
-                 need_sobel_y ? data_of<T>(grad_y) : nullptr, grid, A(weight.edges), written);
+}  // namespace
+
+template <class T>
+void run(const Cpu&, const Salience<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t batch = call.grid.batch, count = call.grid.count(), width = call.width;
+  const SalienceWeights& weights = call.weights;
+  mean_edges(call.sobel_x, call.sobel_y, call.grid, call.patches);
+  mean_colours(call.lab, call.grid, call.patches);
+  const std::vector<A> distances = mean_distances<A>(call.patches, call.grid);
+  mean_features(call.features, batch, count, width, call.mean_unit, call.mean_norm);
+  parallel_rows(batch * count, width * 2 + 64, [&](int64_t begin, int64_t end) {
+    std::vector<A> buffer;
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t sample = item / count;
+      A* of_patch = call.patches + sample * kStatistics * count + item % count;
+      const A* row = accumulated(call.features + item * width, width, buffer);
+      const Products<A> both = products(row, call.mean_unit + sample * width, width);
+      const A norm = std::sqrt(both.square), cosine = both.dot * inverse_norm(norm);
+      of_patch[kNorms * count] = norm, of_patch[kCosines * count] = cosine;
+      const A strength = of_patch[kEdges * count], edge = strength / (strength + A(kEdgeHalf)),
+              distance = distances[item], contrast = distance / (distance + A(kContrastHalf));
+      call.out[item] =
+          store<T>(A(weights.edges) * edge + A(weights.contrast) * contrast + A(weights.features) * (1 - cosine) / 2);
     }
   });
-  return {grad_features, grad_lab, grad_x, grad_y};
 }
 
-}  // namespace
+template <class T>
+void run(const Cpu&, const SalienceGrad<T>& call) {
+  using A = accumulate_t<T>;
+  const PatchGrid& grid = call.grid;
+  const int64_t batch = grid.batch, count = grid.count(), width = call.width, sample = count * width;
+  const int64_t pixels = (call.grad_lab ? 3 : 0) + (call.grad_x ? 1 : 0) + (call.grad_y ? 1 : 0);
+  const int64_t written = batch * ((call.grad_features ? sample : 0) + pixels * grid.plane) * int64_t(sizeof(T));
+  if (call.grad_features) {
+    // As many samples at a time as the caches keep from one pass to the next.
+    const int64_t group = std::max<int64_t>(1, kCached / (sample * int64_t(sizeof(T))));
+    for (int64_t first = 0; first < batch; first += group)
+      features_grad(call.grad + first * count, call.features + first * sample, call.mean_unit + first * width,
+                    call.mean_norm + first, call.patches + first * kStatistics * count,
+                    call.grad_features + first * sample, std::min(group, batch - first), count, width,
+                    A(call.weights.features), written);
+  }
+  if (call.grad_lab) lab_grad(call.grad, call.patches, call.grad_lab, grid, A(call.weights.contrast), written);
+  if (call.grad_x || call.grad_y)
+    sobel_grad(call.grad, call.sobel_x, call.sobel_y, call.patches, call.grad_x, call.grad_y, grid,
+               A(call.weights.edges), written);
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def(
@@ -417,9 +354,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
-  m.impl("compute_salience", TORCH_BOX(&compute_salience_cpu));
-  m.impl("compute_salience_forward", TORCH_BOX(&compute_salience_forward_cpu));
-  m.impl("compute_salience_grad", TORCH_BOX(&compute_salience_grad_cpu));
+  m.impl("compute_salience", TORCH_BOX(&compute_salience<Cpu>));
+  m.impl("compute_salience_forward", TORCH_BOX(&compute_salience_forward<Cpu>));
+  m.impl("compute_salience_grad", TORCH_BOX(&compute_salience_grad<Cpu>));
 }
 
 }  // namespace arr_coc

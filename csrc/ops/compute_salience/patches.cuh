@@ -188,15 +188,10 @@ void dispatch_patch(const PatchGrid& grid, bool aligned, const F& f) {
   return several ? f(Block{}, Several{}, grid_size(patches, 1)) : f(Block{}, One{}, grid_size(patches, 1));
 }
 
-template <class... T>
-bool on_16_bytes(const T*... data) {
-  return ((reinterpret_cast<uintptr_t>(data) % 16 == 0) && ...);
-}
-
 template <class T, class A>
 void launch_patch_means(const T* lab, const T* sobel_x, const T* sobel_y, A* patches, const PatchGrid& grid,
                         cudaStream_t stream) {
-  dispatch_patch<T>(grid, on_16_bytes(lab, sobel_x, sobel_y), [&](auto warps, auto pixels, unsigned blocks) {
+  dispatch_patch<T>(grid, start_on_16_bytes(lab, sobel_x, sobel_y), [&](auto warps, auto pixels, unsigned blocks) {
     patch_means_kernel<warps.value, pixels.value>
         <<<blocks, kCosineThreads, 0, stream>>>(lab, sobel_x, sobel_y, patches, grid);
     STD_CUDA_KERNEL_LAUNCH_CHECK();

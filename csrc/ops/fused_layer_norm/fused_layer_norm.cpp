@@ -4,8 +4,6 @@
 
 #include <vector>
 
-#include "common/allocate.h"
-#include "common/contiguous.h"
 #include "common/convert.h"
 #include "common/lanes.h"
 #include "common/prefetch.h"
@@ -156,113 +154,70 @@ ARR_COC_EVERY_ISA void layer_norm_grad_rows(const A* grad, const A* x, const A* 
   }
 }
 
-// Returns a row in the computing dtype: itself, or a copy in `buffer`.
-template <class T, class A>
-const A* widened(const T* row, int64_t width, A* buffer) {
-  if constexpr (std::is_same_v<T, A>) {
-    return row;
-  } else {
-    widen(row, buffer, width);
-    return buffer;
-  }
+}  // namespace
+
+template <class T>
+void run(const Cpu&, const LayerNorm<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t width = call.width;
+  std::vector<A> weight_buffer, bias_buffer;
+  const A *weight = accumulated(call.weight, width, weight_buffer), *bias = accumulated(call.bias, width, bias_buffer);
+  parallel_rows(call.rows, width * 2, [&](int64_t begin, int64_t end) {
+    if constexpr (std::is_same_v<T, A>) {
+      layer_norm_rows(call.x + begin * width, weight, bias, end - begin, width, call.eps, call.y + begin * width,
+                      call.mean + begin, call.rstd + begin);
+    } else {
+      std::vector<A> buffer(width);
+      for (int64_t row = begin; row < end; ++row) {
+        widen(call.x + row * width, buffer.data(), width);
+        layer_norm_rows<A>(buffer.data(), weight, bias, 1, width, call.eps, buffer.data(), call.mean + row,
+                           call.rstd + row);
+        narrow(buffer.data(), call.y + row * width, width);
+      }
+    }
+  });
 }
 
 template <class T>
-const T* data_of(const Tensor& tensor) {
-  return static_cast<const T*>(tensor.const_data_ptr());
-}
-
-std::tuple<Tensor, Tensor, Tensor> fused_layer_norm_cpu(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                        double eps) {
-  check_fused_layer_norm(x, weight, bias, eps);
-  const Tensor input = as_contiguous(x), weights = as_contiguous(weight), biases = as_contiguous(bias);
-  const auto sizes = input.sizes(), rows = sizes.slice(0, sizes.size() - 1);
-  const int64_t width = x.size(-1);
-  const ScalarType wide = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  Tensor y = allocate(input, sizes), mean = allocate(input, rows, wide), rstd = allocate(input, rows, wide);
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* in = data_of<T>(input);
-    T* out = static_cast<T*>(y.mutable_data_ptr());
-    A *means = static_cast<A*>(mean.mutable_data_ptr()), *rstds = static_cast<A*>(rstd.mutable_data_ptr());
-    std::vector<A> buffers(std::is_same_v<T, A> ? 0 : 2 * width);
-    const A* w = widened(data_of<T>(weights), width, buffers.data());
-    const A* b = widened(data_of<T>(biases), width, buffers.data() + width);
-    parallel_rows(input.numel() / width, width * 2, [&](int64_t begin, int64_t end) {
+void run(const Cpu&, const LayerNormGrad<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t width = call.width, rows = call.rows;
+  const bool columns = call.grad_weight || call.grad_bias;
+  const int64_t part_rows = std::max(kPartRows, (rows + kParts - 1) / kParts);
+  const int64_t parts = (rows + part_rows - 1) / part_rows;
+  std::vector<A> partial(columns ? parts * 2 * width : 0), weight_buffer;
+  const A* weight = accumulated(call.weight, width, weight_buffer);
+  const auto grad_rows = !call.grad_x ? layer_norm_grad_rows<false, true, A>
+                         : columns    ? layer_norm_grad_rows<true, true, A>
+                                      : layer_norm_grad_rows<true, false, A>;
+  parallel_rows(call.grad_x || columns ? parts : 0, part_rows * width * 4, [&](int64_t begin, int64_t end) {
+    std::vector<A> buffer(std::is_same_v<T, A> ? 0 : 2 * width);
+    for (int64_t part = begin; part < end; ++part) {
+      A* of_weight = partial.data() + part * 2 * width;
+      const int64_t first = part * part_rows, last = std::min(rows, first + part_rows);
       if constexpr (std::is_same_v<T, A>) {
-        layer_norm_rows(in + begin * width, w, b, end - begin, width, A(eps), out + begin * width, means + begin,
-                        rstds + begin);
+        grad_rows(call.grad + first * width, call.x + first * width, weight, call.mean + first, call.rstd + first,
+                  last - first, width, call.grad_x + first * width, of_weight, of_weight + width);
       } else {
-        std::vector<A> buffer(width);
-        for (int64_t row = begin; row < end; ++row) {
-          widen(in + row * width, buffer.data(), width);
-          layer_norm_rows<A>(buffer.data(), w, b, 1, width, A(eps), buffer.data(), means + row, rstds + row);
-          narrow(buffer.data(), out + row * width, width);
+        for (int64_t row = first; row < last; ++row) {
+          A *grad = buffer.data(), *x = grad + width;
+          widen(call.grad + row * width, grad, width);
+          widen(call.x + row * width, x, width);
+          grad_rows(grad, x, weight, call.mean + row, call.rstd + row, 1, width, grad, of_weight, of_weight + width);
+          if (call.grad_x) narrow(grad, call.grad_x + row * width, width);
         }
       }
-    });
+    }
   });
-  return {y, mean, rstd};
+  const auto add_parts = [&](const A* first, T* sums) {
+    std::vector<A> total(width);
+    for (int64_t part = 0; part < parts; ++part)
+      for (int64_t d = 0; d < width; ++d) total[d] += first[part * 2 * width + d];
+    std::copy(total.begin(), total.end(), sums);
+  };
+  if (call.grad_weight) add_parts(partial.data(), call.grad_weight);
+  if (call.grad_bias) add_parts(partial.data() + width, call.grad_bias);
 }
-
-std::tuple<Tensor, Tensor, Tensor> fused_layer_norm_grad_cpu(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                                             const Tensor& mean, const Tensor& rstd, bool need_x,
-                                                             bool need_weight, bool need_bias) {
-  check_fused_layer_norm_grad(grad, x, weight, mean, rstd);
-  const Tensor upstream = as_contiguous(grad), input = as_contiguous(x), weights = as_contiguous(weight),
-               means = as_contiguous(mean), rstds = as_contiguous(rstd);
-  const int64_t width = x.size(-1), rows = input.numel() / width;
-  const std::vector<int64_t> sizes(input.sizes().begin(), input.sizes().end()), column{width}, nothing{0};
-  Tensor grad_x = allocate(input, need_x ? sizes : nothing),
-         grad_weight = allocate(input, need_weight ? column : nothing),
-         grad_bias = allocate(input, need_bias ? column : nothing);
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const bool columns = need_weight || need_bias;
-    const int64_t part_rows = std::max(kPartRows, (rows + kParts - 1) / kParts);
-    const int64_t parts = (rows + part_rows - 1) / part_rows;
-    std::vector<A> partial(columns ? parts * 2 * width : 0), buffers(std::is_same_v<T, A> ? 0 : width);
-    const A* w = widened(data_of<T>(weights), width, buffers.data());
-    T* out = need_x ? static_cast<T*>(grad_x.mutable_data_ptr()) : nullptr;
-    const auto grad_rows = !need_x   ? layer_norm_grad_rows<false, true, A>
-                           : columns ? layer_norm_grad_rows<true, true, A>
-                                     : layer_norm_grad_rows<true, false, A>;
-    parallel_rows(need_x || columns ? parts : 0, part_rows * width * 4, [&](int64_t begin, int64_t end) {
-      std::vector<A> buffer(std::is_same_v<T, A> ? 0 : 2 * width);
-      for (int64_t part = begin; part < end; ++part) {
-        A* of_weight = partial.data() + part * 2 * width;
-        const int64_t first = part * part_rows, last = std::min(rows, first + part_rows);
-        if constexpr (std::is_same_v<T, A>) {
-          grad_rows(data_of<T>(upstream) + first * width, data_of<T>(input) + first * width, w,
-                    data_of<A>(means) + first, data_of<A>(rstds) + first, last - first, width, out + first * width,
-                    of_weight, of_weight + width);
-        } else {
-          for (int64_t row = first; row < last; ++row) {
-            A *g = buffer.data(), *values = g + width;
-            widen(data_of<T>(upstream) + row * width, g, width);
-            widen(data_of<T>(input) + row * width, values, width);
-            grad_rows(g, values, w, data_of<A>(means) + row, data_of<A>(rstds) + row, 1, width, g, of_weight,
-                      of_weight + width);
-            if (need_x) narrow(g, out + row * width, width);
-          }
-        }
-      }
-    });
-    auto add_parts = [&](const A* first, Tensor& sums) {
-      std::vector<A> total(width);
-      for (int64_t part = 0; part < parts; ++part)
-        for (int64_t d = 0; d < width; ++d) total[d] += first[part * 2 * width + d];
-      std::copy(total.begin(), total.end(), static_cast<T*>(sums.mutable_data_ptr()));
-    };
-    if (need_weight) add_parts(partial.data(), grad_weight);
-    if (need_bias) add_parts(partial.data() + width, grad_bias);
-  });
-  return {grad_x, grad_weight, grad_bias};
-}
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def(
@@ -274,8 +229,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
-  m.impl("fused_layer_norm", TORCH_BOX(&fused_layer_norm_cpu));
-  m.impl("fused_layer_norm_grad", TORCH_BOX(&fused_layer_norm_grad_cpu));
+  m.impl("fused_layer_norm", TORCH_BOX(&fused_layer_norm<Cpu>));
+  m.impl("fused_layer_norm_grad", TORCH_BOX(&fused_layer_norm_grad<Cpu>));
 }
 
 }  // namespace arr_coc

@@ -1,23 +1,11 @@
 #include <torch/csrc/stable/library.h>
 
-#include <vector>
-
 #include "common/held_rows.cuh"
 #include "ops/fused_layer_norm/fused_layer_norm.h"
 #include "ops/fused_layer_norm/gradient.cuh"
 
 namespace arr_coc {
 namespace {
-
-template <class T>
-struct Forward {
-  using A = accumulate_t<T>;
-  const T *x, *weight, *bias;
-  T* y;
-  A *mean, *rstd;
-  int64_t rows, width;
-  A eps;
-};
 
 // Computes mean and variance without losing digits to a mean far from 0. Every thread sums differences from its first
 // element. The threads' means are differences from the row's first element, which are exact if they are small.
@@ -74,7 +62,7 @@ class RowMoments {
 };
 
 template <class T, int kVectors, bool kBlock, bool kAligned>
-__global__ void __launch_bounds__(kBlock ? kRowThreads : kRowWarps* kWarpSize) held_rows_kernel(Forward<T> call) {
+__global__ void __launch_bounds__(kBlock ? kRowThreads : kRowWarps* kWarpSize) held_rows_kernel(LayerNorm<T> call) {
   using A = accumulate_t<T>;
   const RowGroup<kBlock> group;
   for (int64_t row = group.first; row < call.rows; row += group.stride) {
@@ -106,7 +94,7 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kRowWarps* kWarpSize) h
 
 // Rows too long for the registers of a block are read twice, the second time mostly from the L2 cache.
 template <class T, bool kAligned>
-__global__ void __launch_bounds__(kRowThreads) long_rows_kernel(Forward<T> call) {
+__global__ void __launch_bounds__(kRowThreads) long_rows_kernel(LayerNorm<T> call) {
   using A = accumulate_t<T>;
   const RowGroup<true> group;
   const int step = group.size * kVector<T>;
@@ -132,7 +120,7 @@ __global__ void __launch_bounds__(kRowThreads) long_rows_kernel(Forward<T> call)
 }
 
 template <class T, bool kAligned>
-void launch(const Forward<T>& call, cudaStream_t stream) {
+void launch(const LayerNorm<T>& call, cudaStream_t stream) {
   const bool held = for_held_rows<T>(call.width, kRowThreads, [&](auto vectors, auto is_block, unsigned threads) {
     constexpr bool kBlock = decltype(is_block)::value;
     const unsigned blocks = grid_size(call.rows, kBlock ? 1 : kRowWarps);
@@ -142,91 +130,35 @@ void launch(const Forward<T>& call, cudaStream_t stream) {
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-std::tuple<Tensor, Tensor, Tensor> fused_layer_norm_cuda(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                         double eps) {
-  check_fused_layer_norm(x, weight, bias, eps);
-  const CudaScope scope(x);
-  const Tensor input = torch::stable::contiguous(x), weights = torch::stable::contiguous(weight),
-               biases = torch::stable::contiguous(bias);
-  const auto sizes = input.sizes(), rows = sizes.slice(0, sizes.size() - 1);
-  const int64_t width = x.size(-1);
-  const ScalarType wide = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  Tensor y = torch::stable::new_empty(input, sizes), mean = torch::stable::new_empty(input, rows, wide),
-         rstd = torch::stable::new_empty(input, rows, wide);
-  if (input.numel() == 0) return {y, mean, rstd};
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const Forward<T> call{static_cast<const T*>(input.const_data_ptr()),
-                          static_cast<const T*>(weights.const_data_ptr()),
-                          static_cast<const T*>(biases.const_data_ptr()),
-                          static_cast<T*>(y.mutable_data_ptr()),
-                          static_cast<A*>(mean.mutable_data_ptr()),
-                          static_cast<A*>(rstd.mutable_data_ptr()),
-                          input.numel() / width,
-                          width,
-                          A(eps)};
-    if (has_whole_vectors(call.x, width) && has_whole_vectors(call.weight, width) &&
-        has_whole_vectors(call.bias, width)) {
-      launch<T, true>(call, scope.stream());
-    } else {
-      launch<T, false>(call, scope.stream());
-    }
-  });
-  return {y, mean, rstd};
-}
-
-std::tuple<Tensor, Tensor, Tensor> fused_layer_norm_grad_cuda(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                                              const Tensor& mean, const Tensor& rstd, bool need_x,
-                                                              bool need_weight, bool need_bias) {
-  check_fused_layer_norm_grad(grad, x, weight, mean, rstd);
-  const CudaScope scope(x);
-  const Tensor upstream = torch::stable::contiguous(grad), input = torch::stable::contiguous(x),
-               weights = torch::stable::contiguous(weight), means = torch::stable::contiguous(mean),
-               rstds = torch::stable::contiguous(rstd);
-  const int64_t width = x.size(-1), rows = input.numel() / width;
-  const std::vector<int64_t> sizes(input.sizes().begin(), input.sizes().end()), column{width}, nothing{0};
-  Tensor grad_x = torch::stable::new_empty(input, need_x ? sizes : nothing),
-         grad_weight = torch::stable::new_empty(input, need_weight ? column : nothing),
-         grad_bias = torch::stable::new_empty(input, need_bias ? column : nothing);
-  if (rows == 0) {
-    if (need_weight) torch::stable::zero_(grad_weight);
-    if (need_bias) torch::stable::zero_(grad_bias);
-    return {grad_x, grad_weight, grad_bias};
-  }
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const int64_t parts = parts_of<T>(rows, width);
-    const bool columns = need_weight || need_bias;
-    Tensor partial = torch::stable::new_empty(means, {columns ? 2 * parts * width : 0});
-    const Backward<T> call{static_cast<const T*>(upstream.const_data_ptr()),
-                           static_cast<const T*>(input.const_data_ptr()),
-                           static_cast<const T*>(weights.const_data_ptr()),
-                           static_cast<const A*>(means.const_data_ptr()),
-                           static_cast<const A*>(rstds.const_data_ptr()),
-                           need_x ? static_cast<T*>(grad_x.mutable_data_ptr()) : nullptr,
-                           columns ? static_cast<A*>(partial.mutable_data_ptr()) : nullptr,
-                           rows,
-                           width,
-                           parts};
-    T* of_weight = need_weight ? static_cast<T*>(grad_weight.mutable_data_ptr()) : nullptr;
-    T* of_bias = need_bias ? static_cast<T*>(grad_bias.mutable_data_ptr()) : nullptr;
-    if (has_whole_vectors(call.x, width) && has_whole_vectors(call.grad, width) &&
-        has_whole_vectors(call.weight, width)) {
-      launch_grad<T, true>(call, of_weight, of_bias, scope.stream());
-    } else {
-      launch_grad<T, false>(call, of_weight, of_bias, scope.stream());
-    }
-  });
-  return {grad_x, grad_weight, grad_bias};
-}
-
 }  // namespace
 
+template <class T>
+void run(const Cuda& device, const LayerNorm<T>& call) {
+  if (has_whole_vectors(call.x, call.width) && has_whole_vectors(call.weight, call.width) &&
+      has_whole_vectors(call.bias, call.width)) {
+    launch<T, true>(call, device.stream());
+  } else {
+    launch<T, false>(call, device.stream());
+  }
+}
+
+template <class T>
+void run(const Cuda& device, const LayerNormGrad<T>& call) {
+  const auto [grad, x, weight, mean, rstd, grad_x, grad_weight, grad_bias, rows, width] = call;
+  const int64_t parts = parts_of<T>(rows, width);
+  const bool columns = grad_weight || grad_bias;
+  Scratch<accumulate_t<T>> partial(device, columns ? 2 * parts * width : 0);
+  const Backward<T> backward{grad, x, weight, mean, rstd, grad_x, partial.data(), rows, width, parts};
+  if (has_whole_vectors(x, width) && has_whole_vectors(grad, width) && has_whole_vectors(weight, width)) {
+    launch_grad<T, true>(backward, grad_weight, grad_bias, device.stream());
+  } else {
+    launch_grad<T, false>(backward, grad_weight, grad_bias, device.stream());
+  }
+}
+
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {
-  m.impl("fused_layer_norm", TORCH_BOX(&fused_layer_norm_cuda));
-  m.impl("fused_layer_norm_grad", TORCH_BOX(&fused_layer_norm_grad_cuda));
+  m.impl("fused_layer_norm", TORCH_BOX(&fused_layer_norm<Cuda>));
+  m.impl("fused_layer_norm_grad", TORCH_BOX(&fused_layer_norm_grad<Cuda>));
 }
 
 }  // namespace arr_coc

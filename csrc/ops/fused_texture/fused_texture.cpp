@@ -2,8 +2,6 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <tuple>
-
 #include "common/colour.h"
 #include "common/cpu.h"
 #include "common/image_rows.h"
@@ -98,54 +96,6 @@ void texture_rows(const T* rgb, T* lab, T* sobel_x, T* sobel_y, int64_t height, 
       });
 }
 
-std::tuple<Tensor, Tensor, Tensor> fused_texture_cpu(const Tensor& rgb) {
-  check_fused_texture(rgb);
-  const Tensor in = as_contiguous(rgb);
-  const int64_t batch = in.size(0), height = in.size(2), width = in.size(3);
-  Tensor lab = allocate(in, {batch, 3, height, width});
-  Tensor sobel_x = allocate(in, {batch, 1, height, width});
-  Tensor sobel_y = allocate(in, {batch, 1, height, width});
-  if (in.numel() == 0) return {lab, sobel_x, sobel_y};
-  dispatch_floating(in.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    parallel_rows(batch * height, width * 16, [&](int64_t begin, int64_t end) {
-      texture_rows(static_cast<const T*>(in.const_data_ptr()), static_cast<T*>(lab.mutable_data_ptr()),
-                   static_cast<T*>(sobel_x.mutable_data_ptr()), static_cast<T*>(sobel_y.mutable_data_ptr()), height,
-                   width, begin, end);
-    });
-  });
-  return {lab, sobel_x, sobel_y};
-}
-
-Tensor lab_to_rgb_grad_cpu(const Tensor& rgb, const Tensor& grad_lab, const std::optional<Tensor>& grad_luma) {
-  check_lab_to_rgb_grad(rgb, grad_lab, grad_luma);
-  const Tensor in = as_contiguous(rgb), upstream = as_contiguous(grad_lab);
-  const std::optional<Tensor> luma = as_contiguous(grad_luma);
-  const int64_t batch = in.size(0), height = in.size(2), width = in.size(3), plane = height * width;
-  Tensor grad = allocate(in, {batch, 3, height, width});
-  if (in.numel() == 0) return grad;
-  dispatch_floating(in.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const T *colours = static_cast<const T*>(in.const_data_ptr()),
-            *g = static_cast<const T*>(upstream.const_data_ptr()), *g_luma = data_or_null<T>(luma);
-    T* out = static_cast<T*>(grad.mutable_data_ptr());
-    parallel_rows(batch * height, width * 16, [&](int64_t begin, int64_t end) {
-      Rows<T> colour_rows(width), grad_rows(width), out_rows(width);
-      for (int64_t row = begin; row < end; ++row) {
-        const int64_t at = row / height * 3 * plane + row % height * width;
-        const Triple<T*> out_planes = planes(out + at, plane);
-        const auto staged = out_rows.staging(out_planes);
-        lab_gradient_row(colour_rows.load(planes(colours + at, plane)), grad_rows.load(planes(g + at, plane)), staged,
-                         width);
-        if (g_luma)
-          add_luma_gradient_row(grad_rows.load({g_luma + row * width, nullptr, nullptr}).first, staged, width);
-        out_rows.store(out_planes);
-      }
-    });
-  });
-  return grad;
-}
-
 // The adjoint of a repeated border: along a smoothed axis ([1 2 1], its own transpose) the gradient is continued by its
 // end value, along a differenced axis ([-1 0 1]) by minus its end value.
 template <class T>
@@ -172,23 +122,39 @@ void sobel_grad_rows(const T* grad_x, const T* grad_y, T* out, int64_t height, i
       });
 }
 
-Tensor sobel_grad_cpu(const Tensor& grad_x, const Tensor& grad_y) {
-  check_sobel_grad(grad_x, grad_y);
-  const Tensor gx = as_contiguous(grad_x), gy = as_contiguous(grad_y);
-  const int64_t batch = gx.size(0), height = gx.size(2), width = gx.size(3);
-  Tensor grad_luma = allocate(gx, {batch, 1, height, width});
-  if (gx.numel() == 0) return grad_luma;
-  dispatch_floating(gx.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    parallel_rows(batch * height, width * 4, [&](int64_t begin, int64_t end) {
-      sobel_grad_rows(static_cast<const T*>(gx.const_data_ptr()), static_cast<const T*>(gy.const_data_ptr()),
-                      static_cast<T*>(grad_luma.mutable_data_ptr()), height, width, begin, end);
-    });
+}  // namespace
+
+template <class T>
+void run(const Cpu&, const FusedTexture<T>& call) {
+  parallel_rows(call.batch * call.height, call.width * 16, [&](int64_t begin, int64_t end) {
+    texture_rows(call.rgb, call.lab, call.sobel_x, call.sobel_y, call.height, call.width, begin, end);
   });
-  return grad_luma;
 }
 
-}  // namespace
+template <class T>
+void run(const Cpu&, const LabToRgbGrad<T>& call) {
+  const int64_t height = call.height, width = call.width, plane = height * width;
+  parallel_rows(call.batch * height, width * 16, [&](int64_t begin, int64_t end) {
+    Rows<T> colour_rows(width), grad_rows(width), out_rows(width);
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t at = row / height * 3 * plane + row % height * width;
+      const Triple<T*> out_planes = planes(call.out + at, plane);
+      const auto staged = out_rows.staging(out_planes);
+      lab_gradient_row(colour_rows.load(planes(call.rgb + at, plane)),
+                       grad_rows.load(planes(call.grad_lab + at, plane)), staged, width);
+      if (call.grad_luma)
+        add_luma_gradient_row(grad_rows.load({call.grad_luma + row * width, nullptr, nullptr}).first, staged, width);
+      out_rows.store(out_planes);
+    }
+  });
+}
+
+template <class T>
+void run(const Cpu&, const SobelGrad<T>& call) {
+  parallel_rows(call.batch * call.height, call.width * 4, [&](int64_t begin, int64_t end) {
+    sobel_grad_rows(call.grad_x, call.grad_y, call.out, call.height, call.width, begin, end);
+  });
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def("fused_texture(Tensor rgb) -> (Tensor lab, Tensor sobel_x, Tensor sobel_y)");
@@ -197,9 +163,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
-  m.impl("fused_texture", TORCH_BOX(&fused_texture_cpu));
-  m.impl("lab_to_rgb_grad", TORCH_BOX(&lab_to_rgb_grad_cpu));
-  m.impl("sobel_grad", TORCH_BOX(&sobel_grad_cpu));
+  m.impl("fused_texture", TORCH_BOX(&fused_texture<Cpu>));
+  m.impl("lab_to_rgb_grad", TORCH_BOX(&lab_to_rgb_grad<Cpu>));
+  m.impl("sobel_grad", TORCH_BOX(&sobel_grad<Cpu>));
 }
 
 }  // namespace arr_coc

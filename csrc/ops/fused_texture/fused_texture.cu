@@ -1,7 +1,5 @@
 #include <torch/csrc/stable/library.h>
 
-#include <tuple>
-
 #include "common/image_columns.cuh"
 #include "ops/fused_texture/fused_texture.h"
 
@@ -294,77 +292,42 @@ __global__ void __launch_bounds__(kGradThreads)
   }
 }
 
-std::tuple<Tensor, Tensor, Tensor> fused_texture_cuda(const Tensor& rgb) {
-  check_fused_texture(rgb);
-  const CudaScope scope(rgb);
-  const Tensor in = as_contiguous(rgb);
-  const int64_t batch = in.size(0), height = in.size(2), width = in.size(3);
-  Tensor lab = allocate(in, {batch, 3, height, width});
-  Tensor sobel_x = allocate(in, {batch, 1, height, width});
-  Tensor sobel_y = allocate(in, {batch, 1, height, width});
-  if (in.numel() == 0) return {lab, sobel_x, sobel_y};
-  dispatch_floating(in.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const T* pixels = static_cast<const T*>(in.const_data_ptr());
-    const auto kernel = packs<kThreadPixels>(pixels, width) ? &texture_kernel<T, true> : &texture_kernel<T, false>;
-    for_each_grid(batch, height, width, [&](dim3 grid, Origin origin) {
-      kernel<<<grid, kBlock, 0, scope.stream()>>>(pixels, static_cast<T*>(lab.mutable_data_ptr()),
-                                                  static_cast<T*>(sobel_x.mutable_data_ptr()),
-                                                  static_cast<T*>(sobel_y.mutable_data_ptr()), height, width, origin);
-    });
-  });
-  return {lab, sobel_x, sobel_y};
-}
-
-Tensor lab_to_rgb_grad_cuda(const Tensor& rgb, const Tensor& grad_lab, const std::optional<Tensor>& grad_luma) {
-  check_lab_to_rgb_grad(rgb, grad_lab, grad_luma);
-  const CudaScope scope(rgb);
-  const Tensor in = as_contiguous(rgb), upstream = as_contiguous(grad_lab);
-  const std::optional<Tensor> luma = as_contiguous(grad_luma);
-  const int64_t batch = in.size(0), plane = in.size(2) * in.size(3);
-  Tensor grad = allocate(in, {batch, 3, in.size(2), in.size(3)});
-  if (in.numel() == 0) return grad;
-  dispatch_floating(in.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    constexpr int n = 16 / sizeof(T);
-    const T *pixels = static_cast<const T*>(in.const_data_ptr()), *g = static_cast<const T*>(upstream.const_data_ptr());
-    const T* g_luma = data_or_null<T>(luma);
-    const bool vector = packs<n>(pixels, plane) && packs<n>(g, plane) && packs<n>(g_luma, plane);
-    const auto kernel = vector ? &lab_to_rgb_grad_kernel<T, n> : &lab_to_rgb_grad_kernel<T, 1>;
-    const dim3 grid(grid_size(plane, kGradThreads * (vector ? n : 1)), grid_size(batch, 1, kGridLimit));
-    kernel<<<grid, kGradThreads, 0, scope.stream()>>>(pixels, g, g_luma, static_cast<T*>(grad.mutable_data_ptr()),
-                                                      batch, plane);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-  return grad;
-}
-
-Tensor sobel_grad_cuda(const Tensor& grad_x, const Tensor& grad_y) {
-  check_sobel_grad(grad_x, grad_y);
-  const CudaScope scope(grad_x);
-  const Tensor gx = as_contiguous(grad_x), gy = as_contiguous(grad_y);
-  const int64_t batch = gx.size(0), height = gx.size(2), width = gx.size(3);
-  Tensor grad_luma = allocate(gx, {batch, 1, height, width});
-  if (gx.numel() == 0) return grad_luma;
-  dispatch_floating(gx.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const T *x = static_cast<const T*>(gx.const_data_ptr()), *y = static_cast<const T*>(gy.const_data_ptr());
-    const auto kernel = packs<kThreadPixels>(x, width) && packs<kThreadPixels>(y, width) ? &sobel_grad_kernel<T, true>
-                                                                                         : &sobel_grad_kernel<T, false>;
-    for_each_grid(batch, height, width, [&](dim3 grid, Origin origin) {
-      kernel<<<grid, kBlock, 0, scope.stream()>>>(x, y, static_cast<T*>(grad_luma.mutable_data_ptr()), height, width,
-                                                  origin);
-    });
-  });
-  return grad_luma;
-}
-
 }  // namespace
 
+template <class T>
+void run(const Cuda& device, const FusedTexture<T>& call) {
+  const auto kernel = packs<kThreadPixels>(call.rgb, call.width) ? &texture_kernel<T, true> : &texture_kernel<T, false>;
+  for_each_grid(call.batch, call.height, call.width, [&](dim3 grid, Origin origin) {
+    kernel<<<grid, kBlock, 0, device.stream()>>>(call.rgb, call.lab, call.sobel_x, call.sobel_y, call.height,
+                                                 call.width, origin);
+  });
+}
+
+template <class T>
+void run(const Cuda& device, const LabToRgbGrad<T>& call) {
+  constexpr int n = 16 / sizeof(T);
+  const int64_t plane = call.height * call.width;
+  const bool vector = packs<n>(call.rgb, plane) && packs<n>(call.grad_lab, plane) && packs<n>(call.grad_luma, plane);
+  const auto kernel = vector ? &lab_to_rgb_grad_kernel<T, n> : &lab_to_rgb_grad_kernel<T, 1>;
+  const dim3 grid(grid_size(plane, kGradThreads * (vector ? n : 1)), grid_size(call.batch, 1, kGridLimit));
+  kernel<<<grid, kGradThreads, 0, device.stream()>>>(call.rgb, call.grad_lab, call.grad_luma, call.out, call.batch,
+                                                     plane);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <class T>
+void run(const Cuda& device, const SobelGrad<T>& call) {
+  const bool vector = packs<kThreadPixels>(call.grad_x, call.width) && packs<kThreadPixels>(call.grad_y, call.width);
+  const auto kernel = vector ? &sobel_grad_kernel<T, true> : &sobel_grad_kernel<T, false>;
+  for_each_grid(call.batch, call.height, call.width, [&](dim3 grid, Origin origin) {
+    kernel<<<grid, kBlock, 0, device.stream()>>>(call.grad_x, call.grad_y, call.out, call.height, call.width, origin);
+  });
+}
+
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {
-  m.impl("fused_texture", TORCH_BOX(&fused_texture_cuda));
-  m.impl("lab_to_rgb_grad", TORCH_BOX(&lab_to_rgb_grad_cuda));
-  m.impl("sobel_grad", TORCH_BOX(&sobel_grad_cuda));
+  m.impl("fused_texture", TORCH_BOX(&fused_texture<Cuda>));
+  m.impl("lab_to_rgb_grad", TORCH_BOX(&lab_to_rgb_grad<Cuda>));
+  m.impl("sobel_grad", TORCH_BOX(&sobel_grad<Cuda>));
 }
 
 }  // namespace arr_coc

@@ -2,8 +2,6 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <tuple>
-
 #include "common/map.h"
 #include "common/prefetch.h"
 
@@ -26,42 +24,19 @@ ARR_COC_EVERY_ISA void grad_loop(const T* grad, const T* a, const T* b, T* grad_
   }
 }
 
-Tensor muladd_cpu(const Tensor& a, const Tensor& b, double c) {
-  check_muladd(a, b);
-  const Tensor x = as_contiguous(a), y = as_contiguous(b);
-  Tensor out = allocate(x, x.sizes());
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    parallel_map(MulAdd<A>{A(c)}, static_cast<T*>(out.mutable_data_ptr()), out.numel(),
-                 static_cast<const T*>(x.const_data_ptr()), static_cast<const T*>(y.const_data_ptr()));
-  });
-  return out;
-}
-
-std::tuple<Tensor, Tensor> muladd_grad_cpu(const Tensor& grad, const Tensor& a, const Tensor& b, bool need_a,
-                                           bool need_b) {
-  check_muladd_grad(grad, a, b);
-  const Tensor upstream = as_contiguous(grad), x = as_contiguous(a), y = as_contiguous(b);
-  Tensor grad_a = need_a ? allocate(x, x.sizes()) : allocate(x, {0});
-  Tensor grad_b = need_b ? allocate(x, x.sizes()) : allocate(x, {0});
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const T *g = static_cast<const T*>(upstream.const_data_ptr()), *of_x = static_cast<const T*>(x.const_data_ptr()),
-            *of_y = static_cast<const T*>(y.const_data_ptr());
-    T *out_a = static_cast<T*>(grad_a.mutable_data_ptr()), *out_b = static_cast<T*>(grad_b.mutable_data_ptr());
-    parallel_rows(x.numel(), 2, [&](int64_t begin, int64_t end) {
-      const int64_t size = end - begin;
-      if (need_a && need_b && !std::is_same_v<T, Half>)  // which `map` has vectors for
-        return grad_loop(g + begin, of_x + begin, of_y + begin, out_a + begin, out_b + begin, size);
-      if (need_a) map(Multiply{}, out_a + begin, size, g + begin, of_y + begin);
-      if (need_b) map(Multiply{}, out_b + begin, size, g + begin, of_x + begin);
-    });
-  });
-  return {grad_a, grad_b};
-}
-
 }  // namespace
+
+template <class T>
+void run(const Cpu&, const MulAddGrad<T>& call) {
+  using Times = Multiply<accumulate_t<T>>;
+  parallel_rows(call.size, 2, [&](int64_t begin, int64_t end) {
+    const T *grad = call.grad + begin, *a = call.a + begin, *b = call.b + begin;
+    if (call.grad_a && call.grad_b && !std::is_same_v<T, Half>)  // which map_here has vectors for
+      return grad_loop(grad, a, b, call.grad_a + begin, call.grad_b + begin, end - begin);
+    if (call.grad_a) map_here(Times{}, call.grad_a + begin, end - begin, grad, b);
+    if (call.grad_b) map_here(Times{}, call.grad_b + begin, end - begin, grad, a);
+  });
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def("muladd(Tensor a, Tensor b, float c) -> Tensor");
@@ -69,8 +44,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
-  m.impl("muladd", TORCH_BOX(&muladd_cpu));
-  m.impl("muladd_grad", TORCH_BOX(&muladd_grad_cpu));
+  m.impl("muladd", TORCH_BOX(&muladd<Cpu>));
+  m.impl("muladd_grad", TORCH_BOX(&muladd_grad<Cpu>));
 }
 
 }  // namespace arr_coc

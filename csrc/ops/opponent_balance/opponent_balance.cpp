@@ -2,7 +2,6 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <tuple>
 #include <vector>
 
 #include "common/convert.h"
@@ -122,77 +121,40 @@ void parallel_chunks(int64_t batch, int64_t count, const F& f) {
   });
 }
 
-Tensor opponent_balance_cpu(const Tensor& entropy, const Tensor& salience, const Tensor& alignment,
-                            const Tensor& weights, bool invert_entropy) {
-  check_opponent_balance(entropy, salience, alignment, weights);
-  const Tensor e = as_contiguous(entropy), s = as_contiguous(salience), a = as_contiguous(alignment),
-               w = as_contiguous(weights);
-  const int64_t batch = e.size(0), count = e.size(1), weight_stride = w.dim() == 2 ? 3 : 0;
-  Tensor scores = allocate(e, {batch, count});
-  dispatch_floating(e.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* e_in = static_cast<const T*>(e.const_data_ptr());
-    const T* s_in = static_cast<const T*>(s.const_data_ptr());
-    const T* a_in = static_cast<const T*>(a.const_data_ptr());
-    const T* w_in = static_cast<const T*>(w.const_data_ptr());
-    T* out = static_cast<T*>(scores.mutable_data_ptr());
-    parallel_chunks(batch, count, [&](int64_t sample, int64_t, int64_t begin, int64_t end) {
-      const Balance<A> balance(w_in + sample * weight_stride);
-      balance_chunk(e_in + begin, s_in + begin, a_in + begin, out + begin, end - begin, balance, invert_entropy);
-    });
-  });
-  return scores;
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cpu(const Tensor& grad, const Tensor& entropy,
-                                                                     const Tensor& salience, const Tensor& alignment,
-                                                                     const Tensor& weights, bool invert_entropy,
-                                                                     bool need_entropy, bool need_salience,
-                                                                     bool need_alignment, bool need_weights) {
-  check_opponent_balance_grad(grad, entropy, salience, alignment, weights);
-  const Tensor g = as_contiguous(grad), e = as_contiguous(entropy), s = as_contiguous(salience),
-               a = as_contiguous(alignment), w = as_contiguous(weights);
-  const int64_t batch = e.size(0), count = e.size(1), weight_stride = w.dim() == 2 ? 3 : 0;
-  const auto scores_or_nothing = [&](bool needed) { return needed ? allocate(e, {batch, count}) : allocate(e, {0}); };
-  Tensor grad_e = scores_or_nothing(need_entropy), grad_s = scores_or_nothing(need_salience),
-         grad_a = scores_or_nothing(need_alignment);
-  Tensor grad_w = need_weights ? allocate(w, w.sizes()) : allocate(w, {0});
-  dispatch_floating(e.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* g_in = static_cast<const T*>(g.const_data_ptr());
-    const T* e_in = static_cast<const T*>(e.const_data_ptr());
-    const T* s_in = static_cast<const T*>(s.const_data_ptr());
-    const T* a_in = static_cast<const T*>(a.const_data_ptr());
-    const T* w_in = static_cast<const T*>(w.const_data_ptr());
-    T* e_out = static_cast<T*>(grad_e.mutable_data_ptr());
-    T* s_out = static_cast<T*>(grad_s.mutable_data_ptr());
-    T* a_out = static_cast<T*>(grad_a.mutable_data_ptr());
-    const int64_t chunks = (count + kBalanceChunk - 1) / kBalanceChunk;
-    std::vector<A> partial(need_weights ? batch * chunks * 3 : 0);
-    const auto from = [](auto* first, bool needed, int64_t offset) { return needed ? first + offset : nullptr; };
-    parallel_chunks(batch, count, [&](int64_t sample, int64_t item, int64_t begin, int64_t end) {
-      const Balance<A> balance(w_in + sample * weight_stride);
-      balance_grad_chunk(g_in + begin, e_in + begin, s_in + begin, a_in + begin, from(e_out, need_entropy, begin),
-                         from(s_out, need_salience, begin), from(a_out, need_alignment, begin),
-                         from(partial.data(), need_weights, item * 3), end - begin, balance, invert_entropy);
-    });
-    if (!need_weights) return;
-    T* w_out = static_cast<T*>(grad_w.mutable_data_ptr());
-    const int64_t rows = weight_stride ? batch : 1, per_row = weight_stride ? chunks : batch * chunks;
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t k = 0; k < 3; ++k) {
-        A sum = 0;
-        for (int64_t item = row * per_row; item < (row + 1) * per_row; ++item) sum += partial[item * 3 + k];
-        w_out[row * 3 + k] = T(sum);
-      }
-    }
-  });
-  return {grad_e, grad_s, grad_a, grad_w};
-}
-
 }  // namespace
+
+template <class T>
+void run(const Cpu&, const OpponentBalance<T>& call) {
+  parallel_chunks(call.batch, call.count, [&](int64_t sample, int64_t, int64_t begin, int64_t end) {
+    const Balance<accumulate_t<T>> balance(call.weights + sample * call.weight_stride);
+    balance_chunk(call.entropy + begin, call.salience + begin, call.alignment + begin, call.out + begin, end - begin,
+                  balance, call.invert);
+  });
+}
+
+template <class T>
+void run(const Cpu&, const OpponentBalanceGrad<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t items = call.batch * call.chunks();
+  std::vector<A> partial(call.grad_weights ? items * 3 : 0);
+  const auto from = [](auto* first, int64_t offset) { return first ? first + offset : nullptr; };
+  parallel_chunks(call.batch, call.count, [&](int64_t sample, int64_t item, int64_t begin, int64_t end) {
+    const Balance<A> balance(call.weights + sample * call.weight_stride);
+    balance_grad_chunk(call.grad + begin, call.entropy + begin, call.salience + begin, call.alignment + begin,
+                       from(call.grad_entropy, begin), from(call.grad_salience, begin),
+                       from(call.grad_alignment, begin), from(partial.data(), item * 3), end - begin, balance,
+                       call.invert);
+  });
+  if (!call.grad_weights) return;
+  const int64_t rows = call.weight_stride ? call.batch : 1, per_row = items / rows;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t k = 0; k < 3; ++k) {
+      A sum = 0;
+      for (int64_t item = row * per_row; item < (row + 1) * per_row; ++item) sum += partial[item * 3 + k];
+      call.grad_weights[row * 3 + k] = T(sum);
+    }
+  }
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def(
@@ -205,8 +167,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
-  m.impl("opponent_balance", TORCH_BOX(&opponent_balance_cpu));
-  m.impl("opponent_balance_grad", TORCH_BOX(&opponent_balance_grad_cpu));
+  m.impl("opponent_balance", TORCH_BOX(&opponent_balance<Cpu>));
+  m.impl("opponent_balance_grad", TORCH_BOX(&opponent_balance_grad<Cpu>));
 }
 
 }  // namespace arr_coc

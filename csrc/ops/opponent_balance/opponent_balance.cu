@@ -1,7 +1,5 @@
 #include <torch/csrc/stable/library.h>
 
-#include <tuple>
-
 #include "common/cuda.cuh"
 #include "ops/opponent_balance/opponent_balance.h"
 
@@ -124,95 +122,51 @@ __global__ void weights_grad_kernel(const accumulate_t<T>* partial, T* grad_weig
   }
 }
 
-// Whether 16-byte vectors of kVector elements divide the samples of all these tensors.
-template <int kVector>
-bool in_vectors(int64_t count, std::initializer_list<const Tensor*> tensors) {
-  bool aligned = count % kVector == 0;
-  for (const Tensor* tensor : tensors) aligned &= reinterpret_cast<uintptr_t>(tensor->const_data_ptr()) % 16 == 0;
-  return aligned;
-}
-
-Tensor opponent_balance_cuda(const Tensor& entropy, const Tensor& salience, const Tensor& alignment,
-                             const Tensor& weights, bool invert_entropy) {
-  check_opponent_balance(entropy, salience, alignment, weights);
-  const CudaScope scope(entropy);
-  const Tensor e = as_contiguous(entropy), s = as_contiguous(salience), a = as_contiguous(alignment),
-               w = as_contiguous(weights);
-  const int64_t batch = e.size(0), count = e.size(1), total = batch * count;
-  Tensor scores = allocate(e, {batch, count});
-  if (total == 0) return scores;
-  dispatch_floating(e.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    constexpr int kVector = 16 / sizeof(T);
-    const bool wide = in_vectors<kVector>(count, {&e, &s, &a, &scores});
-    const auto kernel = wide ? balance_kernel<T, kVector> : balance_kernel<T, 1>;
-    kernel<<<grid_size(total, kThreads * (wide ? kVector : 1)), kThreads, 0, scope.stream()>>>(
-        static_cast<const T*>(e.const_data_ptr()), static_cast<const T*>(s.const_data_ptr()),
-        static_cast<const T*>(a.const_data_ptr()), static_cast<const T*>(w.const_data_ptr()),
-        static_cast<T*>(scores.mutable_data_ptr()), total, count, w.dim() == 2 ? 3 : 0, invert_entropy);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-  return scores;
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> opponent_balance_grad_cuda(const Tensor& grad, const Tensor& entropy,
-                                                                      const Tensor& salience, const Tensor& alignment,
-                                                                      const Tensor& weights, bool invert_entropy,
-                                                                      bool need_entropy, bool need_salience,
-                                                                      bool need_alignment, bool need_weights) {
-  check_opponent_balance_grad(grad, entropy, salience, alignment, weights);
-  const CudaScope scope(entropy);
-  const Tensor g = as_contiguous(grad), e = as_contiguous(entropy), s = as_contiguous(salience),
-               a = as_contiguous(alignment), w = as_contiguous(weights);
-  const int64_t batch = e.size(0), count = e.size(1), chunks = (count + kBalanceChunk - 1) / kBalanceChunk;
-  const int64_t weight_stride = w.dim() == 2 ? 3 : 0;
-  const auto scores_or_nothing = [&](bool needed) { return needed ? allocate(e, {batch, count}) : allocate(e, {0}); };
-  Tensor grad_e = scores_or_nothing(need_entropy), grad_s = scores_or_nothing(need_salience),
-         grad_a = scores_or_nothing(need_alignment);
-  Tensor grad_w = need_weights ? allocate(w, w.sizes()) : allocate(w, {0});
-  if (batch * count == 0) {
-    if (need_weights && grad_w.numel() > 0) torch::stable::zero_(grad_w);
-    return {grad_e, grad_s, grad_a, grad_w};
-  }
-  dispatch_floating(e.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    constexpr auto kPartial = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
-    const auto output = [](Tensor& tensor, bool needed) {
-      return needed ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
-    };
-    constexpr int kVector = 16 / sizeof(T);
-    const bool wide = in_vectors<kVector>(count, {&g, &e, &s, &a, &grad_e, &grad_s, &grad_a});
-    const auto launch = [&](auto* partial) {
-      using Partial = std::remove_pointer_t<decltype(partial)>;
-      // Few elements are distributed one by one, so that more threads have work.
-      const auto kernel = count < kThreads * kVector ? balance_grad_kernel<1, true, T, Partial>
-                          : wide                     ? balance_grad_kernel<kVector, true, T, Partial>
-                                                     : balance_grad_kernel<kVector, false, T, Partial>;
-      kernel<<<grid_size(batch * chunks, 1), kThreads, 0, scope.stream()>>>(
-          static_cast<const T*>(g.const_data_ptr()), static_cast<const T*>(e.const_data_ptr()),
-          static_cast<const T*>(s.const_data_ptr()), static_cast<const T*>(a.const_data_ptr()),
-          static_cast<const T*>(w.const_data_ptr()), output(grad_e, need_entropy), output(grad_s, need_salience),
-          output(grad_a, need_alignment), partial, batch, count, chunks, weight_stride, invert_entropy);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-    };
-    const int64_t rows = weight_stride ? batch : 1, per_row = batch * chunks / rows;
-    if (!need_weights || per_row == 1) return launch(output(grad_w, need_weights));
-    Tensor partial = allocate(e, {batch * chunks * 3}, kPartial);
-    A* sums = static_cast<A*>(partial.mutable_data_ptr());
-    launch(sums);
-    weights_grad_kernel<T>
-        <<<grid_size(rows, 1), kThreads, 0, scope.stream()>>>(sums, output(grad_w, true), rows, per_row);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-  return {grad_e, grad_s, grad_a, grad_w};
-}
-
 }  // namespace
 
+template <class T>
+void run(const Cuda& device, const OpponentBalance<T>& call) {
+  constexpr int kVector = 16 / sizeof(T);
+  const auto [e, s, a, weights, out, batch, count, weight_stride, invert] = call;
+  const int64_t total = batch * count;
+  const bool wide = count % kVector == 0 && start_on_16_bytes(e, s, a, out);
+  const auto kernel = wide ? balance_kernel<T, kVector> : balance_kernel<T, 1>;
+  kernel<<<grid_size(total, kThreads * (wide ? kVector : 1)), kThreads, 0, device.stream()>>>(
+      e, s, a, weights, out, total, count, weight_stride, invert);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+// `partial` is the kernel's: the weights' gradient itself, or memory for the chunks' sums; null if neither is needed.
+template <class T, class Partial>
+void launch_grad(const Cuda& device, const OpponentBalanceGrad<T>& call, Partial* partial) {
+  constexpr int kVector = 16 / sizeof(T);
+  const bool wide =
+      call.count % kVector == 0 && start_on_16_bytes(call.grad, call.entropy, call.salience, call.alignment,
+                                                     call.grad_entropy, call.grad_salience, call.grad_alignment);
+  // Few elements are distributed one by one, so that more threads have work.
+  const auto kernel = call.count < kThreads * kVector ? balance_grad_kernel<1, true, T, Partial>
+                      : wide                          ? balance_grad_kernel<kVector, true, T, Partial>
+                                                      : balance_grad_kernel<kVector, false, T, Partial>;
+  kernel<<<grid_size(call.batch * call.chunks(), 1), kThreads, 0, device.stream()>>>(
+      call.grad, call.entropy, call.salience, call.alignment, call.weights, call.grad_entropy, call.grad_salience,
+      call.grad_alignment, partial, call.batch, call.count, call.chunks(), call.weight_stride, call.invert);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <class T>
+void run(const Cuda& device, const OpponentBalanceGrad<T>& call) {
+  const int64_t items = call.batch * call.chunks(), rows = call.weight_stride ? call.batch : 1, per_row = items / rows;
+  if (!call.grad_weights || per_row == 1) return launch_grad(device, call, call.grad_weights);
+  Scratch<accumulate_t<T>> partial(device, items * 3);
+  launch_grad(device, call, partial.data());
+  weights_grad_kernel<T>
+      <<<grid_size(rows, 1), kThreads, 0, device.stream()>>>(partial.data(), call.grad_weights, rows, per_row);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {
-  m.impl("opponent_balance", TORCH_BOX(&opponent_balance_cuda));
-  m.impl("opponent_balance_grad", TORCH_BOX(&opponent_balance_grad_cuda));
+  m.impl("opponent_balance", TORCH_BOX(&opponent_balance<Cuda>));
+  m.impl("opponent_balance_grad", TORCH_BOX(&opponent_balance_grad<Cuda>));
 }
 
 }  // namespace arr_coc

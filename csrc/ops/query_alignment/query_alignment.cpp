@@ -2,8 +2,6 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <tuple>
-
 #include "common/cosine.h"
 
 namespace arr_coc {
@@ -58,98 +56,72 @@ void for_four_rows(int64_t begin, int64_t end, int64_t count, const F& f) {
   }
 }
 
-Tensor query_alignment_cpu(const Tensor& features, const Tensor& query, const std::optional<Tensor>& mask) {
-  check_query_alignment(features, query, mask);
-  const Tensor x = as_contiguous(features), q = as_contiguous(query);
-  const std::optional<Tensor> kept = contiguous_mask(mask);
-  const bool* keep = mask_data(kept);
-  const int64_t batch = x.size(0), count = x.size(1), width = x.size(2), tokens = q.dim() == 3 ? q.size(1) : 1;
-  Tensor alignment = allocate(x, {batch, count});
-  if (batch * count == 0) return alignment;
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* in = static_cast<const T*>(x.const_data_ptr());
-    T* out = static_cast<T*>(alignment.mutable_data_ptr());
-    const UnitRows<A> queries = unit_rows<A>(static_cast<const T*>(q.const_data_ptr()), keep, batch * tokens, width);
-    parallel_rows(batch * count, width * (tokens + 1), [&](int64_t begin, int64_t end) {
-      FourRows<T> rows;
-      for_four_rows(begin, end, count, [&](int64_t n, int64_t size) {
-        const int64_t base = n / count * tokens;
-        rows.read(in + n * width, size, queries.unit.data() + base * width, keep ? keep + base : nullptr, tokens,
-                  width);
-        for (int64_t r = 0; r < size; ++r)
-          out[n + r] = store<T>(rows.match[r].token < 0 ? A(0) : (1 + rows.match[r].cosine) / 2);
-      });
+}  // namespace
+
+template <class T>
+void run(const Cpu&, const QueryAlignment<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t count = call.count, width = call.width, tokens = call.tokens;
+  const UnitRows<A> queries = unit_rows<A>(call.query, call.mask, call.batch * tokens, width);
+  parallel_rows(call.batch * count, width * (tokens + 1), [&](int64_t begin, int64_t end) {
+    FourRows<T> rows;
+    for_four_rows(begin, end, count, [&](int64_t n, int64_t size) {
+      const int64_t base = n / count * tokens;
+      rows.read(call.features + n * width, size, queries.unit.data() + base * width,
+                call.mask ? call.mask + base : nullptr, tokens, width);
+      for (int64_t r = 0; r < size; ++r)
+        call.out[n + r] = store<T>(rows.match[r].token < 0 ? A(0) : (1 + rows.match[r].cosine) / 2);
     });
   });
-  return alignment;
 }
 
 // With u the unit of the best token and c the cosine: d f = g / 2 (u - c f / |f|) / |f|; the best token's unit vector
 // gets g / 2 f / |f|, which through_unit turns into the gradient of the token.
-std::tuple<Tensor, Tensor> query_alignment_grad_cpu(const Tensor& grad, const Tensor& features, const Tensor& query,
-                                                    const std::optional<Tensor>& mask, bool need_features,
-                                                    bool need_query) {
-  check_query_alignment_grad(grad, features, query, mask);
-  const Tensor g = as_contiguous(grad), x = as_contiguous(features), q = as_contiguous(query);
-  const std::optional<Tensor> kept = contiguous_mask(mask);
-  const bool* keep = mask_data(kept);
-  const int64_t batch = x.size(0), count = x.size(1), width = x.size(2), tokens = q.dim() == 3 ? q.size(1) : 1;
-  Tensor grad_features = need_features ? allocate(x, {batch, count, width}) : allocate(x, {0});
-  Tensor grad_query = need_query ? allocate(q, q.sizes()) : allocate(q, {0});
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* in = static_cast<const T*>(x.const_data_ptr());
-    const T* upstream = static_cast<const T*>(g.const_data_ptr());
-    T* out = static_cast<T*>(grad_features.mutable_data_ptr());
-    const UnitRows<A> queries = unit_rows<A>(static_cast<const T*>(q.const_data_ptr()), keep, batch * tokens, width);
-    std::vector<A> factor(batch * count);
-    std::vector<int64_t> chosen(batch * count);
-    parallel_rows(batch * count, width * (tokens + 3), [&](int64_t begin, int64_t end) {
-      FourRows<T> rows;
-      StagedRow<T> staged(width);
-      for_four_rows(begin, end, count, [&](int64_t first, int64_t size) {
-        const int64_t base = first / count * tokens;
-        const A* units = queries.unit.data() + base * width;
-        rows.read(in + first * width, size, units, keep ? keep + base : nullptr, tokens, width);
-        for (int64_t r = 0; r < size; ++r) {
-          const int64_t n = first + r, token = rows.match[r].token;
-          const A inverse = inverse_norm(rows.norm[r]), scale = load(upstream[n]) / 2 * inverse,
-                  along = norm_passes(rows.norm[r]) * rows.match[r].cosine * inverse;
-          factor[n] = scale;
-          chosen[n] = token;
-          if (!need_features) continue;
-          T* out_row = out + n * width;
-          if (token < 0) {
-            std::fill_n(out_row, width, T(0));
-          } else {
-            cosine_gradient(rows.row[r], units + token * width, scale, along, staged.at(out_row), width);
-            staged.store_to(out_row);
-          }
-        }
-      });
-    });
-    if (!need_query) return;
-    T* query_out = static_cast<T*>(grad_query.mutable_data_ptr());
-    const auto factor_of = [&](int64_t n, const A*) { return factor[n]; };
-    const std::vector<A> sums = column_sums<A>(in, factor_of, chosen.data(), batch, count, width, tokens);
-    parallel_rows(batch * tokens, width * 4, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const int64_t at = row * width;
-        if (keep && !keep[row]) {
-          std::fill_n(query_out + at, width, T(0));
+template <class T>
+void run(const Cpu&, const QueryAlignmentGrad<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t batch = call.batch, count = call.count, width = call.width, tokens = call.tokens;
+  const UnitRows<A> queries = unit_rows<A>(call.query, call.mask, batch * tokens, width);
+  std::vector<A> factor(batch * count);
+  std::vector<int64_t> chosen(batch * count);
+  parallel_rows(batch * count, width * (tokens + 3), [&](int64_t begin, int64_t end) {
+    FourRows<T> rows;
+    StagedRow<T> staged(width);
+    for_four_rows(begin, end, count, [&](int64_t first, int64_t size) {
+      const int64_t base = first / count * tokens;
+      const A* units = queries.unit.data() + base * width;
+      rows.read(call.features + first * width, size, units, call.mask ? call.mask + base : nullptr, tokens, width);
+      for (int64_t r = 0; r < size; ++r) {
+        const int64_t n = first + r, token = rows.match[r].token;
+        const A inverse = inverse_norm(rows.norm[r]), scale = load(call.grad[n]) / 2 * inverse,
+                along = norm_passes(rows.norm[r]) * rows.match[r].cosine * inverse;
+        factor[n] = scale;
+        chosen[n] = token;
+        if (!call.grad_features) continue;
+        T* out_row = call.grad_features + n * width;
+        if (token < 0) {
+          std::fill_n(out_row, width, T(0));
         } else {
-          through_unit(sums.data() + at, queries.unit.data() + at, queries.norm[row], A(1), width, query_out + at);
+          cosine_gradient(rows.row[r], units + token * width, scale, along, staged.at(out_row), width);
+          staged.store_to(out_row);
         }
       }
     });
   });
-  return {grad_features, grad_query};
+  if (!call.grad_query) return;
+  const auto factor_of = [&](int64_t n, const A*) { return factor[n]; };
+  const std::vector<A> sums = column_sums<A>(call.features, factor_of, chosen.data(), batch, count, width, tokens);
+  parallel_rows(batch * tokens, width * 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t at = row * width;
+      if (call.mask && !call.mask[row]) {
+        std::fill_n(call.grad_query + at, width, T(0));
+      } else {
+        through_unit(sums.data() + at, queries.unit.data() + at, queries.norm[row], A(1), width, call.grad_query + at);
+      }
+    }
+  });
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def("query_alignment(Tensor features, Tensor query, Tensor? mask=None) -> Tensor");
@@ -159,8 +131,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
-  m.impl("query_alignment", TORCH_BOX(&query_alignment_cpu));
-  m.impl("query_alignment_grad", TORCH_BOX(&query_alignment_grad_cpu));
+  m.impl("query_alignment", TORCH_BOX(&query_alignment<Cpu>));
+  m.impl("query_alignment_grad", TORCH_BOX(&query_alignment_grad<Cpu>));
 }
 
 }  // namespace arr_coc

@@ -1,7 +1,5 @@
 #include <torch/csrc/stable/library.h>
 
-#include <tuple>
-
 #include "common/alignment.cuh"
 #include "common/column_units.cuh"
 #include "ops/query_alignment/query_alignment.h"
@@ -50,78 +48,44 @@ __global__ void alignment_grad_kernel(const T* grad, const T* features, const A*
   }
 }
 
-Tensor query_alignment_cuda(const Tensor& features, const Tensor& query, const std::optional<Tensor>& mask) {
-  check_query_alignment(features, query, mask);
-  const CudaScope scope(features);
-  const Tensor x = torch::stable::contiguous(features), q = torch::stable::contiguous(query);
-  const std::optional<Tensor> kept = contiguous_mask(mask);
-  const bool* keep = mask_data(kept);
-  const int64_t batch = x.size(0), count = x.size(1), width = x.size(2), tokens = q.dim() == 3 ? q.size(1) : 1;
-  Tensor alignment = torch::stable::new_empty(x, {batch, count});
-  if (batch * count == 0) return alignment;
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const Queries<T> queries(q, keep, batch * tokens, width, scope.stream());
-    launch_alignment(static_cast<const T*>(x.const_data_ptr()), queries.units(), keep,
-                     static_cast<T*>(alignment.mutable_data_ptr()), batch, count, tokens, width, scope.stream());
-  });
-  return alignment;
-}
-
-std::tuple<Tensor, Tensor> query_alignment_grad_cuda(const Tensor& grad, const Tensor& features, const Tensor& query,
-                                                     const std::optional<Tensor>& mask, bool need_features,
-                                                     bool need_query) {
-  check_query_alignment_grad(grad, features, query, mask);
-  const CudaScope scope(features);
-  const Tensor g = torch::stable::contiguous(grad), x = torch::stable::contiguous(features),
-               q = torch::stable::contiguous(query);
-  const std::optional<Tensor> kept = contiguous_mask(mask);
-  const bool* keep = mask_data(kept);
-  const int64_t batch = x.size(0), count = x.size(1), width = x.size(2), tokens = q.dim() == 3 ? q.size(1) : 1;
-  Tensor grad_features =
-      need_features ? torch::stable::new_empty(x, {batch, count, width}) : torch::stable::new_empty(x, {0});
-  Tensor grad_query = need_query ? torch::stable::new_empty(q, q.sizes()) : torch::stable::new_empty(q, {0});
-  if (batch * count == 0) {
-    if (need_query && batch > 0) torch::stable::zero_(grad_query);
-    return {grad_features, grad_query};
-  }
-  if (!need_features && !need_query) return {grad_features, grad_query};
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* in = static_cast<const T*>(x.const_data_ptr());
-    T* out = static_cast<T*>(grad_features.mutable_data_ptr());
-    const Queries<T> queries(q, keep, batch * tokens, width, scope.stream());
-    const A* units = queries.units();
-    Tensor factors = torch::stable::new_empty(x, {need_query ? batch * count : 0}, scalar_type_of<A>);
-    Tensor choices = torch::stable::new_empty(x, {need_query ? batch * count : 0}, ScalarType::Long);
-    A* factor = need_query ? static_cast<A*>(factors.mutable_data_ptr()) : nullptr;
-    int64_t* chosen = need_query ? static_cast<int64_t*>(choices.mutable_data_ptr()) : nullptr;
-    const RowGroups groups{batch, count, tokens, width, (count + kRows - 1) / kRows};
-    const bool vectorisable = is_vectorisable(in, width) && (!need_features || is_vectorisable(out, width));
-    dispatch_shape(tokens, vectorisable, [&](auto columns, auto aligned) {
-      alignment_grad_kernel<columns.value, aligned.value>
-          <<<grid_size(batch * groups.per_sample, kCosineWarps), kCosineThreads, 0, scope.stream()>>>(
-              static_cast<const T*>(g.const_data_ptr()), in, units, keep, need_features ? out : nullptr, factor, chosen,
-              groups);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-    });
-    if (!need_query) return;
-    const ColumnCut cut(batch, count, width, tokens);
-    Tensor partials = torch::stable::new_empty(x, {cut.partial_size()}, scalar_type_of<A>);
-    A* partial = static_cast<A*>(partials.mutable_data_ptr());
-    launch_column_sums(in, factor, chosen, partial, cut, scope.stream());
-    launch_through_unit(partial, cut, units, static_cast<const A*>(queries.norm.const_data_ptr()), keep, A(1),
-                        static_cast<T*>(grad_query.mutable_data_ptr()), scope.stream());
-  });
-  return {grad_features, grad_query};
-}
-
 }  // namespace
 
+template <class T>
+void run(const Cuda& device, const QueryAlignment<T>& call) {
+  const auto [features, query, mask, out, batch, count, width, tokens] = call;
+  Queries<T> queries(device, query, mask, batch * tokens, width);
+  launch_alignment(features, queries.unit.data(), mask, out, batch, count, tokens, width, device.stream());
+}
+
+template <class T>
+void run(const Cuda& device, const QueryAlignmentGrad<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t batch = call.batch, count = call.count, width = call.width, tokens = call.tokens;
+  const cudaStream_t stream = device.stream();
+  Queries<T> queries(device, call.query, call.mask, batch * tokens, width);
+  Scratch<A> factor(device, call.grad_query ? batch * count : 0);
+  Scratch<int64_t> chosen(device, call.grad_query ? batch * count : 0);
+  const RowGroups groups{batch, count, tokens, width, (count + kRows - 1) / kRows};
+  // A null output counts as aligned.
+  const bool vectorisable = is_vectorisable(call.features, width) && is_vectorisable(call.grad_features, width);
+  dispatch_shape(tokens, vectorisable, [&](auto columns, auto aligned) {
+    alignment_grad_kernel<columns.value, aligned.value>
+        <<<grid_size(batch * groups.per_sample, kCosineWarps), kCosineThreads, 0, stream>>>(
+            call.grad, call.features, queries.unit.data(), call.mask, call.grad_features, factor.data(), chosen.data(),
+            groups);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+  if (!call.grad_query) return;
+  const ColumnCut cut(batch, count, width, tokens);
+  Scratch<A> partial(device, cut.partial_size());
+  launch_column_sums<T, A>(call.features, factor.data(), chosen.data(), partial.data(), cut, stream);
+  launch_through_unit<A>(partial.data(), cut, queries.unit.data(), queries.norm.data(), call.mask, A(1),
+                         call.grad_query, stream);
+}
+
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {
-  m.impl("query_alignment", TORCH_BOX(&query_alignment_cuda));
-  m.impl("query_alignment_grad", TORCH_BOX(&query_alignment_grad_cuda));
+  m.impl("query_alignment", TORCH_BOX(&query_alignment<Cuda>));
+  m.impl("query_alignment_grad", TORCH_BOX(&query_alignment_grad<Cuda>));
 }
 
 }  // namespace arr_coc

@@ -5,7 +5,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/allocate.h"
 #include "common/convert.h"
 #include "common/lanes.h"
 
@@ -157,55 +156,43 @@ void sum_segment(const T* x, const SumLayout& layout, int64_t begin, int64_t cou
   }
 }
 
-Tensor reduce_sum_cpu(const Tensor& x, int64_t dim) {
-  check_reduce_sum(x, dim);
-  Tensor input = x;
-  const std::vector<int64_t> sizes = sizes_without(x, dim);
-  const SumLayout layout = sum_layout(input, dim);
-  Tensor sum = allocate(x, sizes);
-  if (layout.outputs() == 0) return sum;
-  if (layout.size == 0) return torch::stable::zero_(sum);
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* in = static_cast<const T*>(input.const_data_ptr());
-    T* out = static_cast<T*>(sum.mutable_data_ptr());
-    const int64_t segments = (layout.size + kSegment - 1) / kSegment;
-    const int64_t columns = columns_at_once(layout.inner, layout.outer * segments);
-    const int64_t slabs = (layout.inner + columns - 1) / columns, blocks = layout.outer * slabs;
-    std::vector<A> partial(segments > 1 ? segments * layout.outputs() : 0);
-    parallel_rows(blocks * segments, std::min(layout.size, kSegment) * std::min(columns, layout.inner),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t item = begin; item < end; ++item) {
-                      const int64_t segment = item / blocks, block = item % blocks;
-                      const int64_t column = block % slabs * columns;
-                      const int64_t count = std::min(columns, layout.inner - column);
-                      const int64_t output = block / slabs * layout.inner + column;
-                      A sums[kColumns];
-                      sum_segment(in, layout, output, count, segment, sums);
-                      if (segments == 1) {
-                        for (int64_t i = 0; i < count; ++i) out[output + i] = store<T>(sums[i]);
-                      } else {
-                        std::copy_n(sums, count, partial.data() + segment * layout.outputs() + output);
-                      }
-                    }
-                  });
-    if (segments == 1) return;
-    for (int64_t apart = 1; apart < segments; apart *= 2) {
-      for (int64_t segment = 0; segment + apart < segments; segment += 2 * apart) {
-        A* sums = partial.data() + segment * layout.outputs();
-        add_up(sums + apart * layout.outputs(), layout.outputs(), sums);
+}  // namespace
+
+template <class T>
+void run(const Cpu&, const ReduceSum<T>& call) {
+  using A = accumulate_t<T>;
+  const SumLayout& layout = call.layout;
+  const int64_t segments = (layout.size + kSegment - 1) / kSegment;
+  const int64_t columns = columns_at_once(layout.inner, layout.outer * segments);
+  const int64_t slabs = (layout.inner + columns - 1) / columns, blocks = layout.outer * slabs;
+  std::vector<A> partial(segments > 1 ? segments * layout.outputs() : 0);
+  const int64_t cost = std::min(layout.size, kSegment) * std::min(columns, layout.inner);
+  parallel_rows(blocks * segments, cost, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t segment = item / blocks, block = item % blocks, column = block % slabs * columns;
+      const int64_t count = std::min(columns, layout.inner - column);
+      const int64_t output = block / slabs * layout.inner + column;
+      A sums[kColumns];
+      sum_segment(call.x, layout, output, count, segment, sums);
+      if (segments == 1) {
+        for (int64_t i = 0; i < count; ++i) call.out[output + i] = store<T>(sums[i]);
+      } else {
+        std::copy_n(sums, count, partial.data() + segment * layout.outputs() + output);
       }
     }
-    for (int64_t i = 0; i < layout.outputs(); ++i) out[i] = store<T>(partial[i]);
   });
-  return sum;
+  if (segments == 1) return;
+  for (int64_t apart = 1; apart < segments; apart *= 2) {
+    for (int64_t segment = 0; segment + apart < segments; segment += 2 * apart) {
+      A* sums = partial.data() + segment * layout.outputs();
+      add_up(sums + apart * layout.outputs(), layout.outputs(), sums);
+    }
+  }
+  for (int64_t i = 0; i < layout.outputs(); ++i) call.out[i] = store<T>(partial[i]);
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) { m.def("reduce_sum(Tensor x, SymInt dim) -> Tensor"); }
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("reduce_sum", TORCH_BOX(&reduce_sum_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("reduce_sum", TORCH_BOX(&reduce_sum<Cpu>)); }
 
 }  // namespace arr_coc

@@ -274,41 +274,27 @@ void launch(const Call<I, O>& call, bool join, cudaStream_t stream) {
 }
 
 template <class I, class O>
-void reduce(const I* x, O* out, const SumLayout& layout, const Tensor& like, cudaStream_t stream) {
+void reduce(const Cuda& device, const I* x, O* out, const SumLayout& layout) {
   using A = accumulate_t<I>;
   const int64_t segments = (layout.size + kSegment - 1) / kSegment;
   const bool join = layout.stride == 1 && 1 < segments && segments <= kRun;
-  if (segments == 1 || join) return launch(Call<I, O>{x, out, layout, segments}, join, stream);
-  Tensor partial = torch::stable::new_empty(like, {layout.outputs() * segments},
-                                            std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float);
-  A* sums = static_cast<A*>(partial.mutable_data_ptr());
-  launch(Call<I, A>{x, sums, layout, segments}, false, stream);
+  if (segments == 1 || join) return launch(Call<I, O>{x, out, layout, segments}, join, device.stream());
+  Scratch<A> sums(device, layout.outputs() * segments);
+  launch(Call<I, A>{x, sums.data(), layout, segments}, false, device.stream());
   SumLayout rest = layout;
   rest.size = segments;
   rest.outer_stride = segments * layout.inner;
   rest.stride = layout.stride == 1 ? 1 : layout.inner, rest.inner_stride = layout.stride == 1 ? segments : 1;
-  reduce(static_cast<const A*>(sums), out, rest, like, stream);
-}
-
-Tensor reduce_sum_cuda(const Tensor& x, int64_t dim) {
-  check_reduce_sum(x, dim);
-  const CudaScope scope(x);
-  Tensor input = x;
-  const std::vector<int64_t> sizes = sizes_without(x, dim);
-  const SumLayout layout = sum_layout(input, dim);
-  Tensor sum = torch::stable::new_empty(x, sizes);
-  if (layout.outputs() == 0) return sum;
-  if (layout.size == 0) return torch::stable::zero_(sum);
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    reduce(static_cast<const T*>(input.const_data_ptr()), static_cast<T*>(sum.mutable_data_ptr()), layout, input,
-           scope.stream());
-  });
-  return sum;
+  reduce(device, static_cast<const A*>(sums.data()), out, rest);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("reduce_sum", TORCH_BOX(&reduce_sum_cuda)); }
+template <class T>
+void run(const Cuda& device, const ReduceSum<T>& call) {
+  reduce(device, call.x, call.out, call.layout);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("reduce_sum", TORCH_BOX(&reduce_sum<Cuda>)); }
 
 }  // namespace arr_coc

@@ -1,11 +1,10 @@
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <utility>
 #include <vector>
 
 #include "common/checks.h"
+#include "common/tensors.h"
 
 namespace arr_coc {
 
@@ -65,6 +64,31 @@ inline std::vector<int64_t> sizes_without(const Tensor& x, int64_t dim) {
   for (int64_t d = 0; d < x.dim(); ++d)
     if (d != (dim < 0 ? dim + x.dim() : dim)) sizes.push_back(x.size(d));
   return sizes;
+}
+
+// `out` is [outer, inner]; neither it nor the summed dimension is empty.
+template <class T>
+struct ReduceSum {
+  const T* x;
+  T* out;
+  const SumLayout& layout;
+};
+
+template <class Device>
+Tensor reduce_sum(const Tensor& x, int64_t dim) {
+  check_reduce_sum(x, dim);
+  const Device device(x);
+  Tensor in = x;
+  const SumLayout layout = sum_layout(in, dim);
+  Tensor sum = allocate(x, sizes_without(x, dim));
+  if (layout.outputs() == 0) return sum;
+  if (layout.size == 0) return torch::stable::zero_(sum);
+  dispatch_floating(x.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    const Tensor& read = in;
+    run(device, ReduceSum<T>{data_of<T>(read), data_of<T>(sum), layout});
+  });
+  return sum;
 }
 
 }  // namespace arr_coc

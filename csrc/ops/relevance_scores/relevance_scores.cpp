@@ -123,86 +123,71 @@ struct SampleScores {
   }
 };
 
-Tensor relevance_scores_cpu(const Tensor& features, const Tensor& query, const Tensor& colours, const Tensor& edges,
-                            const Tensor& weights, const std::optional<Tensor>& mask,
-                            std::vector<double> salience_weights, double temperature, bool invert_entropy) {
-  check_relevance_scores(features, query, colours, edges, weights, mask, salience_weights, temperature);
-  const Tensor x = torch::stable::contiguous(features), q = torch::stable::contiguous(query),
-               c = torch::stable::contiguous(colours), e = torch::stable::contiguous(edges),
-               w = torch::stable::contiguous(weights);
-  const std::optional<Tensor> kept = contiguous_mask(mask);
-  const bool* keep = mask_data(kept);
-  const int64_t batch = x.size(0), count = x.size(1), width = x.size(2), tokens = q.dim() == 3 ? q.size(1) : 1;
-  Tensor scores = torch::stable::new_empty(x, {batch, count});
-  if (batch * count == 0) return scores;
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* weights_in = static_cast<const T*>(w.const_data_ptr());
-    const UnitRows<A> queries = unit_rows<A>(static_cast<const T*>(q.const_data_ptr()), keep, batch * tokens, width);
-    const SalienceWeights salience(salience_weights);
-    const bool needs_mean = salience.features > 0;
-    const int64_t chunks = (count + kColumnChunk - 1) / kColumnChunk;
-    // A sample's share of the memory: its weights, and where they are needed base, inverse, partial and mean.
-    const int64_t share = 3 + (needs_mean ? 2 * count + (chunks + 1) * width : 0);
-    std::vector<A> memory(batch * share);
-    const auto sample_scores = [&](int64_t sample) {
-      A* own = memory.data() + sample * share;
-      for (int64_t i = 0; i < 3; ++i) own[i] = A(weights_in[(w.dim() == 2 ? sample * 3 : 0) + i]);
-      A *base = own + 3, *inverse = base + count, *partial = inverse + count, *mean = partial + chunks * width;
-      return SampleScores<T, A>{static_cast<const T*>(x.const_data_ptr()) + sample * count * width,
-                                static_cast<const T*>(c.const_data_ptr()) + sample * 3 * count,
-                                static_cast<const T*>(e.const_data_ptr()) + sample * count,
-                                queries.unit.data() + sample * tokens * width,
-                                own,
-                                keep ? keep + sample * tokens : nullptr,
-                                static_cast<T*>(scores.mutable_data_ptr()) + sample * count,
-                                c.size(2),
-                                c.size(3),
-                                width,
-                                tokens,
-                                A(1.4426950408889634 / temperature),
-                                width > 1 ? 1 / std::log2(A(width)) : A(0),
-                                salience,
-                                invert_entropy,
-                                needs_mean,
-                                base,
-                                inverse,
-                                partial,
-                                mean};
-    };
-    // Whole samples side by side leave the second read to the cache; fewer samples than threads share theirs.
-    const bool side_by_side = batch >= torch::stable::get_num_threads();
-    const auto over_chunks = [&](const auto& f) {
-      if (side_by_side) {
-        std::vector<A> buffer;
-        for (int64_t chunk = 0; chunk < chunks; ++chunk) f(chunk, buffer);
-      } else {
-        parallel_rows(chunks, kColumnChunk * width * 8, [&](int64_t begin, int64_t end) {
-          std::vector<A> buffer;
-          for (int64_t chunk = begin; chunk < end; ++chunk) f(chunk, buffer);
-        });
-      }
-    };
-    const auto score = [&](int64_t begin, int64_t end) {
-      for (int64_t sample = begin; sample < end; ++sample) {
-        const SampleScores<T, A> scorer = sample_scores(sample);
-        over_chunks([&](int64_t chunk, std::vector<A>& buffer) { scorer.read(chunk, buffer); });
-        if (!needs_mean) continue;
-        scorer.find_mean();
-        over_chunks([&](int64_t chunk, std::vector<A>& buffer) { scorer.finish(chunk, buffer); });
-      }
-    };
-    if (side_by_side) {
-      parallel_rows(batch, count * width * 8, score);
-    } else {
-      score(0, batch);
-    }
-  });
-  return scores;
-}
-
 }  // namespace
+
+template <class T>
+void run(const Cpu&, const RelevanceScores<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t batch = call.batch, count = call.rows * call.columns, width = call.width, tokens = call.tokens;
+  const UnitRows<A> queries = unit_rows<A>(call.query, call.mask, batch * tokens, width);
+  const bool needs_mean = call.salience.features > 0;
+  const int64_t chunks = (count + kColumnChunk - 1) / kColumnChunk;
+  // A sample's share of the memory: its weights, and where they are needed base, inverse, partial and mean.
+  const int64_t share = 3 + (needs_mean ? 2 * count + (chunks + 1) * width : 0);
+  std::vector<A> memory(batch * share);
+  const auto sample_scores = [&](int64_t sample) {
+    A* own = memory.data() + sample * share;
+    for (int64_t i = 0; i < 3; ++i) own[i] = A(call.weights[sample * call.weight_stride + i]);
+    A *base = own + 3, *inverse = base + count, *partial = inverse + count, *mean = partial + chunks * width;
+    return SampleScores<T, A>{call.features + sample * count * width,
+                              call.colours + sample * 3 * count,
+                              call.edges + sample * count,
+                              queries.unit.data() + sample * tokens * width,
+                              own,
+                              call.mask ? call.mask + sample * tokens : nullptr,
+                              call.out + sample * count,
+                              call.rows,
+                              call.columns,
+                              width,
+                              tokens,
+                              call.scale,
+                              call.entropy_norm,
+                              call.salience,
+                              call.invert,
+                              needs_mean,
+                              base,
+                              inverse,
+                              partial,
+                              mean};
+  };
+  // Whole samples side by side leave the second read to the cache; fewer samples than threads share theirs.
+  const bool side_by_side = batch >= torch::stable::get_num_threads();
+  const auto over_chunks = [&](const auto& f) {
+    if (side_by_side) {
+      std::vector<A> buffer;
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) f(chunk, buffer);
+    } else {
+      parallel_rows(chunks, kColumnChunk * width * 8, [&](int64_t begin, int64_t end) {
+        std::vector<A> buffer;
+        for (int64_t chunk = begin; chunk < end; ++chunk) f(chunk, buffer);
+      });
+    }
+  };
+  const auto score = [&](int64_t begin, int64_t end) {
+    for (int64_t sample = begin; sample < end; ++sample) {
+      const SampleScores<T, A> scorer = sample_scores(sample);
+      over_chunks([&](int64_t chunk, std::vector<A>& buffer) { scorer.read(chunk, buffer); });
+      if (!needs_mean) continue;
+      scorer.find_mean();
+      over_chunks([&](int64_t chunk, std::vector<A>& buffer) { scorer.finish(chunk, buffer); });
+    }
+  };
+  if (side_by_side) {
+    parallel_rows(batch, count * width * 8, score);
+  } else {
+    score(0, batch);
+  }
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def(
@@ -211,6 +196,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
       "bool invert_entropy=False) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("relevance_scores", TORCH_BOX(&relevance_scores_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("relevance_scores", TORCH_BOX(&relevance_scores<Cpu>)); }
 
 }  // namespace arr_coc

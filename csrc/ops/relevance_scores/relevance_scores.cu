@@ -166,81 +166,58 @@ void launch(const Call<T>& call, cudaStream_t stream) {
   return call.mean ? launch<Wide, true, true, true>(call, stream) : launch<Wide, true, true, false>(call, stream);
 }
 
-template <class A>
-A* allocate(std::vector<Tensor>& memory, const Tensor& like, int64_t size) {
-  memory.push_back(torch::stable::new_empty(like, {size}, scalar_type_of<A>));
-  return static_cast<A*>(memory.back().mutable_data_ptr());
-}
-
-Tensor relevance_scores_cuda(const Tensor& features, const Tensor& query, const Tensor& colours, const Tensor& edges,
-                             const Tensor& weights, const std::optional<Tensor>& mask,
-                             std::vector<double> salience_weights, double temperature, bool invert_entropy) {
-  check_relevance_scores(features, query, colours, edges, weights, mask, salience_weights, temperature);
-  const CudaScope scope(features);
-  const Tensor x = torch::stable::contiguous(features), q = torch::stable::contiguous(query),
-               c = torch::stable::contiguous(colours), e = torch::stable::contiguous(edges),
-               w = torch::stable::contiguous(weights);
-  const std::optional<Tensor> kept = contiguous_mask(mask);
-  const int64_t batch = x.size(0), count = x.size(1), width = x.size(2), tokens = q.dim() == 3 ? q.size(1) : 1;
-  Tensor scores = torch::stable::new_empty(x, {batch, count});
-  if (batch * count == 0) return scores;
-  const SalienceWeights salience(salience_weights);
-  const cudaStream_t stream = scope.stream();
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const auto data = [](const Tensor& tensor) { return static_cast<const T*>(tensor.const_data_ptr()); };
-    std::vector<Tensor> memory;
-    Call<T> call{};
-    call.features = data(x);
-    if (width % kPerLane<T> == 0 && !is_vectorisable(call.features, width)) {
-      memory.push_back(torch::stable::clone(x));  // so that alignment does not affect the result's bits
-      call.features = data(memory.back());
-    }
-    call.query = data(q), call.colours = data(c), call.edges = data(e), call.weights = data(w);
-    call.mask = mask_data(kept);
-    call.out = static_cast<T*>(scores.mutable_data_ptr());
-    call.batch = batch, call.rows = c.size(2), call.columns = c.size(3), call.width = width;
-    call.weight_stride = w.dim() == 2 ? 3 : 0;
-    call.warp_rows = rows_per_warp(batch * count), call.step = std::min(call.warp_rows, kBatch);
-    call.chunks = (count + kWarps * call.warp_rows - 1) / (kWarps * call.warp_rows);
-    call.scale = A(kLog2E / temperature);
-    call.entropy_norm = width > 1 ? A(1 / std::log2(double(width))) : A(0);
-    call.edge_weight = A(salience.edges), call.contrast_weight = A(salience.contrast);
-    call.features_weight = A(salience.features);
-    call.invert = invert_entropy, call.query_aligned = is_vectorisable(call.query, width);
-    const bool aligned = is_vectorisable(call.features, width);
-    const bool fits = aligned && 2 * SharedVector<T, A>::size(width) * int64_t(sizeof(A)) <= kVectorBytes;
-    if (salience.features > 0) {
-      const ColumnCut cut(batch, count, width);
-      A *partial = allocate<A>(memory, x, cut.partial_size()), *mean = allocate<A>(memory, x, batch * width);
-      launch_column_sums<T, A>(call.features, nullptr, nullptr, partial, cut, stream);
-      if (fits) {
-        launch_mean(partial, mean, cut, stream);
-        call.mean = mean;
-      } else {
-        launch_mean_unit<A>(partial, mean, nullptr, cut, stream);
-        A* alignment = allocate<A>(memory, x, batch * count);
-        launch_alignment(call.features, mean, nullptr, alignment, batch, count, 1, width, stream);
-        call.mean_alignment = alignment;
-      }
-    }
-    if (tokens > 1 || !fits) {
-      const Queries<T> queries(q, call.mask, batch * tokens, width, stream);
-      A* alignment = allocate<A>(memory, x, batch * count);
-      launch_alignment(call.features, queries.units(), call.mask, alignment, batch, count, tokens, width, stream);
-      call.alignment = alignment;
-    }
-    if (!aligned) return launch<true, false, false, false>(call, stream);
-    if constexpr (!std::is_same_v<T, double>)
-      if (width <= kTile<T>) return launch<false>(call, stream);
-    launch<true>(call, stream);
-  });
-  return scores;
-}
-
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("relevance_scores", TORCH_BOX(&relevance_scores_cuda)); }
+template <class T>
+void run(const Cuda& device, const RelevanceScores<T>& inputs) {
+  using A = accumulate_t<T>;
+  const cudaStream_t stream = device.stream();
+  const int64_t batch = inputs.batch, count = inputs.rows * inputs.columns, width = inputs.width,
+                tokens = inputs.tokens;
+  std::optional<AlignedData<T>> features;
+  std::optional<Queries<T>> queries;
+  std::optional<Scratch<A>> partial, mean, alignment, mean_alignment;
+  Call<T> call{};
+  call.features = inputs.features, call.query = inputs.query, call.colours = inputs.colours;
+  call.edges = inputs.edges, call.weights = inputs.weights, call.mask = inputs.mask, call.out = inputs.out;
+  if (width % kPerLane<T> == 0)  // so that alignment does not affect the result's bits
+    call.features = features.emplace(device, inputs.features, batch * count * width).data();
+  call.batch = batch, call.rows = inputs.rows, call.columns = inputs.columns, call.width = width;
+  call.weight_stride = inputs.weight_stride;
+  call.warp_rows = rows_per_warp(batch * count), call.step = std::min(call.warp_rows, kBatch);
+  call.chunks = (count + kWarps * call.warp_rows - 1) / (kWarps * call.warp_rows);
+  call.scale = inputs.scale, call.entropy_norm = inputs.entropy_norm;
+  call.edge_weight = A(inputs.salience.edges), call.contrast_weight = A(inputs.salience.contrast);
+  call.features_weight = A(inputs.salience.features);
+  call.invert = inputs.invert, call.query_aligned = is_vectorisable(call.query, width);
+  const bool aligned = is_vectorisable(call.features, width);
+  const bool fits = aligned && 2 * SharedVector<T, A>::size(width) * int64_t(sizeof(A)) <= kVectorBytes;
+  if (inputs.salience.features > 0) {
+    const ColumnCut cut(batch, count, width);
+    partial.emplace(device, cut.partial_size()), mean.emplace(device, batch * width);
+    launch_column_sums<T, A>(call.features, nullptr, nullptr, partial->data(), cut, stream);
+    if (fits) {
+      launch_mean<A>(partial->data(), mean->data(), cut, stream);
+      call.mean = mean->data();
+    } else {
+      launch_mean_unit<A>(partial->data(), mean->data(), nullptr, cut, stream);
+      call.mean_alignment = mean_alignment.emplace(device, batch * count).data();
+      launch_alignment<T, A>(call.features, mean->data(), nullptr, mean_alignment->data(), batch, count, 1, width,
+                             stream);
+    }
+  }
+  if (tokens > 1 || !fits) {
+    queries.emplace(device, call.query, call.mask, batch * tokens, width);
+    call.alignment = alignment.emplace(device, batch * count).data();
+    launch_alignment<T, A>(call.features, queries->unit.data(), call.mask, alignment->data(), batch, count, tokens,
+                           width, stream);
+  }
+  if (!aligned) return launch<true, false, false, false>(call, stream);
+  if constexpr (!std::is_same_v<T, double>)
+    if (width <= kTile<T>) return launch<false>(call, stream);
+  launch<true>(call, stream);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("relevance_scores", TORCH_BOX(&relevance_scores<Cuda>)); }
 
 }  // namespace arr_coc

@@ -36,4 +36,41 @@ inline void check_relevance_scores(const Tensor& features, const Tensor& query, 
   check_salience_weights(op, "salience_weights", salience_weights);
 }
 
+// The inputs of whole samples; their patches are `rows` x `columns`. `scale` is log2 e / temperature.
+template <class T>
+struct RelevanceScores {
+  using A = accumulate_t<T>;
+  const T *features, *query, *colours, *edges, *weights;
+  const bool* mask;  // null if every token counts
+  T* out;
+  int64_t batch, rows, columns, width, tokens, weight_stride;
+  A scale, entropy_norm;
+  SalienceWeights salience;
+  bool invert;
+};
+
+template <class Device>
+Tensor relevance_scores(const Tensor& features, const Tensor& query, const Tensor& colours, const Tensor& edges,
+                        const Tensor& weights, const std::optional<Tensor>& mask, std::vector<double> salience_weights,
+                        double temperature, bool invert_entropy) {
+  check_relevance_scores(features, query, colours, edges, weights, mask, salience_weights, temperature);
+  const Device device(features);
+  const Tensor x = as_contiguous(features), q = as_contiguous(query), c = as_contiguous(colours),
+               e = as_contiguous(edges), w = as_contiguous(weights);
+  const std::optional<Tensor> kept = as_contiguous(mask);
+  const int64_t width = x.size(2);
+  Tensor scores = allocate(x, {x.size(0), x.size(1)});
+  if (scores.numel() == 0) return scores;
+  dispatch_floating(x.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    run(device, RelevanceScores<T>{data_of<T>(x), data_of<T>(q), data_of<T>(c), data_of<T>(e), data_of<T>(w),
+                                   data_of<bool>(kept), data_of<T>(scores), x.size(0), c.size(2), c.size(3), width,
+                                   tokens_of(q), w.dim() == 2 ? 3 : 0, A(kLog2E / temperature),
+                                   width > 1 ? A(1 / std::log2(double(width))) : A(0),
+                                   SalienceWeights(salience_weights), invert_entropy});
+  });
+  return scores;
+}
+
 }  // namespace arr_coc

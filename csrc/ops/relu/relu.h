@@ -1,10 +1,20 @@
 #pragma once
 
-#include "common/checks.h"
+#include "common/map_tensors.h"
 
 namespace arr_coc {
 
-inline void check_relu(const Tensor& x) { check_floating("relu", "x", x); }
+// NaN is not below 0, so it stays.
+template <class A>
+struct Relu {
+  ARR_COC_FUNCTION A operator()(A x) const { return x <= 0 ? A(0) : x; }
+};
+
+// Like in torch, the gradient passes where the output is NaN.
+template <class A>
+struct ReluGrad {
+  ARR_COC_FUNCTION A operator()(A grad, A output) const { return output <= 0 ? A(0) : grad; }
+};
 
 inline void check_relu_grad(const char* op, const Tensor& grad, const Tensor& output) {
   check_floating(op, "output", output);
@@ -12,20 +22,16 @@ inline void check_relu_grad(const char* op, const Tensor& grad, const Tensor& ou
   check_same_shape(op, "output", output, "grad", grad);
 }
 
-// NaN is not below 0, so it stays.
-struct Relu {
-  template <class A>
-  ARR_COC_FUNCTION A operator()(A x) const {
-    return x <= 0 ? A(0) : x;
-  }
-};
+template <class Device>
+Tensor relu(const Tensor& x) {
+  check_floating("relu", "x", x);
+  return map_tensors<Device, Relu>({x});
+}
 
-// Like in torch, the gradient passes where the output is NaN.
-struct ReluGrad {
-  template <class A>
-  ARR_COC_FUNCTION A operator()(A grad, A output) const {
-    return output <= 0 ? A(0) : grad;
-  }
-};
+template <class Device>
+Tensor relu_grad(const Tensor& grad, const Tensor& output) {
+  check_relu_grad("relu_grad", grad, output);
+  return map_tensors<Device, ReluGrad>({grad, output});
+}
 
 }  // namespace arr_coc

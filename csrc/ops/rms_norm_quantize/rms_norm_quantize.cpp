@@ -31,53 +31,37 @@ ARR_COC_EVERY_ISA void quantize(const A* products, A factor, int8_t* quantized, 
   for (int64_t d = 0; d < width; ++d) quantized[d] = int8_t(int(std::nearbyint(products[d] * factor)));
 }
 
-std::tuple<Tensor, Tensor> rms_norm_quantize_cpu(const Tensor& x, const Tensor& weight, double eps) {
-  check_rms_norm_quantize(x, weight, eps);
-  const Tensor input = torch::stable::contiguous(x), weights = torch::stable::contiguous(weight);
-  const auto sizes = input.sizes();
-  const int64_t width = x.size(-1);
-  Tensor quantized = torch::stable::new_empty(input, sizes, ScalarType::Char);
-  Tensor scale = torch::stable::new_empty(input, sizes.slice(0, sizes.size() - 1), ScalarType::Float);
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* in = static_cast<const T*>(input.const_data_ptr());
-    int8_t* out = static_cast<int8_t*>(quantized.mutable_data_ptr());
-    float* scales = static_cast<float*>(scale.mutable_data_ptr());
-    std::vector<A> wide(width);
-    widen(static_cast<const T*>(weights.const_data_ptr()), wide.data(), width);
-    parallel_rows(input.numel() / width, width * 2, [&](int64_t begin, int64_t end) {
-      std::vector<A> products(width);
-      for (int64_t row = begin; row < end; ++row) {
-        const A* values;
-        if constexpr (std::is_same_v<T, A>) {
-          values = in + row * width;
-        } else {
-          widen(in + row * width, products.data(), width);
-          values = products.data();
-        }
-        const auto [squares, top] = look_at(values, wide.data(), products.data(), width);
-        const A inverse_rms = 1 / std::sqrt(squares / A(width) + A(eps));
-        const A amax = top > 0 ? top * inverse_rms : top;  // a row of zeros stays zero even if 1 / rms is infinite
-        const float step = float(amax / A(kQuantizedMax));
-        scales[row] = step < kScaleMin ? 0 : step;
-        if (step >= kScaleMin && step < INFINITY) {
-          quantize(products.data(), inverse_rms / A(step), out + row * width, width);
-        } else {
-          std::fill_n(out + row * width, width, int8_t(0));
-        }
-      }
-    });
-  });
-  return {quantized, scale};
-}
-
 }  // namespace
+
+template <class T>
+void run(const Cpu&, const RmsNormQuantize<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t width = call.width;
+  std::vector<A> weight_buffer;
+  const A* weight = accumulated(call.weight, width, weight_buffer);
+  parallel_rows(call.rows, width * 2, [&](int64_t begin, int64_t end) {
+    std::vector<A> products(width);
+    for (int64_t row = begin; row < end; ++row) {
+      const A* values = accumulated(call.x + row * width, width, products);
+      const auto [squares, top] = look_at(values, weight, products.data(), width);
+      const A inverse_rms = 1 / std::sqrt(squares / A(width) + call.eps);
+      const A amax = top > 0 ? top * inverse_rms : top;  // a row of zeros stays zero even if 1 / rms is infinite
+      const float step = float(amax / A(kQuantizedMax));
+      call.scale[row] = step < kScaleMin ? 0 : step;
+      int8_t* quantized = call.quantized + row * width;
+      if (step >= kScaleMin && step < INFINITY) {
+        quantize(products.data(), inverse_rms / A(step), quantized, width);
+      } else {
+        std::fill_n(quantized, width, int8_t(0));
+      }
+    }
+  });
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def("rms_norm_quantize(Tensor x, Tensor weight, float eps=1e-06) -> (Tensor quantized, Tensor scale)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("rms_norm_quantize", TORCH_BOX(&rms_norm_quantize_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("rms_norm_quantize", TORCH_BOX(&rms_norm_quantize<Cpu>)); }
 
 }  // namespace arr_coc

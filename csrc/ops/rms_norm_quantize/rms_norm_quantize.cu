@@ -40,15 +40,6 @@ struct Quantizer {
   bool counts;
 };
 
-template <class T>
-struct Call {
-  const T *x, *weight;
-  int8_t* quantized;
-  float* scale;
-  int64_t rows, width;
-  accumulate_t<T> eps;
-};
-
 template <class A>
 struct SumAndMax {
   __device__ A operator()(int which, A a, A b) const { return which == 0 ? a + b : highest(a, b); }
@@ -68,7 +59,8 @@ __device__ __forceinline__ void look_at(const uint4& x, const uint4& weight, A (
 }
 
 template <class T, int kVectors, bool kBlock, bool kAligned>
-__global__ void __launch_bounds__(kBlock ? kRowThreads : kRowWarps* kWarpSize) held_rows_kernel(Call<T> call) {
+__global__ void __launch_bounds__(kBlock ? kRowThreads : kRowWarps* kWarpSize)
+    held_rows_kernel(RmsNormQuantize<T> call) {
   using A = accumulate_t<T>;
   __shared__ A shared[2][kRowThreads / kWarpSize][2];
   const RowGroup<kBlock> group;
@@ -99,7 +91,7 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kRowWarps* kWarpSize) h
 
 // Rows too long for the registers of a block are read twice, the second time mostly from the L2 cache.
 template <class T, bool kAligned>
-__global__ void __launch_bounds__(kRowThreads) long_rows_kernel(Call<T> call) {
+__global__ void __launch_bounds__(kRowThreads) long_rows_kernel(RmsNormQuantize<T> call) {
   using A = accumulate_t<T>;
   __shared__ A shared[2][kRowThreads / kWarpSize][2];
   const RowGroup<true> group;
@@ -128,7 +120,7 @@ __global__ void __launch_bounds__(kRowThreads) long_rows_kernel(Call<T> call) {
 }
 
 template <class T, bool kAligned>
-void launch(const Call<T>& call, cudaStream_t stream) {
+void launch(const RmsNormQuantize<T>& call, cudaStream_t stream) {
   const bool held = for_held_rows<T>(call.width, kRowThreads, [&](auto vectors, auto is_block, unsigned threads) {
     constexpr bool kBlock = decltype(is_block)::value;
     const unsigned blocks =
@@ -139,35 +131,17 @@ void launch(const Call<T>& call, cudaStream_t stream) {
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-std::tuple<Tensor, Tensor> rms_norm_quantize_cuda(const Tensor& x, const Tensor& weight, double eps) {
-  check_rms_norm_quantize(x, weight, eps);
-  const CudaScope scope(x);
-  const Tensor input = torch::stable::contiguous(x), weights = torch::stable::contiguous(weight);
-  const auto sizes = input.sizes();
-  const int64_t width = x.size(-1);
-  Tensor quantized = torch::stable::new_empty(input, sizes, ScalarType::Char);
-  Tensor scale = torch::stable::new_empty(input, sizes.slice(0, sizes.size() - 1), ScalarType::Float);
-  if (input.numel() == 0) return {quantized, scale};
-  dispatch_floating(x.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const Call<T> call{static_cast<const T*>(input.const_data_ptr()),
-                       static_cast<const T*>(weights.const_data_ptr()),
-                       static_cast<int8_t*>(quantized.mutable_data_ptr()),
-                       static_cast<float*>(scale.mutable_data_ptr()),
-                       input.numel() / width,
-                       width,
-                       accumulate_t<T>(eps)};
-    if (has_whole_vectors(call.x, width) && has_whole_vectors(call.weight, width)) {
-      launch<T, true>(call, scope.stream());
-    } else {
-      launch<T, false>(call, scope.stream());
-    }
-  });
-  return {quantized, scale};
-}
-
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("rms_norm_quantize", TORCH_BOX(&rms_norm_quantize_cuda)); }
+template <class T>
+void run(const Cuda& device, const RmsNormQuantize<T>& call) {
+  if (has_whole_vectors(call.x, call.width) && has_whole_vectors(call.weight, call.width)) {
+    launch<T, true>(call, device.stream());
+  } else {
+    launch<T, false>(call, device.stream());
+  }
+}
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("rms_norm_quantize", TORCH_BOX(&rms_norm_quantize<Cuda>)); }
 
 }  // namespace arr_coc

@@ -1,7 +1,5 @@
 #include <torch/csrc/stable/library.h>
 
-#include <tuple>
-
 #include "common/map.cuh"
 #include "ops/scale_bias_relu/scale_bias_relu.h"
 
@@ -45,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
     unpack<T>(load_vector<kAligned>(output + row * width, at, width), out);
 #pragma unroll
     for (int i = 0; i < kVector<T>; ++i) {
-      const A passed = ReluGrad{}(upstream[i], out[i]);
+      const A passed = ReluGrad<A>{}(upstream[i], out[i]);
       sum[i] += passed;
       upstream[i] = passed * scale;
     }
@@ -70,11 +68,12 @@ __global__ void sum_chunks_kernel(const accumulate_t<T>* partial, T* grad_bias, 
   if (threadIdx.y == 0 && column < width) grad_bias[column] = T(sum[0]);
 }
 
-// `grad_x` may be null; rows and width are at least 1.
+}  // namespace
+
 template <class T>
-void launch_grad(cudaStream_t stream, const Tensor& like, const T* grad, const T* output, accumulate_t<T> scale,
-                 T* grad_x, T* grad_bias, int64_t rows, int64_t width) {
+void run(const Cuda& device, const ScaleBiasReluGrad<T>& call) {
   using A = accumulate_t<T>;
+  const auto [grad, output, scale, grad_x, grad_bias, rows, width] = call;
   const int64_t vectors = (width + kVector<T> - 1) / kVector<T>;
   unsigned across = 1;
   while (across < kWarpSize && across < vectors) across *= 2;
@@ -83,70 +82,25 @@ void launch_grad(cudaStream_t stream, const Tensor& like, const T* grad, const T
   const dim3 grid(static_cast<unsigned>(column_blocks), static_cast<unsigned>(chunks.count));
   const dim3 threads(across, kThreads / across);
   const bool aligned = width % kVector<T> == 0 && start_on_16_bytes(grad, output, grad_x);
+  const cudaStream_t stream = device.stream();
   if (chunks.count == 1) {
     const auto kernel = aligned ? grad_kernel<true, T, T> : grad_kernel<false, T, T>;
     kernel<<<grid, threads, 0, stream>>>(grad, output, scale, grad_x, grad_bias, rows, width, chunks);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
     return;
   }
-  constexpr auto kPartial = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
-  Tensor partial = torch::stable::new_empty(like, {chunks.count, width}, kPartial);
-  A* sums = static_cast<A*>(partial.mutable_data_ptr());
+  Scratch<A> partial(device, chunks.count * width);
   const auto kernel = aligned ? grad_kernel<true, T, A> : grad_kernel<false, T, A>;
-  kernel<<<grid, threads, 0, stream>>>(grad, output, scale, grad_x, sums, rows, width, chunks);
+  kernel<<<grid, threads, 0, stream>>>(grad, output, scale, grad_x, partial.data(), rows, width, chunks);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   sum_chunks_kernel<T><<<grid_size(width, kSumColumns, INT32_MAX), dim3(kSumColumns, kSumRows), 0, stream>>>(
-      sums, grad_bias, chunks.count, width);
+      partial.data(), grad_bias, chunks.count, width);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-Tensor scale_bias_relu_cuda(const Tensor& x, const Tensor& bias, double scale) {
-  check_scale_bias_relu(x, bias);
-  const CudaScope scope(x);
-  const Tensor in = as_contiguous(x), row = as_contiguous(bias);
-  Tensor out = torch::stable::new_empty(in, in.sizes());
-  dispatch_floating(in.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    launch_map_rows(scope.stream(), ScaleBiasRelu<A>{A(scale)}, static_cast<T*>(out.mutable_data_ptr()), out.numel(),
-                    static_cast<const T*>(in.const_data_ptr()), static_cast<const T*>(row.const_data_ptr()),
-                    row.size(0));
-  });
-  return out;
-}
-
-std::tuple<Tensor, Tensor> scale_bias_relu_grad_cuda(const Tensor& grad, const Tensor& output, double scale,
-                                                     bool need_x, bool need_bias) {
-  check_scale_bias_relu_grad(grad, output);
-  const CudaScope scope(output);
-  const Tensor g = as_contiguous(grad), o = as_contiguous(output);
-  const int64_t width = o.size(o.dim() - 1);
-  Tensor grad_x = need_x ? torch::stable::new_empty(o, o.sizes()) : torch::stable::new_empty(o, {0});
-  Tensor grad_bias = torch::stable::new_empty(o, {need_bias ? width : 0});
-  if (o.numel() == 0) {
-    if (grad_bias.numel() > 0) torch::stable::zero_(grad_bias);
-    return {grad_x, grad_bias};
-  }
-  dispatch_floating(o.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* upstream = static_cast<const T*>(g.const_data_ptr());
-    const T* out = static_cast<const T*>(o.const_data_ptr());
-    T* of_x = need_x ? static_cast<T*>(grad_x.mutable_data_ptr()) : nullptr;
-    if (need_bias)
-      launch_grad(scope.stream(), o, upstream, out, A(scale), of_x, static_cast<T*>(grad_bias.mutable_data_ptr()),
-                  o.numel() / width, width);
-    else if (need_x)
-      launch_map(scope.stream(), ScaleReluGrad<A>{A(scale)}, of_x, o.numel(), upstream, out);
-  });
-  return {grad_x, grad_bias};
-}
-
-}  // namespace
-
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {
-  m.impl("scale_bias_relu", TORCH_BOX(&scale_bias_relu_cuda));
-  m.impl("scale_bias_relu_grad", TORCH_BOX(&scale_bias_relu_grad_cuda));
+  m.impl("scale_bias_relu", TORCH_BOX(&scale_bias_relu<Cuda>));
+  m.impl("scale_bias_relu_grad", TORCH_BOX(&scale_bias_relu_grad<Cuda>));
 }
 
 }  // namespace arr_coc

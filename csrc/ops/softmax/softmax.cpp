@@ -71,7 +71,7 @@ ARR_COC_INLINE A sum_of_products(const T* x, const T* y, int64_t width) {
 }
 
 template <class A>
-struct SoftmaxGrad {
+struct RowGrad {
   A sum;
   ARR_COC_FUNCTION A operator()(A grad, A output) const { return output * (grad - sum); }
 };
@@ -80,7 +80,7 @@ struct SoftmaxGrad {
 template <class T, class A>
 ARR_COC_EVERY_ISA void softmax_grad_rows(const T* grad, const T* y, T* out, int64_t rows, int64_t width) {
   for (int64_t row = 0; row < rows; ++row, grad += width, y += width, out += width) {
-    const SoftmaxGrad<A> of{sum_of_products<true, T, A>(grad, y, width)};
+    const RowGrad<A> of{sum_of_products<true, T, A>(grad, y, width)};
 #pragma omp simd
     for (int64_t d = 0; d < width; ++d) out[d] = store<T>(of(A(load(grad[d])), A(load(y[d]))));
   }
@@ -91,7 +91,7 @@ ARR_COC_EVERY_ISA void softmax_grad_rows(const T* grad, const T* y, T* out, int6
 template <class T>
 ARR_COC_EVERY_ISA void softmax_grad_rows_ahead(const T* grad, const T* y, T* out, int64_t rows, int64_t width) {
   for (int64_t row = 0; row < rows; ++row, grad += width, y += width, out += width) {
-    const SoftmaxGrad<T> of{sum_of_products<false, T, T>(grad, y, width)};
+    const RowGrad<T> of{sum_of_products<false, T, T>(grad, y, width)};
     for (int64_t d = 0; d < width; d += kLanes) {
       prefetch(y + width + d, kLanes);
 #pragma omp simd
@@ -133,7 +133,7 @@ ARR_COC_F16C void softmax_grad_vectors(const Half* grad, const Half* y, Half* ou
     float sum = 0;
     for (int j = 0; j < 8; ++j)
       sum += (total[0].values[j] + total[1].values[j]) + (total[2].values[j] + total[3].values[j]);
-    const SoftmaxGrad<float> of{sum};
+    const RowGrad<float> of{sum};
     map_vectors(of, out, whole, grad, y);
     if (rest > 0) {
       Half last[8];
@@ -144,66 +144,46 @@ ARR_COC_F16C void softmax_grad_vectors(const Half* grad, const Half* y, Half* ou
 }
 #endif
 
-Tensor softmax_cpu(const Tensor& x) {
-  check_softmax(x);
-  const Tensor in = as_contiguous(x);
-  Tensor out = allocate(in, in.sizes());
-  if (in.numel() == 0) return out;
-  const int64_t width = in.size(in.dim() - 1), rows = in.numel() / width;
-  dispatch_floating(in.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* from = static_cast<const T*>(in.const_data_ptr());
-    T* to = static_cast<T*>(out.mutable_data_ptr());
-    parallel_rows(rows, width * 8, [&](int64_t begin, int64_t end) {
-      const int64_t vectors = (width + kWhole - 1) / kWhole;
-      if constexpr (std::is_same_v<T, A>) {
-        if (vectors * kWhole == width) {
-          for (int64_t at = begin * width; at < end * width; at += width) softmax_vectors(from + at, to + at, vectors);
-          return;
-        }
-      }
-      std::vector<A> buffer(vectors * kWhole);
-      for (int64_t at = begin * width; at < end * width; at += width) {
-        widen(from + at, buffer.data(), width);
-        std::fill(buffer.begin() + width, buffer.end(), A(-INFINITY));
-        softmax_vectors<A>(buffer.data(), buffer.data(), vectors);
-        narrow(buffer.data(), to + at, width);
-      }
-    });
-  });
-  return out;
-}
-
-// With y the output: y (grad - sum of grad y).
-Tensor softmax_grad_cpu(const Tensor& grad, const Tensor& output) {
-  check_softmax_grad(grad, output);
-  const Tensor g = as_contiguous(grad), o = as_contiguous(output);
-  Tensor out = allocate(o, o.sizes());
-  if (o.numel() == 0) return out;
-  const int64_t width = o.size(o.dim() - 1), rows = o.numel() / width;
-  dispatch_floating(o.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const T* upstream = static_cast<const T*>(g.const_data_ptr());
-    const T* y = static_cast<const T*>(o.const_data_ptr());
-    T* to = static_cast<T*>(out.mutable_data_ptr());
-    parallel_rows(rows, width * 4, [&](int64_t begin, int64_t end) {
-      const int64_t at = begin * width;
-#ifdef ARR_COC_F16C
-      if constexpr (std::is_same_v<T, Half>)
-        if (has_f16c()) return softmax_grad_vectors(upstream + at, y + at, to + at, end - begin, width);
-#endif
-      if constexpr (std::is_same_v<T, A>)
-        if (pays_to_ask_ahead<T>(width))
-          return softmax_grad_rows_ahead(upstream + at, y + at, to + at, end - begin, width);
-      softmax_grad_rows<T, A>(upstream + at, y + at, to + at, end - begin, width);
-    });
-  });
-  return out;
-}
-
 }  // namespace
+
+template <class T>
+void run(const Cpu&, const Softmax<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t width = call.width, vectors = (width + kWhole - 1) / kWhole;
+  parallel_rows(call.rows, width * 8, [&](int64_t begin, int64_t end) {
+    if constexpr (std::is_same_v<T, A>) {
+      if (vectors * kWhole == width) {
+        for (int64_t at = begin * width; at < end * width; at += width)
+          softmax_vectors(call.x + at, call.out + at, vectors);
+        return;
+      }
+    }
+    std::vector<A> buffer(vectors * kWhole);
+    for (int64_t at = begin * width; at < end * width; at += width) {
+      widen(call.x + at, buffer.data(), width);
+      std::fill(buffer.begin() + width, buffer.end(), A(-INFINITY));
+      softmax_vectors<A>(buffer.data(), buffer.data(), vectors);
+      narrow(buffer.data(), call.out + at, width);
+    }
+  });
+}
+
+template <class T>
+void run(const Cpu&, const SoftmaxGrad<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t width = call.width;
+  parallel_rows(call.rows, width * 4, [&](int64_t begin, int64_t end) {
+    const T *grad = call.grad + begin * width, *y = call.output + begin * width;
+    T* out = call.out + begin * width;
+#ifdef ARR_COC_F16C
+    if constexpr (std::is_same_v<T, Half>)
+      if (has_f16c()) return softmax_grad_vectors(grad, y, out, end - begin, width);
+#endif
+    if constexpr (std::is_same_v<T, A>)
+      if (pays_to_ask_ahead<T>(width)) return softmax_grad_rows_ahead(grad, y, out, end - begin, width);
+    softmax_grad_rows<T, A>(grad, y, out, end - begin, width);
+  });
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def("softmax(Tensor x) -> Tensor");
@@ -211,8 +191,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
-  m.impl("softmax", TORCH_BOX(&softmax_cpu));
-  m.impl("softmax_grad", TORCH_BOX(&softmax_grad_cpu));
+  m.impl("softmax", TORCH_BOX(&softmax<Cpu>));
+  m.impl("softmax_grad", TORCH_BOX(&softmax_grad<Cpu>));
 }
 
 }  // namespace arr_coc

@@ -273,7 +273,7 @@ struct RowLaunch {
   int64_t rows, width;
   int sharing = 1;
 
-  explicit RowLaunch(const Tensor& x) : rows(x.numel() / x.size(x.dim() - 1)), width(x.size(x.dim() - 1)) {
+  RowLaunch(int64_t rows, int64_t width) : rows(rows), width(width) {
     while (sharing < kWarpSize && sharing * kFew < width) sharing *= 2;
   }
   bool share_a_block() const { return width <= kWarpSize * kFew; }
@@ -286,12 +286,6 @@ struct RowLaunch {
   // Whole warps, each thread with up to `elements` of the row.
   unsigned threads(int elements) const { return grid_size(width, elements * kWarpSize) * kWarpSize; }
 };
-
-// Rows of whole vectors are loaded as vectors: returns `tensor`, or a copy that starts on 16 bytes.
-inline Tensor for_vectors(const Tensor& tensor) {
-  const Tensor dense = as_contiguous(tensor);
-  return reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % 16 == 0 ? dense : torch::stable::clone(dense);
-}
 
 template <int kPer, class T>
 void launch_softmax(cudaStream_t stream, const RowLaunch& launch, const T* x, T* out) {
@@ -325,50 +319,32 @@ void launch_softmax_grad(cudaStream_t stream, const RowLaunch& launch, const T* 
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-Tensor softmax_cuda(const Tensor& x) {
-  check_softmax(x);
-  const CudaScope scope(x);
-  const Tensor in = for_vectors(x);
-  Tensor out = torch::stable::new_empty(in, in.sizes());
-  if (in.numel() == 0) return out;
-  const RowLaunch launch(in);
-  dispatch_floating(in.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const T* from = static_cast<const T*>(in.const_data_ptr());
-    T* to = static_cast<T*>(out.mutable_data_ptr());
-    if (launch.width % kVector<T> == 0)
-      launch_softmax<kVector<T>>(scope.stream(), launch, from, to);
-    else
-      launch_softmax<1>(scope.stream(), launch, from, to);
-  });
-  return out;
-}
-
-Tensor softmax_grad_cuda(const Tensor& grad, const Tensor& output) {
-  check_softmax_grad(grad, output);
-  const CudaScope scope(output);
-  const Tensor g = for_vectors(grad), o = for_vectors(output);
-  Tensor out = torch::stable::new_empty(o, o.sizes());
-  if (o.numel() == 0) return out;
-  const RowLaunch launch(o);
-  dispatch_floating(o.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const T* upstream = static_cast<const T*>(g.const_data_ptr());
-    const T* y = static_cast<const T*>(o.const_data_ptr());
-    T* to = static_cast<T*>(out.mutable_data_ptr());
-    if (launch.width % kVector<T> == 0)
-      launch_softmax_grad<kVector<T>>(scope.stream(), launch, upstream, y, to);
-    else
-      launch_softmax_grad<1>(scope.stream(), launch, upstream, y, to);
-  });
-  return out;
-}
-
 }  // namespace
 
+template <class T>
+void run(const Cuda& device, const Softmax<T>& call) {
+  const RowLaunch launch(call.rows, call.width);
+  const AlignedData<T> x(device, call.x, call.rows * call.width);
+  if (call.width % kVector<T> == 0)
+    launch_softmax<kVector<T>>(device.stream(), launch, x.data(), call.out);
+  else
+    launch_softmax<1>(device.stream(), launch, x.data(), call.out);
+}
+
+template <class T>
+void run(const Cuda& device, const SoftmaxGrad<T>& call) {
+  const RowLaunch launch(call.rows, call.width);
+  const int64_t size = call.rows * call.width;
+  const AlignedData<T> grad(device, call.grad, size), output(device, call.output, size);
+  if (call.width % kVector<T> == 0)
+    launch_softmax_grad<kVector<T>>(device.stream(), launch, grad.data(), output.data(), call.out);
+  else
+    launch_softmax_grad<1>(device.stream(), launch, grad.data(), output.data(), call.out);
+}
+
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {
-  m.impl("softmax", TORCH_BOX(&softmax_cuda));
-  m.impl("softmax_grad", TORCH_BOX(&softmax_grad_cuda));
+  m.impl("softmax", TORCH_BOX(&softmax<Cuda>));
+  m.impl("softmax_grad", TORCH_BOX(&softmax_grad<Cuda>));
 }
 
 }  // namespace arr_coc

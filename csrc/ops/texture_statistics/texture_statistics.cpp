@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <tuple>
 #include <vector>
 
 #include "common/image_rows.h"
@@ -72,30 +71,20 @@ void statistics_rows(const T* rgb, T* colours, T* edges, int64_t height, int64_t
       });
 }
 
-std::tuple<Tensor, Tensor> texture_statistics_cpu(const Tensor& rgb, int64_t patch_size) {
-  check_texture_statistics(rgb, patch_size);
-  const Tensor in = as_contiguous(rgb);
-  const int64_t batch = in.size(0), height = in.size(2), width = in.size(3);
-  const int64_t rows = height / patch_size, columns = width / patch_size;
-  Tensor colours = allocate(in, {batch, 3, rows, columns});
-  Tensor edges = allocate(in, {batch, 1, rows, columns});
-  if (in.numel() == 0) return {colours, edges};
-  dispatch_floating(in.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    parallel_rows(batch * rows, patch_size * width * 16, [&](int64_t begin, int64_t end) {
-      statistics_rows(static_cast<const T*>(in.const_data_ptr()), static_cast<T*>(colours.mutable_data_ptr()),
-                      static_cast<T*>(edges.mutable_data_ptr()), height, width, patch_size, begin, end);
-    });
-  });
-  return {colours, edges};
-}
-
 }  // namespace
+
+template <class T>
+void run(const Cpu&, const TextureStatistics<T>& call) {
+  const int64_t bands = call.batch * (call.height / call.patch_size);
+  parallel_rows(bands, call.patch_size * call.width * 16, [&](int64_t begin, int64_t end) {
+    statistics_rows(call.rgb, call.colours, call.edges, call.height, call.width, call.patch_size, begin, end);
+  });
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def("texture_statistics(Tensor rgb, SymInt patch_size) -> (Tensor colours, Tensor edges)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("texture_statistics", TORCH_BOX(&texture_statistics_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("texture_statistics", TORCH_BOX(&texture_statistics<Cpu>)); }
 
 }  // namespace arr_coc

@@ -1,7 +1,5 @@
 #include <torch/csrc/stable/library.h>
 
-#include <tuple>
-
 #include "common/image_columns.cuh"
 #include "ops/texture_statistics/texture_statistics.h"
 
@@ -150,8 +148,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(accumulate_t<T>) == 4 ? 2 : 1
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class T, int n, int m>
-void launch(const T* rgb, T* colours, T* edges, int64_t batch, int64_t height, int64_t width, int64_t patch_size,
-            cudaStream_t stream) {
+void launch(const TextureStatistics<T>& call, cudaStream_t stream) {
+  const auto [rgb, colours, edges, batch, height, width, patch_size] = call;
   const int64_t rows = height / patch_size, columns = width / patch_size;
   Layout layout;
   layout.patch_size = patch_size;
@@ -187,32 +185,20 @@ void launch(const T* rgb, T* colours, T* edges, int64_t batch, int64_t height, i
   }
 }
 
-std::tuple<Tensor, Tensor> texture_statistics_cuda(const Tensor& rgb, int64_t patch_size) {
-  check_texture_statistics(rgb, patch_size);
-  const CudaScope scope(rgb);
-  const Tensor in = as_contiguous(rgb);
-  const int64_t batch = in.size(0), height = in.size(2), width = in.size(3);
-  const int64_t rows = height / patch_size, columns = width / patch_size;
-  Tensor colours = allocate(in, {batch, 3, rows, columns});
-  Tensor edges = allocate(in, {batch, 1, rows, columns});
-  if (in.numel() == 0) return {colours, edges};
-  dispatch_floating(in.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const T* pixels = static_cast<const T*>(in.const_data_ptr());
-    T *colour = static_cast<T*>(colours.mutable_data_ptr()), *edge = static_cast<T*>(edges.mutable_data_ptr());
-    // Two patches whose columns fill whole vectors, where one does not, still fit a block's threads.
-    const bool vector = packs<4>(pixels, width);
-    const auto run = vector && patch_size % 4 == 0                      ? &launch<T, 4, 1>
-                     : vector && patch_size % 2 == 0 && patch_size < 96 ? &launch<T, 4, 2>
-                     : patch_size % 2 == 0 && packs<2>(pixels, width)   ? &launch<T, 2, 1>
-                                                                        : &launch<T, 1, 1>;
-    run(pixels, colour, edge, batch, height, width, patch_size, scope.stream());
-  });
-  return {colours, edges};
-}
-
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("texture_statistics", TORCH_BOX(&texture_statistics_cuda)); }
+template <class T>
+void run(const Cuda& device, const TextureStatistics<T>& call) {
+  // Two patches whose columns fill whole vectors, where one does not, still fit a block's threads.
+  const bool vector = packs<4>(call.rgb, call.width);
+  const int64_t patch = call.patch_size;
+  const auto start = vector && patch % 4 == 0                           ? &launch<T, 4, 1>
+                     : vector && patch % 2 == 0 && patch < 96           ? &launch<T, 4, 2>
+                     : patch % 2 == 0 && packs<2>(call.rgb, call.width) ? &launch<T, 2, 1>
+                                                                        : &launch<T, 1, 1>;
+  start(call, device.stream());
+}
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("texture_statistics", TORCH_BOX(&texture_statistics<Cuda>)); }
 
 }  // namespace arr_coc

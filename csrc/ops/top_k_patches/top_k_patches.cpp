@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <cstring>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -114,55 +113,35 @@ class RowSelection {
   int64_t ties_;
 };
 
-std::tuple<Tensor, Tensor> top_k_patches_cpu(const Tensor& relevance_scores, const Tensor& features, int64_t k) {
-  check_top_k_patches(relevance_scores, features, k);
-  const Tensor scores = as_contiguous(relevance_scores), from = with_whole_rows(features);
-  const int64_t batch = scores.size(0), n = scores.size(1), width = features.size(2);
-  Tensor selected = allocate(features, {batch, k, width});
-  Tensor indices = allocate(scores, {batch, k}, ScalarType::Long);
-  if (batch * k == 0) return {selected, indices};
-  int64_t* chosen = static_cast<int64_t*>(indices.mutable_data_ptr());
-  dispatch_floating(scores.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    const T* in = static_cast<const T*>(scores.const_data_ptr());
-    parallel_rows(batch, n * 8, [&](int64_t begin, int64_t end) {
-      RowSelection<T> select;
-      for (int64_t b = begin; b < end; ++b) select(in + b * n, n, k, chosen + b * k);
-    });
-  });
-  const RowsOf rows = rows_of(from);
-  const int64_t bytes = width * features.element_size();
-  char* out = static_cast<char*>(selected.mutable_data_ptr());
-  parallel_rows(bytes ? batch * k : 0, width, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      std::memcpy(out + row * bytes, rows.base + row / k * rows.sample_stride + chosen[row] * rows.row_stride, bytes);
-  });
-  return {selected, indices};
-}
-
-Tensor top_k_patches_grad_cpu(const Tensor& grad, const Tensor& indices, int64_t num_patches) {
-  check_top_k_patches_grad(grad, indices, num_patches);
-  const Tensor from = with_whole_rows(grad), where = as_contiguous(indices);
-  const int64_t batch = grad.size(0), k = grad.size(1), width = grad.size(2);
-  const int64_t* index = static_cast<const int64_t*>(where.const_data_ptr());
-  for (int64_t row = 0; row < batch * k; ++row)
-    check(0 <= index[row] && index[row] < num_patches, "top_k_patches_grad: indices must be in [0, ", num_patches,
-          "), got ", index[row]);
-  Tensor grad_features = torch::stable::new_zeros(grad, {batch, num_patches, width});
-  const RowsOf rows = rows_of(from);
-  const int64_t bytes = width * grad.element_size();
-  char* out = static_cast<char*>(grad_features.mutable_data_ptr());
-  parallel_rows(bytes ? batch * k : 0, width, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t b = row / k;
-      std::memcpy(out + (b * num_patches + index[row]) * bytes,
-                  rows.base + b * rows.sample_stride + row % k * rows.row_stride, bytes);
-    }
-  });
-  return grad_features;
-}
-
 }  // namespace
+
+template <class T>
+void run(const Cpu&, const TopKPatches<T>& call) {
+  const int64_t n = call.n, k = call.k, bytes = call.row_bytes;
+  parallel_rows(call.batch, n * 8, [&](int64_t begin, int64_t end) {
+    RowSelection<T> select;
+    for (int64_t b = begin; b < end; ++b) select(call.scores + b * n, n, k, call.indices + b * k);
+  });
+  parallel_rows(bytes ? call.batch * k : 0, bytes / 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      std::memcpy(call.to.row(row / k, row % k), call.from.row(row / k, call.indices[row]), bytes);
+  });
+}
+
+void run(const Cpu&, const TopKPatchesGrad& call) {
+  const int64_t k = call.k, bytes = call.row_bytes;
+  for (int64_t row = 0; row < call.batch * k; ++row)
+    check(0 <= call.indices[row] && call.indices[row] < call.n, "top_k_patches_grad: indices must be in [0, ", call.n,
+          "), got ", call.indices[row]);
+  if (bytes == 0) return;
+  parallel_rows(call.batch * call.n, bytes / 4, [&](int64_t begin, int64_t end) {
+    std::memset(call.to.base + begin * bytes, 0, (end - begin) * bytes);
+  });
+  parallel_rows(call.batch * k, bytes / 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      std::memcpy(call.to.row(row / k, call.indices[row]), call.from.row(row / k, row % k), bytes);
+  });
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def(
@@ -172,8 +151,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) {
-  m.impl("top_k_patches", TORCH_BOX(&top_k_patches_cpu));
-  m.impl("top_k_patches_grad", TORCH_BOX(&top_k_patches_grad_cpu));
+  m.impl("top_k_patches", TORCH_BOX(&top_k_patches<Cpu>));
+  m.impl("top_k_patches_grad", TORCH_BOX(&top_k_patches_grad<Cpu>));
 }
 
 }  // namespace arr_coc

@@ -208,15 +208,15 @@ unsigned parts_for(int threads, int64_t batch, int64_t k, const RowCopy& rows) {
 }
 
 template <class T>
-bool select_and_place(const Tensor& scores, const RowCopy& rows, int64_t* indices, int64_t k, cudaStream_t stream) {
+bool select_and_place(const TopKPatches<T>& call, const RowCopy& rows, cudaStream_t stream) {
   using Key = ordered_key_t<T>;
-  const int64_t batch = scores.size(0), n = scores.size(1);
+  const int64_t batch = call.batch, n = call.n, k = call.k;
   constexpr int kMostItems = 64 / sizeof(Key);  // registers of a thread
   if (k > kMostPlaced || n > Keys<Key, 1024, kMostItems>::size) return false;
   const auto launch = [&](auto kernel, int threads) {
     const unsigned parts = parts_for(threads, batch, k, rows);
-    kernel<<<grid_size(batch * parts, 1), threads, 0, stream>>>(static_cast<const T*>(scores.const_data_ptr()), rows,
-                                                                indices, batch, unsigned(n), unsigned(k), parts);
+    kernel<<<grid_size(batch * parts, 1), threads, 0, stream>>>(call.scores, rows, call.indices, batch, unsigned(n),
+                                                                unsigned(k), parts);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   };
   with_unit(rows, [&](auto unit) {
@@ -244,24 +244,23 @@ void sort_chosen(Key* keys, Key* merged_keys, int64_t* places, int64_t* merged, 
 }
 
 template <class T>
-void select_then_place(const Tensor& scores, const RowCopy& rows, Tensor& indices, int64_t k, cudaStream_t stream) {
+void select_then_place(const Cuda& device, const TopKPatches<T>& call, const RowCopy& rows) {
   using Key = ordered_key_t<T>;
-  constexpr ScalarType key_dtype = sizeof(Key) == 8 ? ScalarType::Long : ScalarType::Int;
   constexpr int passes = (OrderedKey<T>::bits + kSelectBits - 1) / kSelectBits;
-  const int64_t batch = scores.size(0), n = scores.size(1), tile = Keys<Key, kThreads, kTileItems>::size;
+  const int64_t batch = call.batch, n = call.n, k = call.k, tile = Keys<Key, kThreads, kTileItems>::size;
+  const cudaStream_t stream = device.stream();
   Shares shares{batch, n, k, 0, 0};
   shares.parts = unsigned(std::clamp<int64_t>(blocks_at_once(2) / batch, 1, (n + tile - 1) / tile));
   shares.share = ((n + shares.parts - 1) / shares.parts + tile - 1) / tile * tile;
-  const Tensor progress_space =
-      allocate(indices, {batch * int64_t(sizeof(Progress<Key>) / sizeof(int64_t)) + 2 * batch * shares.parts});
-  const Tensor key_space = allocate(scores, {2, batch, k}, key_dtype);
-  const Tensor index_space = allocate(indices, {batch, k});
-  auto* progress = static_cast<Progress<Key>*>(progress_space.mutable_data_ptr());
-  auto* totals = reinterpret_cast<longlong2*>(progress + batch);
-  const T* in = static_cast<const T*>(scores.const_data_ptr());
-  Key* keys = static_cast<Key*>(key_space.mutable_data_ptr());
-  int64_t* chosen = static_cast<int64_t*>(index_space.mutable_data_ptr());
-  int64_t* result = static_cast<int64_t*>(indices.mutable_data_ptr());
+  Scratch<Progress<Key>> progress_space(device, batch);
+  Scratch<longlong2> totals_space(device, batch * shares.parts);
+  Scratch<Key> key_space(device, 2 * batch * k);
+  Scratch<int64_t> index_space(device, batch * k);
+  const T* in = call.scores;
+  Progress<Key>* progress = progress_space.data();
+  longlong2* totals = totals_space.data();
+  Key* keys = key_space.data();
+  int64_t *chosen = index_space.data(), *result = call.indices;
   int merges = 0;
   for (int64_t run = Tile<Key>::size; run < k; run *= 2) ++merges;
   if (k > kMostPlaced && merges % 2 == 0) std::swap(chosen, result);
@@ -286,45 +285,28 @@ void select_then_place(const Tensor& scores, const RowCopy& rows, Tensor& indice
     return;
   }
   sort_chosen<Key>(keys, keys + batch * k, chosen, result, batch, k, stream);
-  copy_rows<true>(rows, static_cast<const int64_t*>(indices.const_data_ptr()), n, batch, k, stream);
-}
-
-std::tuple<Tensor, Tensor> top_k_patches_cuda(const Tensor& relevance_scores, const Tensor& features, int64_t k) {
-  check_top_k_patches(relevance_scores, features, k);
-  const CudaScope scope(relevance_scores);
-  const Tensor scores = as_contiguous(relevance_scores), from = with_whole_rows(features);
-  const int64_t batch = scores.size(0), width = features.size(2);
-  Tensor selected = allocate(features, {batch, k, width});
-  Tensor indices = allocate(scores, {batch, k}, ScalarType::Long);
-  if (batch * k == 0) return {selected, indices};
-  const RowCopy rows = row_copy(rows_of(from), rows_of(selected), width * features.element_size());
-  dispatch_floating(scores.scalar_type(), [&](auto tag) {
-    using T = decltype(tag);
-    if (!select_and_place<T>(scores, rows, static_cast<int64_t*>(indices.mutable_data_ptr()), k, scope.stream()))
-      select_then_place<T>(scores, rows, indices, k, scope.stream());
-  });
-  return {selected, indices};
-}
-
-Tensor top_k_patches_grad_cuda(const Tensor& grad, const Tensor& indices, int64_t num_patches) {
-  check_top_k_patches_grad(grad, indices, num_patches);
-  const CudaScope scope(grad);
-  const Tensor from = with_whole_rows(grad), where = as_contiguous(indices);
-  const int64_t batch = grad.size(0), k = grad.size(1), width = grad.size(2);
-  Tensor out = allocate(grad, {batch, num_patches, width});
-  if (out.numel() == 0) return out;
-  const RowCopy rows = row_copy(rows_of(from), rows_of(out), width * grad.element_size());
-  STD_CUDA_CHECK(cudaMemsetAsync(rows.to.base, 0, out.numel() * grad.element_size(), scope.stream()));
-  if (k > 0)
-    copy_rows<false>(rows, static_cast<const int64_t*>(where.const_data_ptr()), num_patches, batch, k, scope.stream());
-  return out;
+  copy_rows<true>(rows, call.indices, n, batch, k, stream);
 }
 
 }  // namespace
 
+template <class T>
+void run(const Cuda& device, const TopKPatches<T>& call) {
+  const RowCopy rows = row_copy(call.from, call.to, call.row_bytes);
+  if (!select_and_place(call, rows, device.stream())) select_then_place(device, call, rows);
+}
+
+void run(const Cuda& device, const TopKPatchesGrad& call) {
+  const int64_t bytes = call.batch * call.n * call.row_bytes;
+  if (bytes == 0) return;
+  const RowCopy rows = row_copy(call.from, call.to, call.row_bytes);
+  STD_CUDA_CHECK(cudaMemsetAsync(rows.to.base, 0, bytes, device.stream()));
+  if (call.k > 0) copy_rows<false>(rows, call.indices, call.n, call.batch, call.k, device.stream());
+}
+
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) {
-  m.impl("top_k_patches", TORCH_BOX(&top_k_patches_cuda));
-  m.impl("top_k_patches_grad", TORCH_BOX(&top_k_patches_grad_cuda));
+  m.impl("top_k_patches", TORCH_BOX(&top_k_patches<Cuda>));
+  m.impl("top_k_patches_grad", TORCH_BOX(&top_k_patches_grad<Cuda>));
 }
 
 }  // namespace arr_coc

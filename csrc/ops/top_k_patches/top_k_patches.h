@@ -1,10 +1,9 @@
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
+#include <tuple>
 
-#include "common/allocate.h"
 #include "common/checks.h"
-#include "common/contiguous.h"
+#include "common/tensors.h"
 
 namespace arr_coc {
 
@@ -39,6 +38,8 @@ inline void check_top_k_patches_grad(const Tensor& grad, const Tensor& indices, 
 struct RowsOf {
   char* base;
   int64_t sample_stride, row_stride;
+
+  char* row(int64_t sample, int64_t row) const { return base + sample * sample_stride + row * row_stride; }
 };
 
 // Returns a tensor whose rows can be copied directly: the elements of a row are adjacent.
@@ -46,10 +47,55 @@ inline Tensor with_whole_rows(const Tensor& tensor) {
   return tensor.stride(2) == 1 || tensor.size(2) == 1 ? tensor : torch::stable::contiguous(tensor);
 }
 
+inline int64_t row_bytes(const Tensor& tensor) { return tensor.size(2) * int64_t(tensor.element_size()); }
+
 inline RowsOf rows_of(const Tensor& tensor) {
   const int64_t bytes = tensor.element_size();
   return {static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())), tensor.stride(0) * bytes,
           tensor.stride(1) * bytes};
+}
+
+template <class T>
+struct TopKPatches {
+  const T* scores;
+  int64_t* indices;
+  RowsOf from, to;
+  int64_t row_bytes, batch, n, k;
+};
+
+// Row j of a sample of `from` goes to row indices[j] of `to`, whose other rows become 0.
+struct TopKPatchesGrad {
+  const int64_t* indices;
+  RowsOf from, to;
+  int64_t row_bytes, batch, n, k;
+};
+
+template <class Device>
+std::tuple<Tensor, Tensor> top_k_patches(const Tensor& relevance_scores, const Tensor& features, int64_t k) {
+  check_top_k_patches(relevance_scores, features, k);
+  const Device device(relevance_scores);
+  const Tensor scores = as_contiguous(relevance_scores), from = with_whole_rows(features);
+  const int64_t batch = scores.size(0), width = features.size(2);
+  Tensor selected = allocate(features, {batch, k, width}), indices = allocate(scores, {batch, k}, ScalarType::Long);
+  if (indices.numel() == 0) return {selected, indices};
+  dispatch_floating(scores.scalar_type(), [&](auto tag) {
+    using T = decltype(tag);
+    run(device, TopKPatches<T>{data_of<T>(scores), data_of<int64_t>(indices), rows_of(from), rows_of(selected),
+                               row_bytes(features), batch, scores.size(1), k});
+  });
+  return {selected, indices};
+}
+
+template <class Device>
+Tensor top_k_patches_grad(const Tensor& grad, const Tensor& indices, int64_t num_patches) {
+  check_top_k_patches_grad(grad, indices, num_patches);
+  const Device device(grad);
+  const Tensor from = with_whole_rows(grad), where = as_contiguous(indices);
+  const int64_t batch = grad.size(0), k = grad.size(1), width = grad.size(2);
+  Tensor out = allocate(grad, {batch, num_patches, width});
+  run(device,
+      TopKPatchesGrad{data_of<int64_t>(where), rows_of(from), rows_of(out), row_bytes(grad), batch, num_patches, k});
+  return out;
 }
 
 }  // namespace arr_coc
