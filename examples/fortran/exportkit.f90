@@ -203,7 +203,7 @@ contains
     integer, intent(in) :: sizes(:)
     type(view) :: made
     integer(c_int8_t), parameter :: bits = storage_size(0.0_c_float)
-    made%sizes = int(sizes(size(sizes):1:-1), c_int64_t)
+    allocate (made%sizes, source=int(sizes(size(sizes):1:-1), c_int64_t))
     made%contents = dl_tensor(c_loc(array), dl_device(cpu, 0), size(sizes), dl_dtype(float_code, bits, 1_c_int16_t), &
                               c_null_ptr, c_null_ptr, 0_c_int64_t)
   end function

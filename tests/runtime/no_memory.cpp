@@ -82,7 +82,7 @@ int main(int, char** arguments) {
     return release(outputs,
                    exportkit_run(model, views.data(), views.size(), outputs.data(), outputs.size(), nullptr, error));
   });
-  try_out("replay", [&](exportkit_error** error) { return exportkit_replay(model, 0, error); });
+  try_out("replay", [&](exportkit_error** error) { return exportkit_replay(model, 0, error); }, 5);
   try_out(
       "open",
       [&](exportkit_error** error) {
@@ -92,7 +92,7 @@ int main(int, char** arguments) {
         if (another != 0) exportkit_close(another, nullptr);
         return code;
       },
-      7);
+      31);
   release(given, EXPORTKIT_OK);
   return exportkit_close(model, nullptr);
 }

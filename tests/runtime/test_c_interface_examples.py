@@ -1,0 +1,123 @@
+"""Programs over the C interface, in the languages whose compilers are here, each as its comments say it is built."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exportkit.runtime.native import library_path
+from tests.runtime import exportkit_run
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+INCLUDE = library_path().parents[2] / "include"
+LINK = [f"-L{library_path().parent}", "-lexportkit_runtime"]
+RPATH = f"-Wl,-rpath,{library_path().parent},--allow-shlib-undefined"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _runtime():
+    exportkit_run.require_built()
+
+
+def require(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed: the example in its language was not tried")
+
+
+def build(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {"EXPORTKIT_CACHE": os.environ["EXPORTKIT_CACHE"]}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def damaged(package: Path, folder: Path) -> Path:
+    path = folder / "damaged.pt2"
+    path.write_bytes(package.read_bytes()[:-1])
+    return path
+
+
+@pytest.fixture(scope="module")
+def c_example(tmp_path_factory) -> Path:
+    """examples/c, by its CMakeLists.txt, as strict C99. It ends with an error where memory is lost or misused."""
+    require("cmake", "cc")
+    folder = tmp_path_factory.mktemp("c")
+    flags = "-std=c99 -pedantic -Wall -Wextra -Werror -fsanitize=address,undefined"
+    prefix = library_path().parents[2]
+    build(
+        "cmake", "-S", EXAMPLES / "c", "-B", folder, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_C_FLAGS={flags}",
+        f"-DPython3_EXECUTABLE={sys.executable}",
+    )  # fmt: skip
+    build("cmake", "--build", folder)
+    return folder / "predict"
+
+
+def test_the_c_example_runs_a_package_and_loses_no_memory(c_example, tiny_package):
+    done = run(c_example, tiny_package)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("tiny 1 on cpu\ntakes:\n  image float32 batch 3 16*gh 8\n")
+    assert done.stdout.endswith("case 0: ok\ncase 1: ok\ngot [1, 3]\ngot [1, 3, 16, 8]\ngot [1, 5]\n")
+
+
+def test_the_c_example_ends_with_the_error_and_its_exit_code(c_example, tiny_package, tmp_path):
+    done = run(c_example, tiny_package, "new.safetensors")
+    # Where the program ends in the middle, what it still has is no loss.
+    assert done.returncode == 2
+    assert done.stderr.startswith("WeightsError: tiny has no weights outside its compiled code")
+    assert "\n  To swap weights, export the model without --embed-weights" in done.stderr
+    done = run(c_example, damaged(tiny_package, tmp_path))
+    assert done.returncode == 3
+    assert done.stderr.startswith("NotAnArchiveError: ")
+
+
+def test_where_memory_ends_every_function_returns_an_error(tiny_package, tmp_path):
+    require("g++")
+    source, program = Path(__file__).with_name("no_memory.cpp"), tmp_path / "no_memory"
+    build("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", source, *LINK, RPATH, "-o", program)
+    done = run(program, tiny_package)
+    assert done.returncode == 0, done.stdout
+    failures = dict(re.findall(r"^(\w+) (\d+)$", done.stdout, re.MULTILINE))
+    assert set(failures) == {"describe", "read_case", "run", "replay", "open"}
+    assert min(int(failures[name]) for name in ("read_case", "run", "replay", "open")) > 20
+
+
+def test_the_fortran_example_runs_a_package(tiny_package, tmp_path):
+    require("gfortran")
+    sources, program = [EXAMPLES / "fortran" / name for name in ("exportkit.f90", "main.f90")], tmp_path / "predict"
+    strict = ["-std=f2018", "-Wall", "-Wextra", "-Werror", "-fcheck=all", f"-J{tmp_path}"]
+    build("gfortran", *strict, *sources, "-o", program, *LINK, RPATH)
+    done = run(program, tiny_package)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "tiny on cpu", "takes image float32", "takes query.features float32", "takes offset float32", "case 1: ok",
+        "case 2: ok", "got 3 1", "got 8 16 3 1", "got 5 1",
+    ]  # fmt: skip
+    done = run(program, damaged(tiny_package, tmp_path))
+    assert done.returncode != 0
+    assert "does not end like a zip archive" in done.stderr
+
+
+def test_the_rust_example_runs_a_package(tiny_package, tmp_path):
+    require("rustc")
+    program = tmp_path / "predict"
+    link = ["-L", library_path().parent, "-C", f"link-args={RPATH}"]
+    build("rustc", "--edition", "2021", "-D", "warnings", EXAMPLES / "rust" / "main.rs", "-o", program, *link)
+    done = run(program, tiny_package)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "tiny on cpu", "takes image float32", "takes query.features float32", "takes offset float32", "case 0: ok",
+        "case 1: ok", "got regions.mean [1, 3]", "got regions.doubled [1, 3, 16, 8]", "got rest.0 [1, 5]",
+    ]  # fmt: skip
+    done = run(program, damaged(tiny_package, tmp_path))
+    assert done.returncode == 3
+    assert done.stderr.startswith("NotAnArchiveError: ")
