@@ -9,7 +9,7 @@ const PADDING = 9;
 const HEAD = 24; // of an open module
 const LONGEST = 34; // characters in a line
 const PORT = 10;
-const AT_FIRST = 46; // boxes that are shown at first
+const [FEW, AT_FIRST] = [8, 72]; // boxes that are shown at first: at least, and at most
 
 export class Model {
   /** Takes the graph as the page has it, and numbers its modules. */
@@ -41,17 +41,20 @@ export class Model {
     return group;
   }
 
-  /** Opens modules, the outer ones first, as long as the picture stays small. */
+  /** Opens modules, the outer ones first, as long as the picture stays small: of one class all of them or none. */
   openSome() {
     for (const group of this.groups) group.open = group === this.root;
     let shown = this.root.items.length;
     let level = [this.root];
     while (level.length) {
-      const next = level.flatMap((group) => (group.open ? group.items.filter((item) => item.items) : []));
-      for (const group of next) {
-        if (shown + group.items.length > AT_FIRST && shown > 12) continue;
-        group.open = true;
-        shown += group.items.length;
+      const next = level.flatMap((group) => group.items.filter((item) => item.items));
+      const alike = new Map();
+      for (const group of next) alike.set(group.class, [...(alike.get(group.class) ?? []), group]);
+      const more = (groups) => groups.reduce((sum, group) => sum + group.items.length, 0);
+      for (const groups of [...alike.values()].sort((one, other) => more(one) - more(other))) {
+        if (shown + more(groups) > AT_FIRST && shown >= FEW) continue;
+        for (const group of groups) group.open = true;
+        shown += more(groups);
       }
       level = next.filter((group) => group.open);
     }

@@ -1,0 +1,5 @@
+"""The browser of the tests of the server's page opens reports too."""
+
+from tests.serve.page.conftest import browser
+
+__all__ = ["browser"]

@@ -1,0 +1,192 @@
+"""`exportkit inspect --report` writes a page, or says what was wrong and leaves the file as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from exportkit.cli import main
+from exportkit.package.node_times import NodeTime, Profile, encode_profile
+from exportkit.package.program_graph import graph_in
+from exportkit.report import graph_data, package_data
+from tests.report.written import call, document, node, package, program
+
+
+def inspect(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main(["inspect", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def data_of(page: Path) -> dict:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def profile(path: Path, **changes: object) -> Path:
+    made = Profile(
+        format_version=1,
+        graph_sha256=graph_in(path).sha256,
+        device="a CPU",
+        threads=1,
+        torch="2.13.0",
+        sizes="batch=2",
+        runs=5,
+        nodes=(NodeTime(1.5, 1.0, 2.0),),
+    )
+    file = path.with_suffix(".profile.json")
+    file.write_bytes(encode_profile(msgspec.structs.replace(made, **changes)))
+    return file
+
+
+def verification(path: Path, output: str = "y") -> Path:
+    outputs = [{"name": output, "compared": 4, "mismatched": 0, "max_abs": "inf", "error": None, "note": None}]
+    verdict = {"kind": "match", "message": "fine", "exit_code": 0, "outputs": outputs}
+    check = {"against": "cases", "label": "case 0", "verdict": verdict, "seconds": 0.1, "target": "cpu"}
+    file = path.with_suffix(".verification.json")
+    file.write_text(json.dumps({"artifact": "a.pt2", "exit_code": 0, "checks": [check], "targets": [], "more": 1}))
+    return file
+
+
+def test_the_page_has_what_the_files_say(capsys, tmp_path: Path):
+    artifact = package(tmp_path / "a.pt2")
+    page = tmp_path / "a.html"
+    page.write_text("an older page")
+    given = ("--profile", profile(artifact), "--verification", verification(artifact))
+    code, out, _ = inspect(capsys, artifact, "--report", page, *given)
+    assert code == 0
+    assert out.startswith(f"{page}: ")
+    data = data_of(page)
+    assert [each["title"] for each in data["graph"]["nodes"]] == ["x", "relu", "y"]
+    assert data["graph"]["edges"] == [[0, 1], [1, 2]]
+    assert data["graph"]["profile"]["nodes"] == [[1.5, 1.0, 2.0]]
+    assert data["verification"]["checks"][0]["verdict"]["outputs"][0]["max_abs"] == "inf"
+    assert data["inputs"] == [["x", "float32[4]"]]
+    assert data["cases"][0][:1] == [{}]
+    assert data["left_out"] == []
+
+
+def test_with_json_the_page_is_written_too(capsys, tmp_path: Path):
+    code, out, _ = inspect(capsys, package(tmp_path / "a.pt2"), "--report", tmp_path / "a.html", "--json")
+    assert code == 0
+    assert json.loads(out)["manifest"]["name"] == "written"
+    assert data_of(tmp_path / "a.html")["name"] == "written"
+
+
+def test_the_same_artifact_gives_the_same_page(capsys, tmp_path: Path):
+    artifact = package(tmp_path / "a.pt2")
+    pages = [tmp_path / name for name in ("1.html", "2.html")]
+    for page in pages:
+        inspect(capsys, artifact, "--report", page)
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+
+
+def test_only_the_script_of_the_page_may_run_and_nothing_may_be_fetched(capsys, tmp_path: Path):
+    inspect(capsys, package(tmp_path / "a.pt2"), "--report", tmp_path / "a.html")
+    text = (tmp_path / "a.html").read_text()
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    directives = dict(each.split(" ", 1) for each in policy.split("; "))
+    assert directives["default-src"] == directives["base-uri"] == directives["form-action"] == "'none'"
+    for name in ("script-src", "style-src"):
+        assert re.fullmatch(r"'sha256-[\w+/=]+'", directives[name])
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
+
+
+def other_program(folder: Path) -> Path:
+    return package(folder / "other.pt2", program(document([node("z", "x")], ["z"])), call=call(("z",)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--profile", "PROFILE"], "--profile is for a report: name the page with --report FILE.html"),
+        (["--report", "a.txt"], "give a file that ends in .html"),
+        (["--report", "missing/a.html"], "there is no folder"),
+        (["--report", "a.html", "--profile", "VERIFICATION"], "is not a profile"),
+        (["--report", "a.html", "--profile", "OTHER PROFILE"], "is the profile of another program"),
+        (["--report", "a.html", "--profile", "SHORT PROFILE"], "is the profile of another program"),
+        (["--report", "a.html", "--profile", "NEW PROFILE"], "is a profile of version 2"),
+        (["--report", "a.html", "--verification", "PROFILE"], "is not a verification"),
+        (["--report", "a.html", "--verification", "OTHER VERIFICATION"], "whose output 'other' this artifact lacks"),
+        (["--report", "a.html", "--program", "OTHER PROGRAM"], "is the program of another model"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_no_page_is_written(
+    options: list[str], message: str, capsys, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    artifact, other = package(tmp_path / "a.pt2"), package(tmp_path / "b.pt2")
+    files = {
+        "PROFILE": profile(artifact),
+        "VERIFICATION": verification(artifact),
+        "OTHER PROFILE": profile(other_program(tmp_path)),
+        "SHORT PROFILE": profile(other, nodes=()),
+        "OTHER VERIFICATION": verification(other, "other"),
+        "OTHER PROGRAM": tmp_path / "other.pt2",
+    }
+    files["NEW PROFILE"] = profile(package(tmp_path / "c.pt2"), format_version=2)
+    (tmp_path / "a.html").write_text("an older page")
+    code, _, err = inspect(capsys, artifact, *[files.get(option, option) for option in options])
+    assert code == 2, err
+    assert message in err
+    assert (tmp_path / "a.html").read_text() == "an older page"
+
+
+def test_a_given_program_is_shown(capsys, tmp_path: Path):
+    artifact = package(tmp_path / "a.pt2")
+    given = package(tmp_path / "b.pt2", program(document([node("w", "x"), node("y", "w")], ["y"])))
+    code, _, err = inspect(capsys, artifact, "--report", tmp_path / "a.html", "--program", given)
+    assert code == 0, err
+    graph = data_of(tmp_path / "a.html")["graph"]
+    assert (graph["file"], graph["same_weights"], len(graph["nodes"])) == ("b.pt2", True, 4)
+
+
+def test_a_program_that_cannot_be_read_costs_the_graph_only(capsys, tmp_path: Path):
+    code, _, err = inspect(capsys, package(tmp_path / "a.pt2", b"garbage"), "--report", tmp_path / "a.html")
+    assert code == 0, err
+    data = data_of(tmp_path / "a.html")
+    assert data["graph"] is None
+    assert "is not a file of torch.export.save" in data["no_graph"]
+
+
+def test_a_package_of_compiled_code_says_how_to_get_a_graph(capsys, tiny_package: Path, tmp_path: Path):
+    code, _, err = inspect(capsys, tiny_package, "--report", tmp_path / "a.html")
+    assert code == 0, err
+    assert "--format program" in data_of(tmp_path / "a.html")["no_graph"]
+    given = ("--program", tiny_package)
+    code, _, err = inspect(capsys, tiny_package, "--report", tmp_path / "a.html", *given)
+    assert code == 3
+    assert "has compiled code, but no program" in err
+
+
+def test_what_is_too_much_is_left_out_with_a_note(capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(graph_data, "_MOST_NODES", 3)
+    monkeypatch.setattr(package_data, "_MOST_ROWS", 1)
+    nodes = [node(f"n{i}", f"n{i - 1}" if i else "x") for i in range(10)]
+    artifact = package(tmp_path / "a.pt2", program(document(nodes, ["n9"])))
+    inspect(capsys, artifact, "--report", tmp_path / "a.html")
+    data = data_of(tmp_path / "a.html")
+    assert "7 of 10 nodes of the graph" in data["left_out"]
+    assert any(note.endswith("records, which are smaller than those listed") for note in data["left_out"])
+    assert len(data["records"]) == 1
+    assert [each["title"] for each in data["graph"]["nodes"]] == ["x", "relu", "relu", "relu", "y"]
+
+
+def test_a_report_does_not_import_torch(tmp_path: Path):
+    artifact = package(tmp_path / "a.pt2")
+    code = (
+        "import sys; from exportkit.cli import main; "
+        f"code = main(['inspect', {str(artifact)!r}, '--report', {str(tmp_path / 'a.html')!r}]); "
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
