@@ -81,7 +81,7 @@ export function errorHistogram(errors, marks) {
   for (let index = from; index <= to; index += perDecade) decades.push(index);
   const every = Math.ceil(decades.length / 7);
   const labels = decades.filter((_, index) => index % every === 0).map((index) =>
-    svg("text", { x: Math.min(BARS_WIDTH - 10, Math.max(10, (index - from) * step)), y: BARS_HEIGHT + 15, "text-anchor": "middle" }, `1e${lowest + index / perDecade}`),
+    svg("text", { x: Math.min(BARS_WIDTH - 15, Math.max(15, (index - from) * step)), y: BARS_HEIGHT + 15, "text-anchor": "middle" }, `1e${lowest + index / perDecade}`),
   );
   const lines = marks.filter(({ value }) => value > 0).map(({ value, kind, name }) => {
     const x = Math.min(BARS_WIDTH, Math.max(0, ((Math.log10(value) - lowest) * perDecade - from) * step));
