@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from exportkit.package.trust import signature_info
 from exportkit.sizes import label_of
 
 _SHOWN_SYMBOLS = 8
+_NO_STATE = hashlib.sha256().hexdigest()
 
 
 def compare_artifacts(a: Path, b: Path, *, progress: Callable[[str], None] = lambda step: None) -> Comparison:
@@ -86,7 +88,7 @@ class _Opened:
                 graph = read_program(program, stack.enter_context(program.open("rb")).fileno())
         except UnreadableGraphError as error:
             notes.append(f"the graph cannot be read, so that only its digest was compared: {error}")
-        if manifest.targets and not manifest.weights:
+        if _has_weights_inside(manifest):
             notes.append("the weights are inside the compiled code, so that they were not compared by name")
         size, sha256 = reader.size, reader.sha256
         if manifest.onnx is not None:
@@ -127,12 +129,17 @@ def _keys(side: _Opened) -> str:
 
 
 def _weights(a: _Opened, b: _Opened) -> Iterator[Difference]:
-    here, there = both(lambda side: bool(side.manifest.targets) and not side.manifest.weights, a, b)
+    here, there = both(_has_weights_inside, a.manifest, b.manifest)
     if not here and not there:
         yield from compare_tensors("weights", "", a.weights, b.weights, "answer")
     elif here != there:
         places = both(lambda inside: "inside the compiled code" if inside else "outside", here, there)
         yield Difference("weights", "place", *places, "load", "weights inside the code cannot be swapped")
+
+
+def _has_weights_inside(manifest: Manifest) -> bool:
+    """Whether the model has a state, and the compiled code has it inside."""
+    return bool(manifest.targets) and not manifest.weights and manifest.source.state_sha256 != _NO_STATE
 
 
 def _graphs(a: _Opened, b: _Opened) -> Iterator[Difference]:
@@ -171,7 +178,7 @@ def _graph_sha256(side: _Opened) -> str:
 
 def _libraries(a: _Opened, b: _Opened) -> Iterator[Difference]:
     by_record = both(lambda side: {_short(library): library for library in side.manifest.libraries}, a, b)
-    for found in paired("libraries", "", *by_record, "load", lambda library: f"sha256 {library.sha256}"):
+    for found in paired("libraries", "", *by_record, "answer", lambda library: f"sha256 {library.sha256}"):
         if isinstance(found, Difference):
             yield found
             continue

@@ -67,9 +67,12 @@ def widened(dtype: str, content: bytes) -> np.ndarray[Any, Any]:
     if dtype in _FLOAT8:
         return _float8_values(dtype)[np.frombuffer(content, np.uint8)]
     if dtype == "bfloat16":
-        return (np.frombuffer(content, np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    bits = 8 * ITEM_BYTES[dtype] // (2 if dtype.startswith("complex") else 1)
-    return np.frombuffer(content, f"float{bits}").astype(np.float64)
+        narrow = (np.frombuffer(content, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        bits = 8 * ITEM_BYTES[dtype] // (2 if dtype.startswith("complex") else 1)
+        narrow = np.frombuffer(content, f"float{bits}")
+    with np.errstate(invalid="ignore"):  # of a NaN that signals
+        return narrow.astype(np.float64)
 
 
 @functools.cache

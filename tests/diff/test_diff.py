@@ -1,0 +1,406 @@
+"""`exportkit diff`: what differs between two packages, and whether that changes an answer or a load."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from safetensors.torch import save
+
+from exportkit.cli import main
+from exportkit.diff.comparing import compare_artifacts
+from exportkit.diff.difference import Comparison
+from exportkit.export.program_weights import elements
+from exportkit.onnx.files import companion_path
+from exportkit.package import manifest as m
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.signing import sign_package
+from tests.built import operator_library
+from tests.onnx.small_models import write_small
+from tests.package import samples
+from tests.package.signers import signer
+from tests.verify.verify_artifacts import right, write_artifact
+
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+CASE = {"input.0": torch.ones(2, 3), "output.0": torch.ones(2, 5)}
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Any:
+    """Compares the sample package with one that has other records and manifest keys."""
+
+    def compare(records: Mapping[str, bytes] | None = None, **changes: Any) -> Comparison:
+        known = {**samples.RECORDS, samples.CASE: save(CASE)}
+        write_package(tmp_path / "a.pt2", samples.manifest(), known)
+        changed = {name: content for name, content in {**known, **(records or {})}.items() if content is not None}
+        write_package(tmp_path / "b.pt2", samples.manifest(**changes), changed)
+        return compare_artifacts(tmp_path / "a.pt2", tmp_path / "b.pt2")
+
+    return compare
+
+
+def found(comparison: Comparison) -> set[tuple[str, str, str | None]]:
+    """What differs, but for sizes."""
+    return {(each.part, each.what, each.effect) for each in comparison.differences if each.part != "sizes"}
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+# --- manifests and records --------------------------------------------------------------------------------------------
+
+
+def test_a_package_is_the_same_as_itself(compared: Any) -> None:
+    comparison = compared()
+    assert comparison.same
+    assert comparison.differences == comparison.notes == ()
+
+
+CALL = samples.manifest().call
+KEYWORD = msgspec.structs.replace(CALL.parameters[0], kind="keyword")
+LIBRARY = samples.manifest().libraries[0]
+OPERATOR = m.Operator(name="toy::twice", schema="toy::twice(Tensor x, int n=1) -> Tensor")
+CHANGES: list[tuple[dict[str, Any], set[tuple[str, str, str | None]]]] = [
+    ({"name": "other"}, {("package", "name", None)}),
+    ({"version": "2"}, {("package", "version", None)}),
+    (
+        {"call": msgspec.structs.replace(CALL, dimensions=(m.Dimension(name="batch", min=1, max=65),))},
+        {("call", "dimension batch", "answer")},
+    ),
+    (
+        {"call": msgspec.structs.replace(CALL, inputs=(msgspec.structs.replace(CALL.inputs[0], dtype="float16"),))},
+        {("call", "input image", "answer")},
+    ),
+    (
+        {
+            "call": msgspec.structs.replace(
+                CALL,
+                outputs=(msgspec.structs.replace(CALL.outputs[0], tolerance=m.OutputTolerance(rtol=1e-3, atol=1e-6)),),
+            )
+        },
+        {("call", "output scores: tolerance", None)},
+    ),
+    (
+        {"call": msgspec.structs.replace(CALL, parameters=(KEYWORD,))},
+        {("call", "parameter image: kind", "answer")},
+    ),
+    ({"targets": (samples.target(cpu_isa="x86-64-v4"),)}, {("targets", "cpu_v3: cpu_isa", "load")}),
+    ({"targets": (samples.target(built_with_torch="2.14.0"),)}, {("targets", "cpu_v3: built_with_torch", None)}),
+    ({"targets": (samples.target(constants={}),)}, {("targets", "cpu_v3: constant head.weight", "answer")}),
+    (
+        {"libraries": (msgspec.structs.replace(LIBRARY, torch_bound="2.13", needs=()),)},
+        {
+            ("libraries", "linux-x86_64/libtoy_cpu.so: torch_bound", "load"),
+            ("libraries", "linux-x86_64/libtoy_cpu.so: needs", "load"),
+        },
+    ),
+    (
+        {"operators": (OPERATOR,), "libraries": (msgspec.structs.replace(LIBRARY, defines=(OPERATOR,)),)},
+        {
+            ("operators", "toy::twice", "load"),
+            ("libraries", "linux-x86_64/libtoy_cpu.so: defines toy::twice", "load"),
+        },
+    ),
+    ({"weights": (samples.weight(aliases=()),)}, {("weights", "tied.weight", "answer")}),
+    (
+        {"provenance": m.Provenance(exportkit="9", torch="2.13.0", commit=None, dirty=None, tf32=False)},
+        {("provenance", "exportkit", None)},
+    ),
+    (
+        {"source": m.Source(model="toy:spec", model_kwargs={"depth": 2}, dtype=None, seed=0, state_sha256="0" * 64)},
+        {("source", "model_kwargs", None)},
+    ),
+    (
+        {"cases": (m.Case(record=samples.CASE, sizes={"batch": 3}),)},
+        {("cases", "case 0: sizes", None)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), CHANGES)
+def test_what_differs_is_named_and_what_it_changes(
+    compared: Any, changes: dict[str, Any], expected: set[tuple[str, str, str | None]]
+) -> None:
+    comparison = compared(**changes)
+    assert found(comparison) == expected
+    assert comparison.same == all(effect is None for _, _, effect in expected)
+
+
+def test_another_build_of_the_code_or_of_a_library_may_change_answers(compared: Any) -> None:
+    comparison = compared({samples.CODE: b"\x7fELF another build"})
+    assert found(comparison) == {("targets", "cpu_v3: model.wrapper.so", "answer")}
+    other = b"\x7fELF operator library 2"
+    library = msgspec.structs.replace(LIBRARY, sha256=hashlib.sha256(other).hexdigest())
+    comparison = compared({samples.LIBRARY: other}, libraries=(library,))
+    assert found(comparison) == {("libraries", "linux-x86_64/libtoy_cpu.so: sha256", "answer")}
+
+
+def test_the_symbols_that_libraries_need_are_compared(tmp_path: Path) -> None:
+    ours = operator_library("cpu")
+    bare = tmp_path / "bare.so"
+    shutil.copy(Path(sys.modules["_struct"].__file__ or ""), bare)  # a shared library that needs nothing of torch
+    for name, path in (("a", ours), ("b", bare)):
+        library = msgspec.structs.replace(LIBRARY, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+        records = {**samples.RECORDS, samples.LIBRARY: path}
+        write_package(tmp_path / f"{name}.pt2", samples.manifest(libraries=(library,)), records)
+    comparison = compare_artifacts(tmp_path / "a.pt2", tmp_path / "b.pt2")
+    (symbols,) = (each for each in comparison.differences if each.what.endswith("symbols of torch"))
+    assert symbols.b == "0"
+    assert int(symbols.a or 0) > 3
+    assert "only A needs aoti_torch" in str(symbols.note)
+    assert symbols.effect == "load"
+
+
+def test_weights_are_compared_by_name_and_by_value(tmp_path: Path) -> None:
+    values = torch.arange(6.0).reshape(2, 3)
+
+    def package(name: str, tensor: torch.Tensor) -> Path:
+        content = bytes(elements(tensor))
+        record = f"data/weights/{hashlib.sha256(content).hexdigest()}"
+        weight = samples.weight(record=record, strides=tuple(tensor.stride()))
+        records = {each: data for each, data in samples.RECORDS.items() if each != samples.WEIGHT} | {record: content}
+        write_package(tmp_path / name, samples.manifest(weights=(weight,)), records)
+        return tmp_path / name
+
+    plain = package("plain.pt2", values)
+    # The same values in another order of memory are other bytes, but the same weight.
+    turned = package("turned.pt2", values.t().contiguous().t())
+    assert found(compare_artifacts(plain, turned)) == set()
+    changed = values.clone()
+    changed[1, 0] -= 0.25
+    for other in (changed, changed.t().contiguous().t()):
+        comparison = compare_artifacts(plain, package("changed.pt2", other))
+        # Both names of a tied weight.
+        assert [(each.what, each.max_abs) for each in comparison.differences if each.part == "weights"] == [
+            ("head.weight", 0.25),
+            ("tied.weight", 0.25),
+        ]
+        assert not comparison.same
+
+
+def test_cases_are_compared_tensor_by_tensor_and_do_not_count(compared: Any) -> None:
+    other = {**CASE, "output.0": torch.full((2, 5), 1.5)}
+    comparison = compared({samples.CASE: save(other)})
+    assert [(each.what, each.max_abs) for each in comparison.differences if each.part == "cases"] == [
+        ("case 0: output scores", 0.5)
+    ]
+    assert comparison.same
+    comparison = compared({samples.CASE: b"no tensors"})
+    (unread,) = (each for each in comparison.differences if each.part == "cases")
+    assert str(unread.note).startswith("it is not a safetensors file")
+    assert found(compared({samples.CASE: None}, cases=())) == {("cases", "case 0", None)}
+
+
+def test_signatures_are_shown_and_do_not_count(compared: Any, tmp_path: Path) -> None:
+    compared()
+    sign_package(tmp_path / "b.pt2", signer(tmp_path).key)
+    comparison = compare_artifacts(tmp_path / "a.pt2", tmp_path / "b.pt2")
+    assert found(comparison) == {("signatures", "keys", None)}
+    assert comparison.same
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+class Net(torch.nn.Module):
+    def __init__(self, *, bias: float = 0.5, factor: float = 2.0) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.full((3,), bias))
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": torch.relu(x + self.bias) * self.factor, "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
+
+
+class Renamed(Net):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        another_name = x + self.bias
+
+        count = torch.relu(another_name) * self.factor
+        return {"y": count, "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
+
+
+class Longer(Net):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": torch.relu(x + self.bias).exp() * self.factor, "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
+
+
+class Branching(Net):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = torch.cond(x.sum() > 0, lambda t: t * self.factor, lambda t: t + 1, (x + self.bias,))
+        return {"y": y, "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
+
+
+@pytest.fixture(scope="module")
+def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Artifacts with a program, by name."""
+    folder = tmp_path_factory.mktemp("nets")
+    models = {
+        "net": Net(),
+        "renamed": Renamed(),
+        "biased": Net(bias=0.75),
+        "factor": Net(factor=3.0),
+        "longer": Longer(),
+        "branching": Branching(),
+        "other-branch": Branching(factor=3.0),
+    }
+    return {name: write_artifact(folder / f"{name}.pt2", model, [(X, right(X))]) for name, model in models.items()}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ("net", "renamed", set()),
+        ("branching", "branching", set()),
+        ("net", "biased", {("weights", "bias", "answer")}),
+        ("net", "factor", {("graph", "first difference, node 2", "answer")}),
+        (
+            "net",
+            "longer",
+            {
+                ("graph", "nodes of aten.exp.default", "answer"),
+                ("graph", "first difference, node 2", "answer"),
+                ("graph", "inputs, outputs and ranges", "answer"),
+            },
+        ),
+        ("branching", "other-branch", {("graph", "first difference, node 3", "answer")}),
+    ],
+)
+def test_graphs_are_compared_by_what_they_compute(
+    nets: dict[str, Path], a: str, b: str, expected: set[tuple[str, str, str]]
+) -> None:
+    assert found(compare_artifacts(nets[a], nets[b])) == expected
+
+
+def test_the_first_difference_names_nodes_and_lines(nets: dict[str, Path]) -> None:
+    differences = compare_artifacts(nets["net"], nets["longer"]).differences
+    (first,) = (each for each in differences if each.what.startswith("first"))
+    assert str(first.a).startswith("aten.mul.Tensor (mul, test_diff.py:")
+    assert str(first.b).startswith("aten.exp.default (exp, test_diff.py:")
+
+
+def _archive(entries: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+CONFIG = b'{"config": {}}'
+OTHERS = {"p/data/weights/model_weights_config.json": CONFIG, "p/data/constants/model_constants_config.json": CONFIG}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"",
+        b"PK\x03\x04 not an archive",
+        _archive({}),
+        _archive({"p/models/model.json": b"[" * 100_000, **OTHERS}),
+        _archive({"p/models/model.json": b"{}", **OTHERS}),
+        _archive({"p/models/model.json": b'{"graph_module": 1}', **OTHERS}),
+        _archive({"p/models/model.json": b"{}" + b" " * 10**6, **OTHERS}, zipfile.ZIP_DEFLATED),
+        _archive({"p/models/model.json": b"\xff\xfe", **OTHERS}),
+        _archive(
+            {
+                "p/models/model.json": b"{}",
+                **OTHERS,
+                "p/data/weights/model_weights_config.json": b'{"config": {"w": {"path_name": "../x"}}}',
+            }
+        ),
+    ],
+)
+def test_a_program_that_cannot_be_read_is_compared_by_its_digest(
+    nets: dict[str, Path], tmp_path: Path, program: bytes
+) -> None:
+    with PackageReader(nets["net"]) as reader:
+        records = {reader.manifest.program.record: program, reader.manifest.cases[0].record: save({"input.0": X})}  # type: ignore[union-attr]
+        write_package(tmp_path / "bad.pt2", reader.manifest, records)
+    comparison = compare_artifacts(nets["net"], tmp_path / "bad.pt2")
+    assert ("graph", "sha256", "answer") in found(comparison)
+    assert any(note.startswith("B: the graph cannot be read") for note in comparison.notes)
+
+
+def test_onnx_models_are_compared_by_their_graphs_and_initializers(tmp_path: Path) -> None:
+
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_small(tmp_path / name / "model.onnx", data_threshold=0 if name == "a" else 2**40)
+    one, other = tmp_path / "a" / "model.onnx", tmp_path / "b" / "model.onnx"
+    # The same tensors, in a file of their own and inside the model.
+    assert found(compare_artifacts(one, other)) == set()
+    proto = onnx.load(other)
+    tensor = proto.graph.initializer[0]
+    changed = numpy_helper.to_array(tensor) + 1
+    tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
+    content = proto.SerializeToString()
+    other.write_bytes(content)
+    with PackageReader(companion_path(other)) as reader:
+        described = msgspec.structs.replace(
+            reader.manifest.onnx, size=len(content), sha256=hashlib.sha256(content).hexdigest()
+        )
+        manifest = msgspec.structs.replace(reader.manifest, onnx=described)
+        records = {case.record: reader.read(case.record) for case in manifest.cases}
+    write_package(companion_path(other), manifest, records)
+    comparison = compare_artifacts(one, companion_path(other))
+    (weight,) = (each for each in comparison.differences if each.effect)
+    assert (weight.part, weight.what, weight.max_abs) == ("weights", tensor.name, pytest.approx(1.0, abs=1e-6))
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_it_neither_imports_torch_nor_runs_anything(nets: dict[str, Path]) -> None:
+    code = f"import sys; from exportkit.cli import main; main(['diff', {str(nets['net'])!r}, {str(nets['biased'])!r}])"
+    code += "; print([name for name in ('torch', 'exportkit.runtime.loader') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_exit_code_is_that_of_diff(
+    nets: dict[str, Path], compared: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "diff", nets["net"], nets["renamed"])
+    assert (code, out.splitlines()[-1].partition(" ")[0]) == (0, "same")
+    code, out, _ = run(capsys, "diff", nets["net"], nets["biased"], "--json")
+    document = json.loads(out)
+    assert code == 1
+    assert not document["same"]
+    assert [each["max_abs"] for each in document["differences"] if each["part"] == "weights"] == [0.25]
+    code, out, _ = run(capsys, "diff", nets["net"], nets["biased"])
+    assert "DIFFERENT" in out
+    assert "greatest absolute difference 0.25" in out
+    (tmp_path / "bad.pt2").write_bytes(b"not a package")
+    assert run(capsys, "diff", nets["net"], tmp_path / "bad.pt2")[0] == 3
+    assert run(capsys, "diff", nets["net"], tmp_path / "none.pt2")[0] == 2
+
+
+def test_run_compares_the_answers_to_all_recorded_cases(
+    nets: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "diff", nets["net"], nets["renamed"], "--run", "--json")
+    answers = json.loads(out)["answers"]
+    # Both have the same case, which is run once.
+    assert [check["same"] for check in answers["checks"]] == [True]
+    assert code == 0
+    code, out, _ = run(capsys, "diff", nets["net"], nets["biased"], "--run", "--json")
+    (check,) = json.loads(out)["answers"]["checks"]
+    assert (code, check["same"], check["b"]["kind"], check["a"]["kind"]) == (1, False, "mismatch", "mismatch")
+    assert "elements differ" in check["message"]
