@@ -111,7 +111,7 @@ class Located:
             lines.append(f"the graph up to {self._node(self.search.passes)} agrees")
         if not self.search.exact:
             between = self.search.fails - (0 if self.search.passes is None else self.search.passes + 1)
-            lines.append(f"{between} nodes before it were not decided, so that one of them may be the first")
+            lines.append(f"nodes before it that were not decided: {between}; one of them may be the first")
             lines += [f"  {self.points[cut].name}: {why}" for cut, why in sorted(self.untested.items())][:4]
         elif self.errors and not any(error.name in self.point.values for error in self.errors):
             lines.append("only values of earlier nodes differ, which agreed after an earlier cut: fusion decides")

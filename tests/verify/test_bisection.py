@@ -1,0 +1,209 @@
+"""`verify --bisect`: the search, the cuts of a graph, and an operator that is wrong in the middle of one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from verify_artifacts import write_artifact
+from verify_models import STATE
+
+from exportkit.cli import main
+from exportkit.errors import UsageError
+from exportkit.export.cut_program import cut_after, cut_points, values_after
+from exportkit.libraries import load_library
+from exportkit.package import manifest as m
+from exportkit.verify.bisecting import Located, bisect_artifact
+from exportkit.verify.bisection import bisect
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.report import Report
+from tests.fixtures import stable_library
+
+FOLDER = Path(__file__).parent
+SCHEMA = "doubling::twice(Tensor x) -> Tensor"
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))))
+def test_the_first_failing_cut_is_found_wherever_it_is(case: tuple[int, int]) -> None:
+    count, first = case
+    found = bisect(count, lambda cut: cut >= first)
+    assert (found.fails, found.passes) == (first, first - 1 if first else None)
+    assert found.exact
+    assert len(found.tested) <= 2 + math.ceil(math.log2(count))
+
+
+@given(st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=40))
+def test_whatever_fails_the_result_is_what_was_tested(outcomes: list[bool | None]) -> None:
+    """Errors that come and go, and cuts that cannot be tested, are told as they are."""
+    asked: list[int] = []
+
+    def fails(cut: int) -> bool | None:
+        asked.append(cut)
+        return outcomes[cut]
+
+    found = bisect(len(outcomes), fails)
+    assert len(asked) == len(set(asked))
+    assert dict(found.tested) == {cut: outcomes[cut] for cut in asked}
+    if not outcomes[-1]:
+        assert found.fails is None
+        assert asked == [len(outcomes) - 1]
+        return
+    assert found.fails is not None
+    assert outcomes[found.fails] is True
+    before = -1 if found.passes is None else found.passes
+    assert found.passes is None or outcomes[found.passes] is False
+    between = range(before + 1, found.fails)
+    assert all(outcomes[cut] is None and cut in found.tested for cut in between)
+    assert found.exact == (len(between) == 0)
+
+
+@given(st.integers(1, 100), st.integers(1, 4))
+def test_a_budget_ends_the_search_with_what_is_known(count: int, budget: int) -> None:
+    first = count // 3
+    found = bisect(count, lambda cut: cut >= first, budget=budget)
+    assert len(found.tested) <= budget
+    assert found.fails is not None
+    assert (-1 if found.passes is None else found.passes) < first <= found.fails
+
+
+# --- cuts -------------------------------------------------------------------------------------------------------------
+
+
+class Busy(torch.nn.Module):
+    """Several results of one node, a branch, a value that is written into, sizes, and a result that is used late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4))
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        early = x @ self.weight
+        values, places = early.topk(2)
+        written = values.clone()
+        written.mul_(2)
+        chosen = torch.cond(x.sum() > 0, lambda t: t * 2, lambda t: t + 1, (written,))
+        return chosen + x.shape[0], places, (early + self.shift).sum(1)
+
+
+def _every_value(program: torch.export.ExportedProgram, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What torch's interpreter computes for each node."""
+    module = program.module()
+    found: dict[str, torch.Tensor] = {}
+
+    class Recording(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> object:
+            result = super().run_node(node)
+            if isinstance(result, torch.Tensor):
+                found[node.name] = result
+            return result
+
+    with torch.no_grad():
+        Recording(module).run(x)
+    return found
+
+
+def test_a_cut_computes_what_the_whole_graph_does_up_to_there() -> None:
+    rows = torch.export.Dim("rows", min=1, max=8)
+    program = torch.export.export(Busy(), (torch.ones(4, 3),), dynamic_shapes={"x": {0: rows}})
+    x = torch.linspace(-1, 2, 6).reshape(2, 3)
+    expected = _every_value(program, x)
+    points = cut_points(program)
+    assert [point.name for point in points] == list(dict.fromkeys(point.name for point in points))
+    assert len(points) >= 8
+    for point in points:
+        cut, values = cut_after(program, point), values_after(program, point)
+        with torch.no_grad():
+            result = cut.module()(x)
+        assert list(result) == [value.name for value in values]
+        assert any(name == point.name or program.graph for name in result)
+        for name, tensor in result.items():
+            assert torch.equal(tensor, expected[name]), (point.name, name)
+        later = {node.name for node in points[points.index(point) + 1 :]}
+        assert not later & {node.name for node in cut.graph.nodes}
+
+
+# --- an operator in the middle of a graph -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wrong() -> Path:
+    """A build of the operator whose answers are wrong by one percent."""
+    return stable_library.build(FOLDER / "doubling.cpp", None, "-DFACTOR=2.02f", name="doubling_wrong")
+
+
+@pytest.fixture
+def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An artifact whose model loads the right build of the operator, with a case that it recorded."""
+    library = stable_library.build(FOLDER / "doubling.cpp")
+    monkeypatch.setenv("DOUBLING_LIBRARY", str(library))
+    load_library(library, defines=["doubling"])
+    from bisect_models import Chain
+
+    x = torch.linspace(-1, 1, 6).reshape(2, 3)
+    operators = [m.Operator(name="doubling::twice", schema=SCHEMA)]
+    source = f"{FOLDER / 'bisect_models.py'}:Chain"
+    cases = [(x, Chain()(x))]
+    return write_artifact(
+        tmp_path / "chain.pt2", Chain(), cases, source=source, state_sha256=STATE, operators=operators
+    )
+
+
+def test_a_wrong_kernel_is_found_at_its_node(chain: Path, wrong: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["verify", str(chain), "--against", "cases", "--op-library", str(wrong), "--bisect", "--json"]
+    code = main(arguments)
+    said = json.loads(capsys.readouterr().out)
+    found = said["bisection"]
+    assert code == said["exit_code"] == 1
+    assert found["exact"]
+    assert (found["node"]["name"], found["node"]["operator"]) == ("twice", "doubling.twice.default")
+    assert found["node"]["where"].startswith("bisect_models.py:")
+    (error,) = found["errors"]
+    assert error["name"] == "twice"
+    # One percent, beside what eager has against float64.
+    assert 0.005 < error["compiled"]["greatest"] < 0.02
+    assert error["eager"]["greatest"] < 1e-6
+    assert found["case"] == {"label": "case 0 (rows=2)", "sizes": {"rows": 2}, "input_bytes": 24, "target": "program"}
+    assert found["tested"]["twice"] is True
+    assert found["tested"]["sigmoid"] is False
+    for part in ("first difference: node 3 of 8, twice", "for case 0 (rows=2)", "what the compiler fuses"):
+        assert part in found["message"]
+
+
+def test_nothing_is_searched_for_where_no_call_fails(chain: Path) -> None:
+    with pytest.raises(UsageError, match=r"no call of chain\.pt2 fails"):
+        bisect_artifact(chain, Report(str(chain), None, (), ()), VerifyOptions())
+
+
+def _located(**changes: object) -> Callable[[int, Callable[[int], bool | None]], Located]:
+    from exportkit.verify.bisect_commands import CutPoint
+
+    def make(count: int, fails: Callable[[int], bool | None]) -> Located:
+        points = tuple(CutPoint(f"n{cut}", "aten.relu.default", "", (f"n{cut}",)) for cut in range(count))
+        given = {"verdict": None, "errors": (), "untested": {}, **changes}
+        return Located("case 1", {}, 4, "cpu", points, bisect(count, fails), **given)  # type: ignore[arg-type]
+
+    return make
+
+
+def test_a_finding_that_is_not_certain_says_so() -> None:
+    agreeing = _located()(4, lambda cut: False)
+    assert "compiled again, agrees with eager" in agreeing.message
+    untested = _located(untested={3: "g++ is missing"})(4, lambda cut: None)
+    assert "could not be compiled again for case 1 of cpu, with 4 bytes of inputs: g++ is missing" in untested.message
+    between = _located(untested={1: "no kernel"})(4, lambda cut: None if cut == 1 else cut > 1)
+    assert "first difference: node 3 of 4, n2" in between.message
+    assert "nodes before it that were not decided: 1; one of them" in between.message
+    assert "n1: no kernel" in between.message
+    from exportkit.verify.bisecting import NodeError
+
+    older = _located(errors=(NodeError("n0", "n0: differs", None, None),))(4, lambda cut: cut >= 2)
+    assert "fusion decides" in older.message
