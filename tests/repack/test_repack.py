@@ -216,15 +216,15 @@ def test_a_library_that_computes_something_else_is_not_written(
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".pt2"] == []
 
 
-def test_a_library_that_lacks_an_operator_or_has_another_schema_is_refused(shapes: Path, tmp_path: Path) -> None:
+def test_a_library_that_lacks_an_operator_or_has_another_schema_is_refused(tmp_path: Path) -> None:
     build = stable_library.build(SOURCE)
-    with PackageReader(shapes) as reader:
+    with PackageReader(artifact("op-shapes")) as reader:
         called = {operator.name: operator for operator in reader.manifest.operators}
     absent = m.Operator(name="op_shapes::absent", schema="op_shapes::absent(Tensor x) -> Tensor")
     halves = m.Operator(name="op_shapes::halves", schema="op_shapes::halves(Tensor input) -> Tensor[]")
     for operator, error in ((absent, MissingLibraryError), (halves, SchemaChangedError)):
         operators = tuple(sorted((called | {operator.name: operator}).values(), key=lambda each: each.name))
-        package = rewritten(shapes, tmp_path / "asking.pt2", operators=operators)
+        package = rewritten(artifact("op-shapes"), tmp_path / "asking.pt2", operators=operators)
         with pytest.raises(error, match=operator.name):
             unverified(package, Changes(op_libraries=[build]))
     assert not (tmp_path / "out.pt2").exists()
