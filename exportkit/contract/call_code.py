@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ class Written:
         op = operator_code(subject)
         passed = ", ".join([*self.args, *(f"{name}={value}" for name, value in self.kwargs.items())])
         lines = ["torch.manual_seed(0)"] if self.seeded else []
-        if "*args" in shown:
+        if re.search(r"\bargs\b", shown):
             lines.append(f"args = ({', '.join(self.args)}{',' if len(self.args) == 1 else ''})")
             names = "".join(f", {name}={value}" for name, value in self.kwargs.items())
             shown = shown.replace("*args", f"*args{names}")

@@ -24,7 +24,7 @@ Progress = Callable[[str, Sample | None], None]
 _SMALLER = 200
 """How many calls are tried while the smallest one is looked for."""
 
-_FEW = 3
+_FEW = 2
 """How many calls are tried in a dtype that is not the first, where a check tries only some."""
 
 _NEIGHBOURS_OF = 3

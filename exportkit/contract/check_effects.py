@@ -45,6 +45,7 @@ def _outside(tensor: Tensor) -> Tensor:
     "Copy the argument before writing to it, or declare it in the schema as Tensor(a!).",
     order=20,
     dtypes="some",
+    most=12,
 )
 def mutation(trial: Trial, call: Sample) -> Problem | None:
     """No byte of an argument changes, unless the schema says that it is written to. None outside its elements does."""

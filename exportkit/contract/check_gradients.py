@@ -37,7 +37,7 @@ def small_enough(call: Differentiable) -> bool:
     "straight-through estimator, say so where users read it.",
     order=70,
     dtypes="float64",
-    unless=("determinism", "mutation"),
+    unless=("determinism", "mutation", "aliasing"),
 )
 def gradcheck(trial: Trial, call: Sample) -> Problem | None:
     """Gradients equal numeric derivatives in float64."""
@@ -94,11 +94,13 @@ _BACKWARD = (
     "silently, which costs memory and time.",
     order=71,
     dtypes="some",
+    most=6,
+    unless=("mutation", "aliasing"),
 )
 def gradient_form(trial: Trial, call: Sample) -> Problem | None:
     """A backward returns gradients with the shape, dtype and device of their arguments, before torch casts them."""
     trial.answer(call)
-    own = differentiable(trial, call)
+    own = differentiable(trial, call, trial.subject.overload)
     outputs = own.outputs()
     raw = _from_backward(trial, call, own, outputs)
     for name, value in zip(own.names, own.inputs):
@@ -114,9 +116,10 @@ def gradient_form(trial: Trial, call: Sample) -> Problem | None:
 
 def _from_backward(trial: Trial, call: Sample, own: Differentiable, outputs: list[Tensor]) -> dict[str, Tensor]:
     """Returns the gradients as the backward function returns them."""
+    overload = trial.subject.overload
     nodes: set[Any] = {o.grad_fn for o in outputs}
-    results = tensors(trial.run(Sample("", (), trial.bound(call) | dict(zip(own.names, own.inputs)))))
-    if len(nodes) != 1 or len(results) != len(trial.subject.overload._schema.returns):
+    results = tensors(trial.run(Sample("", (), trial.bound(call) | dict(zip(own.names, own.inputs))), overload))
+    if len(nodes) != 1 or None in nodes or len(results) != len(overload._schema.returns):
         raise NotApplicable("the outputs do not come from one backward function")
     node, given = nodes.pop(), [torch.ones_like(r) if r.requires_grad else torch.zeros_like(r) for r in results]
     if not hasattr(node, "apply"):  # a function in C++: what it returns is in the order of what follows it
@@ -141,7 +144,7 @@ def _form(tensor: Tensor) -> str:
     order=72,
     dtypes="first",
     most=5,
-    unless=("determinism", "strides"),
+    unless=("determinism", "mutation", "aliasing", "strides"),
 )
 def gradient_strides(trial: Trial, call: Sample) -> Problem | None:
     """Gradients depend on values, not on where inputs and incoming gradients lie."""
@@ -169,7 +172,7 @@ def gradient_strides(trial: Trial, call: Sample) -> Problem | None:
     order=72,
     dtypes="float64",
     most=3,
-    unless=("determinism",),
+    unless=("determinism", "mutation", "aliasing"),
 )
 def gradient_alone(trial: Trial, call: Sample) -> Problem | None:
     """Each gradient can be asked for alone, and is the same as with the others."""
@@ -194,7 +197,7 @@ def gradient_alone(trial: Trial, call: Sample) -> Problem | None:
     order=73,
     dtypes="float64",
     most=2,
-    unless=("determinism", "gradcheck"),
+    unless=("determinism", "mutation", "aliasing", "gradcheck"),
 )
 def second_derivative(trial: Trial, call: Sample) -> Problem | None:
     """Second derivatives are true, or asking for one is an error. A SPEC says which."""

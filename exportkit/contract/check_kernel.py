@@ -5,9 +5,11 @@ from __future__ import annotations
 from exportkit.contract.definition import Problem, of_call
 from exportkit.contract.differences import first_difference
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import NotApplicable, Trial
+from exportkit.contract.trial import NotApplicable, Trial, elements
 
 _RUNS = 3
+_LARGE_RUNS = 2
+_LARGE = 4096
 
 
 @of_call("runs", "Make the kernel take the call, or do not list the call as a valid one.", order=0)
@@ -23,11 +25,12 @@ def runs(trial: Trial, call: Sample) -> Problem | None:
 @of_call(
     "determinism",
     "Initialise all memory that is read, draw no random numbers, and sum in one order: no atomic additions of floats.",
+    order=5,
 )
 def determinism(trial: Trial, call: Sample) -> Problem | None:
     """The same call has the same answer, bit for bit."""
     first = trial.answer(call)
-    for _ in range(_RUNS - 1):
+    for _ in range((_RUNS if elements(call) <= _LARGE else _LARGE_RUNS) - 1):
         if found := first_difference(trial.fresh_answer(call), first):
             index, text = found
             return Problem(

@@ -110,6 +110,22 @@ def refuses_alike(trial: Trial) -> Problem | None:
     return doubtful
 
 
+@of_operator("devices", "Compare the devices of all tensors in the kernel, and say so in the error.", order=91)
+def devices(trial: Trial) -> Problem | None:
+    """Tensors on two devices are refused."""
+    for call in trial.subject.calls:
+        given = arguments(call)
+        if len(given) < 2 or given[-1].device.type == "cpu":
+            continue
+        mixed = _replaced(call, len(given) - 1, given[-1].cpu())
+        error = _refusal(trial, mixed)
+        if error is None or "device" not in str(error):
+            said = "takes them" if error is None else f"says {first_line(error)}"
+            return Problem(f'Tensors on two devices must be refused with "device" in the error, but the kernel {said}.')
+        return None
+    raise NotApplicable("no call has two tensors on an accelerator")
+
+
 def _refusal_of_overload(trial: Trial, call: Sample) -> Exception | None:
     try:
         tensors(trial.run(copied(call), trial.subject.overload))

@@ -24,31 +24,31 @@ def _opcheck(trial: Trial, call: Sample, test: str, with_gradient: bool = False)
     except Exception as error:
         said = " ".join(str(error).split())
         return Problem(
-            f"torch.library.opcheck's {test} fails: {said[:600]}",
-            shown=f'torch.library.opcheck({{op}}.default, args, test_utils="{test}")  # *args',
+            f"torch.library.opcheck's {test} fails: {said[:400]}",
+            shown=f'torch.library.opcheck({{op}}.default, args, test_utils="{test}")',
         )
     return None
 
 
-@of_call("opcheck-schema", _HINT, order=80, dtypes="first", unless=_EARLIER)
+@of_call("opcheck-schema", _HINT, order=80, dtypes="first", most=4, unless=_EARLIER)
 def schema(trial: Trial, call: Sample) -> Problem | None:
     """The schema says what is written to and what is aliased."""
     return _opcheck(trial, call, "test_schema")
 
 
-@of_call("opcheck-autograd", _HINT, order=80, dtypes="first", most=3)
+@of_call("opcheck-autograd", _HINT, order=80, dtypes="first", most=3, unless=("mutation", "aliasing"))
 def autograd(trial: Trial, call: Sample) -> Problem | None:
     """A gradient is registered where torch finds it."""
     return _opcheck(trial, call, "test_autograd_registration", with_gradient=True)
 
 
-@of_call("opcheck-fake", _HINT, order=80, dtypes="first", unless=_FAKES)
+@of_call("opcheck-fake", _HINT, order=80, dtypes="first", most=4, unless=(*_EARLIER, *_FAKES))
 def faketensor(trial: Trial, call: Sample) -> Problem | None:
     """The fake kernel agrees with the kernel."""
     return _opcheck(trial, call, "test_faketensor")
 
 
-@of_call("opcheck-dynamic", _HINT, order=80, dtypes="first", most=4, unless=(*_EARLIER, *_FAKES, "fake-symbolic"))
+@of_call("opcheck-dynamic", _HINT, order=80, dtypes="first", most=2, unless=(*_EARLIER, *_FAKES, "fake-symbolic"))
 def dynamic(trial: Trial, call: Sample) -> Problem | None:
     """The operator is traced with symbolic sizes and compiled by AOTAutograd."""
     return _opcheck(trial, call, "test_aot_dispatch_dynamic")

@@ -82,13 +82,13 @@ _NAN_HINT = (
 _FEW_ELEMENTS = 4096
 
 
-@of_call("nan", _NAN_HINT, order=45, dtypes="some", most=12, unless=("determinism", "reference"))
+@of_call("nan", _NAN_HINT, order=45, dtypes="some", most=6, unless=("determinism", "reference"))
 def nan(trial: Trial, call: Sample) -> Problem | None:
     """NaN that goes in comes out, wherever a reference, the kernel in float64, or its influence says that it does."""
     return _kept(trial, call, (math.nan,))
 
 
-@of_call("infinity", _NAN_HINT, order=45, dtypes="some", most=12, unless=("determinism", "reference"))
+@of_call("infinity", _NAN_HINT, order=45, dtypes="some", most=6, unless=("determinism", "reference"))
 def infinity(trial: Trial, call: Sample) -> Problem | None:
     """An infinite input gives a finite output only where a reference, or the kernel in float64, says so."""
     if trial.subject.reference is None and floating_dtype(call) == torch.float64:

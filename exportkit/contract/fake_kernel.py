@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
 from torch import Tensor
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import NotApplicable, Trial, tensors, with_tensors
+from exportkit.contract.trial import NotApplicable, Trial, arguments, tensors, with_tensors
 
 
 def fake_answer(trial: Trial, call: Sample) -> list[Tensor]:
@@ -34,3 +42,71 @@ def _answer(trial: Trial, call: Sample) -> list[Tensor] | Exception:
         return NotApplicable("it has no fake kernel")
     except Exception as error:
         return error
+
+
+@dataclass(frozen=True)
+class SymbolicAnswer:
+    """The fake kernel's outputs, as formulas of the sizes of its arguments.
+
+    Attributes:
+        call: The call.
+        sizes: (tensor, dimension) of each size that is a symbol, with the symbol.
+        shapes: The shape of each output.
+        fixed: (tensor, dimension) of the sizes that the fake kernel made constants.
+        conditions: What must be true of the symbols for the formulas to hold.
+    """
+
+    call: Sample
+    sizes: dict[tuple[int, int], sympy.Symbol]
+    shapes: list[tuple[sympy.Expr, ...]]
+    fixed: tuple[tuple[int, int], ...]
+    conditions: tuple[sympy.Basic, ...]
+
+    def shapes_at(self, call: Sample) -> list[tuple[int, ...]] | None:
+        """Returns the shapes for the sizes of another call of the same ranks, or None if the formulas do not hold."""
+        values: dict[sympy.Basic, int] = {}
+        for number, (tensor, own) in enumerate(zip(arguments(call), arguments(self.call))):
+            for dim, size in enumerate(tensor.shape):
+                symbol = self.sizes.get((number, dim))
+                if size != own.shape[dim] if symbol is None else size < 2 or values.setdefault(symbol, size) != size:
+                    return None
+        if not all(condition.xreplace(values) == sympy.true for condition in self.conditions):
+            return None
+        return [tuple(int(expr.xreplace(values)) for expr in shape) for shape in self.shapes]
+
+
+def symbolic_answer(trial: Trial, call: Sample) -> SymbolicAnswer:
+    """Calls the fake kernel with a symbol for each size that is at least 2.
+
+    Raises:
+        NotApplicable: No size can be a symbol.
+    """
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    number = itertools.count()
+
+    def symbolic(tensor: Tensor) -> Tensor:
+        kinds = [DimDynamic.DYNAMIC if size > 1 else DimDynamic.STATIC for size in tensor.shape]
+        context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(dynamic_sizes=kinds)
+        return mode.from_tensor(
+            tensor.detach(), symbolic_context=context, source=ConstantSource(f"argument_{next(number)}")
+        )
+
+    own = with_tensors(call, symbolic)
+    sizes = {
+        (position, dim): size.node.expr
+        for position, tensor in enumerate(arguments(own))
+        for dim, size in enumerate(tensor.shape)
+        if isinstance(size, torch.SymInt)
+    }
+    if not sizes:
+        raise NotApplicable("no size can vary")
+    with mode:
+        outputs = tensors(trial.subject.overload(*own.args, **own.kwargs))
+    shapes = [tuple(_formula(size) for size in output.shape) for output in outputs]
+    fixed = tuple(place for place, symbol in sizes.items() if env.replace(symbol).is_number)
+    return SymbolicAnswer(call, sizes, shapes, fixed, tuple(guard.expr for guard in env.guards))
+
+
+def _formula(size: int | torch.SymInt) -> sympy.Expr:
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr

@@ -57,7 +57,7 @@ def device_of(call: Sample) -> torch.device:
 def first_line(error: BaseException) -> str:
     """Returns an error's class and the first line of what it says."""
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {text[0].rstrip('.')}" if text else type(error).__name__
 
 
 class Trial:
