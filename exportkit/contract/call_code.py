@@ -52,19 +52,19 @@ def operator_code(subject: Subject) -> str:
     return f"torch.ops.{namespace}.{name}"
 
 
-def ways_to_write(call: Sample, layout: MemoryLayout = PLAIN) -> Iterator[Written]:
+def ways_to_write(call: Sample, layout: MemoryLayout = PLAIN, number: int | None = None) -> Iterator[Written]:
     """Yields calls like this one that can be written down, the shortest first.
 
     The first ones have other values. Whether they show the same is for the caller to find out. The last has the call's
-    own values, as far as they can be written. The code, but not the call, has the tensors in the layout.
+    own values, as far as they can be written. The code, but not the call, has the tensors, or tensor `number`, in the
+    layout.
     """
     for draw in ("randn", "rand"):
-        yield _written(call, draw, layout)
-    yield _written(call, None, layout)
+        yield _written(call, _Pen(draw, layout, number))
+    yield _written(call, _Pen(None, layout, number))
 
 
-def _written(call: Sample, draw: str | None, layout: MemoryLayout) -> Written:
-    pen = _Pen(draw, layout)
+def _written(call: Sample, pen: _Pen) -> Written:
     state = torch.get_rng_state()
     torch.manual_seed(0)
     try:
@@ -80,15 +80,18 @@ def _written(call: Sample, draw: str | None, layout: MemoryLayout) -> Written:
 class _Pen:
     """Writes values in order. `draw` is the function of torch that floating tensors come from; None: their values."""
 
-    def __init__(self, draw: str | None, layout: MemoryLayout) -> None:
-        self.draw, self.layout = draw, layout
+    def __init__(self, draw: str | None, layout: MemoryLayout, number: int | None) -> None:
+        self.draw, self.layout, self.number = draw, layout, number
+        self.written = 0
         self.drew = False
 
     def write(self, value: Any) -> tuple[str, Any]:
         """Returns the code of a value, and what the code evaluates to."""
         if isinstance(value, Tensor):
             code, made = self._tensor(value)
-            return self.layout.code(code, made), made
+            self.written += 1
+            laid = self.number in (None, self.written - 1)
+            return self.layout.code(code, made) if laid else code, made
         if isinstance(value, list | tuple):
             parts = [self.write(part) for part in value]
             inner = ", ".join(code for code, _ in parts)

@@ -201,9 +201,12 @@ def _finding(check: Check, trial: Trial, problem: Problem, call: Sample | None) 
 
 def _written(check: Check, trial: Trial, problem: Problem, call: Sample) -> tuple[Problem, Written]:
     """Writes the call with values that a reader can draw, if these show the same, or else with its own."""
-    ways = list(ways_to_write(call, problem.layout))
+    ways = list(ways_to_write(call, problem.layout, problem.number))
     if check.of_call is not None:
         for way in ways[:-1]:
-            if (found := _still(check, trial, way.call)) and found.layout is problem.layout:
+            if (found := _still(check, trial, way.call)) and (found.layout, found.number) == (
+                problem.layout,
+                problem.number,
+            ):
                 return found, way
     return problem, ways[-1]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from exportkit.contract.check_values import tolerance
 from exportkit.contract.definition import Problem, of_call, of_operator
@@ -38,9 +39,7 @@ class OperatorCall(nn.Module):
     @classmethod
     def of(cls, trial: Trial, call: Sample) -> OperatorCall:
         """Returns the module of a call."""
-        schema = trial.subject.overload._schema.arguments
-        written = tuple(a.name for a in schema if a.alias_info is not None and a.alias_info.is_write)
-        return cls(trial.subject.function, trial.bound(call), written)
+        return cls(trial.subject.function, trial.bound(call), _written(trial))
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Returns copies of the tensors."""
@@ -52,6 +51,11 @@ class OperatorCall(nn.Module):
         if result is not None:
             return result
         return tuple(values[self.names.index(name)] * 1 for name in self.written)
+
+
+def _written(trial: Trial) -> tuple[str, ...]:
+    schema = trial.subject.overload._schema.arguments
+    return tuple(a.name for a in schema if a.alias_info is not None and a.alias_info.is_write)
 
 
 def _first(trial: Trial) -> Sample:
@@ -131,7 +135,8 @@ def exports(trial: Trial) -> Problem | None:
     """One export with sizes that vary serves every call of the same ranks and constants."""
     call = _first(trial)
     module = OperatorCall.of(trial, call)
-    shapes = tuple(_dynamic_sizes(trial, name, module.bound[name]) for name in module.names)
+    varying = _varying(trial, module)
+    shapes = tuple(varying[name] for name in module.names)
     try:
         exported = torch.export.export(module, module.inputs(), dynamic_shapes=(shapes,)).run_decompositions()
     except Exception as error:
@@ -142,7 +147,7 @@ def exports(trial: Trial) -> Problem | None:
     program, served = exported.module(), 0
     for other in [*trial.subject.calls, *(trial.others or [])]:
         again = OperatorCall.of(trial, other)
-        if not _same_but_for_sizes(trial, module, again):
+        if not _same_but_for_sizes(module, again, varying):
             continue
         try:
             actual = program(*again.inputs())
@@ -158,16 +163,20 @@ def exports(trial: Trial) -> Problem | None:
     return None
 
 
-def _dynamic_sizes(trial: Trial, name: str, value: Tensor) -> dict[int, Any]:
-    spec = trial.subject.spec
-    if spec is not None:
-        if not spec.dynamic:
+def _varying(trial: Trial, module: OperatorCall) -> dict[str, dict[int, Any]]:
+    """Returns the dimensions of each tensor that may vary: the SPEC's, or all that torch.export can let vary."""
+    if trial.subject.spec is not None:
+        dynamic = trial.subject.spec.dynamic
+        if not dynamic:
             raise NotApplicable("the SPEC names no dimension that may vary")
-        return dict.fromkeys(spec.dynamic.get(name, {}), torch.export.Dim.DYNAMIC)
-    return dict.fromkeys((d for d, size in enumerate(value.shape) if size > 1), torch.export.Dim.AUTO)
+        return {name: dict.fromkeys(dynamic.get(name, {}), torch.export.Dim.DYNAMIC) for name in module.names}
+    return {
+        name: {dim: torch.export.Dim.AUTO for dim, size in enumerate(module.bound[name].shape) if size > 1}
+        for name in module.names
+    }
 
 
-def _same_but_for_sizes(trial: Trial, first: OperatorCall, other: OperatorCall) -> bool:
+def _same_but_for_sizes(first: OperatorCall, other: OperatorCall, varying: dict[str, dict[int, Any]]) -> bool:
     """Returns whether an export of the first call serves the other."""
     if first.names != other.names:
         return False
@@ -176,18 +185,17 @@ def _same_but_for_sizes(trial: Trial, first: OperatorCall, other: OperatorCall) 
         return False
     for name in first.names:
         one, two = first.bound[name], other.bound[name]
-        varying = _dynamic_sizes(trial, name, one)
         if one.dim() != two.dim() or one.dtype != two.dtype or one.device != two.device:
             return False
-        if any(two.shape[d] < 2 if d in varying else two.shape[d] != size for d, size in enumerate(one.shape)):
+        if any(two.shape[d] < 2 if d in varying[name] else two.shape[d] != size for d, size in enumerate(one.shape)):
             return False
     return True
 
 
 @of_call(
     "autocast",
-    "Register a rule with torch.library.register_autocast, which casts the inputs before kernel and fake see them. Do not "
-    "ask for the autocast state in the kernel.",
+    "Register a rule with torch.library.register_autocast, which casts the inputs before kernel and fake see them. Do "
+    "not ask for the autocast state in the kernel.",
     order=83,
     dtypes="first",
     most=2,
@@ -196,24 +204,28 @@ def _same_but_for_sizes(trial: Trial, first: OperatorCall, other: OperatorCall) 
 def autocast(trial: Trial, call: Sample) -> Problem | None:
     """Under torch.autocast, kernel, fake kernel and traced graph have results of the same dtype."""
     trial.answer(call)
-    with torch.autocast(device_of(call).type, dtype=torch.bfloat16):
+    device = device_of(call).type
+    shown = f'with torch.autocast("{device}", dtype=torch.bfloat16):\n    print({{call}})'
+    with torch.autocast(device, dtype=torch.bfloat16):
         try:
             real = tensors(trial.run(copied(call), trial.subject.overload))
         except Exception as error:
-            return Problem(
-                f"A call that works outside of torch.autocast fails in it: {first_line(error)}.",
-                shown=_under_autocast(),
-            )
+            text = f"A call that works outside of torch.autocast fails in it: {first_line(error)}."
+            return Problem(text, shown=shown)
+        # Another object than the call, whose answer outside of autocast is known.
         fake = fake_answer(trial, Sample(call.label, call.args, call.kwargs))
-        for index, (f, r) in enumerate(zip(fake, real)):
-            if f.dtype != r.dtype:
+    module = OperatorCall(trial.subject.overload, trial.bound(call), _written(trial))
+
+    def region(*values: Tensor) -> list[Tensor]:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return tensors(module(*values))
+
+    traced = make_fx(region, tracing_mode="fake")(*module.inputs())(*module.inputs())
+    for who, answers in (("the fake kernel says that output", fake), ("in a traced graph, output", traced)):
+        for index, (other, r) in enumerate(zip(answers, real)):
+            if other.dtype != r.dtype:
                 return Problem(
-                    f"Under torch.autocast, the fake kernel says that output {index} is {f.dtype}, but the kernel returns "
-                    f"{r.dtype}.",
-                    shown=_under_autocast(),
+                    f"Under torch.autocast, {who} {index} is {other.dtype}, but the kernel returns {r.dtype}.",
+                    shown=shown,
                 )
     return None
-
-
-def _under_autocast() -> str:
-    return 'with torch.autocast("cpu", dtype=torch.bfloat16):\n    print({call}.dtype)'

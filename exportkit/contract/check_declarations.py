@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 
 import torch
 
@@ -12,6 +11,7 @@ from exportkit.contract.definition import Problem, of_operator
 from exportkit.contract.derivatives import differentiable
 from exportkit.contract.findings import Severity
 from exportkit.contract.operator_spec import Sample
+from exportkit.contract.schema_rules import schema_findings
 from exportkit.contract.trial import NotApplicable, Trial, arguments, floating_dtype
 
 
@@ -40,15 +40,15 @@ def _said(parameters: list[tuple[str, object]]) -> str:
     return ", ".join(name if value is inspect.Parameter.empty else f"{name}={value!r}" for name, value in parameters)
 
 
-@of_operator("symbolic-sizes", "Write SymInt instead of int, and c10::SymInt or int64_t in the kernel.", order=2)
-def symbolic_sizes(trial: Trial) -> Problem | None:
-    """`int k` fixes a size when a model is exported, `SymInt k` does not."""
-    arguments_of = str(trial.subject.overload._schema).partition("->")[0]
-    found = re.search(r"\bint(\[\d*\])?\??\s+(\w+)", arguments_of)
-    if found is None:
+@of_operator("schema", "Change the schema.", order=2)
+def schema(trial: Trial) -> Problem | None:
+    """The stable ABI, export and AOTInductor take the schema, and no `int` fixes a size."""
+    found = schema_findings(trial.subject.overload._schema)
+    if not found:
         return None
-    severity = Severity.broken if trial.subject.spec else Severity.doubtful
-    return Problem(f"{found[2]} is an int in the schema: an export fixes it if it is a size.", severity=severity)
+    worst = min(found, key=lambda finding: finding.severity is not Severity.broken)
+    severity = Severity.broken if trial.subject.spec is not None else worst.severity
+    return Problem(f"In the schema, {worst.message}.", worst.hint, severity)
 
 
 @of_operator("samples", "Add samples to the SPEC.", order=3)

@@ -16,8 +16,8 @@ from exportkit.contract.trial import NotApplicable, Trial, arguments, elements, 
 
 @of_call(
     "fake-runs",
-    'Register one with @torch.library.register_fake("namespace::name"). It returns empty tensors of the right shape, and '
-    "takes each call that the kernel takes.",
+    'Register one with @torch.library.register_fake("namespace::name"). It returns empty tensors of the right shape, '
+    "and takes each call that the kernel takes.",
     order=1,
     dtypes="some",
     other_sizes=True,
@@ -115,15 +115,15 @@ def symbolic(trial: Trial, call: Sample) -> Problem | None:
         for number, dim in formulas.fixed:
             if given[number].shape[dim] != bound[number].shape[dim]:
                 return Problem(
-                    f"The kernel takes {given[number].shape[dim]} and {bound[number].shape[dim]} as size {dim} of tensor "
-                    f"{number}, but with symbols for sizes the fake kernel makes it a constant.",
+                    f"The kernel takes {given[number].shape[dim]} and {bound[number].shape[dim]} as size {dim} of "
+                    f"tensor {number}, but with symbols for sizes the fake kernel makes it a constant.",
                     severity=Severity.broken if trial.subject.spec else Severity.doubtful,
                 )
         expected = [tuple(t.shape) for t in trial.outputs(other)]
         if (shapes := formulas.shapes_at(other)) is not None and shapes != expected:
             return Problem(
-                f"By the fake kernel's formulas the outputs of a call with {[list(t.shape) for t in given]} have the shapes "
-                f"{shapes}, the kernel returns {expected}."
+                f"By the fake kernel's formulas the outputs of a call with {[list(t.shape) for t in given]} have the "
+                f"shapes {shapes}, the kernel returns {expected}."
             )
     return None
 

@@ -107,7 +107,8 @@ def gradient_form(trial: Trial, call: Sample) -> Problem | None:
         gradient = raw.get(name)
         if gradient is not None and _form(gradient) != _form(value):
             return Problem(
-                f"The gradient of {name} must have its form, {_form(value)}, but the backward returns {_form(gradient)}.",
+                f"The gradient of {name} must have its form, {_form(value)}, but the backward returns "
+                f"{_form(gradient)}.",
                 severity=Severity.doubtful if gradient.shape == value.shape else Severity.broken,
                 shown=_BACKWARD,
             )
@@ -193,7 +194,7 @@ def gradient_alone(trial: Trial, call: Sample) -> Problem | None:
 
 @of_call(
     "second-derivative",
-    "Give the backward a backward of its own, or make it raise: torch.library.register_autograd on the gradient operator.",
+    "Give the gradient operator a backward, or make it raise an error, with torch.library.register_autograd.",
     order=73,
     dtypes="float64",
     most=2,

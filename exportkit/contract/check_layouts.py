@@ -3,74 +3,113 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from exportkit.contract.check_fakes import steps
-from exportkit.contract.definition import Problem, of_call
+from exportkit.contract.definition import Problem, of_call, of_operator
 from exportkit.contract.differences import first_difference
 from exportkit.contract.fake_kernel import fake_answer
 from exportkit.contract.findings import Severity
-from exportkit.contract.memory_layouts import EXPANDED, STRIDED, MemoryLayout
+from exportkit.contract.memory_layouts import EXPANDED, SPACED, STRIDED, MemoryLayout
 from exportkit.contract.operator_spec import DEFAULT_TOLERANCES, Sample
-from exportkit.contract.trial import NotApplicable, Trial, arguments, copied, first_line, tensors, with_tensors
+from exportkit.contract.other_sizes import resized, sizes_of
+from exportkit.contract.trial import (
+    NotApplicable,
+    Trial,
+    arguments,
+    copied,
+    elements,
+    first_line,
+    floating_dtype,
+    tensors,
+    with_tensor,
+    with_tensors,
+)
+
+_LARGE = 4096
 
 
-def _laid_out(trial: Trial, call: Sample) -> Iterator[tuple[MemoryLayout, Sample]]:
-    """Yields the call in each layout that changes it."""
+@dataclass(frozen=True)
+class _LaidOut:
+    """A call in a layout. `number` is the only tensor that has it; None: all have."""
+
+    call: Sample
+    layout: MemoryLayout
+    number: int | None = None
+
+    @property
+    def where(self) -> str:
+        who = "the tensors have" if self.number is None else f"tensor {self.number} alone has"
+        return f"{who} {self.layout.name}"
+
+    def problem(self, message: str, severity: Severity = Severity.broken) -> Problem:
+        return Problem(message, severity=severity, layout=self.layout, number=self.number)
+
+
+def _laid_out(trial: Trial, call: Sample) -> Iterator[_LaidOut]:
+    """Yields the call in each layout that changes it, and with each tensor alone in another layout than the rest."""
     own = copied(call)
+    given = arguments(own)
     for layout in STRIDED:
         if layout is EXPANDED and trial.subject.is_mutable:
             continue  # elements that share memory cannot be written to
         laid = with_tensors(own, layout.apply)
-        if any(a is not b for a, b in zip(arguments(laid), arguments(own))):
-            yield layout, laid
+        if any(a is not b for a, b in zip(arguments(laid), given)):
+            yield _LaidOut(laid, layout)
+    if len(given) > 1 and elements(call) <= _LARGE:
+        for number, tensor in enumerate(given):
+            if tensor.dim():
+                yield _LaidOut(with_tensor(own, number, SPACED.apply(tensor)), SPACED, number)
 
 
 @of_call(
     "strides",
-    "Read each tensor by its strides and its offset, or call contiguous() on it first. Or refuse what is not contiguous.",
+    "Read each tensor by its strides and its offset, or call contiguous() on it first. Or refuse what is not "
+    "contiguous.",
     order=40,
     dtypes="first",
     unless=("determinism", "mutation", "aliasing"),
 )
 def strides(trial: Trial, call: Sample) -> Problem | None:
-    """The answer depends on values, not on where they lie. An operator may refuse strides, unless its SPEC says more."""
+    """The answer depends on values, not on where they lie. An operator without a SPEC may refuse strides."""
     trial.answer(call)
-    refusals = []
-    for layout, laid in _laid_out(trial, call):
+    refusals, answered = [], False
+    for laid in _laid_out(trial, call):
         # Expanding changes values, the other layouts do not.
-        plain = with_tensors(laid, Tensor.contiguous)
-        expected = trial.fresh_answer(plain) if layout is EXPANDED else trial.answer(call)
+        expands = laid.layout is EXPANDED
+        expected = trial.fresh_answer(with_tensors(laid.call, Tensor.contiguous)) if expands else trial.answer(call)
         try:
-            actual = trial.used_up(laid)
+            actual = trial.used_up(laid.call)
         except Exception as error:
             if trial.subject.spec is not None:
-                return Problem(f"The operator refuses tensors with {layout.name}: {first_line(error)}.", layout=layout)
+                return laid.problem(f"The operator refuses a call where {laid.where}: {first_line(error)}.")
             refusals.append(first_line(error))
             continue
-        if problem := _judged(trial, layout, actual, expected):
+        answered = True
+        if problem := _judged(trial, laid, actual, expected):
             return problem
-    if refusals and len(refusals) == len(STRIDED):
+    if refusals and not answered:
         raise NotApplicable(f"the operator refuses strides: {refusals[0]}")
     return None
 
 
-def _judged(trial: Trial, layout: MemoryLayout, actual: list[Tensor], expected: list[Tensor]) -> Problem | None:
+def _judged(trial: Trial, laid: _LaidOut, actual: list[Tensor], expected: list[Tensor]) -> Problem | None:
+    has_spec = trial.subject.spec is not None
     if found := first_difference(actual, expected):
         index, text = found
         rtol, atol = DEFAULT_TOLERANCES.get(expected[index].dtype, (0.0, 0.0))
-        close = trial.subject.spec is None and first_difference(actual, expected, rtol, atol) is None
-        return Problem(
-            f"The same values must have the same answer, but where the tensors have {layout.name}, in output {index} {text}.",
-            severity=Severity.doubtful if close else Severity.broken,
-            layout=layout,
+        close = not has_spec and first_difference(actual, expected, rtol, atol) is None
+        severity = Severity.doubtful if close else Severity.broken
+        return laid.problem(
+            f"The same values must have the same answer, but where {laid.where}, in output {index} {text}.", severity
         )
-    if trial.subject.spec is not None and not trial.subject.is_mutable:
+    if has_spec and not trial.subject.is_mutable:
         for index, output in enumerate(actual):
             if not output.is_contiguous():
-                return Problem(
-                    f"Output {index} must be contiguous, its strides are {list(output.stride())}.", layout=layout
+                return laid.problem(
+                    f"Output {index} must be contiguous, but where {laid.where}, it has strides {list(output.stride())}."
                 )
     return None
 
@@ -87,24 +126,52 @@ def _judged(trial: Trial, layout: MemoryLayout, actual: list[Tensor], expected: 
 def fake_layouts(trial: Trial, call: Sample) -> Problem | None:
     """The fake knows the outputs of inputs with any strides."""
     trial.answer(call)
-    for layout, laid in _laid_out(trial, call):
+    for laid in _laid_out(trial, call):
         try:
-            real = tensors(trial.run(laid, trial.subject.overload))
+            real = tensors(trial.run(laid.call, trial.subject.overload))
         except Exception:
             continue  # it may refuse strides
         try:
-            fake = fake_answer(trial, laid)
+            fake = fake_answer(trial, laid.call)
         except Exception as error:
             refusal = first_line(error)
-            return Problem(
-                f"The kernel takes tensors with {layout.name}, the fake refuses it: {refusal}.", layout=layout
-            )
+            return laid.problem(f"The kernel takes a call where {laid.where}, the fake refuses it: {refusal}.")
         for index, (f, r) in enumerate(zip(fake, real)):
-            said, returned = ((list(t.shape), steps(t), t.dtype) for t in (f, r))
-            if said != returned:
-                return Problem(
-                    f"Where the tensors have {layout.name}, the fake kernel says that output {index} has strides "
-                    f"{list(f.stride())} and {f.dtype}, the kernel returns {list(r.stride())} and {r.dtype}.",
-                    layout=layout,
+            if (f.shape, steps(f), f.dtype) != (r.shape, steps(r), r.dtype):
+                return laid.problem(
+                    f"Where {laid.where}, the fake kernel says that output {index} has strides {list(f.stride())} and "
+                    f"{f.dtype}, the kernel returns {list(r.stride())} and {r.dtype}."
                 )
+    return None
+
+
+@of_operator("empty", "Return early where there is nothing to compute, or refuse it in the fake kernel, too.", order=15)
+def empty(trial: Trial) -> Problem | None:
+    """A size of 0 has an answer, or kernel and fake refuse it."""
+    filled = [call for call in trial.subject.calls if elements(call) and floating_dtype(call) is not None]
+    if not filled:
+        raise NotApplicable("no call has elements")
+    call, tried = min(filled, key=elements), 0
+    for size in sizes_of(call):
+        other = resized(trial.subject, call, {size: 0})
+        if other is None:
+            continue
+        tried += 1
+        try:
+            fake_answer(trial, other)
+        except NotApplicable:
+            raise
+        except Exception:
+            continue
+        try:
+            trial.fresh_answer(other)
+        except Exception as error:
+            severity = Severity.broken if trial.subject.spec else Severity.doubtful
+            return Problem(
+                f"The fake kernel takes a size of 0, and the kernel does not: {first_line(error)}.",
+                severity=severity,
+                call=other,
+            )
+    if not tried:
+        raise NotApplicable("no call with a size of 0 can be made")
     return None

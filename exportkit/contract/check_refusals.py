@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from exportkit.contract.definition import Problem, of_operator
@@ -20,6 +20,7 @@ from exportkit.contract.trial import (
     elements,
     first_line,
     tensors,
+    with_tensor,
     with_tensors,
 )
 
@@ -27,8 +28,6 @@ from exportkit.contract.trial import (
 @of_operator("refusals", "Use the same check and the same words in kernel and fake.", order=90)
 def refusals(trial: Trial) -> Problem | None:
     """Kernel and fake refuse what the SPEC says they refuse, in the same words."""
-    import re
-
     spec = trial.subject.spec
     if spec is None:
         raise NotApplicable("no SPEC says what is refused")
@@ -56,8 +55,8 @@ def refusals(trial: Trial) -> Problem | None:
             assert by_kernel is not None
             assert by_fake is not None
             return Problem(
-                f"Kernel and fake must refuse in the same words, but the kernel says {first_line(by_kernel)}, and the fake "
-                f"{first_line(by_fake)}.",
+                f"Kernel and fake must refuse in the same words, but the kernel says {first_line(by_kernel)}, and the "
+                f"fake {first_line(by_fake)}.",
                 call=call,
             )
     return None
@@ -73,7 +72,7 @@ def _refusal(trial: Trial, call: Sample) -> Exception | None:
 
 @of_operator(
     "refuses-alike",
-    "Check rank, sizes, dtype and device in the kernel (STD_TORCH_CHECK) and the same in the fake kernel (torch._check).",
+    "Check rank, sizes, dtype and device in the kernel (STD_TORCH_CHECK), and the same in the fake (torch._check).",
     order=91,
     unless=("fake-runs",),
 )
@@ -97,13 +96,13 @@ def refuses_alike(trial: Trial) -> Problem | None:
         if by_kernel is None:
             assert by_fake is not None
             return Problem(
-                f"With {what}, the fake kernel refuses the call ({first_line(by_fake)}), but the kernel takes it. A compiled "
-                "program asks the kernel alone.",
+                f"With {what}, the fake kernel refuses the call ({first_line(by_fake)}), but the kernel takes it. "
+                "A compiled program asks the kernel alone.",
                 call=wrong,
             )
         doubtful = doubtful or Problem(
-            f"With {what}, the kernel refuses the call ({first_line(by_kernel)}), but the fake kernel takes it, so that "
-            "export does not find the mistake.",
+            f"With {what}, the kernel refuses the call ({first_line(by_kernel)}), but the fake kernel takes it, so "
+            "that export does not find the mistake.",
             severity=Severity.broken if trial.subject.spec else Severity.doubtful,
             call=wrong,
         )
@@ -117,7 +116,7 @@ def devices(trial: Trial) -> Problem | None:
         given = arguments(call)
         if len(given) < 2 or given[-1].device.type == "cpu":
             continue
-        mixed = _replaced(call, len(given) - 1, given[-1].cpu())
+        mixed = with_tensor(call, len(given) - 1, given[-1].cpu())
         error = _refusal(trial, mixed)
         if error is None or "device" not in str(error):
             said = "takes them" if error is None else f"says {first_line(error)}"
@@ -139,24 +138,18 @@ def _wrong_calls(call: Sample) -> Iterator[tuple[str, Sample]]:
     given = arguments(call)
     for number, tensor in enumerate(given):
         name = f"tensor {number}"
-        yield f"one dimension more in {name}", _replaced(call, number, tensor.unsqueeze(0))
+        yield f"one dimension more in {name}", with_tensor(call, number, tensor.unsqueeze(0))
         if tensor.dim() and tensor.shape[0]:
-            yield f"one dimension less in {name}", _replaced(call, number, tensor.select(0, 0).clone())
+            yield f"one dimension less in {name}", with_tensor(call, number, tensor.select(0, 0).clone())
         other = torch.int64 if tensor.is_floating_point() else torch.float32
-        yield f"{other} in {name}", _replaced(call, number, tensor.to(other))
+        yield f"{other} in {name}", with_tensor(call, number, tensor.to(other))
         if len(given) > 1 and tensor.is_floating_point():
             half = torch.float16 if tensor.dtype != torch.float16 else torch.float32
-            yield f"{half} in {name} alone", _replaced(call, number, tensor.to(half))
+            yield f"{half} in {name} alone", with_tensor(call, number, tensor.to(half))
         if len(given) > 1:
             for dim in range(tensor.dim()):
                 longer = torch.cat([tensor, tensor.narrow(dim, 0, min(1, tensor.shape[dim]))], dim)
                 if longer.shape != tensor.shape:
-                    yield f"one element more in dimension {dim} of {name}", _replaced(call, number, longer)
+                    yield f"one element more in dimension {dim} of {name}", with_tensor(call, number, longer)
         if tensor.device.type != "cpu" and len(given) > 1:
-            yield f"{name} on the CPU", _replaced(call, number, tensor.cpu())
-
-
-def _replaced(call: Sample, number: int, tensor: Tensor) -> Sample:
-    """Returns the call with another tensor in place of its tensor `number`."""
-    counter = iter(range(len(arguments(call))))
-    return with_tensors(call, lambda t: tensor if next(counter) == number else t)
+            yield f"{name} on the CPU", with_tensor(call, number, tensor.cpu())

@@ -37,8 +37,8 @@ _LARGE = 4096
 
 @of_call(
     "batch",
-    "Compute each row from this row alone, in the same order whatever the size of the batch. An operator that mixes rows "
-    "on purpose, such as a softmax over the first dimension, must not be batched.",
+    "Compute each row from this row alone, in the same order whatever the size of the batch. An operator that mixes "
+    "rows on purpose, such as a softmax over the first dimension, must not be batched.",
     order=42,
     unless=("determinism",),
 )
@@ -119,8 +119,8 @@ def threads(trial: Trial, call: Sample) -> Problem | None:
                 break
     if problems:
         return Problem(
-            f"{_THREADS} threads that call the operator at once, each on its own inputs, must get what they get alone, but "
-            f"{problems[0]}.",
+            f"{_THREADS} threads that call the operator at once, each on its own inputs, must get what they get alone, "
+            f"but {problems[0]}.",
             shown="from concurrent.futures import ThreadPoolExecutor\n"
             "calls = [[a.flip(0) if i % 2 and isinstance(a, torch.Tensor) and a.dim() else a for a in args] "
             "for i in range(200)]\n"
@@ -182,7 +182,7 @@ _WINDOWS = 3
 
 @of_call(
     "leak",
-    "Free in the call what the call allocates. In C++, let a tensor own the memory; in Python, keep no list of results.",
+    "Free in the call what the call allocates: in C++, let a tensor own the memory; in Python, keep no results.",
     order=61,
     dtypes="first",
     most=2,

@@ -31,6 +31,7 @@ class Problem:
             operator. `*args` in it are the arguments, which are then assigned first.
         call: The call that shows it, in a check of the operator.
         layout: How the call's tensors lie in memory.
+        number: Which of the tensors lies so. None: all.
     """
 
     message: str
@@ -39,6 +40,7 @@ class Problem:
     shown: str = "{call}"
     call: Sample | None = None
     layout: MemoryLayout = PLAIN
+    number: int | None = None
 
 
 @dataclass(frozen=True)

@@ -108,5 +108,5 @@ def symbolic_answer(trial: Trial, call: Sample) -> SymbolicAnswer:
     return SymbolicAnswer(call, sizes, shapes, fixed, tuple(guard.expr for guard in env.guards))
 
 
-def _formula(size: int | torch.SymInt) -> sympy.Expr:
-    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+def _formula(size: Any) -> sympy.Expr:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)

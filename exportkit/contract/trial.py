@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +33,12 @@ def with_tensors(call: Sample, change: Callable[[Tensor], Any]) -> Sample:
     """Returns the call with every tensor changed."""
     args, kwargs = pytree.tree_map_only(Tensor, change, (call.args, dict(call.kwargs)))
     return Sample(call.label, args, kwargs)
+
+
+def with_tensor(call: Sample, number: int, tensor: Tensor) -> Sample:
+    """Returns the call with another tensor in place of its tensor `number`."""
+    counter = itertools.count()
+    return with_tensors(call, lambda t: tensor if next(counter) == number else t)
 
 
 def copied(call: Sample) -> Sample:
