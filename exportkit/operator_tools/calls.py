@@ -24,6 +24,7 @@ from exportkit.operator_tools.variations import at_sizes, in_dtypes, in_other_in
 from exportkit.operator_tools.watched_calls import watched_calls
 
 _LITERAL = 64  # elements of an integer tensor that a line of code spells out
+_ENDED = "it ended the process"
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "MemoryError", "Cannot allocate memory")
 
 
@@ -98,9 +99,9 @@ class Collector:
             for call in calls:
                 if (refusal := self.attempt(call)) is None:
                     valid.append(call)
-                    continue
-                message = f"The operator refuses a call that was given ({call.label}): {refusal}"
-                self._findings.setdefault("runs", Finding("runs", Severity.broken, message, self._code(call)))
+                elif refusal != _ENDED:  # that is another finding
+                    message = f"The operator refuses a call that was given ({call.label}): {refusal}"
+                    self._findings.setdefault("runs", Finding("runs", Severity.broken, message, self._code(call)))
         return self._collected(origin, valid, "the operator refuses each of the given calls")
 
     def drawn(self) -> Collected:
@@ -124,7 +125,7 @@ class Collector:
             self._avoided += 1
             if self._avoided >= MOST_SEARCH_ENDS:
                 raise Enough
-            return "it ended the process"
+            return _ENDED
         self._tried += 1
         own = copied(call)
         try:

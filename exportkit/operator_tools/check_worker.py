@@ -128,7 +128,7 @@ def _specs(texts: Sequence[str]) -> list[OpSpec]:
     """Returns the SPECs that are named, or else those of the modules that were imported with the operators."""
     if not texts:
         modules = [module for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
-        return [value for module in modules for value in list(vars(module).values()) if isinstance(value, OpSpec)]
+        return [value for module in modules for value in list(vars(module).values()) if issubclass(type(value), OpSpec)]
     found: list[OpSpec] = []
     for text in texts:
         module, _, attribute = text.rpartition(":")

@@ -1,38 +1,53 @@
-"""Operators in Python for the tests of `exportkit ops`: good ones, and each with one fault."""
+"""Operators in Python for the tests of `exportkit ops`: good ones, and each other with one fault."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+_LIBRARY = torch.library.Library("planted", "DEF")  # not custom_op, whose first call imports all of torch's compiler
 
-@torch.library.custom_op("planted::good", mutates_args=())
-def good(x: Tensor, slope: float) -> Tensor:
-    """Refuses all but three dimensions."""
+
+def _operator(schema: str, fake: Callable[..., Any] = lambda x, *others: torch.empty_like(x)) -> Callable[..., Any]:
+    """Registers a function as an operator's kernel for the CPU."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__name__
+        _LIBRARY.define(f"{name}{schema}")
+        _LIBRARY.impl(name, function, "CPU")
+        torch.library.register_fake(f"planted::{name}", fake, lib=_LIBRARY)
+        return function
+
+    return register
+
+
+def _three_dimensions(x: Tensor) -> None:
     torch._check(x.dim() == 3, lambda: f"x must have 3 dimensions, got {x.dim()}")
-    return torch.where(x > 0, x, x * slope)
 
 
-@good.register_fake
-def _(x: Tensor, slope: float) -> Tensor:
-    torch._check(x.dim() == 3, lambda: f"x must have 3 dimensions, got {x.dim()}")
+def _good_fake(x: Tensor, slope: float) -> Tensor:
+    _three_dimensions(x)
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("planted::padded", mutates_args=())
+@_operator("(Tensor x, float slope) -> Tensor", _good_fake)
+def good(x: Tensor, slope: float) -> Tensor:
+    """Refuses all but three dimensions."""
+    _three_dimensions(x)
+    return torch.where(x > 0, x, x * slope)
+
+
+@_operator("(Tensor x) -> Tensor", lambda x: x.new_empty(*x.shape[:-1], (x.shape[-1] + 3) // 4 * 4 + 8))
 def padded(x: Tensor) -> Tensor:
     """Its fake is right where the size is a multiple of 4."""
     return x.new_zeros(*x.shape[:-1], x.shape[-1] + 8)
 
 
-@padded.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:-1], (x.shape[-1] + 3) // 4 * 4 + 8)
-
-
-@torch.library.custom_op("planted::crashes", mutates_args=())
+@_operator("(Tensor x) -> Tensor")
 def crashes(x: Tensor) -> Tensor:
     """Reads address 0 if the first size is 7."""
     if x.dim() and x.shape[0] == 7:
@@ -40,7 +55,7 @@ def crashes(x: Tensor) -> Tensor:
     return x.clone()
 
 
-@torch.library.custom_op("planted::hangs", mutates_args=())
+@_operator("(Tensor x) -> Tensor")
 def hangs(x: Tensor) -> Tensor:
     """Never returns in float64, and holds the GIL meanwhile."""
     if x.dtype == torch.float64:
@@ -48,28 +63,23 @@ def hangs(x: Tensor) -> Tensor:
     return x.clone()
 
 
-@torch.library.custom_op("planted::devours", mutates_args=())
+@_operator("(Tensor x) -> Tensor")
 def devours(x: Tensor) -> Tensor:
     """Allocates more than there is in bfloat16."""
     return torch.empty(2**42, dtype=torch.uint8) if x.dtype == torch.bfloat16 else x.clone()
 
 
-@torch.library.custom_op("planted::never", mutates_args=())
+@_operator("(Tensor x) -> Tensor")
 def never(x: Tensor) -> Tensor:
     """Refuses every call."""
     raise RuntimeError("not today")
 
 
-@torch.library.custom_op("planted::unheard", mutates_args=())
+@_operator("(Tensor x, str how, Device where) -> Tensor")
 def unheard(x: Tensor, how: str, where: torch.device) -> Tensor:
     """Takes one word only."""
     torch._check(how == "softly", lambda: f"how must be 'softly', not '{how}'")
     return x.clone()
-
-
-for operator in (crashes, hangs, devours, never):
-    operator.register_fake(lambda x: torch.empty_like(x))
-unheard.register_fake(lambda x, how, where: torch.empty_like(x))
 
 
 def calls_of_act():

@@ -22,7 +22,7 @@ def findings(checked: Any) -> dict[str, Any]:
 
 
 def test_a_crash_a_hang_and_exhausted_memory_are_findings_and_all_operators_are_checked(ops):
-    options = ["--only", "fake-shape", "--timeout", 1, "--max-memory", "4GB"]
+    options = ["--only", "fake-shape", "--timeout", 8, "--max-memory", "4GB"]
     code, document = ops("check", PLANTED, *options)
     checked = by_name(document)
     assert code == 1
@@ -32,7 +32,7 @@ def test_a_crash_a_hang_and_exhausted_memory_are_findings_and_all_operators_are_
     assert "SIGSEGV" in crash["message"]
     assert "torch.ops.planted.crashes(torch.randn(7, 5))" in crash["call"]
     hang = findings(checked["planted::hangs"])["hang"]
-    assert "within 1 s" in hang["message"]
+    assert "within 8 s" in hang["message"]
     assert "torch.float64" in hang["call"]
     memory = findings(checked["planted::devours"])["memory"]
     assert "torch.bfloat16" in memory["call"]
@@ -41,7 +41,7 @@ def test_a_crash_a_hang_and_exhausted_memory_are_findings_and_all_operators_are_
 
     lie = findings(checked["planted::padded"])["fake-shape"]
     assert lie["severity"] == "broken"
-    assert "[1, 12], the kernel returns [1, 9]" in lie["message"]
+    assert "has shape [12], the kernel returns [9]" in lie["message"]
     assert not findings(checked["planted::good"])
     assert checked["planted::good"]["origin"] == "drawn"
     assert checked["planted::unheard"]["not_checked"] is None, "the word was learned from the refusal"
@@ -53,7 +53,7 @@ def test_a_crash_a_hang_and_exhausted_memory_are_findings_and_all_operators_are_
 
 def test_given_calls_are_used_and_the_reference_is_compared(ops):
     library = misbehaving()
-    only = ["--only", "reference", "--timeout", 1]
+    only = ["--only", "reference", "--timeout", 8, "--dtype", "float32"]
     code, document = ops(
         "check", library, *only, "--calls", f"misbehaving::act={PLANTED}:calls_of_act",
         "--reference", f"misbehaving::act={PLANTED}:double",
@@ -84,7 +84,7 @@ def test_the_text_names_what_is_broken_and_how_to_see_it(capsys):
     assert main(["ops", "check", str(PLANTED), "--operator", "padded", "--only", "fake-shape"]) == 1
     said = capsys.readouterr()
     assert "  broken  fake-shape: The fake kernel says" in said.out
-    assert "    >>> torch.ops.planted.padded(torch.randn(1, 1))" in said.out
+    assert "    >>> torch.ops.planted.padded(torch.randn(1))" in said.out
     assert said.out.endswith("1 operator: 1 broken, 0 not checked\n")
     assert "checking planted::padded (1 of 1) ..." in said.err
 
