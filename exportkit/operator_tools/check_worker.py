@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,16 @@ class _Worker:
             names = sorted(self.recorded) if command.source.kind == "model" else registered()
         self.specs = {spec_name(spec): spec for spec in specs}
         self.operators = _chosen([name for name in names if has_schema(name)], options.operators)
-        for name in (*options.references, *options.calls):
-            if name not in self.operators:
-                raise UsageError(f"{name} is not checked", hint=f"These operators are: {', '.join(self.operators)}.")
-        self.references |= resolve_decompositions(options.references)
-        functions = resolve_decompositions(options.calls)
-        self.given = {name: calls_of_function(text, functions[name]) for name, text in options.calls.items()}
+        self.references |= resolve_decompositions(self._full_names(options.references))
+        calls = self._full_names(options.calls)
+        functions = resolve_decompositions(calls)
+        self.given = {name: calls_of_function(text, functions[name]) for name, text in calls.items()}
         self.journal = Journal(Path(command.journal), options.timeout)
         _limit_memory(options.memory)
+
+    def _full_names(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """Returns what the user gave by operator, by the operators' full names."""
+        return {name: text for given, text in texts.items() for name in _chosen(self.operators, [given])}
 
     def check(self, command: CheckOne) -> Checked:
         """Checks an operator."""
@@ -140,7 +142,7 @@ def _specs(texts: Sequence[str]) -> list[OpSpec]:
     return found
 
 
-def _chosen(names: list[str], wanted: Sequence[str]) -> tuple[str, ...]:
+def _chosen(names: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
     """Returns the operators that are wanted. A name may leave out the namespace."""
     found = []
     for each in wanted:
