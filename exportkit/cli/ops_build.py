@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     "folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("."), metavar="[DIR]"
 )
 @click.option("--watch", is_flag=True, help="Build again whenever a source file changes, until Ctrl-C.")
+@click.option("--check", is_flag=True, help="Then hold the operators to their SPECs, in two dtypes.")
 @click.option("--with-symbols", is_flag=True, help="Build with symbols for a debugger, and without optimisation.")
-def command(folder: Path, watch: bool, with_symbols: bool, as_json: bool) -> None:
+def command(folder: Path, watch: bool, check: bool, with_symbols: bool, as_json: bool) -> None:
     """Build the operators in DIR, and say what a fresh process finds in the libraries.
 
     DIR has a setup.py, such as `exportkit ops new` writes, or is a checkout of exportkit. Only what changed is
@@ -29,45 +30,53 @@ def command(folder: Path, watch: bool, with_symbols: bool, as_json: bool) -> Non
 
     \b
     exportkit ops build my_ops
-    exportkit ops build my_ops --watch
+    exportkit ops build my_ops --watch --check
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     from exportkit.scaffold.watch import changes
 
+    if as_json and (watch or check):
+        raise UsageError(
+            "--json prints one document about one build, and --watch and --check print text",
+            hint="Leave one out. `exportkit ops check --json` has what --check finds.",
+        )
     if not watch:
-        _build(folder, with_symbols, as_json)
+        if code := _build(folder, check, with_symbols, as_json):
+            raise click.exceptions.Exit(code)
         return
-    if as_json:
-        raise UsageError("--watch prints a text after each build, and --json one document", hint="Leave one out.")
-    _build_and_go_on(folder, with_symbols)
-    for changed in changes(folder):
-        click.echo(f"\nchanged: {printable(', '.join(changed))}")
-        _build_and_go_on(folder, with_symbols)
+    watched = changes(folder)
+    while True:
+        try:
+            _build(folder, check, with_symbols, as_json)
+        except ExportkitError as error:
+            for line in str(error).splitlines():
+                click.echo(printable(line), err=True)
+        click.echo("waits for changes; Ctrl-C ends", err=True)
+        click.echo(f"\nchanged: {printable(', '.join(next(watched)))}")
 
 
-def _build_and_go_on(folder: Path, with_symbols: bool) -> None:
-    try:
-        _build(folder, with_symbols, as_json=False)
-    except ExportkitError as error:
-        for line in str(error).splitlines():
-            click.echo(printable(line), err=True)
-    click.echo("waits for changes; Ctrl-C ends", err=True)
-
-
-def _build(folder: Path, with_symbols: bool, as_json: bool) -> None:
-    from exportkit.scaffold.build_library import build_folder
+def _build(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> int:
+    """Builds, and checks. Returns the exit code."""
+    from exportkit.scaffold.build_library import build_folder, check_arguments
 
     with progress() as step:
         step(f"building {folder.resolve().name}")
         libraries = build_folder(folder, debug=with_symbols)
     if as_json:
         print_json({"libraries": [_document(library) for library in libraries]})
-        return
+        return 0
     if not libraries:
         click.echo(f"{folder}: built, but no library registers an operator")
+        return 0
     for library in libraries:
         kernels = ", ".join(kind.upper() if kind != "any" else "any device" for kind in library.registrations.kernels)
         click.echo(f"{printable(str(library.path))}  kernels for {kernels or 'no device'}")
         print_table((schema,) for _, schema in sorted(library.registrations.defines.items()))
+    if not check:
+        return 0
+    from exportkit.cli import ops_check
+
+    code = ops_check.command.main(check_arguments(folder, libraries), "exportkit ops check", standalone_mode=False)
+    return code if isinstance(code, int) else 0
 
 
 def _document(library: BuiltLibrary) -> dict[str, object]:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from exportkit.child.messages import Failed, Message, decode, encode
 from exportkit.child.probe import Registrations, registrations
 from exportkit.child.process import ChildProcess, describe_end
 from exportkit.errors import BuildError, UsageError
+from exportkit.scaffold.new_operator import is_exportkit
 
 _SHOWN_LINES = 60
 # What a compiler says of an error, and lines that are no help: ninja's, and the chain of included files.
@@ -88,6 +90,22 @@ def build_folder(folder: Path, debug: bool = False) -> tuple[BuiltLibrary, ...]:
         for path, registered in zip(libraries, found)
         if registered.defines or registered.kernels
     )
+
+
+def check_arguments(folder: Path, libraries: Sequence[BuiltLibrary]) -> list[str]:
+    """Returns what `exportkit ops check` is told to hold the operators to their SPECs.
+
+    Two dtypes are enough for a quick check: gradients are compared in float64.
+
+    The operators' Python package is beside the library. SPECs are in its tests, or in exportkit.ops.
+    """
+    dtypes = ["--dtype", "float32", "--dtype", "float64"]
+    if is_exportkit(folder.resolve()):
+        return ["exportkit.ops", *dtypes]
+    package = libraries[0].path.parent
+    source = package if (package / "__init__.py").is_file() else libraries[0].path
+    specs = [path for path in sorted(folder.resolve().glob("tests/test_*.py")) if "\nSPEC = " in path.read_text()]
+    return [str(source), *dtypes, *(part for path in specs for part in ("--spec", f"{path}:SPEC"))]
 
 
 def _build(folder: Path, debug: bool) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def write_operator(new: NewOperator) -> Written:
 
 def _write_into_project(new: NewOperator) -> Written:
     start = (new.output or new.folder).resolve()
-    root = next((folder for folder in (start, *start.parents) if _is_exportkit(folder)), None)
+    root = next((folder for folder in (start, *start.parents) if is_exportkit(folder)), None)
     if root is None:
         raise UsageError(
             f"{start} is in no package with operators, and in no checkout of exportkit",
@@ -178,5 +178,6 @@ def _package_around(folder: Path) -> str | None:
     return packages[0] if len(packages) == 1 else None
 
 
-def _is_exportkit(folder: Path) -> bool:
+def is_exportkit(folder: Path) -> bool:
+    """Returns whether a folder is a checkout of exportkit."""
     return (folder / "csrc" / "ops").is_dir() and (folder / "exportkit" / "ops" / "_call.py").is_file()

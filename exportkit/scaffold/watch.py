@@ -17,14 +17,17 @@ State = dict[str, tuple[int, int]]
 def changes(folder: Path, seconds: float = _SECONDS) -> Iterator[list[str]]:
     """Yields the files that changed, whenever some did, without end.
 
-    What changes while the caller works is yielded next. A change is yielded when nothing else has changed for a while,
-    because an editor writes several files, or one in several steps.
+    What changes from this call on is yielded, also while the caller works. A change is yielded when nothing else has
+    changed for a while, because an editor writes several files, or one in several steps.
 
     Args:
         folder: Where the sources are. Folders that hold no sources, such as `build`, are skipped.
         seconds: How long to wait between two looks.
     """
-    seen = source_files(folder)
+    return _changes(folder, source_files(folder), seconds)
+
+
+def _changes(folder: Path, seen: State, seconds: float) -> Iterator[list[str]]:
     while True:
         time.sleep(seconds)
         now = source_files(folder)
