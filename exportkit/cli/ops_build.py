@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,14 +45,19 @@ def command(folder: Path, watch: bool, check: bool, with_symbols: bool, as_json:
             raise click.exceptions.Exit(code)
         return
     watched = changes(folder)
-    while True:
-        try:
-            _build(folder, check, with_symbols, as_json)
-        except ExportkitError as error:
-            for line in str(error).splitlines():
-                click.echo(printable(line), err=True)
-        click.echo("waits for changes; Ctrl-C ends", err=True)
-        click.echo(f"\nchanged: {printable(', '.join(next(watched)))}")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            _build_and_go_on(folder, check, with_symbols)
+            click.echo("waits for changes; Ctrl-C ends", err=True)
+            click.echo(f"\nchanged: {printable(', '.join(next(watched)))}")
+
+
+def _build_and_go_on(folder: Path, check: bool, with_symbols: bool) -> None:
+    try:
+        _build(folder, check, with_symbols, as_json=False)
+    except ExportkitError as error:
+        for line in str(error).splitlines():
+            click.echo(printable(line), err=True)
 
 
 def _build(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> int:
