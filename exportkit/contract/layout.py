@@ -33,7 +33,8 @@ def check(holds: Any, *parts: Any) -> None:
         holds: What must be true.
         *parts: The parts of the message. They are only formatted for a message.
     """
-    torch._check(holds, lambda: "".join(_text(part) for part in parts))
+    if holds is not True:  # which spares the usual case a call
+        torch._check(holds, lambda: "".join(_text(part) for part in parts))
 
 
 def _text(part: Any) -> str:

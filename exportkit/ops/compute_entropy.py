@@ -74,11 +74,12 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         yield Sample(sample.label, (grad, features, temperature))
 
 
+LAYOUT = Layout(inputs={"features": "B N D"}, outputs=["B N"], least={"D": 1}, numbers={"temperature": "> 0"})
 SPEC = OpSpec(
     name="compute_entropy",
     wrapper=compute_entropy,
     reference=compute_entropy_reference,
-    layout=Layout(inputs={"features": "B N D"}, outputs=["B N"], least={"D": 1}, numbers={"temperature": "> 0"}),
+    layout=LAYOUT,
     samples=_samples,
     differentiable=("features",),
     autocast="float32",
@@ -87,6 +88,6 @@ GRAD_SPEC = OpSpec(
     name="compute_entropy_grad",
     wrapper=compute_entropy_grad,
     reference=compute_entropy_grad_reference,
-    layout=Layout(after={"compute_entropy": SPEC.layout}, inputs={"grad": "B N"}, outputs=["like features"]),
+    layout=Layout(after={"compute_entropy": LAYOUT}, inputs={"grad": "B N"}, outputs=["like features"]),
     samples=_grad_samples,
 )

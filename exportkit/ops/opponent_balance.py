@@ -114,13 +114,12 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         yield Sample(sample.label, (grad, *sample.args[:4], len(sample.args) == 5, *needs))
 
 
+LAYOUT = Layout(inputs={"entropy": "B N", "salience": "B N", "alignment": "B N", "weights": "3 | B 3"}, outputs=["B N"])
 SPEC = OpSpec(
     name="opponent_balance",
     wrapper=opponent_balance,
     reference=opponent_balance_reference,
-    layout=Layout(
-        inputs={"entropy": "B N", "salience": "B N", "alignment": "B N", "weights": "3 | B 3"}, outputs=["B N"]
-    ),
+    layout=LAYOUT,
     samples=_samples,
     differentiable=("entropy", "salience", "alignment", "weights"),
     autocast="float32",
@@ -130,9 +129,9 @@ GRAD_SPEC = OpSpec(
     wrapper=opponent_balance_grad,
     reference=opponent_balance_grad_reference,
     layout=Layout(
-        after={"opponent_balance": SPEC.layout},
+        after={"opponent_balance": LAYOUT},
         inputs={"grad": "B N"},
-        outputs=[f"like {name} if need_{name}" for name in SPEC.layout.inputs],
+        outputs=[f"like {name} if need_{name}" for name in LAYOUT.inputs],
     ),
     samples=_grad_samples,
 )

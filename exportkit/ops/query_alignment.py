@@ -126,15 +126,16 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
     yield Refusal("mask without tokens", (x, q, mask), r"mask needs a query \[B, T, D\], got query of shape")
 
 
+LAYOUT = Layout(
+    inputs={"features": "B N D", "query": "B D | B T D", "mask": "query.B query.T: bool"},
+    outputs=["B N"],
+    least={"D": 1, "T": 1},
+)
 SPEC = OpSpec(
     name="query_alignment",
     wrapper=query_alignment,
     reference=query_alignment_reference,
-    layout=Layout(
-        inputs={"features": "B N D", "query": "B D | B T D", "mask": "query.B query.T: bool"},
-        outputs=["B N"],
-        least={"D": 1, "T": 1},
-    ),
+    layout=LAYOUT,
     samples=_samples,
     more_refusals=_refusals,
     differentiable=("features", "query"),
@@ -145,7 +146,7 @@ GRAD_SPEC = OpSpec(
     wrapper=query_alignment_grad,
     reference=query_alignment_grad_reference,
     layout=Layout(
-        after={"query_alignment": SPEC.layout},
+        after={"query_alignment": LAYOUT},
         inputs={"grad": "B N"},
         outputs=["like features if need_features", "like query if need_query"],
     ),

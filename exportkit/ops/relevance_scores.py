@@ -15,11 +15,11 @@ from exportkit.ops._autograd import FOR_INFERENCE, register_no_derivative
 from exportkit.ops._call import operator
 from exportkit.ops._reference import accumulated, unit
 from exportkit.ops._salience import CONTRAST_HALF, EDGE_HALF, neighbour_distances, normalised
-from exportkit.ops.compute_entropy import SPEC as ENTROPY
+from exportkit.ops.compute_entropy import LAYOUT as ENTROPY
 from exportkit.ops.compute_entropy import compute_entropy_reference
 from exportkit.ops.compute_salience import check_salience_weights
 from exportkit.ops.opponent_balance import opponent_balance_reference
-from exportkit.ops.query_alignment import SPEC as ALIGNMENT
+from exportkit.ops.query_alignment import LAYOUT as ALIGNMENT
 from exportkit.ops.query_alignment import query_alignment_reference
 
 _relevance_scores = operator("relevance_scores")
@@ -161,7 +161,7 @@ SPEC = OpSpec(
     wrapper=relevance_scores,
     reference=relevance_scores_reference,
     layout=Layout(
-        after={"compute_entropy": ENTROPY.layout, "query_alignment": ALIGNMENT.layout},
+        after={"compute_entropy": ENTROPY, "query_alignment": ALIGNMENT},
         inputs={"colours": "B 3 gh gw", "edges": "B 1 gh gw", "weights": "3 | B 3"},
         outputs=["B N"],
         derived={"N": ("the grid of patches", "gh * gw")},

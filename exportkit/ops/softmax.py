@@ -76,21 +76,23 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         yield Sample(sample.label, (torch.randn_like(output), output))
 
 
+LAYOUT = Layout(inputs={"x": "... D"}, outputs=["... D"])
 SPEC = OpSpec(
     name="softmax",
     wrapper=softmax,
     reference=softmax_reference,
-    layout=Layout(inputs={"x": "... D"}, outputs=["... D"]),
+    layout=LAYOUT,
     samples=_samples,
     differentiable=("x",),
     autocast="float32",
     second_order=True,
 )
+GRAD_LAYOUT = Layout(inputs={"output": "... D", "grad": "... D"}, outputs=["... D"])
 GRAD_SPEC = OpSpec(
     name="softmax_grad",
     wrapper=softmax_grad,
     reference=softmax_grad_reference,
-    layout=Layout(inputs={"output": "... D", "grad": "... D"}, outputs=["... D"]),
+    layout=GRAD_LAYOUT,
     samples=_grad_samples,
     differentiable=("grad", "output"),
     second_order=True,

@@ -11,9 +11,7 @@ from torch.library import wrap_triton
 
 from exportkit.contract.operator_spec import OpSpec, Sample
 from exportkit.ops._autograd import register_no_second_derivative
-from exportkit.ops.softmax import GRAD_SPEC as C_GRAD_SPEC
-from exportkit.ops.softmax import SPEC as C_SPEC
-from exportkit.ops.softmax import softmax_grad_reference, softmax_reference
+from exportkit.ops.softmax import GRAD_LAYOUT, LAYOUT, softmax_grad_reference, softmax_reference
 from exportkit.ops.triton._register import (
     HAS_TRITON,
     NAMESPACE,
@@ -49,7 +47,7 @@ def softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
 
 @triton_op("softmax")
 def _softmax(x: Tensor) -> Tensor:
-    C_SPEC.layout.check("softmax", {"x": x})
+    LAYOUT.check("softmax", {"x": x})
     x = x.contiguous()
     if not runs_triton(x):
         return softmax_reference(x)
@@ -67,7 +65,7 @@ def _softmax(x: Tensor) -> Tensor:
 
 @triton_op("softmax_grad")
 def _softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
-    C_GRAD_SPEC.layout.check("softmax_grad", {"grad": grad, "output": output})
+    GRAD_LAYOUT.check("softmax_grad", {"grad": grad, "output": output})
     grad, output = grad.contiguous(), output.contiguous()
     if not runs_triton(output):
         return softmax_grad_reference(grad, output)
@@ -124,7 +122,7 @@ SPEC = OpSpec(
     namespace=NAMESPACE,
     wrapper=softmax,
     reference=softmax_reference,
-    layout=C_SPEC.layout,
+    layout=LAYOUT,
     samples=_samples,
     differentiable=("x",),
 )
@@ -133,6 +131,6 @@ GRAD_SPEC = OpSpec(
     namespace=NAMESPACE,
     wrapper=softmax_grad,
     reference=softmax_grad_reference,
-    layout=C_GRAD_SPEC.layout,
+    layout=GRAD_LAYOUT,
     samples=_grad_samples,
 )
