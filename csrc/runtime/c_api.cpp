@@ -13,6 +13,7 @@
 #include "runtime/c_api_errors.h"
 #include "runtime/dlpack_tensors.h"
 #include "runtime/handles.h"
+#include "runtime/inputs.h"
 
 namespace exportkit {
 namespace {
@@ -125,6 +126,8 @@ bool share_memory(const at::Tensor& one, const at::Tensor& other) {
   return address >= begin && address < begin + one.storage().nbytes();
 }
 
+constexpr intptr_t kLegacyStream = 1;  // cudaStreamLegacy, another name of the default stream
+
 // A call as its options say.
 class RequestedRun {
  public:
@@ -136,8 +139,10 @@ class RequestedRun {
     if (!model_.device().is_cuda()) {
       throw Error(errors::kUsage, "stream must be null: the model is on " + model_.device().str());
     }
-    // torch's number of a stream that it did not make is the stream's address.
-    stream_.emplace(c10::Stream(c10::Stream::UNSAFE, model_.device(), reinterpret_cast<intptr_t>(options_.stream)));
+    const auto address = reinterpret_cast<intptr_t>(options_.stream);
+    // torch's number of a stream that it did not make is the stream's address, and 0 is the default stream.
+    const c10::StreamId stream = address == kLegacyStream ? 0 : address;
+    stream_.emplace(c10::Stream(c10::Stream::UNSAFE, model_.device(), stream));
   }
 
   std::vector<at::Tensor> operator()(const DLTensor* const* given, size_t count) const {
@@ -155,12 +160,10 @@ class RequestedRun {
   bool host_tensors() const { return (options_.flags & EXPORTKIT_HOST_TENSORS) != 0; }
 
   std::vector<at::Tensor> borrowed(const DLTensor* const* given, size_t count) const {
+    check_count(model_.inputs(), count);
     if (count > 0) not_null(given, "inputs");
     std::vector<at::Tensor> inputs;
-    for (size_t i = 0; i < count; ++i) {
-      const bool known = i < model_.inputs().size();
-      inputs.push_back(borrow(given[i], known ? model_.inputs()[i].name : std::to_string(i), model_.device()));
-    }
+    for (size_t i = 0; i < count; ++i) inputs.push_back(borrow(given[i], model_.inputs()[i].name, model_.device()));
     return inputs;
   }
 
@@ -174,7 +177,7 @@ class RequestedRun {
   // The caller may free the inputs before the outputs.
   at::Tensor for_caller(at::Tensor output, const std::vector<at::Tensor>& inputs) const {
     if (host_tensors()) output = output.to(c10::kCPU);
-    if ((options_.flags & (EXPORTKIT_CONTIGUOUS_OUTPUTS)) != 0) output = output.contiguous();
+    if ((options_.flags & EXPORTKIT_CONTIGUOUS_OUTPUTS) != 0) output = output.contiguous();
     const auto shares = [&](const at::Tensor& input) { return share_memory(input, output); };
     return std::any_of(inputs.begin(), inputs.end(), shares) ? output.clone() : output;
   }

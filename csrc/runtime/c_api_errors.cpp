@@ -74,8 +74,11 @@ exportkit_error& out_of_memory() {
 }
 [[maybe_unused]] const exportkit_error& made_at_load = out_of_memory();
 
-exportkit_error* make(const ErrorClass& kind, std::string message, std::string hint = {}) {
-  return new exportkit_error{code_of(kind.name, kind.exit_code), kind.name, std::move(message), std::move(hint)};
+// Texts are UTF-8, although the path in a message need not be.
+std::string as_utf8(const std::string& text) { return is_utf8(text) ? text : printable(text); }
+
+exportkit_error* make(const ErrorClass& kind, const std::string& message, const std::string& hint = {}) {
+  return new exportkit_error{code_of(kind.name, kind.exit_code), kind.name, as_utf8(message), as_utf8(hint)};
 }
 
 // Makes the error of the exception that is being handled: std::bad_alloc.

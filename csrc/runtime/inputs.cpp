@@ -4,8 +4,6 @@
 #include <map>
 #include <sstream>
 
-#include "package/errors.h"
-
 namespace exportkit {
 namespace {
 
@@ -132,12 +130,7 @@ InputPlan::InputPlan(const Call& call, c10::Device device) : call_(call), device
 }
 
 std::vector<at::Tensor> InputPlan::prepare(const std::vector<at::Tensor>& inputs) const {
-  if (inputs.size() != call_.inputs.size()) {
-    std::string names;
-    for (const TensorInput& input : call_.inputs) names += (names.empty() ? "" : ", ") + input.name;
-    throw Error(errors::kInput, std::to_string(inputs.size()) + " tensors were given; the package takes " +
-                                    std::to_string(call_.inputs.size()) + ": (" + names + ")");
-  }
+  check_count(call_.inputs, inputs.size());
   std::vector<at::Tensor> prepared;
   prepared.reserve(inputs.size());
   Bound bound;

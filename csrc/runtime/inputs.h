@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "package/errors.h"
 #include "package/manifest.h"
 
 namespace exportkit {
@@ -26,6 +27,16 @@ class InputPlan {
   c10::Device device_;
   std::vector<at::ScalarType> dtypes_;
 };
+
+// InputError if the number of tensors is not that of the inputs, which have names.
+template <class Input>
+void check_count(const std::vector<Input>& inputs, size_t given) {
+  if (given == inputs.size()) return;
+  std::string names;
+  for (const Input& input : inputs) names += (names.empty() ? "" : ", ") + input.name;
+  throw Error(errors::kInput, std::to_string(given) + " tensors were given; the package takes " +
+                                  std::to_string(inputs.size()) + ": (" + names + ")");
+}
 
 // torch's dtype for a name such as "float32": InputError if the name is unknown.
 at::ScalarType dtype_of(const std::string& name);

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import exportkit
+from tests.artifacts import artifact
+from tests.export.weights_models import Weighted
 from tests.runtime import c_interface, odd, tiny
 from tests.runtime.c_interface import raw_view, view
 from tests.serve.engine import rows
@@ -102,6 +104,23 @@ def test_strides_and_offsets_are_followed(c_model, arrays):
         torch.testing.assert_close(torch.from_dlpack(output), wanted)
 
 
+def test_tensors_of_other_libraries_are_inputs_in_both_forms_of_dlpack(c_model, arrays):
+    pointer_of = c.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = c.c_void_p, (c.py_object, c.c_char_p)
+    image, features, offset = arrays
+    old = image.__dlpack__()
+    new = features.__dlpack__(max_version=(1, 0))
+    of_torch = torch.utils.dlpack.to_dlpack(torch.from_numpy(offset))
+    views = [
+        c_interface.Tensor.from_address(pointer_of(old, b"dltensor")),  # DLManagedTensor begins with a DLTensor
+        c_interface.Managed.from_address(pointer_of(new, b"dltensor_versioned")).dl_tensor,
+        c_interface.Tensor.from_address(pointer_of(of_torch, b"dltensor")),
+    ]
+    assert views[0].data == image.ctypes.data
+    for output, wanted in zip(c_model.run(*views), expected(arrays)):
+        torch.testing.assert_close(torch.from_dlpack(output), wanted)
+
+
 def test_pinned_memory_is_memory_of_the_cpu(c_model, arrays):
     views = list(map(view, arrays))
     views[0].device.device_type = c_interface.CUDA_HOST
@@ -159,6 +178,9 @@ def test_a_wrong_number_of_tensors_is_refused(c_model, arrays):
     )
     assert "4 tensors were given" in c_interface.refused(c_model, *views, views[0]).message
     assert "0 tensors were given" in c_interface.refused(c_model).message
+    places, none = c_model.places(3), (c.POINTER(c_interface.Tensor) * 1)()
+    with pytest.raises(c_interface.Refused, match=f"{2**64 - 1} tensors were given"):  # and none of them is looked at
+        c_model.library.call("run", c_model.handle, none, 2**64 - 1, places, 3, None)
 
 
 @pytest.mark.parametrize("dtype", [
@@ -211,3 +233,27 @@ def test_outputs_never_refer_to_the_memory_of_inputs(c_library, odd_package):
     for outputs in (plain, compact):
         for output, answer in zip(outputs, wanted, strict=True):
             torch.testing.assert_close(torch.from_dlpack(output), answer, rtol=0, atol=0)
+
+
+@pytest.mark.cuda
+def test_a_cuda_model_takes_memory_of_its_device_on_a_stream_and_memory_of_the_host(c_library):
+    x = torch.linspace(-1, 1, 48).reshape(3, 16)
+    with torch.no_grad():
+        answer = Weighted(0).eval()(x)
+    with c_library.open(artifact("weighted-cuda"), device=b"cuda:0") as model:
+        model.replay(0)
+        (on_host,) = model.run(view(x.numpy()), flags=c_interface.HOST_TENSORS)
+        assert on_host.__dlpack_device__() == (c_interface.CPU, 0)
+        torch.testing.assert_close(torch.from_dlpack(on_host), answer, rtol=1e-4, atol=1e-5)
+        given = x.cuda()
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        for number in (0, 1, 2, stream.cuda_stream):  # the default by both names, that of the thread, one of torch's
+            (output,) = model.run(raw_view(given.data_ptr(), FLOAT32, x.shape, device=(2, 0)), stream=number)
+            assert output.__dlpack_device__() == (c_interface.CUDA, 0)
+            torch.cuda.synchronize()
+            torch.testing.assert_close(torch.from_dlpack(output).cpu(), answer, rtol=1e-4, atol=1e-5)
+        error = c_interface.refused(model, view(x.numpy()))
+        assert (error.code, "`x` must be on cuda:0, where the model is; got one on cpu" in error.message) == (201, True)
+        error = c_interface.refused(model, raw_view(x.data_ptr(), FLOAT32, x.shape, device=(c_interface.CUDA, 0)))
+        assert (error.code, "`x` cannot be read on cuda:0" in error.message) == (201, True)

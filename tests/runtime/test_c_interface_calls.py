@@ -147,6 +147,9 @@ def test_a_damaged_package_is_refused_with_the_class_and_the_hint(c_library, tin
             c_library.open(path)
         assert (caught.value.code, caught.value.name) == (code, name)
         assert caught.value.message
+    # A path is bytes, and a message is text.
+    with pytest.raises(Refused, match=r"caf\\xe9") as caught:
+        c_library.call("open", os.fsencode(tmp_path) + b"/caf\xe9.pt2", None, c.byref(c.c_uint64()))
 
 
 def test_signatures_and_policies_are_enforced(c_library, tiny_package, tmp_path, monkeypatch):
@@ -166,8 +169,21 @@ def test_signatures_and_policies_are_enforced(c_library, tiny_package, tmp_path,
         with pytest.raises(Refused) as caught:
             c_library.open(path, **given)
         assert (caught.value.code, caught.value.name) == (318, "SignatureMissingError")
+    policy = tmp_path / "policy.json"
+    demand = {"version": 1, "require_signature": True, "public_keys": [str(release.public)]}
+    policy.write_text(json.dumps(demand))
+    policy.chmod(0o600)
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
+    c_library.open(signed).close()
+    with pytest.raises(Refused, match=r"as the policy .*policy\.json requires") as caught:
+        c_library.open(tiny_package)
+    assert caught.value.code == 318
     elsewhere = Path(f"{signed}.sig").rename(tmp_path / "elsewhere")
     c_library.open(signed, signature=str(elsewhere).encode(), **keys(release.public)).close()
+    policy.chmod(0o666)
+    with pytest.raises(Refused) as caught:
+        c_library.open(signed)
+    assert (caught.value.code, caught.value.name) == (405, "PolicyError")
 
 
 def test_warnings_go_to_the_caller(c_library, tiny_package, monkeypatch):
@@ -259,16 +275,19 @@ def test_calls_of_many_threads_have_old_weights_or_new_ones_and_a_close_lets_the
 # --- a process without torch ------------------------------------------------------------------------------------------
 
 ALONE = """
-import json, sys
+import _ctypes, json, sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 import c_interface
 model = c_interface.Library(sys.argv[2]).open(sys.argv[3])
 inputs, outputs = model.read_case(0)
 arrays = [np.from_dlpack(tensor) for tensor in inputs]
-got = [np.from_dlpack(tensor) for tensor in model.run(*map(c_interface.view, arrays))]
-differences = [float(np.abs(a - np.from_dlpack(b)).max()) for a, b in zip(got, outputs, strict=True)]
+outcome = model.run(*map(c_interface.view, arrays))
 model.close()
+_ctypes.dlclose(model.library.raw._handle)  # does not take away what frees the tensors
+pairs = zip(map(np.from_dlpack, outcome), map(np.from_dlpack, outputs), strict=True)
+differences = [float(np.abs(one - other).max()) for one, other in pairs]
+del arrays, outcome, outputs, pairs
 print(json.dumps([differences, [name for name in ("torch", "exportkit") if name in sys.modules]]))
 """
 
