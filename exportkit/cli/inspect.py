@@ -74,7 +74,7 @@ def command(
     from exportkit.package.archive import PackageReader
     from exportkit.package.trust import demand, signature_info
 
-    _check_report(report, {"--program": program, "--profile": profile, "--verification": verification})
+    _check_report(report, artifact, {"--program": program, "--profile": profile, "--verification": verification})
     asked = demand(public_keys or None, signature) if public_keys or signature is not None else None
     model = named_model(artifact)
     with PackageReader(artifact, demand=asked) if model is None else open_onnx(model, demand=asked) as reader:
@@ -101,7 +101,7 @@ def command(
             _print(reader, _signature_rows(signatures, signers))
 
 
-def _check_report(report: Path | None, sources: Mapping[str, Path | None]) -> None:
+def _check_report(report: Path | None, artifact: Path, sources: Mapping[str, Path | None]) -> None:
     """Refuses what could not be written, before the work on it."""
     if report is None:
         if given := [option for option, path in sources.items() if path is not None]:
@@ -109,6 +109,8 @@ def _check_report(report: Path | None, sources: Mapping[str, Path | None]) -> No
         return
     if report.suffix != ".html":
         raise click.UsageError(f"--report {report}: give a file that ends in .html.")
+    if report.exists() and any(path is not None and report.samefile(path) for path in (artifact, *sources.values())):
+        raise click.UsageError(f"--report {report}: the page would replace a file that it is made from.")
     from exportkit.package.atomic import check_writable
 
     check_writable(report)

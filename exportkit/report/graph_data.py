@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from exportkit.package.manifest import Manifest
-from exportkit.package.program_graph import Argument, Graph, Node, ProgramGraph, ProgramGraphError, tensors_in
+from exportkit.package.program_graph import Argument, Node, ProgramGraph, ProgramGraphError, tensors_in
+from exportkit.report.argument_text import DTYPE_NAMES, argument_text, inner_graph
 from exportkit.report.module_tree import Stack, tree_of
 from exportkit.report.source_frames import frames_of
 from exportkit.report.symbolic_sizes import Symbols, size_text, symbols_of
@@ -18,14 +17,6 @@ from exportkit.report.untrusted import first
 
 _MOST_NODES = 5000
 _MOST_ARGUMENTS = 40
-_MOST_ITEMS = 16  # of a list in an argument
-# torch's numbers of dtypes (torch/_export/serde/schema.py).
-_DTYPES = {
-    **{1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64"},
-    **{9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16"},
-    **{29: "float8_e4m3fn", 30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz", 33: "float8_e8m0fnu"},
-    **{34: "uint32", 35: "uint64"},
-}
 _NUMBERS = ("as_sym_int", "as_sym_bool", "as_sym_float", "as_sym_ints", "as_int", "as_bool", "as_float")
 # Namespaces of operators that come with torch.
 _OF_TORCH = frozenset(
@@ -61,7 +52,7 @@ def graph_data(program: ProgramGraph, manifest: Manifest) -> GraphData:
     """
     try:
         return _Builder(program, manifest).build()
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError) as error:
         # The unions in torch's schema are plain objects here, and each use of them may meet another form.
         raise ProgramGraphError(f"the graph is not in the form that torch writes: {error!r}") from error
 
@@ -119,7 +110,7 @@ class _Builder:
         outputs = [name for output in node.outputs for name in tensors_in(output)]
         tensors = [name for name in outputs if name in self._graph.tensor_values]
         numbers = any(kind in _NUMBERS for output in node.outputs for kind in output)
-        inner = [g for a in node.inputs if "as_graph" in a.arg if (g := _inner_graph(a.arg)) is not None]
+        inner = [g for a in node.inputs if "as_graph" in a.arg if (g := inner_graph(a.arg)) is not None]
         called = {operator_name(each.target) for graph in inner for each in graph.nodes} | {operator}
         custom = next((name for name in called if name is not None and self._is_custom(name)), None)
         described: dict[str, Any] = {
@@ -130,7 +121,7 @@ class _Builder:
             "index": number,
             "out": [self._value(name) for name in outputs],
             "args": [
-                [argument.name, self._argument(argument.arg), self._sources(argument.arg)]
+                [argument.name, argument_text(argument.arg, self._shown), self._sources(argument.arg)]
                 for argument in node.inputs[:_MOST_ARGUMENTS]
             ],
         }
@@ -176,47 +167,16 @@ class _Builder:
         meta = self._graph.tensor_values.get(name)
         if meta is not None:
             sizes = ", ".join(size_text(size, self._symbols) for size in meta.sizes)
-            return f"{_DTYPES.get(meta.dtype, f'dtype {meta.dtype}')}[{sizes}]"
+            return f"{DTYPE_NAMES.get(meta.dtype, f'dtype {meta.dtype}')}[{sizes}]"
         number = self._graph.sym_int_values.get(name)
         return size_text(number, self._symbols) if isinstance(number, dict) else ""
 
     def _sources(self, argument: Argument) -> list[int]:
         return [self._maker[name] for name in tensors_in(argument) if name in self._maker]
 
-    def _argument(self, argument: Argument) -> str:
-        ((kind, value),) = argument.items()
-        if kind in ("as_none", "as_optional_tensor") and not isinstance(value, dict):
-            return "None"
-        if kind == "as_scalar_type":
-            return _DTYPES.get(value, str(value))
-        if kind == "as_device":
-            return f"{value['type']}" + (f":{value['index']}" if value.get("index") is not None else "")
-        if kind == "as_graph":
-            graph = _inner_graph(argument)
-            return "a graph" if graph is None else f"a graph of {len(graph.nodes)} nodes"
-        return self._item(value)
-
-    def _item(self, value: Any) -> str:
-        if isinstance(value, list):
-            shown = [self._item(item) for item in value[:_MOST_ITEMS]] + ["..."] * (len(value) > _MOST_ITEMS)
-            return f"[{', '.join(shown)}]"
-        if isinstance(value, dict):
-            name = value.get("name", value.get("as_name"))
-            if isinstance(name, str):
-                known = self._type(name) if name in self._graph.sym_int_values else ""
-                return known or self._weights.get(name, name)
-            if value.get("as_none"):
-                return "None"
-            return ", ".join(self._item(item) for item in value.values())
-        return repr(value)
-
-
-def _inner_graph(argument: Argument) -> Graph | None:
-    """Returns the graph that a node such as cond or scan runs."""
-    try:
-        return msgspec.convert(argument["as_graph"]["graph"], Graph)
-    except (msgspec.ValidationError, KeyError, TypeError):
-        return None
+    def _shown(self, name: str) -> str:
+        """A number as an expression, a weight by its name in the model."""
+        return (self._type(name) if name in self._graph.sym_int_values else "") or self._weights.get(name, name)
 
 
 def _short(target: str) -> str:

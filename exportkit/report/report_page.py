@@ -17,6 +17,7 @@ from exportkit.package.atomic import write_whole
 from exportkit.package.node_times import Profile, read_profile
 from exportkit.package.program_graph import ProgramGraph, ProgramGraphError, graph_in, graph_of
 from exportkit.report.case_numbers import case_numbers
+from exportkit.report.compiled_calls import compiled_calls
 from exportkit.report.graph_data import graph_data
 from exportkit.report.package_data import Words, package_data
 from exportkit.report.untrusted import plain_text, script_json
@@ -93,6 +94,7 @@ def report_data(reader: PackageReader, words: Words, sources: ReportSources) -> 
     names = {output.name for output in reader.manifest.call.outputs}
     data["numbers"] = case_numbers(reader, left_out)
     data["graph"], data["no_graph"] = _graph(reader, sources, left_out)
+    data["compiled_calls"] = compiled_calls(reader, left_out)
     if sources.verification is not None:
         data["verification"] = read_verification(sources.verification, names, left_out)
     data["left_out"] = left_out
@@ -172,7 +174,8 @@ def _no_graph(reader: PackageReader) -> str:
         return "The graph is in the ONNX model, which this page does not draw."
     return (
         "This package has compiled code only, from which the graph cannot be read. Export the model with "
-        "--format program too, and give that file: exportkit inspect ... --program PROGRAM.pt2"
+        "--format program too, and give that file: exportkit inspect ... --program PROGRAM.pt2. The operators that the "
+        'code calls are below, in order, under "Where it runs".'
     )
 
 

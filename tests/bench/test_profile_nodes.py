@@ -88,7 +88,7 @@ def test_a_package_of_compiled_code_has_nothing_to_time(tiny_package: Path):
 
 def test_a_graph_that_torch_reads_otherwise_is_refused(patches: Path):
     module = torch.fx.symbolic_trace(torch.nn.Identity())
-    with pytest.raises(ExportError, match="reads 0 nodes from .*, which has 1"):
+    with pytest.raises(ExportError, match=r"reads 0 nodes from .*, which has 1"):
         profile_nodes._check_same(patches, module, ["torch.ops.aten.relu.default"])
 
 

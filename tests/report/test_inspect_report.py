@@ -12,9 +12,12 @@ import msgspec
 import pytest
 
 from exportkit.cli import main
+from exportkit.package.archive import PackageReader
 from exportkit.package.node_times import NodeTime, Profile, encode_profile
 from exportkit.package.program_graph import graph_in
 from exportkit.report import graph_data, package_data
+from exportkit.report.argument_text import argument_text
+from tests.artifacts import artifact
 from tests.report.written import call, document, node, package, program
 
 
@@ -141,6 +144,17 @@ def test_what_does_not_fit_is_refused_and_no_page_is_written(
     assert (tmp_path / "a.html").read_text() == "an older page"
 
 
+def test_a_page_does_not_replace_what_it_is_made_from(capsys, tmp_path: Path):
+    artifact = package(tmp_path / "a.html")
+    before = artifact.read_bytes()
+    (tmp_path / "link.html").symlink_to(artifact)
+    for page in (artifact, tmp_path / "link.html"):
+        code, _, err = inspect(capsys, artifact, "--report", page)
+        assert code == 2
+        assert "would replace a file that it is made from" in err
+    assert artifact.read_bytes() == before
+
+
 def test_a_given_program_is_shown(capsys, tmp_path: Path):
     artifact = package(tmp_path / "a.pt2")
     given = package(tmp_path / "b.pt2", program(document([node("w", "x"), node("y", "w")], ["y"])))
@@ -190,3 +204,39 @@ def test_a_report_does_not_import_torch(tmp_path: Path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def test_the_operators_that_compiled_code_calls_are_listed_in_order(capsys, tmp_path: Path):
+    code, _, err = inspect(capsys, artifact("patches"), "--report", tmp_path / "a.html")
+    assert code == 0, err
+    with PackageReader(artifact("patches")) as reader:
+        names = {operator.name for operator in reader.manifest.operators}
+        targets = {target.name for target in reader.manifest.targets}
+    calls = data_of(tmp_path / "a.html")["compiled_calls"]
+    assert {operator.removesuffix(".default") for _, operator, _ in calls} == names
+    assert {target for target, _, _ in calls} == targets
+    assert all("=" in arguments for _, _, arguments in calls)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        ({"as_scalar_type": 7}, "float32"),
+        ({"as_device": {"type": "cuda", "index": 1}}, "cuda:1"),
+        ({"as_none": True}, "None"),
+        ({"as_ints": list(range(20))}, "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, ...]"),
+        ({"as_optional_tensors": [{"as_tensor": {"name": "a"}}, {"as_none": True}]}, "[a, None]"),
+        ({"as_sym_ints": [{"as_int": 1}, {"as_name": "s"}]}, "[1, s]"),
+        ({"as_string": "</script>"}, "'</script>'"),
+        ({"as_graph": {"name": "g", "graph": 3}}, "a graph"),
+    ],
+)
+def test_arguments_are_short_texts(argument: tuple[dict, str]):
+    assert argument_text(argument[0]) == argument[1]
+
+
+def test_an_argument_that_is_nested_deeply_is_cut():
+    deep: dict = {"as_int": 1}
+    for _ in range(5000):
+        deep = {"as_string_to_argument": {"key": deep}}
+    assert argument_text(deep) == "..."

@@ -5,6 +5,7 @@ const SWEEPS = 16;
 const BETWEEN_BOXES = 18;
 const BETWEEN_LAYERS = 34;
 const LANE = 8; // the width of an arrow that passes a layer
+const STRAIGHT = 4; // how much a long arrow keeps its direction
 
 /**
  * Sets x and y, the upper left corner, of each box, and returns {width, height, ways}. A way is the list of points at
@@ -144,12 +145,12 @@ function position(layers) {
     spread(layer);
   }
   for (let sweep = 0; sweep < SWEEPS; sweep++) {
-    const down = sweep % 2 === 0;
-    for (const layer of down ? layers : [...layers].reverse()) {
+    for (const layer of sweep % 2 === 0 ? layers : [...layers].reverse()) {
       for (const cell of layer) {
-        // In the last sweeps only one side counts, so that long arrows become straight.
-        const beside = sweep < SWEEPS - 4 ? [...cell.above, ...cell.below] : down ? cell.above : cell.below;
-        cell.wanted = beside.length ? beside.reduce((sum, other) => sum + other.x, 0) / beside.length : cell.x;
+        const beside = [...cell.above, ...cell.below];
+        const weight = (other) => (cell.box ? 1 : other.box ? 1 : STRAIGHT);
+        const weights = beside.reduce((sum, other) => sum + weight(other), 0);
+        cell.wanted = beside.length ? beside.reduce((sum, other) => sum + weight(other) * other.x, 0) / weights : cell.x;
       }
       spread(layer);
     }

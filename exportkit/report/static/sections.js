@@ -90,11 +90,13 @@ export function operatorSection(data) {
 
 export function targetSection(data) {
   const rows = data.targets.map(([name, text, size]) => [el("code", {}, name), text, bytesText(size)]);
+  const called = data.compiled_calls.map((row) => row.map((text) => el("code", {}, text)));
   const onnx = data.onnx.map((row) => [row[0], row.slice(1).join(", ")]);
   return card(
     "targets",
     "Where it runs",
     rows.length > 0 && columns("Compiled targets", ["target", "needs", "size"], rows),
+    called.length > 0 && el("details", {}, el("summary", {}, `${countText(called.length, "call")} of operators by the compiled code, in order`), columns("", ["target", "operator", "arguments"], called)),
     data.program && el("p", {}, data.program),
     onnx.length > 0 && columns("ONNX model", ["part", "what"], onnx),
   );
