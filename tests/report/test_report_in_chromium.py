@@ -15,6 +15,7 @@ from exportkit.package import manifest as m
 from exportkit.package.node_times import NodeTime, Profile, encode_profile
 from exportkit.package.program_graph import graph_in
 from tests.artifacts import artifact
+from tests.report.page_contrast import CONTRASTS
 from tests.report.written import call, document, inside, node, package, program
 
 if TYPE_CHECKING:
@@ -236,12 +237,14 @@ def test_two_fingers_scale_the_picture(browser: Browser, blocks: Path):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_a_narrow_screen_in_both_schemes(browser: Browser, patches: Path, scheme: str):
+def test_the_page_can_be_read_on_a_narrow_screen_in_both_schemes(browser: Browser, patches: Path, scheme: str):
     with opened(browser, patches, viewport={"width": 360, "height": 700}, color_scheme=scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
         light = sum(map(int, colour.removeprefix("rgb(").rstrip(")").split(","))) > 382
         assert light is (scheme == "light")
+        page.locator(".graph .box.custom").first.click()
+        assert page.evaluate(CONTRASTS) == []
         page.emulate_media(media="print")
         assert page.locator(".tools").is_hidden()
 
