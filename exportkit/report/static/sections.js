@@ -49,9 +49,9 @@ export function slowestSection(graph, go) {
       columns("Slowest nodes", ["node", "time", "share"], slowest.map(({ node, id, ms }) => [
         el("button", { type: "button", class: "link", title: node.target, click: () => go(id) }, mark(node.kind, node.name || node.title)),
         el("span", { title: `quartiles ${spread(node)}` }, timeText(ms)),
-        el("span", {}, shareBar(ms / total), shareText(ms / total)),
+        el("span", { class: "share-of" }, shareBar(ms / total), shareText(ms / total)),
       ])),
-      columns("By operator", ["operator", "calls", "time", "share"], operators.map(({ title, kind, count, ms }) => [mark(kind, title), String(count), timeText(ms), el("span", {}, shareBar(ms / total), shareText(ms / total))])),
+      columns("By operator", ["operator", "calls", "time", "share"], operators.map(({ title, kind, count, ms }) => [mark(kind, title), String(count), timeText(ms), el("span", { class: "share-of" }, shareBar(ms / total), shareText(ms / total))])),
     ),
   );
 }
@@ -126,7 +126,7 @@ export function weightSection({ weights }) {
   const rows = weights.rows.map(([name, dtype, shape, size, state, aliases, stored]) => [
     el("span", {}, el("code", {}, dotted(name)), aliases > 0 && el("small", {}, ` and ${countText(aliases, "other name")}`)),
     `${dtype}[${shape.join(", ")}]`,
-    el("span", {}, shareBar(size / largest), bytesText(size)),
+    el("span", { class: "share-of" }, shareBar(size / largest), bytesText(size)),
     stored ? (state ? "can be swapped" : "constant") : "not read",
   ]);
   return card("weights", "Weights", el("p", { class: "about" }, `${countText(weights.count, "tensor")}, ${bytesText(weights.bytes)} beside the code; ${weights.state} can be swapped.`), longColumns(["weight", "type", "size", "use"], rows, "weights"));
@@ -186,7 +186,7 @@ export function verificationSection({ verification }) {
   if (!verification) return null;
   const outputs = [...compiledErrors(verification)].map(([name, found]) => [el("code", {}, name), found.compared.toLocaleString("en"), el("span", { class: found.mismatched ? "problem" : null }, found.mismatched.toLocaleString("en")), numberText(found.difference), numberText(found.rms), numberText(found.greatest)]);
   const checks = verification.checks.map(({ against, label, target, seconds, verdict }) => [
-    el("span", { class: verdict.exit_code ? "problem" : "good" }, verdict.exit_code ? "failed" : "ok"),
+    el("span", { class: verdict.exit_code ? "problem short" : "good short" }, verdict.exit_code ? "failed" : "ok"),
     [target, against].filter(Boolean).join(", "),
     label,
     seconds === null ? "" : timeText(seconds * 1000),
