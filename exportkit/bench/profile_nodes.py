@@ -24,8 +24,8 @@ from exportkit.export.program_file import load_program
 from exportkit.export.resolve import load_operator_libraries
 from exportkit.export.resolved import SavedProgram
 from exportkit.package.archive import PackageReader
+from exportkit.package.exported_graph import graph_in
 from exportkit.package.node_times import FORMAT_VERSION, NodeTime, Profile
-from exportkit.package.program_graph import graph_in
 from exportkit.package.structure import plain
 from exportkit.runtime.case_tensors import read_case
 from exportkit.sizes import label_of

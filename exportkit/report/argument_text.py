@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from exportkit.package.program_graph import Argument, Graph
+from exportkit.package.exported_graph import Argument, Graph
 
 # torch's numbers of dtypes (torch/_export/serde/schema.py).
 DTYPE_NAMES: Mapping[int, str] = {

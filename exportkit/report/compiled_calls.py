@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from exportkit.package.archive import PackageReader
-from exportkit.package.program_graph import Node
+from exportkit.package.exported_graph import Node
 from exportkit.report.argument_text import argument_text
 from exportkit.report.untrusted import first
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exportkit.package.exported_graph import Argument, Node, ProgramGraph, ProgramGraphError, tensors_in
 from exportkit.package.manifest import Manifest
-from exportkit.package.program_graph import Argument, Node, ProgramGraph, ProgramGraphError, tensors_in
 from exportkit.report.argument_text import DTYPE_NAMES, argument_text, inner_graph
 from exportkit.report.module_tree import Stack, tree_of
 from exportkit.report.source_frames import frames_of

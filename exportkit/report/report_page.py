@@ -14,8 +14,8 @@ from typing import Any
 from exportkit.errors import UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import write_whole
+from exportkit.package.exported_graph import ProgramGraph, ProgramGraphError, graph_in, graph_of
 from exportkit.package.node_times import Profile, read_profile
-from exportkit.package.program_graph import ProgramGraph, ProgramGraphError, graph_in, graph_of
 from exportkit.report.case_numbers import case_numbers
 from exportkit.report.compiled_calls import compiled_calls
 from exportkit.report.graph_data import graph_data

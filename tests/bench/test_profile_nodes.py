@@ -13,8 +13,8 @@ from exportkit.bench.profile_nodes import ProfileOptions, profile_program
 from exportkit.cli import main
 from exportkit.errors import ExportError, ModelNotFoundError, UsageError
 from exportkit.package.archive import PackageReader
+from exportkit.package.exported_graph import graph_in
 from exportkit.package.node_times import read_profile
-from exportkit.package.program_graph import graph_in
 from tests.artifacts import artifact
 
 QUICK = ProfileOptions(device="cpu", threads=1, seconds=0.001)

@@ -13,8 +13,8 @@ import pytest
 
 from exportkit.cli import main
 from exportkit.package.archive import PackageReader
+from exportkit.package.exported_graph import graph_in
 from exportkit.package.node_times import NodeTime, Profile, encode_profile
-from exportkit.package.program_graph import graph_in
 from exportkit.report import graph_data, package_data
 from exportkit.report.argument_text import argument_text
 from tests.artifacts import artifact

@@ -12,8 +12,8 @@ import pytest
 
 from exportkit.cli import main
 from exportkit.package import manifest as m
+from exportkit.package.exported_graph import graph_in
 from exportkit.package.node_times import NodeTime, Profile, encode_profile
-from exportkit.package.program_graph import graph_in
 from tests.artifacts import artifact
 from tests.report.page_contrast import CONTRASTS
 from tests.report.written import call, document, inside, node, package, program

@@ -14,10 +14,10 @@ import torch
 
 from exportkit.errors import NotAnArchiveError
 from exportkit.export.program_file import load_our_operators
-from exportkit.package import program_graph
+from exportkit.package import exported_graph
 from exportkit.package.archive import PackageReader
+from exportkit.package.exported_graph import ProgramGraphError, graph_in, graph_of, tensors_in
 from exportkit.package.manifest import Manifest
-from exportkit.package.program_graph import ProgramGraphError, graph_in, graph_of, tensors_in
 from exportkit.report.graph_data import graph_data, operator_name
 from tests.artifacts import artifact
 from tests.report.written import document, node, package, program
@@ -137,7 +137,7 @@ def test_two_programs_in_a_file_are_refused(tmp_path: Path):
 
 
 def test_a_graph_that_unpacks_to_too_much_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(program_graph, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(exported_graph, "MAX_BYTES", 1 << 20)
     path = tmp_path / "program.pt2"
     path.write_bytes(program(b" " * (4 << 20), compression=zipfile.ZIP_DEFLATED))
     assert path.stat().st_size < 10_000
