@@ -20,7 +20,7 @@ from exportkit.verify.commands import ModelCalled
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Match, MissingOperator, Verdict
 from exportkit.verify.replay import ReplayProcess
-from exportkit.verify.runs import needed_libraries, onnx_run, target_runs
+from exportkit.verify.run_plan import needed_libraries, onnx_run, target_runs
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from exportkit.diff import manifests
 from exportkit.diff.difference import Comparison, Difference, Side, both, fields, paired
 from exportkit.diff.graph import Graph, UnreadableGraphError, compare_graphs
 from exportkit.diff.onnx_graph import read_onnx
-from exportkit.diff.program_graph import read_program
+from exportkit.diff.program_meaning import read_program
 from exportkit.diff.stored_tensors import StoredTensor, case_tensors, compare_tensors, packaged_weights
 from exportkit.errors import NotAnOperatorLibraryError
 from exportkit.onnx.files import named_model, open_onnx
@@ -85,7 +85,7 @@ class _Opened:
             elif manifest.program is not None:
                 program = folder / "program.pt2"
                 reader.extract(manifest.program.record, program)
-                graph = read_program(program, stack.enter_context(program.open("rb")).fileno())
+                graph = read_program(reader, program, stack.enter_context(program.open("rb")).fileno())
         except UnreadableGraphError as error:
             notes.append(f"the graph cannot be read, so that only its digest was compared: {error}")
         if _has_weights_inside(manifest):

@@ -21,7 +21,7 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import LoadFailed, MissingOperator, Signed
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Check, Report, TargetReport
-from exportkit.verify.runs import Run, needed_libraries, onnx_run, target_runs
+from exportkit.verify.run_plan import Run, needed_libraries, onnx_run, target_runs
 
 
 def verify(
