@@ -106,7 +106,9 @@ def _tensor(tensor: Any, data: int | None) -> StoredTensor:
         place = {entry.key: entry.value for entry in tensor.external_data}
         if data is None:
             raise ValueError(f"{tensor.name} is in a file that the companion does not list")
-        size = int(place["length"])
-        return StoredTensor(dtype, shape, contiguous(shape), size, in_file(data, int(place.get("offset", "0"))))
+        size, offset = int(place["length"]), int(place.get("offset", "0"))
+        if size < 0 or offset < 0:
+            raise ValueError(f"{tensor.name} is at {offset} and has {size} bytes")
+        return StoredTensor(dtype, shape, contiguous(shape), size, in_file(data, offset))
     content = tensor.raw_data if tensor.HasField("raw_data") else numpy_helper.to_array(tensor).tobytes()
     return StoredTensor(dtype, shape, contiguous(shape), len(content), held(content))

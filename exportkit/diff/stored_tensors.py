@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from exportkit.diff.difference import Difference, Effect, paired
 from exportkit.diff.elements import greatest_difference, in_order
@@ -35,6 +36,21 @@ class StoredTensor:
     size: int | None
     read: Callable[[int, int], bytes]
     sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks that the bytes can be the elements.
+
+        Raises:
+            ValueError: There are more or fewer bytes than the sizes say, or a stride leads out of them.
+        """
+        count, width = prod(self.shape), ITEM_BYTES.get(self.dtype)
+        if width is None or self.size is None:
+            return
+        # The place of the last element, if no size and no stride is negative.
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides)) if count else 0
+        fits = self.size == count * width and last < max(count, 1)
+        if not fits or len(self.shape) != len(self.strides) or min((*self.shape, *self.strides), default=0) < 0:
+            raise ValueError(f"{self} with strides {list(self.strides)} has {self.size} bytes")
 
     def chunks(self) -> Iterator[bytes]:
         """Yields the bytes in the order of the file."""

@@ -10,7 +10,7 @@ import msgspec
 
 from exportkit.errors import UsageError
 from exportkit.export.find_libraries import library_files
-from exportkit.onnx.files import refuse_companion
+from exportkit.onnx.files import named_model, refuse_companion
 from exportkit.package import openssf
 from exportkit.package import signature as own
 from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
@@ -104,6 +104,8 @@ def repack(
             "there is nothing to change",
             hint="Give --weights, --op-library, --model-version or --drop-target. `exportkit sign` only signs.",
         )
+    if named_model(package) is not None:
+        raise UsageError(f"{package.name} is an ONNX model, which is not a package", hint="Export it again instead.")
     check_writable(output)
     _refuse_old_signatures(output, sign_key)
     progress(f"checking {package.name}")

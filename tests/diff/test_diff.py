@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -17,12 +18,15 @@ import msgspec
 import onnx
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from onnx import numpy_helper
 from safetensors.torch import save
 
 from exportkit.cli import main
 from exportkit.diff.comparing import compare_artifacts
 from exportkit.diff.difference import Comparison
+from exportkit.errors import PackageError
 from exportkit.export.program_weights import elements
 from exportkit.onnx.files import companion_path
 from exportkit.package import manifest as m
@@ -336,6 +340,35 @@ def test_a_program_that_cannot_be_read_is_compared_by_its_digest(
     comparison = compare_artifacts(nets["net"], tmp_path / "bad.pt2")
     assert ("graph", "sha256", "answer") in found(comparison)
     assert any(note.startswith("B: the graph cannot be read") for note in comparison.notes)
+
+
+@pytest.fixture(scope="module")
+def program(nets: dict[str, Path]) -> bytes:
+    """The record of a program, uncompressed: its JSON can be changed in place."""
+    with PackageReader(nets["branching"]) as reader:
+        assert reader.manifest.program is not None
+        return reader.read(reader.manifest.program.record)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    place=st.floats(0, 1),
+    old=st.sampled_from([b'"', b"[", b"{", b"1", b"3", b"as_int", b"name"]),
+    new=st.binary(max_size=6),
+)
+def test_no_program_crashes_the_comparison(
+    nets: dict[str, Path], program: bytes, tmp_path: Path, place: float, old: bytes, new: bytes
+) -> None:
+    at = program.find(old, int(place * len(program)))
+    fill = new.ljust(len(old), b"9")[: len(old)]
+    changed = program[:at] + fill + program[at + len(old) :] if at >= 0 else program
+    with PackageReader(nets["branching"]) as reader:
+        manifest = reader.manifest
+        records = {manifest.program.record: changed, manifest.cases[0].record: save({"input.0": X})}  # type: ignore[union-attr]
+        write_package(tmp_path / "bad.pt2", manifest, records)
+    # It says what differs, or that a file was changed: any other error fails the test.
+    with contextlib.suppress(PackageError):
+        compare_artifacts(nets["branching"], tmp_path / "bad.pt2")
 
 
 def test_onnx_models_are_compared_by_their_graphs_and_initializers(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_what_means_nothing_is_refused(tmp_path: Path) -> None:
         repack(package, tmp_path / "none" / "out.pt2", Changes(version="2"))
     companion = tmp_path / "model.onnx.exportkit"
     write_package(companion, samples.companion(), samples.COMPANION_RECORDS)
-    with pytest.raises(UsageError, match="describes an ONNX model"):
+    with pytest.raises(UsageError, match="is an ONNX model, which is not a package"):
         unverified(companion, Changes(version="2"))
     assert not (tmp_path / "out.pt2").exists()
 
