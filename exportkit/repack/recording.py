@@ -18,6 +18,7 @@ from exportkit.child.process import describe_end
 from exportkit.errors import ExportError, ModelNotFoundError, UsageError
 from exportkit.package.archive import Content, PackageReader
 from exportkit.package.manifest import Accuracy, Case, Manifest
+from exportkit.verify.verify_worker import LOAD_TIMEOUT
 
 
 class RecordCases(Message, frozen=True):
@@ -63,11 +64,13 @@ class NewWeights:
         weights: The safetensors file with the model's whole state.
         model: MODEL, or None if none may be imported.
         op_libraries: Operator libraries that MODEL needs, or modules that load some.
+        timeout: Seconds that a call may take. Making the model always gets at least 600.
     """
 
     weights: Path
     model: str | None
     op_libraries: Sequence[Path | str]
+    timeout: float
 
 
 def record_again(
@@ -126,7 +129,8 @@ def _record(
         device="cpu" if any(target.device == "cpu" for target in manifest.targets) else "cuda",
         cases=tuple(files),
     )
-    answer = _ask(command, new.model if program is None else "the exported program")
+    timeout = max(new.timeout, LOAD_TIMEOUT) + len(files) * new.timeout
+    answer = _ask(command, new.model if program is None else "the exported program", timeout)
     made = tuple(
         msgspec.structs.replace(case, reference_dtype=found.reference_dtype, accuracy=found.accuracy)
         for case, found in zip(cases, answer.cases)
@@ -145,11 +149,15 @@ def _packed_libraries(reader: PackageReader, folder: Path, given: set[str]) -> l
     return found
 
 
-def _ask(command: RecordCases, name: str | None) -> CasesRecorded:
+def _ask(command: RecordCases, name: str | None, timeout: float) -> CasesRecorded:
     """Records in a child process. Errors are those of the child."""
     with Conversation("exportkit.repack.recording_worker", search_path="caller") as child:
         try:
-            answer = child.ask(command, CasesRecorded)
+            answer = child.ask(command, CasesRecorded, timeout=timeout)
+        except TimeoutError as error:
+            raise ExportError(
+                f"recording the cases with {name} took more than {timeout:.0f} seconds", hint="--timeout allows more."
+            ) from error
         except ChildEndedError as error:
             printed = child.printed()
             raise ExportError(

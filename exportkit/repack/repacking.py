@@ -124,8 +124,9 @@ def repack(
             new.change(version=changes.version)
         if changes.weights is not None:
             by = demanded_by(public_keys or None, signature)
+            timeout = (verify_options or VerifyOptions()).timeout
             recorder = model or (reader.manifest.source.model if by is None else None)
-            new.replace_weights(NewWeights(changes.weights, recorder, changes.op_libraries), folder, progress)
+            new.replace_weights(NewWeights(changes.weights, recorder, changes.op_libraries, timeout), folder, progress)
         unverified = folder / output.name
         progress("writing the package")
         manifest = write_package(unverified, new.manifest, new.records)
