@@ -108,8 +108,9 @@ def _judged(trial: Trial, laid: _LaidOut, actual: list[Tensor], expected: list[T
     if has_spec and not trial.subject.is_mutable:
         for index, output in enumerate(actual):
             if not output.is_contiguous():
+                strides = list(output.stride())
                 return laid.problem(
-                    f"Output {index} must be contiguous, but where {laid.where}, it has strides {list(output.stride())}."
+                    f"Output {index} must be contiguous, but where {laid.where}, its strides are {strides}."
                 )
     return None
 

@@ -12,7 +12,7 @@ import msgspec
 
 from exportkit.diff.graph import Graph, Node, UnreadableGraphError
 from exportkit.diff.stored_tensors import StoredTensor, in_file
-from exportkit.package import program_graph as saved
+from exportkit.package import exported_graph as saved
 from exportkit.package.archive import PackageReader
 
 # torch's numbers of the dtypes in the file (torch/_export/serde/schema.py, ScalarType).
