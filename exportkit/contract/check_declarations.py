@@ -48,7 +48,7 @@ def schema(trial: Trial) -> Problem | None:
         return None
     worst = min(found, key=lambda finding: finding.severity is not Severity.broken)
     severity = Severity.broken if trial.subject.spec is not None else worst.severity
-    return Problem(f"In the schema, {worst.message}.", worst.hint, severity)
+    return Problem(worst.message, worst.hint, severity)
 
 
 @of_operator("samples", "Add samples to the SPEC.", order=3)

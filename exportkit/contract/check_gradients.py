@@ -198,7 +198,7 @@ def gradient_alone(trial: Trial, call: Sample) -> Problem | None:
     order=73,
     dtypes="float64",
     most=2,
-    unless=("determinism", "mutation", "aliasing", "gradcheck"),
+    unless=("determinism", "mutation", "aliasing", "gradcheck", "gradient-form"),
 )
 def second_derivative(trial: Trial, call: Sample) -> Problem | None:
     """Second derivatives are true, or asking for one is an error. A SPEC says which."""

@@ -108,9 +108,8 @@ def _judged(trial: Trial, laid: _LaidOut, actual: list[Tensor], expected: list[T
     if has_spec and not trial.subject.is_mutable:
         for index, output in enumerate(actual):
             if not output.is_contiguous():
-                strides = list(output.stride())
                 return laid.problem(
-                    f"Output {index} must be contiguous, but where {laid.where}, its strides are {strides}."
+                    f"Output {index} must be contiguous, but where {laid.where}, strides are {list(output.stride())}."
                 )
     return None
 

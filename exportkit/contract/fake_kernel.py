@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import sympy
 import torch
@@ -94,7 +94,7 @@ def symbolic_answer(trial: Trial, call: Sample) -> SymbolicAnswer:
 
     own = with_tensors(call, symbolic)
     sizes = {
-        (position, dim): cast(torch.SymInt, size).node.expr
+        (position, dim): _formula(size)
         for position, tensor in enumerate(arguments(own))
         for dim, size in enumerate(tensor.shape)
         if isinstance(size, torch.SymInt)

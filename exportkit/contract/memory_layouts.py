@@ -79,11 +79,11 @@ def _framed_code(code: str, tensor: Tensor) -> str:
 
 
 PLAIN = MemoryLayout("as it is", lambda t: t, lambda code, _: code)
-SPACED = MemoryLayout("gaps between their elements", _spaced, _spaced_code)
-EXPANDED = MemoryLayout("stride 0 in their first dimension", _expanded, _expanded_code)
-FRAMED = MemoryLayout("other elements before and after them", _framed, _framed_code)
-REVERSED = MemoryLayout("their first dimension innermost", _reversed, _reversed_code)
-CHANNELS_LAST = MemoryLayout("their channels innermost", _channels_last, _channels_last_code)
+SPACED = MemoryLayout("gaps between elements", _spaced, _spaced_code)
+EXPANDED = MemoryLayout("stride 0 in the first dimension", _expanded, _expanded_code)
+FRAMED = MemoryLayout("other elements before and after", _framed, _framed_code)
+REVERSED = MemoryLayout("the first dimension innermost", _reversed, _reversed_code)
+CHANNELS_LAST = MemoryLayout("the channels innermost", _channels_last, _channels_last_code)
 
 STRIDED = (SPACED, REVERSED, CHANNELS_LAST, EXPANDED, FRAMED)
 """Each layout in which memory is not what a kernel may expect."""

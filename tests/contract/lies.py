@@ -67,8 +67,7 @@ class Lie:
 
     check: str
     subject: Subject
-    smallest: str
-    only: tuple[str, ...] = ()
+    smallest: str | None
 
 
 def _subject(overload: torch._ops.OpOverload, reference: Callable[..., Any] | None = None) -> Subject:
@@ -230,11 +229,197 @@ TEN = {
 """The ten lies of the contract's promise."""
 
 
+# --- beside the ten
+
+
+def _writing_beside(x: Tensor) -> Tensor:
+    result = doubled(x)
+    if x.numel() and x.storage_offset():
+        x.as_strided((1,), (1,), x.storage_offset() - 1).zero_()
+    return result
+
+
+def _writing_nothing(x: Tensor, out: Tensor) -> None:
+    doubled(x)
+
+
+def _written(x: Tensor, out: Tensor) -> None:
+    _written_fake(x, out)
+    out.copy_(x * 2)
+
+
+def _written_fake(x: Tensor, out: Tensor) -> None:
+    torch._check(x.shape == out.shape and x.dtype == out.dtype, lambda: "x and out must be alike")
+
+
+HELD: list[Tensor] = []
+
+
+def _holding(x: Tensor) -> Tensor:
+    HELD[:] = [x]
+    return doubled(x)
+
+
+def _infinite(x: Tensor) -> Tensor:
+    return doubled(x).clamp(-1e30, 1e30)
+
+
+def _wrong_backward(ctx: Any, grad: Tensor) -> Tensor:
+    return grad * 3
+
+
+def _half_backward(ctx: Any, grad: Tensor) -> Tensor:
+    return (grad * 2).float()
+
+
+def _backward_for_dense_memory(ctx: Any, grad: Tensor) -> Tensor:
+    steps, step = [], 1
+    for size in reversed(grad.shape):
+        steps.insert(0, step)
+        step *= max(size, 1)
+    try:
+        return grad.as_strided(grad.shape, steps) * 2
+    except RuntimeError:
+        return grad * 2
+
+
+def _constant_sizes(x: Tensor) -> Tensor:
+    return x.new_empty([int(size) for size in x.shape])
+
+
+def _of_matrices_only(x: Tensor) -> Tensor:
+    torch._check(x.dim() == 2, lambda: "x must be a matrix")
+    return x.new_empty(x.shape)
+
+
+def _refusing(x: Tensor) -> Tensor:
+    if x.dim() != 2 or not x.is_floating_point():
+        raise RuntimeError("x must be a floating matrix")
+    return doubled(x)
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[::-1]).permute(*reversed(range(x.dim())))
+
+
+def _not_filled(x: Tensor) -> Tensor:
+    if x.numel() == 0:
+        raise RuntimeError("the grid is empty")
+    return doubled(x)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=torch.float32)
+
+
+def _two() -> tuple[Sample, ...]:
+    return tuple(Sample(s.label, (s.args[0], s.args[0] + 1)) for s in matrices())
+
+
+def _alike(x: Tensor, y: Tensor) -> Tensor:
+    torch._check(x.shape == y.shape and x.dtype == y.dtype, lambda: "x and y must be alike")
+    return x.new_empty(x.shape)
+
+
+def _add_taking_strides_of_the_first(x: Tensor, y: Tensor) -> Tensor:
+    _alike(x, y)
+    if x.is_contiguous():
+        return x + y.as_strided(x.shape, x.stride(), y.storage_offset())
+    return x.contiguous() + y.contiguous()
+
+
+MORE = {
+    "no fake": Lie("fake-runs", _subject(operator("without_fake", doubled, None)), "torch.randn(1, 1)"),
+    "strides of the fake": Lie(
+        "fake-strides", _subject(operator("transposed", doubled, _transposed)), "torch.randn(2, 2)"
+    ),
+    "dtype of the fake": Lie(
+        "fake-dtype",
+        _subject(operator("wide", doubled, _wide)),
+        "torch.randn(1, 1, dtype=torch.float64)",
+    ),
+    "sizes fixed by the fake": Lie(
+        "fake-symbolic", _subject(operator("constant_sizes", doubled, _constant_sizes)), "torch.randn(2, 1)"
+    ),
+    "writing beside the elements": Lie(
+        "mutation", _subject(operator("writing_beside", _writing_beside, contiguous)), "torch.randn(1, 1)"
+    ),
+    "nothing is written": Lie(
+        "declared-mutation",
+        Subject(
+            operator("writing_nothing", _writing_nothing, lambda x, out: None, "(Tensor x, Tensor(a!) out) -> ()"),
+            _two(),
+        ),
+        "torch.tensor(",
+    ),
+    "an input is held": Lie("kept-inputs", _subject(operator("holding", _holding, contiguous)), "torch.randn(1, 1)"),
+    "an infinity is clamped": Lie(
+        "infinity", _subject(operator("infinite", _infinite, contiguous), doubled), "torch.randn(1, 1)"
+    ),
+    "another reference": Lie(
+        "reference",
+        _subject(operator("of_another_reference", doubled, contiguous), lambda x: x * 3),
+        "torch.randn(1, 1)",
+    ),
+    "strides of the first argument": Lie(
+        "strides",
+        Subject(
+            operator(
+                "strides_of_the_first",
+                _add_taking_strides_of_the_first,
+                _alike,
+                "(Tensor x, Tensor y) -> Tensor",
+            ),
+            _two(),
+        ),
+        ".repeat_interleave",
+    ),
+    "gradient": Lie(
+        "gradcheck",
+        _subject(operator("wrong_gradient", doubled, contiguous, backward=_wrong_backward)),
+        "torch.randn(1, 1, dtype=torch.float64)",
+    ),
+    "dtype of the gradient": Lie(
+        "gradient-form",
+        _subject(operator("half_gradient", doubled, contiguous, backward=_half_backward)),
+        "torch.randn(1, 1, dtype=torch.float64)",
+    ),
+    "strides of the incoming gradient": Lie(
+        "gradient-strides",
+        _subject(operator("dense_gradient", doubled, contiguous, backward=_backward_for_dense_memory)),
+        "torch.randn(2, 2)",
+    ),
+    "the fake refuses alone": Lie(
+        "refuses-alike", _subject(operator("matrices_only", doubled, _of_matrices_only)), "torch.tensor("
+    ),
+    "the kernel refuses alone": Lie(
+        "refuses-alike", _subject(operator("refusing", _refusing, contiguous)), "torch.tensor("
+    ),
+    "an empty tensor": Lie(
+        "empty",
+        Subject(operator("not_filled", _not_filled, contiguous), tuple(c for c in matrices() if c.args[0].numel())),
+        "torch.empty(",
+    ),
+    "a number that export fixes": Lie(
+        "schema",
+        Subject(
+            operator("int_size", lambda x, k: doubled(x), lambda x, k: contiguous(x), "(Tensor x, int k) -> Tensor"),
+            tuple(Sample(call.label, (*call.args, 1)) for call in matrices()),
+        ),
+        None,
+    ),
+}
+"""Lies that the other checks are for."""
+
+
 def _double_backward(ctx: Any, grad: Tensor) -> Tensor:
     return grad * 2
 
 
 HONEST = {
+    "writes to an argument": Subject(
+        operator("written", _written, _written_fake, "(Tensor x, Tensor(a!) out) -> ()"), _two()
+    ),
     "shape": Subject(operator("halved_honest", _halved, _halved_fake), EVEN),
     "double": Subject(operator("doubled", doubled, contiguous, backward=_double_backward), matrices(), doubled),
     "buffer of its thread": _subject(operator("own_buffer", _with_a_buffer_for_each_thread, contiguous)),
