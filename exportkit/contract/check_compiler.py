@@ -13,7 +13,7 @@ from exportkit.contract.check_values import tolerance
 from exportkit.contract.definition import Problem, of_call, of_operator
 from exportkit.contract.derivatives import differentiable
 from exportkit.contract.differences import difference, first_difference
-from exportkit.contract.fake_kernel import fake_answer
+from exportkit.contract.fake_kernel import fake_outputs
 from exportkit.contract.operator_spec import Sample
 from exportkit.contract.trial import NotApplicable, Trial, arguments, copied, device_of, elements, first_line, tensors
 
@@ -212,8 +212,7 @@ def autocast(trial: Trial, call: Sample) -> Problem | None:
         except Exception as error:
             text = f"A call that works outside of torch.autocast fails in it: {first_line(error)}."
             return Problem(text, shown=shown)
-        # Another object than the call, whose answer outside of autocast is known.
-        fake = fake_answer(trial, Sample(call.label, call.args, call.kwargs))
+        fake = fake_outputs(trial, call)
     module = OperatorCall(trial.subject.overload, trial.bound(call), _written(trial))
 
     def region(*values: Tensor) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from exportkit.contract.check_fakes import steps
 from exportkit.contract.definition import Problem, of_call, of_operator
 from exportkit.contract.differences import first_difference
-from exportkit.contract.fake_kernel import fake_answer
+from exportkit.contract.fake_kernel import fake_outputs
 from exportkit.contract.findings import Severity
 from exportkit.contract.memory_layouts import EXPANDED, SPACED, STRIDED, MemoryLayout
 from exportkit.contract.operator_spec import DEFAULT_TOLERANCES, Sample
@@ -132,7 +132,7 @@ def fake_layouts(trial: Trial, call: Sample) -> Problem | None:
         except Exception:
             continue  # it may refuse strides
         try:
-            fake = fake_answer(trial, laid.call)
+            fake = fake_outputs(trial, laid.call)
         except Exception as error:
             refusal = first_line(error)
             return laid.problem(f"The kernel takes a call where {laid.where}, the fake refuses it: {refusal}.")
@@ -158,7 +158,7 @@ def empty(trial: Trial) -> Problem | None:
             continue
         tried += 1
         try:
-            fake_answer(trial, other)
+            fake_outputs(trial, other)
         except NotApplicable:
             raise
         except Exception:

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from exportkit.contract.definition import Problem, of_operator
-from exportkit.contract.fake_kernel import fake_answer
+from exportkit.contract.fake_kernel import fake_outputs
 from exportkit.contract.findings import Severity
 from exportkit.contract.operator_spec import Sample
 from exportkit.contract.trial import (
@@ -84,7 +84,7 @@ def refuses_alike(trial: Trial) -> Problem | None:
     doubtful = None
     for what, wrong in _wrong_calls(min(filled, key=elements)):
         try:
-            fake_answer(trial, wrong)
+            fake_outputs(trial, wrong)
             by_fake = None
         except NotApplicable:
             raise

@@ -18,30 +18,37 @@ from exportkit.contract.trial import NotApplicable, Trial, arguments, tensors, w
 
 
 def fake_answer(trial: Trial, call: Sample) -> list[Tensor]:
-    """Returns the outputs of the fake kernel.
+    """Returns the outputs of the fake kernel, which are kept for the checks that follow.
 
     Raises:
         NotApplicable: The operator has no fake kernel.
     """
     key = ("fake", id(call))
     if key not in trial.known:
-        trial.known[key] = (call, _answer(trial, call))
-    result = trial.known[key][1]
-    if isinstance(result, Exception):
-        raise result
-    return result
+        try:
+            result: list[Tensor] | Exception = fake_outputs(trial, call)
+        except Exception as error:
+            result = error
+        trial.known[key] = (call, result)
+    answer = trial.known[key][1]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
-def _answer(trial: Trial, call: Sample) -> list[Tensor] | Exception:
+def fake_outputs(trial: Trial, call: Sample) -> list[Tensor]:
+    """Calls the fake kernel.
+
+    Raises:
+        NotApplicable: The operator has no fake kernel.
+    """
     mode = FakeTensorMode()
     own = with_tensors(call, lambda t: mode.from_tensor(t.detach()))
     try:
         with mode:
             return tensors(trial.subject.overload(*own.args, **own.kwargs))
-    except UnsupportedOperatorException:
-        return NotApplicable("it has no fake kernel")
-    except Exception as error:
-        return error
+    except UnsupportedOperatorException as error:
+        raise NotApplicable("it has no fake kernel") from error
 
 
 @dataclass(frozen=True)

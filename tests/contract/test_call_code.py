@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from hypothesis import given, settings
@@ -40,6 +41,12 @@ def tensors(draw):
 NUMBERS = st.sampled_from([1, True, None, 0.5, math.inf, "mean", torch.float16, torch.device("cpu"), (1, 2), [3]])
 
 
+def value_of(code: str) -> Any:
+    names: dict[str, Any] = {"torch": torch}
+    exec(f"value = {code}", names)
+    return names["value"]
+
+
 @settings(max_examples=60)
 @given(
     st.lists(st.one_of(tensors(), NUMBERS), max_size=3), st.sampled_from([PLAIN, *STRIDED]), st.sampled_from([None, 0])
@@ -48,7 +55,7 @@ def test_the_code_evaluates_to_the_call(values, layout, number):
     call = Sample("", tuple(values), {"last": values[-1]} if values else {})
     for way in ways_to_write(call, layout, number):
         torch.manual_seed(0)
-        found = [eval(code, {"torch": torch}) for code in (*way.args, *way.kwargs.values())]
+        found = [value_of(code) for code in (*way.args, *way.kwargs.values())]
         made = [value for value in found if isinstance(value, torch.Tensor)]
         for index, (written, own) in enumerate(zip(made, arguments(way.call))):
             expected = layout.apply(own) if number in (None, index) else own

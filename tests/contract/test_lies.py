@@ -60,7 +60,7 @@ def test_checks_are_told_before_they_call():
     told: list[tuple[str, object]] = []
     check_operator(HONEST["double"], ["determinism", "declared-mutation"], lambda name, call: told.append((name, call)))
     assert ("declared-mutation", None) in told
-    assert [call for name, call in told if name == "determinism"][0].label == "(2, 3)"
+    assert next(call for name, call in told if name == "determinism").label == "(2, 3)"
 
 
 def test_a_check_that_does_not_exist_is_refused_with_those_that_do():
