@@ -210,9 +210,9 @@ TEN = {
     "stride assumption": Lie(
         "strides",
         _subject(operator("taking_strides_for_granted", _taking_strides_for_granted, contiguous)),
-        "torch.randn(1, 1)",
+        "torch.randn(2, 1)[:1].expand((2, 1))",
     ),
-    "race": Lie("threads", _subject(operator("racing", _racing, contiguous)), "torch.randn("),
+    "race": Lie("threads", _subject(operator("racing", _racing, contiguous)), "torch.ops.lies.racing("),
     "NaN laundering": Lie(
         "nan",
         _subject(operator("laundering", _laundering, contiguous), doubled),
@@ -387,7 +387,7 @@ MORE = {
     "strides of the incoming gradient": Lie(
         "gradient-strides",
         _subject(operator("dense_gradient", doubled, contiguous, backward=_backward_for_dense_memory)),
-        "torch.randn(2, 2)",
+        "torch.randn(2, 1)",
     ),
     "the fake refuses alone": Lie(
         "refuses-alike", _subject(operator("matrices_only", doubled, _of_matrices_only)), "torch.tensor("

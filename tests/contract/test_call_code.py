@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit.contract.call_code import ways_to_write
+from exportkit.contract.check_fakes import steps
 from exportkit.contract.memory_layouts import PLAIN, STRIDED
 from exportkit.contract.operator_spec import Sample
 from exportkit.contract.trial import arguments
@@ -47,7 +48,7 @@ def value_of(code: str) -> Any:
     return names["value"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.lists(st.one_of(tensors(), NUMBERS), max_size=3), st.sampled_from([PLAIN, *STRIDED]), st.sampled_from([None, 0])
 )
@@ -60,11 +61,11 @@ def test_the_code_evaluates_to_the_call(values, layout, number):
         for index, (written, own) in enumerate(zip(made, arguments(way.call))):
             expected = layout.apply(own) if number in (None, index) else own
             assert written.dtype == expected.dtype
-            assert written.stride() == expected.stride()
+            assert steps(written) == steps(expected)
             assert torch.equal(written.nan_to_num(7), expected.nan_to_num(7))
         rest = [value for value in found if not isinstance(value, torch.Tensor)]
         assert rest == [v for v in (*call.args, *call.kwargs.values()) if not isinstance(v, torch.Tensor)]
     *_, last = ways_to_write(call)
     for written, own in zip(arguments(last.call), arguments(call)):
         assert torch.equal(written.nan_to_num(7), own.nan_to_num(7))
-        assert written.stride() == own.stride() or own.numel() == 0
+        assert steps(written) == steps(own)
