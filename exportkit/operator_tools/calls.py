@@ -158,6 +158,11 @@ class Collector:
         self._step = Step(check, code, code)
         self._journal.write(self._step)
 
+    @property
+    def check(self) -> str:
+        """The check that is running."""
+        return self._step.check
+
     def watching(self) -> contextlib.AbstractContextManager[None]:
         """Writes down each call that a check makes: it may change the strides of the call that it was given."""
         return watched_calls(self._subject.overload, self._see)

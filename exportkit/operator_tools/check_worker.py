@@ -14,9 +14,10 @@ import torch
 from exportkit.child.messages import serve
 from exportkit.contract.check import check_operator
 from exportkit.contract.definition import checks
-from exportkit.contract.findings import OperatorReport
+from exportkit.contract.findings import Finding, OperatorReport, Severity
 from exportkit.contract.operator_spec import OpSpec, Sample
 from exportkit.contract.subject import Subject
+from exportkit.contract.trial import first_line
 from exportkit.errors import UsageError
 from exportkit.export.placement import usable_device
 from exportkit.export.resolve import import_code, parse_dtype, resolve, resolve_decompositions
@@ -93,11 +94,8 @@ class _Worker:
             None if collected.origin == "SPEC" else collector.resized,
         )
         wanted = [check for check in options.only or checks() if check not in command.without]
-        found = OperatorReport(name, schema, (), {}, (), 0)
-        if wanted:
-            with collector.watching():
-                found = check_operator(subject, wanted, collector.progress)
-        findings, calls = (*collected.findings, *found.findings), found.calls + collected.tried
+        found, failures = _found(subject, wanted, collector)
+        findings, calls = (*collected.findings, *found.findings, *failures), found.calls + collected.tried
         report = OperatorReport(name, schema, found.passed, found.skipped, findings, calls)
         return Checked(report, collected.origin)
 
@@ -119,6 +117,23 @@ class _Worker:
         has, cuda = devices_of(name), torch.cuda.is_available()
         wanted = [self.device] if self.device else [torch.device("cpu"), *([torch.device("cuda")] if cuda else [])]
         return [device for device in wanted if device.type in has or "any" in has]
+
+
+def _found(subject: Subject, wanted: list[str], collector: Collector) -> tuple[OperatorReport, list[Finding]]:
+    """Runs checks. Returns what they found, and which of them failed themselves."""
+    failures: list[Finding] = []
+    while wanted:
+        try:
+            with collector.watching():
+                return check_operator(subject, wanted, collector.progress), failures
+        except Exception as error:  # the operator is a stranger's, and may be what no check was written for
+            check = collector.check
+            if check not in wanted:
+                raise
+            wanted.remove(check)
+            message = f"The check itself failed, and says nothing about the operator: {first_line(error)}"
+            failures.append(Finding(check, Severity.doubtful, message, hint="Please report it as a bug of exportkit."))
+    return OperatorReport(subject.name, str(subject.overload._schema), (), {}, (), 0), failures
 
 
 def spec_name(spec: OpSpec) -> str:
