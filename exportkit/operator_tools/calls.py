@@ -21,7 +21,7 @@ from exportkit.operator_tools.checking import MOST_SEARCH_ENDS, SEARCH, Origin
 from exportkit.operator_tools.forms import draw
 from exportkit.operator_tools.journal import Journal, Step
 from exportkit.operator_tools.variations import at_sizes, in_dtypes, in_other_integers, resized
-from exportkit.operator_tools.watched_calls import watched_calls
+from exportkit.operator_tools.watched_calls import code_in_memory, watched_calls
 
 _LITERAL = 64  # elements of an integer tensor that a line of code spells out
 _ENDED = "it ended the process"
@@ -168,8 +168,8 @@ class Collector:
         return watched_calls(self._subject.overload, self._see)
 
     def _see(self, call: Sample) -> contextlib.AbstractContextManager[None]:
-        *_, own_values = ways_to_write(call)
-        return self._journal.call(Step(self._step.check, own_values.code(self._subject), self._step.given))
+        code = code_in_memory(self._subject, call)
+        return self._journal.call(Step(self._step.check, code, self._step.given))
 
     def _code(self, call: Sample) -> str:
         """Writes the call with its own values, in the shortest way that gives these."""

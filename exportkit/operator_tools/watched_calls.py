@@ -6,15 +6,19 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from exportkit.contract.call_code import ways_to_write
 from exportkit.contract.operator_spec import Sample
+from exportkit.contract.subject import Subject
 from exportkit.contract.trial import arguments
 
+_ALIGNED = 64  # bytes: where torch's memory begins
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -50,3 +54,30 @@ def watched_calls(operator: OpOverload, see: Callable[[Sample], AbstractContextM
         yield
     finally:
         operator._op = dispatch
+
+
+def code_in_memory(subject: Subject, call: Sample) -> str:
+    """Writes a call whose tensors begin as far from an aligned address as they do now: that alone may end a process.
+
+    Args:
+        subject: The operator.
+        call: A call of it. Tensors in lists are written without their offset.
+    """
+    args, ends = [], []
+    for value in call.args:
+        memory, end = _memory_of(value) if isinstance(value, torch.Tensor) else (value, "")
+        args.append(memory)
+        ends.append(end)
+    *_, written = ways_to_write(Sample(call.label, tuple(args), call.kwargs))
+    codes = tuple(code + end for code, end in zip(written.args, ends))
+    return replace(written, args=codes).code(subject)
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """Returns the memory of a tensor from the last aligned address on, and what makes the tensor of it, as code."""
+    offset = tensor.storage_offset() % (_ALIGNED // tensor.element_size())
+    if not offset or not tensor.numel():
+        return tensor, ""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    memory = torch.as_strided(tensor.detach(), (offset + reach,), (1,), tensor.storage_offset() - offset)
+    return memory.clone(), f".as_strided({tuple(tensor.shape)}, {tensor.stride()}, {offset})"

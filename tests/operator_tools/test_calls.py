@@ -12,11 +12,12 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from exportkit.contract.operator_spec import Sample
+from exportkit.contract.subject import Subject
 from exportkit.operator_tools.call_search import Effort, Enough, search_calls
 from exportkit.operator_tools.forms import arguments_of, draw, tensor_forms
 from exportkit.operator_tools.journal import Journal, Step, read_step
 from exportkit.operator_tools.variations import at_sizes, in_dtypes, in_other_integers, resized
-from exportkit.operator_tools.watched_calls import watched_calls
+from exportkit.operator_tools.watched_calls import code_in_memory, watched_calls
 
 CPU = torch.device("cpu")
 PICKY = torch._C.parse_schema("t::picky(Tensor x, Tensor? weight, Tensor indices, SymInt k, bool flag=False) -> Tensor")
@@ -199,3 +200,13 @@ def test_each_other_call_of_an_operator_is_seen_with_its_memory():
             operator(mode.from_tensor(x))
     assert torch.equal(plain, operator(x))
     assert seen == [[(6, 1)], [(6, 2)]]
+
+
+@pytest.mark.parametrize("place", [slice(0, 2), slice(1, 3)])
+def test_a_call_is_written_with_the_place_of_its_tensors_in_memory(place):
+    x = torch.arange(12.0).reshape(3, 4)[place, 1::2]
+    code = code_in_memory(Subject(torch.ops.aten.sin.default, ()), Sample("", (x,), {}))
+    assert torch.equal(eval(code), x.sin())  # noqa: S307 (written by what is tested)
+    written = eval(code.removeprefix("torch.ops.aten.sin"))  # noqa: S307 (as above)
+    assert written.stride() == x.stride()
+    assert written.data_ptr() % 64 == x.data_ptr() % 64
