@@ -22,8 +22,8 @@ from exportkit.errors import UsageError
 from exportkit.export.placement import usable_device
 from exportkit.export.resolve import import_code, parse_dtype, resolve, resolve_decompositions
 from exportkit.export.source_lines import users_code
-from exportkit.operator_tools.calls import Collected, Collector
 from exportkit.operator_tools.checking import Checked, CheckOne, Prepare, Prepared
+from exportkit.operator_tools.collected_calls import Collected, Collector
 from exportkit.operator_tools.journal import Journal
 from exportkit.operator_tools.recorded import calls_of_function, calls_of_model
 from exportkit.operator_tools.registered import devices_of, has_schema, newly_registered, overload
