@@ -9,7 +9,8 @@ import click
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json
 
-_KINDS = ("elementwise", "rows", "reduction", "empty")
+# As exportkit.scaffold has them, which would import more than --help needs.
+KINDS = ("elementwise", "rows", "reduction", "empty")
 
 
 @exportkit_command("new", short_help="Write a new operator that works.")
@@ -17,7 +18,7 @@ _KINDS = ("elementwise", "rows", "reduction", "empty")
 @click.option("--package", metavar="NAME", help="The Python package that gets the operator; written if there is none.")
 @click.option(
     "--kind",
-    type=click.Choice(_KINDS),
+    type=click.Choice(KINDS),
     default="elementwise",
     show_default=True,
     help="The shape of its work: y = f(x), each row of [..., D] by itself, a row to a value, or a copy to start from.",

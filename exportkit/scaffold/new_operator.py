@@ -72,7 +72,7 @@ class Written:
 
     Attributes:
         folder: The package's folder, or the root of exportkit's checkout.
-        files: The new files, relative to the folder.
+        files: The files, relative to the folder. All are new, but for the package's __init__.py.
         package: The package; None for exportkit's own sources.
     """
 
@@ -88,7 +88,7 @@ def write_operator(new: NewOperator) -> Written:
         UsageError: A name is not allowed, a file exists already, or there is no package to add the operator to.
         OSError: A file cannot be written.
     """
-    package = new.package or _package_around(new.output or new.folder)
+    package = _package_around(new.output or new.folder) if new.package is None else new.package
     if package is None:
         return _write_into_project(new)
     folder = new.output or (new.folder if _is_package(new.folder, package) else new.folder / package)
@@ -96,18 +96,17 @@ def write_operator(new: NewOperator) -> Written:
     shared: Mapping[str, str] = _BLOCK_SUM if new.kind in ("rows", "reduction") else {}
     if _is_package(folder, package):
         # The package may have been written for kinds that share nothing.
-        missing = {source: path for source, path in shared.items() if not (folder / path).exists()}
-        files = _rendered({**_OPERATOR_FILES, **missing}, names)
+        templates = {**_OPERATOR_FILES, **{key: path for key, path in shared.items() if not (folder / path).exists()}}
     else:
         check_package_name(package)
-        files = _rendered({**_PACKAGE_FILES, **shared, **_OPERATOR_FILES}, names)
-    _check(new.name, folder, files)
+        templates = {**_PACKAGE_FILES, **shared, **_OPERATOR_FILES}
+    files = _checked(folder, templates, names)
     initial = f"{package}/__init__.py"
     before = files.pop(initial, None) or (folder / initial).read_text()
     _write(folder, files)
     line = f"from {package}.{new.name} import {new.name} as {new.name}\n"
     write_whole(folder / initial, _with_import(before, line, f"from {package}.").encode())
-    return Written(folder, tuple(files), package)
+    return Written(folder, (*files, initial), package)
 
 
 def _write_into_project(new: NewOperator) -> Written:
@@ -120,8 +119,7 @@ def _write_into_project(new: NewOperator) -> Written:
             f"none: exportkit ops new {new.name} --package my_ops",
         )
     type_name = "".join(word.capitalize() for word in new.name.split("_"))
-    files = _rendered(_PROJECT_FILES, {"op": new.name, "Op": type_name, "kind": new.kind})
-    _check(new.name, root, files)
+    files = _checked(root, _PROJECT_FILES, {"op": new.name, "Op": type_name, "kind": new.kind})
     taken = re.compile(rf"\b(struct|class) {type_name}\b")
     if found := [path for path in sorted((root / "csrc").rglob("*.[hc]*")) if taken.search(path.read_text())]:
         raise UsageError(
@@ -141,16 +139,18 @@ def _rendered(files: Mapping[str, str], names: Mapping[str, str]) -> dict[str, s
     return texts
 
 
-def _check(name: str, folder: Path, files: Mapping[str, str]) -> None:
-    """Checks, before anything is written, that the names work and that no file is in the way."""
-    # In another operator's code, because the name itself is there of course.
-    check_operator_name(name, [text.replace(name, "_") for path, text in files.items() if path.endswith(".py")])
+def _checked(folder: Path, templates: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """The files to write, by path, after the check that the names work and that no file is in the way."""
+    others = _rendered(templates, {**names, "op": "_", "Op": "_"})
+    check_operator_name(names["op"], [text for path, text in others.items() if path.endswith(".py")])
+    files = _rendered(templates, names)
     taken = [path for path in files if (folder / path).exists() or (folder / path).is_symlink()]
     if taken:
         raise UsageError(
             f"{folder} has {', '.join(taken)} already, and nothing is overwritten",
             hint="Choose another name or another folder, or remove what is there.",
         )
+    return files
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from exportkit.errors import UsageError
 from exportkit.libraries import TORCH_NAMESPACES
 
+_LONGEST = 64
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 # What `torch.ops` has beside the namespaces that operators are registered in.
 _ATTRIBUTES_OF_TORCH_OPS = {"higher_order", "import_module", "load_library", "loaded_libraries", "prim"}
+_FOLDERS = ("build", "csrc", "dist", "examples", "tests")  # beside the package's own
 # A package's name is also a namespace in C++.
 _CPP_KEYWORDS = (
     "alignas alignof asm auto bool bitand bitor catch char class compl concept const constexpr default delete do "
@@ -36,12 +38,14 @@ def check_operator_name(name: str, python_sources: Iterable[str]) -> None:
     """
     _check_form("an operator", name)
     if name == "name":  # torch.ops.<namespace>.name is the namespace's name
-        raise UsageError("an operator cannot be called 'name': torch.ops has something else there")
+        raise UsageError(
+            "an operator cannot be called 'name': torch.ops has something else there", hint="Choose another name."
+        )
     used = {node.id for source in python_sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
     if name in used:
         raise UsageError(
             f"an operator cannot be called {name!r}: the Python code that is written uses that name for something else",
-            hint="Choose a name that says more, such as " + (f"{name}_rows." if name != "rows" else "scale_rows."),
+            hint=f"Choose another name, such as {name}_values.",
         )
 
 
@@ -57,6 +61,11 @@ def check_package_name(name: str) -> None:
             f"a package cannot be called {name!r}: torch has the namespace torch.ops.{name}",
             hint="Choose another name. It becomes the namespace of the operators.",
         )
+    if name in _FOLDERS:
+        raise UsageError(
+            f"a package cannot be called {name!r}: that means the package's {name}",
+            hint=f"Choose another name, such as {name}_ops.",
+        )
     if name in _CPP_KEYWORDS.split() or hasattr(ctypes.CDLL(None), name):
         raise UsageError(
             f"a package cannot be called {name!r}: it becomes a namespace in C++, where the name means something else",
@@ -71,9 +80,9 @@ def check_package_name(name: str) -> None:
 
 
 def _check_form(what: str, name: str) -> None:
-    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST or keyword.iskeyword(name):
         raise UsageError(
             f"{name!r} cannot be the name of {what}",
             hint="Use lower-case letters and digits, in words joined by one underscore, such as scale_rows; "
-            "no keyword of Python.",
+            f"no keyword of Python, and at most {_LONGEST} characters.",
         )

@@ -30,6 +30,7 @@ def files(folder: str, pattern: str) -> set[str]:
 
 DATA = {f"exportkit/{name}" for name in ("py.typed", "package/FORMAT.md", "package/stable_abi_2.11.txt")}
 DATA |= files("exportkit/serve/page/static", "*")
+DATA |= files("exportkit/scaffold/templates", "*")
 
 
 def setup(*arguments: str) -> None:
