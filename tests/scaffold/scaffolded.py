@@ -52,11 +52,11 @@ def _key(folder: Path) -> str:
 def built_package(temporary: Path) -> Path:
     """The package, built."""
     folder = _CACHE / _key(write_package(temporary)) / PACKAGE
-    with one_maker(folder / "built") as ours:
+    with one_maker(folder / "first.log") as ours:
         if ours:
             shutil.copytree(temporary / PACKAGE, folder, dirs_exist_ok=True)
             build_folder(folder)
-            (folder / "built").touch()
+            (folder / "build" / "exportkit.log").rename(folder / "first.log")  # a later build compiles nothing
     return folder
 
 

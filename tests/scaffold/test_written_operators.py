@@ -48,7 +48,7 @@ def on_path(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_compiles_without_a_warning(package: Path) -> None:
-    log = (package / "build" / "exportkit.log").read_text()
+    log = (package / "first.log").read_text()
     assert all(f"{name}.cpp" in log for name in OPERATORS)
     assert "-Wall -Wextra" in log
     assert "warning" not in log
