@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, print_table, printable, progress
+from exportkit.cli.output import print_json, printable, progress
 from exportkit.errors import ExportkitError, UsageError
 
 if TYPE_CHECKING:
@@ -76,7 +77,12 @@ def _build(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> int:
     for library in libraries:
         kernels = ", ".join(kind.upper() if kind != "any" else "any device" for kind in library.registrations.kernels)
         click.echo(f"{printable(str(library.path))}  kernels for {kernels or 'no device'}")
-        print_table((schema,) for _, schema in sorted(library.registrations.defines.items()))
+        for name, schema in sorted(library.registrations.defines.items()):
+            click.echo(f"  {printable(schema)}")
+            for finding in library.findings[name]:
+                click.echo(
+                    f"    {finding.severity.value}: {printable(finding.message)} {printable(finding.hint or '')}"
+                )
     if not check:
         return 0
     from exportkit.cli import ops_check
@@ -87,4 +93,5 @@ def _build(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> int:
 
 def _document(library: BuiltLibrary) -> dict[str, object]:
     found = library.registrations
-    return {"path": library.path, "operators": found.defines, "kernels": found.kernels}
+    findings = {name: msgspec.to_builtins(each) for name, each in library.findings.items() if each}
+    return {"path": library.path, "operators": found.defines, "kernels": found.kernels, "findings": findings}

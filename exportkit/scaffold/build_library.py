@@ -11,14 +11,16 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from exportkit.child.channel import Channel
+from exportkit.child.conversation import Conversation
 from exportkit.child.messages import Failed, Message, decode, encode
 from exportkit.child.probe import Registrations, registrations
 from exportkit.child.process import ChildProcess, describe_end
+from exportkit.contract.findings import Finding
 from exportkit.errors import BuildError, UsageError
 from exportkit.scaffold.new_operator import is_exportkit
 
@@ -51,12 +53,31 @@ class Built(Message, frozen=True):
     libraries: tuple[str, ...]
 
 
+class Lint(Message, frozen=True):
+    """Asks the child what is wrong with schemas. The answer is Linted."""
+
+    schemas: tuple[str, ...]
+
+
+class Linted(Message, frozen=True):
+    """What is wrong with each of the schemas."""
+
+    findings: tuple[tuple[Finding, ...], ...]
+
+
 @dataclass(frozen=True)
 class BuiltLibrary:
-    """A library that was built, and what a fresh process found in it."""
+    """A library that was built, and what a fresh process found in it.
+
+    Attributes:
+        path: The library.
+        registrations: The schemas of its operators, and the kinds of its kernels.
+        findings: What export or the stable ABI cannot take of a schema, by the operator's name.
+    """
 
     path: Path
     registrations: Registrations
+    findings: Mapping[str, tuple[Finding, ...]]
 
 
 def build_folder(folder: Path, debug: bool = False) -> tuple[BuiltLibrary, ...]:
@@ -85,11 +106,21 @@ def build_folder(folder: Path, debug: bool = False) -> tuple[BuiltLibrary, ...]:
         )
     libraries = [Path(path) for path in _build(folder, debug) if Path(path).exists()]
     found = registrations(*libraries) if libraries else ()
+    findings = _lint({name: schema for registered in found for name, schema in registered.defines.items()})
     return tuple(
-        BuiltLibrary(path, registered)
+        BuiltLibrary(path, registered, {name: findings[name] for name in registered.defines})
         for path, registered in zip(libraries, found)
         if registered.defines or registered.kernels
     )
+
+
+def _lint(schemas: Mapping[str, str]) -> dict[str, tuple[Finding, ...]]:
+    """Reads schemas in a child process, which has imported torch."""
+    with Conversation("exportkit.scaffold.build_worker", search_path="installed") as child:
+        answer = child.ask(Lint(tuple(schemas.values())), Linted)
+    if isinstance(answer, Failed):
+        raise answer.exception()
+    return dict(zip(schemas, answer.findings))
 
 
 def check_arguments(folder: Path, libraries: Sequence[BuiltLibrary]) -> list[str]:

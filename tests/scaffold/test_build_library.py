@@ -16,6 +16,7 @@ from exportkit.cli import main
 from exportkit.errors import BuildError
 from exportkit.scaffold.build_library import build_folder
 from exportkit.scaffold.watch import changes
+from tests.package.c_library import PRELUDE, TORCH_LIB
 from tests.scaffold.scaffolded import OPERATORS, PACKAGE
 
 # Builds with ninja, as torch's BuildExtension and our own setup.py do, but C without torch's headers.
@@ -61,6 +62,19 @@ def test_a_library_without_operators_is_none(toy: Path, capsys: pytest.CaptureFi
     assert main(["ops", "build", str(toy)]) == 0
     assert capsys.readouterr().out.strip() == f"{toy}: built, but no library registers an operator"
     assert (toy / "pkg" / "_toy.so").exists()
+
+
+def test_a_schema_that_export_cannot_take_is_named(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = 'define("odd_schemas", "f(Tensor x, Scalar by) -> Tensor"); '
+    (toy / "toy.c").write_text(PRELUDE + f"__attribute__((constructor)) static void start(void) {{ {body}}}\n")
+    (toy / "build" / "compile.sh").write_text(f'exec gcc -shared -fPIC "$1" -o "$2" -L{TORCH_LIB} -ltorch_cpu\n')
+    assert main(["ops", "build", str(toy)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1:] == [
+        "  odd_schemas::f(Tensor x, Scalar by) -> Tensor",
+        "    broken: Argument by is Scalar, and the stable ABI cannot pass that. Write float; for an operator that "
+        "computes with integers, an overload with SymInt.",
+    ]
 
 
 def test_what_the_compiler_says_is_shown_and_nothing_else(toy: Path) -> None:
