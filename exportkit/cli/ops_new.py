@@ -49,5 +49,5 @@ def command(name: str, package: str | None, kind: str, output: Path | None, as_j
     for file in written.files:
         click.echo(str(written.folder / file))
     where = "" if written.folder == Path.cwd() else f"cd {written.folder} && "
-    tests = "pytest" if written.package else f"python -m pytest tests/ops/test_contract.py -k {name}"
+    tests = "pytest" if written.package else f"python -m pytest tests/ops/test_contract.py -k {name} && make docs"
     click.echo(f"Next: {where}exportkit ops build && {tests}")
