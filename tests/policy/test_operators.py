@@ -29,6 +29,16 @@ def test_every_operator_of_the_dispatcher_has_a_spec_and_every_spec_an_operator(
     assert sorted(SPECS) == REGISTERED
 
 
+@pytest.mark.parametrize("spec", [*SPECS.values(), *TRITON_SPECS.values()], ids=lambda spec: str(spec.overload))
+def test_a_layout_has_every_tensor_of_the_schema_and_the_description_has_the_layout(spec: OpSpec):
+    schema, layouts = spec.overload._schema, [layout for _, layout in spec.layout.chain(spec.name)]
+    tensors = {argument.name for argument in schema.arguments if "Tensor" in str(argument.type)}
+    assert {name for layout in layouts for name in layout.inputs} == tensors
+    assert {name for layout in layouts for name in layout.numbers} <= {a.name for a in schema.arguments} - tensors
+    assert callable(spec.layout.outputs) or len(spec.layout.results) == len(schema.returns)
+    assert spec.layout.describe() in (spec.wrapper.__doc__ or "")
+
+
 @pytest.mark.parametrize("name", REGISTERED)
 def test_an_operator_has_a_cpu_kernel(name: str):
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"arr_coc::{name}", "CPU")
