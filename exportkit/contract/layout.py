@@ -74,9 +74,25 @@ class Layout:
         """Reads every part, so that a mistake shows at once.
 
         Raises:
-            ValueError: A part cannot be read.
+            ValueError: A part cannot be read, or names what is not there.
         """
-        _ = self.tensors, self.results
+        if isinstance(self.outputs, str):
+            raise ValueError(f"outputs must be a list, such as [{self.outputs!r}], and not a string")
+        inputs = {name: text for _, layout in self.chain("") for name, text in layout.tensors.items()}
+        for name, text in self.tensors.items():
+            if not text.shapes or text.like or text.flag:
+                raise ValueError(
+                    f"{self.inputs[name]!r} is the layout of a result; an input has its own shape and dtype"
+                )
+        for result in self.results:
+            if len(result.shapes) > 1 or result.of or result.dtype == "floating":
+                raise ValueError(f"'{result}' is the layout of an input; a result has one shape and one dtype")
+        named = [name for text in [*self.tensors.values(), *self.results] for name in text.named()]
+        if unknown := next((name for name in named if name not in inputs), None):
+            raise ValueError(f"the layout names {unknown!r}, which is not one of its inputs: {', '.join(inputs)}")
+        symbols = {dim.text for text in inputs.values() for shape in text.shapes for dim in shape.dims}
+        if unknown := next((name for name in [*self.least, *self.derived] if name not in symbols), None):
+            raise ValueError(f"the layout has a rule for {unknown!r}, which is not a size of its inputs")
         for name, rule in self.numbers.items():
             if not re.fullmatch(r"(>|>=) -?\d+", rule):
                 raise ValueError(f"{rule!r} is not a rule for {name}; write such as '> 0' or '>= 1'")
@@ -168,6 +184,8 @@ class _Call:
             case ast.Constant(value=int(number)):
                 return number
             case ast.Name(id=name):
+                if name not in self.sizes and name not in self.arguments:
+                    raise ValueError(f"{op}: the layout names {name!r}, which is neither a size nor an argument")
                 return self.sizes[name][1] if name in self.sizes else self.arguments[name]
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
                 return self._value(op, left) * self._value(op, right)

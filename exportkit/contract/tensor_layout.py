@@ -25,10 +25,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 _TENSOR = re.compile(r"(?P<shapes>[^:]+?)(?: of (?P<of>\w+))?(?:: (?P<dtype>\w+(?: \w+)?))?(?: if (?P<flag>\w+))?")
 
+_DTYPES = (
+    "floating",
+    "accumulated",
+    "float32",
+    "int64",
+    "bool",
+    *(n for n, v in vars(torch).items() if isinstance(v, torch.dtype)),
+)
 _DIM = re.compile(r"(\w+\.)?\w+|[\w*/()]+")
 
 
@@ -118,12 +127,19 @@ class TensorLayout:
             raise ValueError(f"{text!r} is not the layout of a tensor; write such as 'B N D' or 'B k: int64'")
         shapes, dtype = match["shapes"], match["dtype"]
         like = next((part[5:] for part in (shapes, dtype or "") if part.startswith("like ")), None)
+        if dtype is not None and dtype not in _DTYPES and not dtype.startswith("like "):
+            raise ValueError(f"{text!r}: {dtype!r} is not a dtype; write such as {', '.join(_DTYPES[:5])}")
         alternatives = [] if shapes.startswith("like ") else shapes.split("|")
         return cls(tuple(map(Shape.parse, alternatives)), dtype, match["of"], match["flag"], like)
 
     def __str__(self) -> str:
         text = " or ".join(map(str, self.shapes)) or f"like {self.like}"
         return text + (f" {self.dtype}" if self.dtype else "") + (f" if {self.flag}" if self.flag else "")
+
+    def named(self) -> list[str]:
+        """Returns the arguments that the layout refers to, but for numbers."""
+        owners = [dim.owner for shape in self.shapes for dim in shape.dims]
+        return [name for name in [self.of, self.like, *owners] if name is not None]
 
     def shape_of(self, tensor: Tensor) -> Shape | None:
         """Returns which of the shapes has the tensor's rank."""

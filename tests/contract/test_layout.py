@@ -75,7 +75,9 @@ def calls(draw: Any) -> tuple[dict[str, tuple[tuple[Written, ...], tuple[int, ..
             changed = draw(st.sampled_from([(), (1,), (2,), (3,)]))
             shape = (*shape[:place], *changed, *shape[place + 1 :])
         tensors[name] = (written, shape)
-    return tensors, draw(st.sampled_from([{}, {"D": 1}, {"B": 2, "N": 1}]))
+    written_names = {name for alternatives, _ in tensors.values() for _, last in alternatives for name in last}
+    least = draw(st.sampled_from([{}, {"D": 1}, {"B": 2, "N": 1}]))
+    return tensors, {name: size for name, size in least.items() if name in written_names}
 
 
 @FAST
@@ -181,6 +183,31 @@ def test_errors_name_the_tensor_that_sizes_are_compared_with():
 def test_what_is_not_a_layout_is_refused_where_it_is_written(text: str):
     with pytest.raises(ValueError, match=r"is not (the layout of a tensor|a shape)"):
         Layout({"x": text})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"inputs": {"x": "B: int46"}}, "'int46' is not a dtype"),
+        ({"inputs": {"x": "like y"}}, "is the layout of a result"),
+        ({"inputs": {"x": "B if need_x"}}, "is the layout of a result"),
+        ({"inputs": {"x": "B"}, "outputs": "B"}, r"outputs must be a list, such as \['B'\]"),
+        ({"inputs": {"x": "B"}, "outputs": ["B | 3"]}, "is the layout of an input"),
+        ({"inputs": {"x": "B"}, "outputs": ["B: floating"]}, "is the layout of an input"),
+        ({"inputs": {"x": "B"}, "outputs": ["like y"]}, "names 'y', which is not one of its inputs: x"),
+        ({"inputs": {"x": "B", "m": "y.B"}}, "names 'y', which is not one of its inputs: x, m"),
+        ({"inputs": {"x": "B"}, "least": {"N": 1}}, "a rule for 'N', which is not a size"),
+        ({"inputs": {"x": "B"}, "derived": {"N": ("it", "2")}}, "a rule for 'N', which is not a size"),
+    ],
+)
+def test_a_mistake_is_refused_where_it_is_written(wrong: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        Layout(**wrong)
+
+
+def test_a_result_with_an_unknown_size_is_refused():
+    with pytest.raises(ValueError, match="op: the layout names 'N', which is neither a size nor an argument"):
+        Layout({"x": "B"}, outputs=["N"]).fake("op", {"x": torch.empty(2)})
 
 
 def test_a_rule_for_a_number_that_cannot_be_read_is_refused_where_it_is_written():
