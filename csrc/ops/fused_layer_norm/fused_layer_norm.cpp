@@ -160,8 +160,9 @@ template <class T>
 void run(const Cpu&, const LayerNorm<T>& call) {
   using A = accumulate_t<T>;
   const int64_t width = call.width;
-  std::vector<A> weight_buffer, bias_buffer;
-  const A *weight = accumulated(call.weight, width, weight_buffer), *bias = accumulated(call.bias, width, bias_buffer);
+  std::vector<A> buffers(std::is_same_v<T, A> ? 0 : 2 * width);
+  const A *weight = accumulated(call.weight, width, buffers.data()),
+          *bias = accumulated(call.bias, width, buffers.data() + width);
   parallel_rows(call.rows, width * 2, [&](int64_t begin, int64_t end) {
     if constexpr (std::is_same_v<T, A>) {
       layer_norm_rows(call.x + begin * width, weight, bias, end - begin, width, call.eps, call.y + begin * width,

@@ -22,15 +22,6 @@ struct Balance {
 
 constexpr int64_t kBlock = 512;  // numbers converted at once, which stay in the first cache
 
-// Numbers [begin, begin + size) in the computing type, converted to `space` if necessary.
-template <class T, class A>
-const A* widened(const T* in, int64_t begin, int64_t size, A* space) {
-  if constexpr (std::is_same_v<T, A>)
-    return in + begin;
-  else
-    return widen(in + begin, space, size), space;
-}
-
 template <class A>
 ARR_COC_EVERY_ISA void balance_block(const A* e, const A* s, const A* a, A* out, int64_t size, Balance<A> balance,
                                      bool invert) {
@@ -48,8 +39,8 @@ void balance_chunk(const T* e, const T* s, const T* a, T* out, int64_t size, con
   A e_space[kBlock], s_space[kBlock], a_space[kBlock];
   for (int64_t i = 0; i < size; i += kBlock) {
     const int64_t n = std::min(kBlock, size - i);
-    balance_block(widened(e, i, n, e_space), widened(s, i, n, s_space), widened(a, i, n, a_space), e_space, n, balance,
-                  invert);
+    balance_block(accumulated(e + i, n, e_space), accumulated(s + i, n, s_space), accumulated(a + i, n, a_space),
+                  e_space, n, balance, invert);
     narrow(e_space, out + i, n);
   }
 }
@@ -95,8 +86,8 @@ void balance_grad_chunk(const T* g, const T* e, const T* s, const T* a, T* grad_
   A e_out[kBlock], s_out[kBlock], a_out[kBlock];
   for (int64_t i = 0; i < size; i += kBlock) {
     const int64_t n = std::min(kBlock, size - i);
-    balance_grad_block(widened(g, i, n, g_space), widened(e, i, n, e_space), widened(s, i, n, s_space),
-                       widened(a, i, n, a_space), e_out, s_out, a_out, sums, n, balance, invert);
+    balance_grad_block(accumulated(g + i, n, g_space), accumulated(e + i, n, e_space), accumulated(s + i, n, s_space),
+                       accumulated(a + i, n, a_space), e_out, s_out, a_out, sums, n, balance, invert);
     if (grad_e) narrow(e_out, grad_e + i, n);
     if (grad_s) narrow(s_out, grad_s + i, n);
     if (grad_a) narrow(a_out, grad_a + i, n);

@@ -30,17 +30,6 @@ int64_t columns_at_once(int64_t inner, int64_t others) {
   return (columns + kLanes - 1) / kLanes * kLanes;
 }
 
-// Returns a row as A: itself, or a copy in `buffer`.
-template <class T, class A>
-const A* in_accumulate_type(const T* row, int64_t size, A* buffer) {
-  if constexpr (std::is_same_v<T, A>) {
-    return row;
-  } else {
-    widen(row, buffer, size);
-    return buffer;
-  }
-}
-
 template <class A>
 ARR_COC_INLINE A inner_sum(const A* x, int64_t size) {
   A lanes[kLanes] = {};
@@ -115,7 +104,7 @@ void outer_sum(const T* x, int64_t stride, int64_t size, int64_t columns, A* sum
   const A* lanes[kLanes];
   std::fill_n(lanes, kLanes, zeros);
   if (size <= kLanes) {
-    for (int64_t r = 0; r < size; ++r) lanes[r] = in_accumulate_type(x + r * stride, columns, buffers[r]);
+    for (int64_t r = 0; r < size; ++r) lanes[r] = accumulated(x + r * stride, columns, buffers[r]);
   } else {
     A wide[4][kColumns];
     for (int64_t j = 0; j < kLanes; ++j) {
@@ -127,7 +116,7 @@ void outer_sum(const T* x, int64_t stride, int64_t size, int64_t columns, A* sum
         const A* rows[4];
         for (int64_t k = 0; k < 4; ++k) {
           const int64_t r = begin + j + k * kLanes;
-          rows[k] = r < size ? in_accumulate_type(x + r * stride, columns, wide[k]) : zeros;
+          rows[k] = r < size ? accumulated(x + r * stride, columns, wide[k]) : zeros;
         }
         add_rows(rows, columns, buffers[j]);
       }
@@ -151,7 +140,7 @@ void sum_segment(const T* x, const SumLayout& layout, int64_t begin, int64_t cou
     for (int64_t i = 0; i < count; ++i, x += layout.inner_stride) {
       if (layout.stride != 1)
         for (int64_t r = 0; r < size; ++r) gathered[r] = x[r * layout.stride];
-      inner_sums(in_accumulate_type(layout.stride == 1 ? x : gathered, size, wide), 0, size, 1, sums + i);
+      inner_sums(accumulated(layout.stride == 1 ? x : gathered, size, wide), 0, size, 1, sums + i);
     }
   }
 }

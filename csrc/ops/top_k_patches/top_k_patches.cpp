@@ -122,9 +122,11 @@ void run(const Cpu&, const TopKPatches<T>& call) {
     RowSelection<T> select;
     for (int64_t b = begin; b < end; ++b) select(call.scores + b * n, n, k, call.indices + b * k);
   });
-  parallel_rows(bytes ? call.batch * k : 0, bytes / 4, [&](int64_t begin, int64_t end) {
+  const int64_t* chosen = call.indices;
+  const RowsOf from = call.from, to = call.to;
+  parallel_rows(bytes ? call.batch * k : 0, bytes / 4, [=](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
-      std::memcpy(call.to.row(row / k, row % k), call.from.row(row / k, call.indices[row]), bytes);
+      std::memcpy(to.base + row * bytes, from.row(row / k, chosen[row]), bytes);
   });
 }
 
