@@ -1,5 +1,5 @@
-// Argument checks. The CPU and the CUDA kernel of an operator both call its check_<op>, because Python, torch.compile
-// and AOTInductor all call the kernels directly. exportkit/contract/layout.py has the same messages for the fakes.
+// Argument checks. An operator's adapter calls them on both devices, because Python, torch.compile and AOTInductor all
+// call the kernels directly. exportkit/contract/layout.py has the same messages for the fakes.
 #pragma once
 
 #include <initializer_list>

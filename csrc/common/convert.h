@@ -15,8 +15,8 @@
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
-// Marks a function that uses these instructions. Call it only if has_f16c(). Its short loops would differ by a tenth with
-// the place that the linker gives them.
+// Marks a function that uses these instructions. Call it only if has_f16c(). Its short loops would differ by a tenth
+// with the place that the linker gives them.
 #define ARR_COC_F16C __attribute__((target("avx,f16c"), aligned(64)))
 #endif
 

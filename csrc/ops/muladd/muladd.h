@@ -46,6 +46,7 @@ std::tuple<Tensor, Tensor> muladd_grad(const Tensor& grad, const Tensor& a, cons
   const Device device(a);
   const Tensor upstream = as_contiguous(grad), x = as_contiguous(a), y = as_contiguous(b);
   Tensor grad_a = allocate_if(need_a, x, x.sizes()), grad_b = allocate_if(need_b, x, x.sizes());
+  if (x.numel() == 0) return {grad_a, grad_b};
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     run(device, MulAddGrad<T>{data_of<T>(upstream), data_of<T>(x), data_of<T>(y), data_of<T>(grad_a),
