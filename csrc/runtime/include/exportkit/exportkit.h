@@ -228,8 +228,8 @@ typedef struct exportkit_run_options {
 /* Runs the model on inputs in the order of the description. They must be on the model's device. `outputs` has the
  * description's output_count elements. `options` may be null.
  *
- * A CUDA model's call returns when its work is queued: let the inputs' memory be until the stream has finished, and
- * read the outputs on the same stream or after it.
+ * A CUDA model's call returns when its work is queued: let the inputs' memory be until the stream has finished, read
+ * the outputs on the same stream or after it, and free an output when no other stream needs it any longer.
  *
  * Strides may be null (row-major) and must not be negative. The elements must be aligned to their size. Pinned memory
  * is CPU memory. Of a DLManagedTensor or DLManagedTensorVersioned, pass &managed->dl_tensor; it is not freed. */
