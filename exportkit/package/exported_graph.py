@@ -7,7 +7,6 @@ describes it; only what is needed here is decoded, so that other minor versions 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 import zipfile
@@ -15,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -24,7 +23,8 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest
 
 SCHEMA_MAJOR = 8  # of torch's schema of programs
-MAX_BYTES = 256 << 20  # of the JSON
+MAX_BYTES = 64 << 20  # of the JSON
+_MOST_AT_ONCE = 16 << 20  # bytes: the directory of a package has at most as many
 _RECORD = re.compile(r"[^/]+/models/[^/]+\.json")
 _CHUNK = 1 << 20
 
@@ -131,8 +131,11 @@ def graph_of(reader: PackageReader) -> ProgramGraph | None:
     program = reader.manifest.program
     if program is None:
         return None
-    with io.BufferedReader(_Stored(reader, program.record)) as file:
-        return _read(file, f"{reader.path}, {program.record}", reader.manifest)
+    handle = reader.handle  # the file stays open as long as this is referred to
+    file = _Window(reader.fileno(), reader.data_offset(program.record), reader.record(program.record).size)
+    found = _read(file, f"{reader.path}, {program.record}", reader.manifest)
+    del handle
+    return found
 
 
 def graph_in(path: Path) -> ProgramGraph:
@@ -155,7 +158,7 @@ def graph_in(path: Path) -> ProgramGraph:
     except NoManifestError:
         try:
             with path.open("rb") as file:
-                return _read(file, str(path), None)
+                return _read(_Window(file.fileno(), 0, os.fstat(file.fileno()).st_size), str(path), None)
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
@@ -178,19 +181,21 @@ def tensors_in(argument: Argument) -> Iterator[str]:
                     todo.extend(reversed(item.values()))
 
 
-class _Stored(io.RawIOBase):
-    """A record of an open package as a file. Records are stored as they are, so nothing is copied."""
+class _Window:
+    """A part of an open file, from which zipfile reads. Nothing is copied, and no read is large.
 
-    def __init__(self, reader: PackageReader, name: str) -> None:
-        self._kept = reader.handle  # the file stays open
-        self._descriptor, self._begin = reader.fileno(), reader.data_offset(name)
-        self._size, self._at = reader.record(name).size, 0
+    zipfile reads the whole directory of an archive at once, and makes an object of each entry. Therefore a directory of
+    hundreds of megabytes is refused here, as that of a package is.
+    """
 
-    def readable(self) -> bool:
-        return True
+    def __init__(self, descriptor: int, begin: int, size: int) -> None:
+        self._descriptor, self._begin, self._size, self._at = descriptor, begin, size, 0
 
     def seekable(self) -> bool:
         return True
+
+    def tell(self) -> int:
+        return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
@@ -199,15 +204,17 @@ class _Stored(io.RawIOBase):
         self._at = base + offset
         return self._at
 
-    def readinto(self, buffer: Any) -> int:
-        count = max(0, min(len(buffer), self._size - self._at))
+    def read(self, count: int = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        count = left if count < 0 else min(count, left)
+        if count > _MOST_AT_ONCE:
+            raise ValueError(f"its directory has more than {_MOST_AT_ONCE >> 20} MiB")
         content = os.pread(self._descriptor, count, self._begin + self._at)
-        buffer[: len(content)] = content
         self._at += len(content)
-        return len(content)
+        return content
 
 
-def _read(file: BinaryIO | io.BufferedReader, name: str, manifest: Manifest | None) -> ProgramGraph:
+def _read(file: _Window, name: str, manifest: Manifest | None) -> ProgramGraph:
     text = _text(file, name)
     try:
         program = _DECODER.decode(text)
@@ -224,10 +231,10 @@ def _read(file: BinaryIO | io.BufferedReader, name: str, manifest: Manifest | No
     return ProgramGraph(module.graph, module.signature, digest, program.torch_version, manifest)
 
 
-def _text(file: BinaryIO | io.BufferedReader, name: str) -> bytes:
+def _text(file: _Window, name: str) -> bytes:
     """Returns the JSON. Sizes that the archive states are not believed."""
     try:
-        with zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(cast("BinaryIO", file)) as archive:
             found = [record for record in archive.infolist() if _RECORD.fullmatch(record.filename)]
             if len(found) != 1:
                 raise ProgramGraphError(f"{name} is not a file of torch.export.save: it has {len(found)} programs")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _MOST_CASES = 64
-_MOST_BYTES = 512 << 20  # of all cases that are read
+_MOST_BYTES = 128 << 20  # of all cases that are read
 LOWEST, HIGHEST, PER_DECADE = -16, 2, 2  # the decades of errors that a histogram has, and its bars in each
 _BARS = 24  # of a histogram of values
 

@@ -16,6 +16,8 @@ from exportkit.report.symbolic_sizes import Symbols, size_text, symbols_of
 from exportkit.report.untrusted import first
 
 _MOST_NODES = 5000
+_MOST_EDGES = 30_000
+_MOST_ENDS = 500  # inputs, and outputs
 _MOST_ARGUMENTS = 40
 _NUMBERS = ("as_sym_int", "as_sym_bool", "as_sym_float", "as_sym_ints", "as_int", "as_bool", "as_float")
 # Namespaces of operators that come with torch.
@@ -79,17 +81,18 @@ class _Builder:
 
     def build(self) -> GraphData:
         left_out: list[str] = []
-        self._inputs()
+        self._inputs(left_out)
         for number, node in enumerate(first(self._graph.nodes, _MOST_NODES, "nodes of the graph", left_out)):
             self._call(number, node)
-        self._outputs()
+        self._outputs(left_out)
         calls: dict[str, int] = {}
         for node in self._graph.nodes:
             calls[node.target] = calls.get(node.target, 0) + 1
         tree = tree_of(self._stacks)
-        return GraphData(self._nodes, list(self._edges), tree, calls, left_out)
+        edges = first(list(self._edges), _MOST_EDGES, "arrows of the graph", left_out)
+        return GraphData(self._nodes, edges, tree, calls, left_out)
 
-    def _inputs(self) -> None:
+    def _inputs(self, left_out: list[str]) -> None:
         named = self._manifest.call.inputs
         users: list[str] = []
         for spec in self._signature.input_specs:
@@ -101,7 +104,7 @@ class _Builder:
                 self._weights[argument["name"]] = str(content[f"{kind}_name"])
         values = self._graph.tensor_values
         self._symbols = symbols_of(self._manifest.call, [values[name].sizes for name in users if name in values])
-        for index, name in enumerate(users):
+        for index, name in enumerate(first(users, _MOST_ENDS, "inputs of the graph", left_out)):
             title = named[index].name if index < len(named) else name
             self._maker[name] = self._add({"kind": "input", "title": title, "out": [self._value(name)]}, None)
 
@@ -141,16 +144,19 @@ class _Builder:
             described["weights"] = weights
         self._maker.update(dict.fromkeys(outputs, here))
 
-    def _outputs(self) -> None:
-        named = iter(self._manifest.call.outputs)
-        for spec in self._signature.output_specs:
-            ((kind, content),) = spec.items()
-            for name in tensors_in(content["arg"]) if kind == "user_output" else ():
-                output = next(named, None)
-                title = output.name if output is not None else name
-                here = self._add({"kind": "output", "title": title, "out": [self._value(name)]}, None)
-                if name in self._maker:
-                    self._edges[self._maker[name], here] = None
+    def _outputs(self, left_out: list[str]) -> None:
+        users = [
+            name
+            for spec in self._signature.output_specs
+            if "user_output" in spec
+            for name in tensors_in(spec["user_output"]["arg"])
+        ]
+        named = self._manifest.call.outputs
+        for index, name in enumerate(first(users, _MOST_ENDS, "outputs of the graph", left_out)):
+            title = named[index].name if index < len(named) else name
+            here = self._add({"kind": "output", "title": title, "out": [self._value(name)]}, None)
+            if name in self._maker:
+                self._edges[self._maker[name], here] = None
 
     def _add(self, node: dict[str, Any], stack: Stack | None) -> int:
         self._nodes.append(node)
