@@ -1,7 +1,7 @@
 // Pictures of sizes and of errors.
 
 import { el, svg } from "../../serve/page/static/dom.js";
-import { bytesText, countText, numberText, shareText, shortened } from "./text.js";
+import { bytesText, countText, ending, numberText, shareText } from "./text.js";
 
 const MAP_HEIGHT = 300;
 const [NARROWEST, WIDEST] = [300, 1200]; // of the picture of the records
@@ -30,7 +30,7 @@ export function treemap(records, kinds) {
 function drawnCell({ item, place }, colour, total) {
   const title = svg("title", {}, `${item.name}\n${bytesText(item.size)}, ${shareText(item.size / total)}`);
   const letters = Math.floor((place.width - 14) / 8.2);
-  const text = place.height > 24 && letters > 4 && svg("text", { x: place.x + 8, y: place.y + 19 }, shortened(item.label, letters));
+  const text = place.height > 24 && letters > 4 && svg("text", { x: place.x + 8, y: place.y + 19 }, ending(item.label, letters));
   const size = place.height > 44 && letters > 6 && svg("text", { class: "detail", x: place.x + 8, y: place.y + 37 }, bytesText(item.size));
   const [width, height] = [Math.max(0.5, place.width - 1.5), Math.max(0.5, place.height - 1.5)];
   return svg("g", { class: `cell kind-${colour}` }, title, svg("rect", { x: place.x, y: place.y, width, height, rx: 2 }), text, size);

@@ -74,8 +74,8 @@ export function operatorSection(data) {
   const body = data.operators.map(([name, schema, library], index) => {
     const given = library !== null && data.libraries[library] ? data.libraries[library][0] : null;
     const id = `operator-${index}`;
-    rows.set(name, { id, given: given ? `from ${given}` : "no library of this artifact gives it" });
-    return { id, cells: [el("span", {}, el("b", {}, "◆ ", name), el("code", { class: "schema" }, schema)), data.graph ? String(calls.get(name) ?? 0) : null, given ? el("code", {}, given) : el("span", { class: "problem" }, data.onnx.length ? "the ONNX model" : "not in this artifact")] };
+    rows.set(name, { id, given: given ? `from ${given}` : "from a library that is not in this artifact" });
+    return { id, cells: [el("span", {}, el("b", {}, "◆ ", name), el("code", { class: "schema" }, schema)), data.graph ? String(calls.get(name) ?? 0) : null, given ? el("code", {}, given) : data.onnx.length ? "the ONNX model" : el("span", { class: "problem" }, "not in this artifact; exportkit package adds it")] };
   });
   const libraries = data.libraries.map(([name, text, size, digest]) => [el("code", {}, name), text, bytesText(size), el("code", { title: digest }, digest.slice(0, DIGITS))]);
   const section = card(

@@ -32,6 +32,11 @@ export function numberText(value) {
   return Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 }
 
+/** Shortens a text at its beginning. */
+export function ending(text, longest) {
+  return text.length <= longest ? text : `…${text.slice(text.length - longest + 1)}`;
+}
+
 /** Shortens a text in its middle. */
 export function shortened(text, longest) {
   if (text.length <= longest) return text;
