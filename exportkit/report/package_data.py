@@ -120,7 +120,10 @@ def _weight_bytes(weight: Weight) -> int:
 
 
 def _records(reader: PackageReader, left_out: list[str]) -> list[list[Any]]:
-    """Returns the name, the size, the kind and the digest of each record, the largest first."""
+    """Returns the name, the size, the kind, the digest and the weight of each record, the largest first.
+
+    Those that are left out have one row for each kind, so that the sizes add up.
+    """
     owners: dict[str, str] = {}  # what a record of a weight is shown as
     for weight in reader.manifest.weights:
         if weight.record is not None:
@@ -131,7 +134,11 @@ def _records(reader: PackageReader, left_out: list[str]) -> list[list[Any]]:
         kind = next((kind for start, kind in _KINDS.items() if record.name.startswith(start)), "other")
         rows.append([record.name, record.size, kind, record.sha256, owners.get(record.name)])
     rows.sort(key=lambda row: (-row[1], row[0]))
-    return list(first(rows, _MOST_ROWS, "records, which are smaller than those listed", left_out))
+    shown = list(first(rows, _MOST_ROWS, "records, which are smaller than those listed", left_out))
+    rest: dict[str, list[int]] = {}
+    for _, size, kind, _, _ in rows[len(shown) :]:
+        rest.setdefault(kind, []).append(size)
+    return shown + [[f"{len(found)} smaller records", sum(found), kind, None, None] for kind, found in rest.items()]
 
 
 def _bytes_under(sizes: Mapping[str, int], folder: str) -> int:

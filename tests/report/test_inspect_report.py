@@ -191,7 +191,8 @@ def test_what_is_too_much_is_left_out_with_a_note(capsys, tmp_path: Path, monkey
     data = data_of(tmp_path / "a.html")
     assert "7 of 10 nodes of the graph" in data["left_out"]
     assert any(note.endswith("records, which are smaller than those listed") for note in data["left_out"])
-    assert len(data["records"]) == 1
+    assert sum(size for _, size, *_ in data["records"]) == data["file"]["size"]
+    assert data["records"][1][0].endswith("smaller records")
     assert [each["title"] for each in data["graph"]["nodes"]] == ["x", "relu", "relu", "relu", "y"]
 
 

@@ -24,6 +24,24 @@ if TYPE_CHECKING:
 HOSTILE = "</script><img src=http://evil.test/x onerror=owned=1><script>owned=1</script>\u2028\u202e"
 
 
+# Boxes of nodes that lie on others, and arrows that go up.
+OVERLAPS = """() => {
+    const boxes = [...document.querySelectorAll(".graph .box:not(.open)")].map((box) => box.getBoundingClientRect());
+    boxes.sort((one, other) => one.top - other.top);
+    const bad = [];
+    boxes.forEach((one, index) => {
+        for (let next = index + 1; next < boxes.length && boxes[next].top < one.bottom; next++) {
+            if (boxes[next].left < one.right && one.left < boxes[next].right) bad.push([one.x, one.y]);
+        }
+    });
+    for (const arrow of document.querySelectorAll(".graph .arrow")) {
+        const length = arrow.getTotalLength();
+        if (arrow.getPointAtLength(length).y < arrow.getPointAtLength(0).y) bad.push(arrow.getAttribute("d"));
+    }
+    return bad;
+}"""
+
+
 @contextmanager
 def opened(browser: Browser, path: Path, *, refusals: bool = False, **context: object) -> Iterator[Page]:
     """Opens a page. At the end there may have been no error, no message, and no request but for the page itself.
@@ -70,15 +88,15 @@ def patches(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of twelve blocks of thirty nodes."""
+    """The page of twelve blocks of thirty nodes, where some arrows are long."""
     folder = tmp_path_factory.mktemp("blocks")
-    nodes, last = [], "x"
+    nodes, last, before = [], "x", "x"
     for number in range(360):
         name = "y" if number == 359 else f"n{number}"
         block = f"encoder.blocks{number // 30}"
         trace = f'File "/model.py", line {number}, in forward\n    x = step{number}(x)'
-        nodes.append(node(name, last, nn_module_stack=inside(block), stack_trace=trace))
-        last = name
+        nodes.append(node(name, last, before, nn_module_stack=inside(block), stack_trace=trace))
+        last, before = name, last if number % 7 else before
     source = package(folder / "blocks.pt2", program(document(nodes, ["y"])))
     assert main(["inspect", str(source), "--report", str(folder / "blocks.html")]) == 0
     return folder / "blocks.html"
@@ -171,6 +189,7 @@ def test_modules_open_and_close_by_mouse_and_by_keys(browser: Browser, blocks: P
         assert "encoder.blocks1" in page.inner_text(".details h3")
         page.get_by_role("button", name="Open all").click()
         assert page.locator(".graph .box.op").count() == 360
+        assert page.evaluate(OVERLAPS) == []
         page.get_by_role("button", name="Close all").click()
         assert page.locator(".graph .box.closed").count() == 1
 

@@ -6,6 +6,7 @@ import { bytesText, countText, ending, numberText, shareText } from "./text.js";
 const MAP_HEIGHT = 300;
 const [NARROWEST, WIDEST] = [300, 1200]; // of the picture of the records
 const [BARS_WIDTH, BARS_HEIGHT] = [320, 84];
+const [MOST_CELLS, DEEPEST] = [24, 8]; // of one kind, and parts of a weight's name
 const SMALLEST_CELL = 0.0004; // of the whole: smaller ones are drawn together
 
 /** A picture of the records, with areas in proportion to their sizes. `kinds` gives the number of a kind's colour. */
@@ -18,8 +19,9 @@ export function treemap(records, kinds) {
   const sum = (list) => list.reduce((size, record) => size + record.size, 0);
   const ordered = [...groups].map(([kind, list]) => ({ kind, list, size: sum(list) })).filter((each) => each.size).sort((one, other) => other.size - one.size);
   const cells = squarified(ordered, { x: 0, y: 0, width: across, height: MAP_HEIGHT }, total).flatMap(({ item, place }) => {
-    const large = item.list.filter((record) => record.size / total >= SMALLEST_CELL);
-    const small = item.list.filter((record) => record.size && record.size / total < SMALLEST_CELL);
+    const list = byModule(item.list);
+    const large = list.filter((record) => record.size / total >= SMALLEST_CELL);
+    const small = list.filter((record) => record.size && record.size / total < SMALLEST_CELL);
     if (small.length) large.push({ label: countText(small.length, "small record"), name: countText(small.length, "small record"), size: sum(small), kind: item.kind });
     return squarified(large, place, item.size).map((cell) => drawnCell(cell, kinds.get(item.kind), total));
   });
@@ -27,11 +29,27 @@ export function treemap(records, kinds) {
   return svg("svg", { class: "treemap", viewBox: `0 0 ${across} ${MAP_HEIGHT}`, role: "img", "aria-label": `Sizes: ${label}` }, cells);
 }
 
+/** Joins many weights to modules: to as small ones as there is room for. */
+function byModule(records) {
+  if (records.length <= MOST_CELLS || !records.every((record) => record.owner)) return records;
+  const at = (depth) => Map.groupBy(records, ({ owner }) => owner.split(".").slice(0, depth).join("."));
+  let groups = at(1);
+  for (let depth = 2; depth <= DEEPEST; depth++) {
+    const finer = at(depth);
+    if (finer.size > MOST_CELLS) break;
+    groups = finer;
+  }
+  return [...groups].map(([label, list]) => {
+    const size = list.reduce((sum, record) => sum + record.size, 0);
+    return { label, name: `${label}: ${countText(list.length, "weight")}`, size };
+  });
+}
+
 function drawnCell({ item, place }, colour, total) {
   const title = svg("title", {}, `${item.name}\n${bytesText(item.size)}, ${shareText(item.size / total)}`);
-  const letters = Math.floor((place.width - 14) / 8.2);
+  const letters = Math.floor((place.width - 12) / 8.3);
   const text = place.height > 24 && letters > 4 && svg("text", { x: place.x + 8, y: place.y + 19 }, ending(item.label, letters));
-  const size = place.height > 44 && letters > 6 && svg("text", { class: "detail", x: place.x + 8, y: place.y + 37 }, bytesText(item.size));
+  const size = place.height > 44 && letters > 7 && svg("text", { class: "detail", x: place.x + 8, y: place.y + 37 }, bytesText(item.size));
   const [width, height] = [Math.max(0.5, place.width - 1.5), Math.max(0.5, place.height - 1.5)];
   return svg("g", { class: `cell kind-${colour}` }, title, svg("rect", { x: place.x, y: place.y, width, height, rx: 2 }), text, size);
 }

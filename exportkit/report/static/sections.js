@@ -103,7 +103,7 @@ export function targetSection(data) {
 }
 
 export function sizeSection(data) {
-  const records = data.records.map(([name, size, kind, digest, owner]) => ({ name: owner ? `${owner}: ${name}` : name, label: owner ?? name.split("/").pop(), path: name, size, kind, digest }));
+  const records = data.records.map(([name, size, kind, digest, owner]) => ({ name: owner ? `${owner}: ${name}` : name, label: owner ?? name.split("/").pop().replace(/^(\d+)\.safetensors$/, "case $1"), path: name, size, kind, digest, owner }));
   const totals = new Map();
   for (const { kind, size } of records) totals.set(kind, (totals.get(kind) ?? 0) + size);
   const ordered = [...totals].sort((one, other) => other[1] - one[1]);
