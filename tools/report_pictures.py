@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-_WIDTH, _HEIGHT = 1120, 900
+_WIDTH, _HEIGHT = 1280, 900
 _COLOURS = 128  # a third of the bytes, and no visible difference
 
 

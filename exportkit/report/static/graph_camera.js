@@ -45,10 +45,11 @@ export class Camera {
     const whole = Math.min(across, (height - 2 * MARGIN) / Math.max(1, scene.height), 1.4);
     const scale = readable ? Math.max(whole, Math.min(1, Math.max(across, 0.62))) : whole;
     const y = scene.height * scale < height ? (height - scene.height * scale) / 2 : MARGIN;
-    // Where not all of it is seen, what comes first is in the middle.
+    // Where not all of it is seen, what comes first is as close to the middle as the edges allow.
     const first = scene.boxes.reduce((top, box) => (box.y < top.y ? box : top), scene.boxes[0] ?? { x: 0, width: 0 });
-    const middle = scene.width * scale <= width ? scene.width / 2 : first.x + first.width / 2;
-    this.set(width / 2 - middle * scale, y, scale);
+    const beyond = width - scene.width * scale;
+    const x = Math.max(beyond - MARGIN, Math.min(MARGIN, width / 2 - (first.x + first.width / 2) * scale));
+    this.set(beyond >= 0 ? beyond / 2 : x, y, scale);
   }
 
   /** Brings a box to the middle, if it is not well in view. */
