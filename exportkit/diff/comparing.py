@@ -152,10 +152,12 @@ def _graphs(a: _Opened, b: _Opened) -> Iterator[Difference]:
         if a.manifest.weights and b.manifest.weights:
             yield from compare_tensors("graph", "weight", a.graph.weights, b.graph.weights, "answer")
         yield from compare_tensors("graph", "constant", a.graph.constants, b.graph.constants, "answer")
-    elif kinds[0] != "none":
-        digests = both(_graph_sha256, a, b)
-        if digests[0] != digests[1]:
-            yield Difference("graph", "sha256", *digests, "answer")
+    if kinds[0] == kinds[1] != "none":
+        here, there = both(_graph_sha256, a, b)
+        if here != there:
+            compared = a.graph is not None and b.graph is not None
+            note = "the whole file, with names and source lines" if compared else None
+            yield Difference("graph", "sha256", here, there, None if compared else "answer", note)
     one, other = a.manifest.program, b.manifest.program
     if one is not None and other is not None:
         yield from fields("graph", "program", one, other, {"device": "load", "built_with_torch": None})

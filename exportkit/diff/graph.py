@@ -40,7 +40,7 @@ class Graph:
 
     Attributes:
         nodes: All nodes in the order of the file.
-        interface: Its inputs, outputs and ranges, in a form that does not depend on names.
+        interface: Its inputs and outputs, in a form that does not depend on names.
         weights: Its weights by the names of the model's state.
         constants: Its other tensors by name.
     """
@@ -70,4 +70,4 @@ def compare_graphs(a: Graph, b: Graph) -> Iterator[Difference]:
             what, note = f"first difference, node {index}", "only one graph has it"
             yield Difference("graph", what, ends[0], ends[1], "answer", note)
     if a.interface != b.interface:
-        yield Difference("graph", "inputs, outputs and ranges", "as in A", "as in B", "answer")
+        yield Difference("graph", "inputs and outputs", "as in A", "as in B", "answer")
