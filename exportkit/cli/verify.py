@@ -10,7 +10,7 @@ import click
 from typing_extensions import assert_never
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
+from exportkit.cli.output import Progress, print_json, print_table, printable, printable_lines, progress
 from exportkit.cli.shared_options import (
     EXISTING_FILE,
     check_tolerances,
@@ -22,11 +22,11 @@ from exportkit.cli.shared_options import (
     tolerance_options,
     weights_option,
 )
+from exportkit.errors import ExportkitError
 from exportkit.verify import outcomes
 from exportkit.verify.options import Against, VerifyOptions
 
 if TYPE_CHECKING:
-    from exportkit.verify.bisecting import Located
     from exportkit.verify.outcomes import Verdict
     from exportkit.verify.report import Check, Report
 
@@ -113,26 +113,33 @@ def command(
 
     if bisect_budget is not None and not bisecting:
         raise click.UsageError("--bisect-budget is for --bisect.")
-    located: Located | None = None
+    bisection: dict[str, Any] = {}
     with progress() as step:
         asked = VerifyOptions(max_input_bytes=max_input_mb * 10**6, **options)
         report = verify(artifact, asked, progress=step)
-        if bisecting and any(check.failed and check.target and check.against != "package" for check in report.checks):
-            from exportkit.verify.bisecting import bisect_artifact
-
-            located = bisect_artifact(artifact, report, asked, budget=bisect_budget, progress=step)
+        if bisecting:
+            bisection = _bisect(artifact, report, asked, bisect_budget, step)
     if as_json:
-        bisection = located.document() if located is not None else None
         print_json(report_document(report) | ({"bisection": bisection} if bisecting else {}))
     else:
         print_report(report)
-        if located is not None:
+        if bisecting:
             click.echo("\nBisection:")
-            click.echo(printable_lines(located.message, "  | "))
-        elif bisecting:
-            click.echo("--bisect: no call fails, so that there is nothing to search for")
+            click.echo(printable_lines(bisection["message"], "  | "))
     if report.exit_code:
         raise click.exceptions.Exit(report.exit_code)
+
+
+def _bisect(
+    artifact: Path, report: Report, options: VerifyOptions, budget: int | None, step: Progress
+) -> dict[str, Any]:
+    """Returns what a bisection found, or why there is none. The report is shown in any case."""
+    from exportkit.verify.bisecting import bisect_artifact
+
+    try:
+        return bisect_artifact(artifact, report, options, budget=budget, progress=step).document()
+    except ExportkitError as error:
+        return {"message": str(error), "node": None}
 
 
 def report_document(report: Report) -> dict[str, Any]:

@@ -265,9 +265,11 @@ class _Search:
             self._worker = VerifyWorker("exportkit.verify.bisect_worker", search_path="caller")
             timeout = max(self._options.timeout, LOAD_TIMEOUT)
             answer = self._worker.ask(command, GraphRead, doing="reading the graph", timeout=timeout)
-            if isinstance(answer, GraphRead):
+            if isinstance(answer, GraphRead) and answer.points:
                 self._points = answer.points
                 return
+            if isinstance(answer, GraphRead):
+                raise UsageError("the graph has no node, so that there is nothing to cut")
             refusals.append(answer.detail if isinstance(answer, Failed) else answer.message)
             self._worker.close()
         source = self._reader.manifest.source.model

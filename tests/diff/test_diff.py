@@ -439,3 +439,16 @@ def test_run_compares_the_answers_to_all_recorded_cases(
     (check,) = json.loads(out)["answers"]["checks"]
     assert (code, check["same"], check["b"]["kind"], check["a"]["kind"]) == (1, False, "mismatch", "mismatch")
     assert "elements differ" in check["message"]
+
+
+def test_a_policy_holds_for_what_is_run_and_not_for_what_is_read(
+    nets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = signer(tmp_path)
+    policy = {"version": 1, "require_signature": True, "public_keys": [str(key.public)]}
+    (tmp_path / "policy.json").write_text(json.dumps(policy))
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "policy.json"))
+    assert run(capsys, "diff", nets["net"], nets["renamed"])[0] == 0
+    code, _, err = run(capsys, "diff", nets["net"], nets["renamed"], "--run")
+    assert code == 3
+    assert "signature" in err
