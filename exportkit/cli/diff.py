@@ -39,7 +39,7 @@ def command(a: Path, b: Path, run: bool, as_json: bool, **options: Any) -> None:
     Every digest is checked. Without --run, nothing of A and B is executed or imported. Weights are compared by the
     names of the model's state.
 
-    With --run, each runs in a process of its own. The answers to a recorded case are the same if each of both is right
+    With --run, each runs in its process. The answers to a recorded case are the same if each of both is right
     by the rule of `exportkit verify` where the other one's answer is expected.
 
     As with diff(1), the exit code is 0 if both are the same, and 1 if they differ in anything that changes an answer,

@@ -1,4 +1,4 @@
-"""Runs two artifacts on their recorded cases and compares the answers. Each runs in a process of its own."""
+"""Runs two artifacts on their recorded cases and compares the answers. Each runs in its process."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def compare_answers(
     """Calls both artifacts with the inputs of all recorded cases.
 
     An answer is right by the rule of FORMAT.md, "Verdicts", where the other artifact's answer is the expected one, and
-    the references and eager's errors are those of the case.
+    the references and the errors of eager come from the case.
 
     Args:
         a: An artifact or a package, or an ONNX model.

@@ -150,7 +150,7 @@ def _packed_libraries(reader: PackageReader, folder: Path, given: set[str]) -> l
 
 
 def _ask(command: RecordCases, name: str | None, timeout: float) -> CasesRecorded:
-    """Records in a child process. Errors are those of the child."""
+    """Records in a child process, and raises its errors."""
     with Conversation("exportkit.repack.recording_worker", search_path="caller") as child:
         try:
             answer = child.ask(command, CasesRecorded, timeout=timeout)

@@ -379,7 +379,7 @@ def test_onnx_models_are_compared_by_their_graphs_and_initializers(tmp_path: Pat
         (tmp_path / name).mkdir()
         write_small(tmp_path / name / "model.onnx", data_threshold=0 if name == "a" else 2**40)
     one, other = tmp_path / "a" / "model.onnx", tmp_path / "b" / "model.onnx"
-    # The same tensors, in a file of their own and inside the model.
+    # The same tensors, in a file beside the model and inside the model.
     assert found(compare_artifacts(one, other)) == {("graph", "sha256", None)}
     proto = onnx.load(other)
     tensor = proto.graph.initializer[0]
