@@ -35,7 +35,7 @@ _OPERATOR_FILES = {
     "operator/$kind/op.cu": "csrc/$op.cu",
     "operator/$kind/op.py": "$package/$op.py",
     "operator/$kind/test_op.py": "tests/test_$op.py",
-    "operator/$kind/op_model.py": "examples/${op}_model.py",
+    "operator/$kind/op_model.py": "${op}_model.py",
 }
 _BLOCK_SUM = {"package/block_sum.cuh": "csrc/block_sum.cuh"}  # what rows and reductions share
 _PROJECT_FILES = {

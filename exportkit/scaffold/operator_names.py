@@ -16,7 +16,7 @@ _LONGEST = 64
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 # What `torch.ops` has beside the namespaces that operators are registered in.
 _ATTRIBUTES_OF_TORCH_OPS = {"higher_order", "import_module", "load_library", "loaded_libraries", "prim"}
-_FOLDERS = ("build", "csrc", "dist", "examples", "tests")  # beside the package's own
+_FOLDERS = ("build", "csrc", "dist", "tests")  # beside the package's own
 # A package's name is also a namespace in C++.
 _CPP_KEYWORDS = (
     "alignas alignof asm auto bool bitand bitor catch char class compl concept const constexpr default delete do "

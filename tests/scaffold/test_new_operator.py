@@ -39,7 +39,7 @@ def test_a_package_is_written_whole(folder: Path, capsys: pytest.CaptureFixture[
         "csrc/leaky.cpp",
         "csrc/leaky.cu",
         "csrc/leaky.h",
-        "examples/leaky_model.py",
+        "leaky_model.py",
         "pyproject.toml",
         "setup.py",
         "tests/conftest.py",
@@ -58,7 +58,7 @@ def test_the_package_depends_on_torch_alone(folder: Path) -> None:
     main(["ops", "new", "leaky", "--package", "their_ops"])
     written = files(folder / "their_ops")
     assert [path for path, text in written.items() if "import exportkit" in text or "from exportkit" in text] == [
-        path for path in written if path.startswith(("examples/", "tests/test_"))
+        path for path in written if path.endswith("_model.py") or path.startswith("tests/test_")
     ]
 
 
@@ -81,7 +81,7 @@ def test_a_second_operator_is_added_to_the_package(where: str, folder: Path, mon
         "csrc/energy.cpp",
         "csrc/energy.cu",
         "csrc/energy.h",
-        "examples/energy_model.py",
+        "energy_model.py",
         "tests/test_energy.py",
         "their_ops/energy.py",
     }
