@@ -13,9 +13,9 @@ from exportkit.contract.definition import Check, Problem, checks
 from exportkit.contract.fake_kernel import fake_answer
 from exportkit.contract.findings import Finding, OperatorReport
 from exportkit.contract.operator_spec import Sample
+from exportkit.contract.operator_trial import NotApplicable, Trial, elements, first_line, floating_dtype
 from exportkit.contract.other_sizes import neighbours, smaller
 from exportkit.contract.subject import Subject
-from exportkit.contract.trial import NotApplicable, Trial, elements, first_line, floating_dtype
 from exportkit.errors import UsageError
 
 Progress = Callable[[str, Sample | None], None]

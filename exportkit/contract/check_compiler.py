@@ -15,7 +15,16 @@ from exportkit.contract.derivatives import differentiable
 from exportkit.contract.differences import difference, first_difference
 from exportkit.contract.fake_kernel import fake_outputs
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import NotApplicable, Trial, arguments, copied, device_of, elements, first_line, tensors
+from exportkit.contract.operator_trial import (
+    NotApplicable,
+    Trial,
+    arguments,
+    copied,
+    device_of,
+    elements,
+    first_line,
+    tensors,
+)
 
 _WRONG_ALREADY = (
     "determinism", "mutation", "aliasing", "fake-runs", "fake-shape", "fake-strides", "fake-dtype", "fake-device",

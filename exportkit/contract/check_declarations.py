@@ -11,8 +11,8 @@ from exportkit.contract.definition import Problem, of_operator
 from exportkit.contract.derivatives import differentiable
 from exportkit.contract.findings import Severity
 from exportkit.contract.operator_spec import Sample
+from exportkit.contract.operator_trial import NotApplicable, Trial, arguments, floating_dtype
 from exportkit.contract.schema_rules import schema_findings
-from exportkit.contract.trial import NotApplicable, Trial, arguments, floating_dtype
 
 
 @of_operator("signatures", "Give it the schema's parameters and defaults.", order=2)

@@ -13,7 +13,7 @@ from exportkit.contract.differences import difference
 from exportkit.contract.findings import Severity
 from exportkit.contract.memory_layouts import FRAMED, SPACED, MemoryLayout
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import NotApplicable, Trial, copied, elements, tensors, with_tensors
+from exportkit.contract.operator_trial import NotApplicable, Trial, copied, elements, tensors, with_tensors
 
 _SHOWN = "import copy\nbefore = copy.deepcopy(args)\n{op}(*args)\nprint(before, args)"
 _SHOWN_MEMORY = (

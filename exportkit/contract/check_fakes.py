@@ -11,7 +11,7 @@ from exportkit.contract.definition import Problem, of_call
 from exportkit.contract.fake_kernel import fake_answer, symbolic_answer
 from exportkit.contract.findings import Severity
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import NotApplicable, Trial, arguments, elements, first_line
+from exportkit.contract.operator_trial import NotApplicable, Trial, arguments, elements, first_line
 
 
 @of_call(

@@ -15,7 +15,7 @@ from exportkit.contract.differences import difference
 from exportkit.contract.findings import Severity
 from exportkit.contract.memory_layouts import EXPANDED, REVERSED, SPACED
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import NotApplicable, Trial, first_line, tensors
+from exportkit.contract.operator_trial import NotApplicable, Trial, first_line, tensors
 
 _GRADCHECK_ELEMENTS = 600
 """gradcheck calls the operator twice for each element."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from exportkit.contract.definition import Problem, of_call
 from exportkit.contract.differences import first_difference
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import NotApplicable, Trial, elements
+from exportkit.contract.operator_trial import NotApplicable, Trial, elements
 
 _RUNS = 3
 _LARGE_RUNS = 2

@@ -14,8 +14,7 @@ from exportkit.contract.fake_kernel import fake_outputs
 from exportkit.contract.findings import Severity
 from exportkit.contract.memory_layouts import EXPANDED, SPACED, STRIDED, MemoryLayout
 from exportkit.contract.operator_spec import DEFAULT_TOLERANCES, Sample
-from exportkit.contract.other_sizes import resized, sizes_of
-from exportkit.contract.trial import (
+from exportkit.contract.operator_trial import (
     NotApplicable,
     Trial,
     arguments,
@@ -27,6 +26,7 @@ from exportkit.contract.trial import (
     with_tensor,
     with_tensors,
 )
+from exportkit.contract.other_sizes import resized, sizes_of
 
 _LARGE = 4096
 

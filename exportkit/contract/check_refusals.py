@@ -12,7 +12,7 @@ from exportkit.contract.definition import Problem, of_operator
 from exportkit.contract.fake_kernel import fake_outputs
 from exportkit.contract.findings import Severity
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import (
+from exportkit.contract.operator_trial import (
     NotApplicable,
     Trial,
     arguments,

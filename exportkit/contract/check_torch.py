@@ -6,7 +6,7 @@ import torch
 
 from exportkit.contract.definition import Problem, of_call
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import NotApplicable, Trial, copied, with_tensors
+from exportkit.contract.operator_trial import NotApplicable, Trial, copied, with_tensors
 
 _EARLIER = ("determinism", "mutation", "aliasing")
 _FAKES = ("fake-runs", "fake-shape", "fake-strides", "fake-dtype", "fake-device", "fake-layouts")

@@ -13,7 +13,7 @@ from exportkit.contract.definition import Problem, of_call
 from exportkit.contract.differences import first_difference
 from exportkit.contract.findings import Severity
 from exportkit.contract.operator_spec import DEFAULT_TOLERANCES, Sample
-from exportkit.contract.trial import (
+from exportkit.contract.operator_trial import (
     NotApplicable,
     Trial,
     arguments,

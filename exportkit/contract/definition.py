@@ -12,7 +12,7 @@ from typing import Literal
 from exportkit.contract.findings import Severity
 from exportkit.contract.memory_layouts import PLAIN, MemoryLayout
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import Trial
+from exportkit.contract.operator_trial import Trial
 
 Dtypes = Literal["all", "some", "first", "float64"]
 OfCall = Callable[[Trial, Sample], "Problem | None"]

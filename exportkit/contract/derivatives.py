@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import NotApplicable, Trial, arguments, first_line
+from exportkit.contract.operator_trial import NotApplicable, Trial, arguments, first_line
 
 
 @dataclass(frozen=True)

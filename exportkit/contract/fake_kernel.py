@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorExc
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import NotApplicable, Trial, arguments, tensors, with_tensors
+from exportkit.contract.operator_trial import NotApplicable, Trial, arguments, tensors, with_tensors
 
 
 def fake_answer(trial: Trial, call: Sample) -> list[Tensor]:

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from exportkit.contract.operator_spec import Sample
+from exportkit.contract.operator_trial import arguments
 from exportkit.contract.subject import Subject
-from exportkit.contract.trial import arguments
 
 
 def sizes_of(call: Sample) -> list[int]:

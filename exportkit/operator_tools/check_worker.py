@@ -16,8 +16,8 @@ from exportkit.contract.check import check_operator
 from exportkit.contract.definition import checks
 from exportkit.contract.findings import Finding, OperatorReport, Severity
 from exportkit.contract.operator_spec import OpSpec, Sample
+from exportkit.contract.operator_trial import first_line
 from exportkit.contract.subject import Subject
-from exportkit.contract.trial import first_line
 from exportkit.errors import UsageError
 from exportkit.export.placement import usable_device
 from exportkit.export.resolve import import_code, parse_dtype, resolve, resolve_decompositions

@@ -14,8 +14,8 @@ from torch._ops import OpOverload
 from exportkit.contract.call_code import ways_to_write
 from exportkit.contract.findings import Finding, Severity
 from exportkit.contract.operator_spec import OpSpec, Sample
+from exportkit.contract.operator_trial import arguments, copied, first_line
 from exportkit.contract.subject import Subject
-from exportkit.contract.trial import arguments, copied, first_line
 from exportkit.operator_tools.call_search import Enough, search_calls
 from exportkit.operator_tools.checking import MOST_SEARCH_ENDS, SEARCH, Origin
 from exportkit.operator_tools.forms import draw

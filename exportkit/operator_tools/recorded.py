@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import arguments, copied
+from exportkit.contract.operator_trial import arguments, copied
 from exportkit.errors import UsageError
 from exportkit.export.dispatch import OperatorMode, watched_by
 from exportkit.export.placement import prepared

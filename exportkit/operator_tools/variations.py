@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import arguments, with_tensors
+from exportkit.contract.operator_trial import arguments, with_tensors
 
 _INTEGERS = (torch.int32, torch.int64)
 

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from exportkit.contract.call_code import ways_to_write
 from exportkit.contract.operator_spec import Sample
+from exportkit.contract.operator_trial import arguments
 from exportkit.contract.subject import Subject
-from exportkit.contract.trial import arguments
 
 _ALIGNED = 64  # bytes: where torch's memory begins
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -13,7 +13,7 @@ from exportkit.contract.call_code import ways_to_write
 from exportkit.contract.check_fakes import steps
 from exportkit.contract.memory_layouts import PLAIN, STRIDED
 from exportkit.contract.operator_spec import Sample
-from exportkit.contract.trial import arguments
+from exportkit.contract.operator_trial import arguments
 
 DTYPES = [
     torch.float32,

@@ -11,8 +11,8 @@ import torch
 from exportkit.contract.check import check_operator
 from exportkit.contract.check_compiler import OperatorCall
 from exportkit.contract.definition import checks
+from exportkit.contract.operator_trial import copied, tensors
 from exportkit.contract.subject import Subject
-from exportkit.contract.trial import copied, tensors
 from exportkit.ops import SPECS, OpSpec, Sample
 from exportkit.ops.triton import SPECS as TRITON_SPECS
 
