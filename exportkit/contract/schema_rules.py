@@ -44,7 +44,7 @@ def schema_findings(schema: FunctionSchema | str) -> tuple[Finding, ...]:
     """Finds what is wrong with a schema, without calling the operator.
 
     Broken is what torch.export or AOTInductor refuses, and what every call on the stable ABI raises for. Doubtful is an
-    `int`, which may be a size, and Generator, which torch 2.13 passes and 2.11 does not.
+    `int`, which may be a size, and an optional Generator, which may only be left out.
 
     Args:
         schema: A schema, or its text, such as "my_ops::scale(Tensor x, float by) -> Tensor".
@@ -95,14 +95,16 @@ def _of_argument(argument: Any) -> Finding | None:
     kind, lists, text = schema_type(argument)
     named = f"argument {argument.name} is {text}"
     if kind == "GeneratorType":
-        message = f"{named}, and the stable ABI passes it from torch 2.13 on only"
-        return _finding(message, _OTHERS[kind][1], Severity.doubtful)
+        if text == "Generator?":
+            message = f"{named}, and AOTInductor compiles a call only without one"
+            return _finding(message, _OTHERS[kind][1], Severity.doubtful)
+        return _finding(f"{named}, and AOTInductor cannot compile a call with one", _OTHERS[kind][1])
     if kind not in _NAMES:
         return _finding(f"{named}, and the stable ABI cannot pass that", _OTHERS.get(kind, ("", _WITHOUT))[1])
     name = _NAMES[kind]
-    if (lists > 1 and name != "Tensor") or (lists and name in _NOT_IN_LISTS):
+    if lists > 1 or (lists and name in _NOT_IN_LISTS):
         return _finding(
-            f"{named}, and torch.export cannot save a call with such a list",
+            f"{named}, and AOTInductor cannot compile a call with such a list",
             "Write a flat list, and the lengths as another." if lists > 1 else "Write one argument for each.",
         )
     if name == "int":

@@ -58,6 +58,8 @@ REFUSED_BY_CALL = {
 REFUSED_BY_EXPORT = {
     "ScalarType[]": [torch.int64],
     "Device[]": [torch.device("cpu")],
+    "Layout[]": [torch.strided],
+    "MemoryFormat[]": [torch.contiguous_format],
     "int[][]": [[1], [2]],
 }
 VALUES = ACCEPTED | DOUBTFUL | REFUSED_BY_CALL | REFUSED_BY_EXPORT
@@ -120,8 +122,16 @@ def test_a_list_that_is_refused_cannot_be_saved(kind: str, operators: Callable[[
     (finding,) = schema_findings(schema(kind))
     assert (finding.severity, finding.message) == (
         Severity.broken,
-        f"Argument y is {kind}, and torch.export cannot save a call with such a list.",
+        f"Argument y is {kind}, and AOTInductor cannot compile a call with such a list.",
     )
+
+
+# torch.export saves these calls; that AOTInductor refuses them was seen with torch 2.13.
+@pytest.mark.parametrize("kind", ["Tensor[][]", "Generator"])
+def test_what_only_the_compiler_refuses_is_refused(kind: str) -> None:
+    (finding,) = schema_findings(f"f(Tensor x, {kind} y) -> Tensor")
+    assert finding.severity is Severity.broken
+    assert "AOTInductor cannot compile a call with" in finding.message
 
 
 @pytest.mark.parametrize(
