@@ -6,6 +6,7 @@ everybody else's.
 
 from __future__ import annotations
 
+from exportkit.contract.layout import Layout
 from exportkit.contract.operator_spec import OpSpec, Refusal, Sample
 
-__all__ = ["OpSpec", "Refusal", "Sample"]
+__all__ = ["Layout", "OpSpec", "Refusal", "Sample"]

@@ -12,7 +12,7 @@ from exportkit.contract.call_code import Written, ways_to_write
 from exportkit.contract.definition import Check, Problem, checks
 from exportkit.contract.fake_kernel import fake_answer
 from exportkit.contract.findings import Finding, OperatorReport
-from exportkit.contract.operator_spec import Sample
+from exportkit.contract.operator_spec import OpSpec, Sample
 from exportkit.contract.operator_trial import NotApplicable, Trial, elements, first_line, floating_dtype
 from exportkit.contract.other_sizes import neighbours, smaller
 from exportkit.contract.subject import Subject
@@ -71,6 +71,22 @@ def check_operator(subject: Subject, only: Sequence[str] = (), progress: Progres
             passed.append(check.name)
     schema = str(subject.overload._schema)
     return OperatorReport(subject.name, schema, tuple(passed), skipped, tuple(findings), trial.count)
+
+
+def assert_keeps(spec: OpSpec, device: torch.device) -> None:
+    """Holds an operator to its SPEC, in a test.
+
+    Args:
+        spec: The operator's promises.
+        device: Where its samples are called.
+
+    Raises:
+        AssertionError: A check found something. The message has every finding.
+    """
+    __tracebackhide__ = True  # pytest shows the findings and not this function
+    report = check_operator(Subject.of_spec(spec, [device]))
+    if report.findings:
+        raise AssertionError("\n\n".join([f"{report.operator} on {device}", *(f.text for f in report.findings)]))
 
 
 def _run(check: Check, trial: Trial, progress: Progress) -> Finding | str | None:

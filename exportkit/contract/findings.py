@@ -33,6 +33,12 @@ class Finding(msgspec.Struct, frozen=True):
     call: str | None = None
     hint: str | None = None
 
+    @property
+    def text(self) -> str:
+        """All of it, for a reader."""
+        call = None if self.call is None else "\n".join(f"    >>> {line}" for line in self.call.splitlines())
+        return "\n".join(filter(None, (f"{self.check}: {self.message}", call, self.hint and f"    {self.hint}")))
+
 
 class OperatorReport(msgspec.Struct, frozen=True):
     """All that was checked on an operator.

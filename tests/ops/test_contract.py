@@ -76,7 +76,7 @@ def report_of(name: str, device: torch.device):
 @pytest.mark.parametrize("name", [name for name, _ in WALKED])
 def test_an_operator_keeps_the_contract(name: str, device: torch.device):
     report = report_of(name, device)
-    assert not report.findings, "\n\n".join(f"{f.check}: {f.message}\n{f.call}\n{f.hint}" for f in report.findings)
+    assert not report.findings, "\n\n".join(finding.text for finding in report.findings)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in WALKED])
