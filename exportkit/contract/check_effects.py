@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from exportkit.contract.definition import Problem, of_call, of_operator
 from exportkit.contract.differences import difference
@@ -168,17 +168,21 @@ def kept_inputs(trial: Trial, call: Sample) -> Problem | None:
     """After the call, nothing holds its inputs any more."""
     trial.answer(call)
     memory = _called(trial, call)
-    if any(not ref.expired() for _, ref in memory):
-        gc.collect()
-    held = sorted({name for name, ref in memory if not ref.expired()})
+    try:
+        if not all(torch.UntypedStorage._expired(reference) for _, reference in memory):
+            gc.collect()
+        held = sorted({name for name, reference in memory if not torch.UntypedStorage._expired(reference)})
+    finally:
+        for _, reference in memory:
+            torch.UntypedStorage._free_weak_ref(reference)
     if not held:
         return None
     return Problem(f"After the call, the operator still holds {', '.join(held)}.", severity=Severity.doubtful)
 
 
-def _called(trial: Trial, call: Sample) -> list[tuple[str, StorageWeakRef]]:
-    """Makes the call on copies that nobody else holds, and returns each argument's memory."""
+def _called(trial: Trial, call: Sample) -> list[tuple[str, Any]]:
+    """Makes the call on copies that nobody else holds, and returns a weak reference to each argument's memory."""
     own = copied(call)
     named = [(name, t) for name, value in trial.bound(own).items() for t in tensors(value) if t.numel()]
     trial.run(own, trial.subject.overload)
-    return [(name, StorageWeakRef(t.untyped_storage())) for name, t in named]
+    return [(name, t.untyped_storage()._weak_ref()) for name, t in named]
