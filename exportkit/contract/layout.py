@@ -140,13 +140,17 @@ class Layout:
         return made if len(made) > 1 else made[0] if made else None
 
     def dynamic(self, arguments: Mapping[str, Any]) -> dict[str, dict[int, str]]:
-        """Returns the symbols of the dimensions that may vary, by argument, for tensors of these ranks."""
+        """Returns the symbols of the dimensions that may vary, by argument, for tensors of these ranks.
+
+        Those that `...` stands for are called B, for the batch, `before1` and so on.
+        """
         found: dict[str, dict[int, str]] = {}
         for _, layout in self.chain(""):
             for name, text in layout.tensors.items():
                 if arguments[name] is not None and (shape := text.shape_of(arguments[name])) is not None:
-                    before = "*" if shape.anything else "..."
-                    dims = {place: f"{before}{place}" for place in range(len(shape.before(arguments[name])))}
+                    of = f"{name}_" if shape.anything else ""
+                    count = len(shape.before(arguments[name]))
+                    dims = {place: f"{of}before{place}" if place else f"{of}B" for place in range(count)}
                     last = shape.last(arguments[name])
                     found[name] = dims | {place: dim.text for dim, place, _ in last if dim.is_named}
         return {name: dims for name, dims in found.items() if dims}

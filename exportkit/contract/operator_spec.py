@@ -58,6 +58,7 @@ class OpSpec:
         layout: What the tensors and numbers must be, and the results' shapes. It gives the fake kernel its checks, and
             most refusals.
         more_refusals: (device) -> calls that must be refused beside those drawn from the layout.
+        static: Names of sizes that the reference needs as numbers, so that they cannot vary where it is traced.
         dtypes: The allowed dtypes of the floating inputs.
         differentiable: Names of the arguments that get gradients; empty if the operator is not differentiable.
         tolerances: (rtol, atol) by dtype that replace the defaults.
@@ -77,6 +78,7 @@ class OpSpec:
     samples: Callable[[torch.device, torch.dtype], Iterable[Sample]]
     layout: Layout = field(default_factory=Layout)
     more_refusals: Callable[[torch.device], Iterable[Refusal]] | None = None
+    static: tuple[str, ...] = ()
     dtypes: tuple[torch.dtype, ...] = FLOATING
     differentiable: tuple[str, ...] = ()
     tolerances: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=dict)
@@ -97,7 +99,8 @@ class OpSpec:
         Dimensions with the same symbol are equal.
         """
         with torch.random.fork_rng(devices=[]):
-            return self.layout.dynamic(self._first_call(torch.device("cpu")))
+            found = self.layout.dynamic(self._first_call(torch.device("cpu")))
+        return {name: {d: s for d, s in dims.items() if s not in self.static} for name, dims in found.items()}
 
     def refusals(self, device: torch.device) -> Iterator[Refusal]:
         """Yields calls that kernel and fake must refuse: those drawn from the layout, then the others."""

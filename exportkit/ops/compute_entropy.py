@@ -80,6 +80,7 @@ SPEC = OpSpec(
     wrapper=compute_entropy,
     reference=compute_entropy_reference,
     layout=LAYOUT,
+    static=("D",),
     samples=_samples,
     differentiable=("features",),
     autocast="float32",

@@ -160,6 +160,7 @@ SPEC = OpSpec(
         derived={"N": ("the grid of patches", "(H/patch_size) * (W/patch_size)")},
         further=_check_weights,
     ),
+    static=("D",),
     samples=_samples,
     more_refusals=_refusals,
     differentiable=("features", "lab", "sobel_x", "sobel_y"),

@@ -147,6 +147,7 @@ SPEC = OpSpec(
         least={"D": 1},
         numbers={"eps": ">= 0"},
     ),
+    static=("D",),
     samples=_samples,
     differentiable=("x", "weight", "bias"),
     autocast="first",

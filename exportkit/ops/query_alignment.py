@@ -136,6 +136,7 @@ SPEC = OpSpec(
     wrapper=query_alignment,
     reference=query_alignment_reference,
     layout=LAYOUT,
+    static=("D",),
     samples=_samples,
     more_refusals=_refusals,
     differentiable=("features", "query"),

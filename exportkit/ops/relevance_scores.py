@@ -167,6 +167,7 @@ SPEC = OpSpec(
         derived={"N": ("the grid of patches", "gh * gw")},
         further=_check_weights,
     ),
+    static=("D",),
     samples=_samples,
     more_refusals=_refusals,
     autocast="float32",

@@ -88,6 +88,7 @@ SPEC = OpSpec(
     wrapper=rms_norm_quantize,
     reference=rms_norm_quantize_reference,
     layout=LAYOUT,
+    static=("D",),
     samples=_samples,
     tolerances={
         torch.float32: (1e-5, 0.0),

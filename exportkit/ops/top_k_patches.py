@@ -154,6 +154,7 @@ SPEC = OpSpec(
         outputs=["B k D: like features", "B k: int64"],
         further=_check_k,
     ),
+    static=("D",),
     samples=_samples,
     more_refusals=_refusals,
     differentiable=("features",),
