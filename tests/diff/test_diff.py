@@ -33,6 +33,7 @@ from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.signing import sign_package
 from tests.built import operator_library
+from tests.diff.nets import Branching, Longer, Net, Renamed
 from tests.onnx.small_models import write_small
 from tests.package import samples
 from tests.package.signers import signer
@@ -222,35 +223,6 @@ def test_signatures_are_shown_and_do_not_count(compared: Any, tmp_path: Path) ->
 # --- graphs -----------------------------------------------------------------------------------------------------------
 
 
-class Net(torch.nn.Module):
-    def __init__(self, *, bias: float = 0.5, factor: float = 2.0) -> None:
-        super().__init__()
-        self.bias = torch.nn.Parameter(torch.full((3,), bias))
-        self.factor = factor
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"y": torch.relu(x + self.bias) * self.factor, "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
-
-
-class Renamed(Net):
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        another_name = x + self.bias
-
-        count = torch.relu(another_name) * self.factor
-        return {"y": count, "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
-
-
-class Longer(Net):
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"y": torch.relu(x + self.bias).exp() * self.factor, "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
-
-
-class Branching(Net):
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        y = torch.cond(x.sum() > 0, lambda t: t * self.factor, lambda t: t + 1, (x + self.bias,))
-        return {"y": y, "n": torch.ones_like(x, dtype=torch.int64).sum(1)}
-
-
 @pytest.fixture(scope="module")
 def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Artifacts with a program, by name."""
@@ -297,8 +269,8 @@ def test_graphs_are_compared_by_what_they_compute(
 def test_the_first_difference_names_nodes_and_lines(nets: dict[str, Path]) -> None:
     differences = compare_artifacts(nets["net"], nets["longer"]).differences
     (first,) = (each for each in differences if each.what.startswith("first"))
-    assert str(first.a).startswith("aten.mul.Tensor (mul, test_diff.py:")
-    assert str(first.b).startswith("aten.exp.default (exp, test_diff.py:")
+    assert str(first.a).startswith("aten.mul.Tensor (mul, nets.py:")
+    assert str(first.b).startswith("aten.exp.default (exp, nets.py:")
 
 
 def _archive(entries: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
