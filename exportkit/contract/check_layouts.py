@@ -21,7 +21,6 @@ from exportkit.contract.operator_trial import (
     copied,
     elements,
     first_line,
-    floating_dtype,
     tensors,
     with_tensor,
     with_tensors,
@@ -148,9 +147,9 @@ def fake_layouts(trial: Trial, call: Sample) -> Problem | None:
 @of_operator("empty", "Return early where there is nothing to compute, or refuse it in the fake kernel, too.", order=15)
 def empty(trial: Trial) -> Problem | None:
     """A size of 0 has an answer, or kernel and fake refuse it."""
-    filled = [call for call in trial.subject.calls if elements(call) and floating_dtype(call) is not None]
+    filled = [call for call in trial.subject.calls if elements(call) and sizes_of(call)]
     if not filled:
-        raise NotApplicable("no call has elements")
+        raise NotApplicable("no call has a size that could be 0")
     call, tried = min(filled, key=elements), 0
     for size in sizes_of(call):
         other = resized(trial.subject, call, {size: 0})

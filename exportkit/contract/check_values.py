@@ -98,8 +98,10 @@ def infinity(trial: Trial, call: Sample) -> Problem | None:
 
 def _kept(trial: Trial, call: Sample, values: tuple[float, ...]) -> Problem | None:
     clean = trial.answer(call)
-    if not 0 < elements(call) <= _FEW_ELEMENTS or not _all_finite([*clean, *arguments(call)]):
+    if elements(call) > _FEW_ELEMENTS or not _all_finite([*clean, *arguments(call)]):
         raise NotApplicable("the call is large, or it is not finite already")
+    if not all(t.numel() for t in arguments(call)):
+        raise NotApplicable("a tensor is empty, and a sum over nothing is 0 whatever it is multiplied with")
     for value in values:
         for number, where, poisoned in _poisoned(call, value):
             if missing := _laundered(trial, call, poisoned, number, where, value):
