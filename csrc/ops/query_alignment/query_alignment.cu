@@ -62,6 +62,11 @@ void run(const Cuda& device, const QueryAlignmentGrad<T>& call) {
   using A = accumulate_t<T>;
   const int64_t batch = call.batch, count = call.count, width = call.width, tokens = call.tokens;
   const cudaStream_t stream = device.stream();
+  if (batch * count == 0) {
+    const size_t bytes = call.grad_query ? batch * tokens * width * sizeof(T) : 0;
+    if (bytes > 0) STD_CUDA_CHECK(cudaMemsetAsync(call.grad_query, 0, bytes, stream));
+    return;
+  }
   Queries<T> queries(device, call.query, call.mask, batch * tokens, width);
   Scratch<A> factor(device, call.grad_query ? batch * count : 0);
   Scratch<int64_t> chosen(device, call.grad_query ? batch * count : 0);

@@ -34,7 +34,7 @@ struct QueryAlignment {
   int64_t batch, count, width, tokens;
 };
 
-// A null output is not computed, but one of them is.
+// A null output is not computed. There may be no features.
 template <class T>
 struct QueryAlignmentGrad {
   const T *grad, *features, *query;
@@ -71,7 +71,6 @@ std::tuple<Tensor, Tensor> query_alignment_grad(const Tensor& grad, const Tensor
   const Tensor g = as_contiguous(grad), x = as_contiguous(features), q = as_contiguous(query);
   const std::optional<Tensor> kept = as_contiguous(mask);
   Tensor grad_features = allocate_if(need_features, x, x.sizes()), grad_query = allocate_if(need_query, q, q.sizes());
-  if (g.numel() == 0) return {grad_features, torch::stable::zero_(grad_query)};
   if (!need_features && !need_query) return {grad_features, grad_query};
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
