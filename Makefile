@@ -10,7 +10,9 @@ BIN := $(VENV)/bin
 TORCH := $(VENV)/.torch
 READY := $(VENV)/.ready
 WHEELS := dist
-PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+# One worker more than cores, up to 8: tests wait for compilers, browsers and other processes.
+WORKERS := $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 BUILT := build/.built-$(EXPORTKIT_CUDA)
 SOURCES := $(shell find csrc -type f) setup.py
 CXX_FILES := $(filter %.c %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))

@@ -28,6 +28,7 @@ _ELSEWHERE = {
     "RELEASE.md": "release.md",
     "CHANGELOG.md": "changelog.md",
     "exportkit/package/FORMAT.md": "format.md",
+    "csrc/ops/README.md": "kernels.md",
     "csrc/common/README.md": "helpers.md",
     "docs/README.md": "index.md",
     "docs/adr/README.md": "adr/index.md",

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from exportkit.contract.definition import Problem, of_call
 from exportkit.contract.fake_kernel import fake_answer, symbolic_answer
@@ -132,8 +133,7 @@ def _alike(trial: Trial, call: Sample) -> list[Sample]:
     """Returns the calls that differ in sizes only, and which the operator takes."""
 
     def fixed(one: Sample) -> object:
-        values = trial.bound(one).items()
-        return [(n, (v.dim(), v.dtype, v.device) if isinstance(v, Tensor) else v) for n, v in values]
+        return pytree.tree_map_only(Tensor, lambda t: (t.dim(), t.dtype, t.device), trial.bound(one))
 
     found = []
     for other in [*trial.subject.calls, *(trial.others or [])]:

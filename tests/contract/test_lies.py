@@ -10,6 +10,8 @@ import torch
 from exportkit.contract.check import check_operator
 from exportkit.contract.definition import checks
 from exportkit.contract.findings import Severity
+from exportkit.contract.operator_spec import Sample
+from exportkit.contract.subject import Subject
 from exportkit.errors import UsageError
 from tests.contract.lies import HELD, HONEST, LEAKED, MORE, TEN, Lie
 
@@ -74,3 +76,17 @@ def test_the_callers_random_state_stays_as_it_was():
     torch.manual_seed(5)
     check_operator(HONEST["double"], ["reference", "determinism"])
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_lists_of_tensors_are_called_and_not_traced_with_sizes_that_vary():
+    library = torch.library.Library("lists", "DEF")
+    library.define("joined(Tensor[] xs) -> Tensor")
+    library.impl("joined", lambda xs: torch.cat([x * 2 for x in xs]), "CPU")
+    torch.library.register_fake(
+        "lists::joined", lambda xs: xs[0].new_empty((sum(x.shape[0] for x in xs), *xs[0].shape[1:])), lib=library
+    )
+    calls = tuple(Sample(f"{rows} rows", ([torch.randn(rows, 3), torch.randn(2, 3)],)) for rows in (2, 3, 5))
+    report = check_operator(Subject(torch.ops.lists.joined.default, calls), ["fake-symbolic", "exports", "autocast"])
+    assert report.findings == ()
+    assert "list of tensors" in report.skipped["exports"]
+    assert set(report.passed) == {"fake-symbolic", "autocast"}
