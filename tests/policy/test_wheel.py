@@ -31,6 +31,7 @@ def files(folder: str, pattern: str) -> set[str]:
 DATA = {f"exportkit/{name}" for name in ("py.typed", "package/FORMAT.md", "package/stable_abi_2.11.txt")}
 DATA |= files("exportkit/serve/page/static", "*")
 DATA |= files("exportkit/scaffold/templates", "*")
+DATA |= files("exportkit/report/static", "*")
 
 
 def setup(*arguments: str) -> None:
@@ -118,7 +119,9 @@ def test_one_wheel_serves_every_python_and_names_the_hosts_it_needs(wheel: Path)
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"exportkit/lib/libarr_coc_cpu.so", "exportkit/lib/libexportkit_package.so"} | DATA <= names
     assert files("exportkit", "*.py") <= names
-    assert not [name for name in names if not re.match(r"exportkit(-[\d.]+\.dist-info)?/", name)]
+    (man_page,) = (name for name in names if name.endswith("/share/man/man1/exportkit.1"))
+    beside = [name for name in names if not re.match(r"exportkit(-[\d.]+\.dist-info)?/", name)]
+    assert [name for name in beside if not man_page.startswith(name)] == []
     assert not [name for name in names if "libtorch" in name or "libc10" in name]  # the host's torch has them
 
 

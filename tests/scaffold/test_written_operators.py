@@ -120,6 +120,6 @@ def test_an_operator_in_a_checkout_keeps_the_contract(checkout: tuple[Path, Path
 def test_an_operator_in_a_checkout_has_its_four_files_and_no_other(checkout: tuple[Path, Path]) -> None:
     folder, _ = checkout
     for name in OPERATORS:
-        found = {str(path.relative_to(folder)) for path in folder.rglob(f"{name}.*") if path.is_file()}
+        found = {str(path.relative_to(folder)) for path in folder.rglob(f"{name}.*") if path.suffix != ".pyc"}
         kernels = {f"csrc/ops/{name}/{name}.{suffix}" for suffix in ("h", "cpp", "cu")}
         assert found == kernels | {f"exportkit/ops/{name}.py"}

@@ -16,8 +16,7 @@ from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.runtime.targets import Host
 from exportkit.verify import eager as eager_module
-from exportkit.verify import replay
-from exportkit.verify import verify as module
+from exportkit.verify import replay, run_plan
 from exportkit.verify.commands import (
     ArtifactLoaded,
     CallModel,
@@ -327,7 +326,7 @@ GPU = {"device": "cuda", "cuda_architecture": "sm_90", "built_with_cuda": "13.0"
 @pytest.fixture
 def several(path, tmp_path, monkeypatch):
     """An artifact of four targets, on a machine that runs three of them."""
-    monkeypatch.setattr(module, "host_for", lambda targets, device: HOST)
+    monkeypatch.setattr(run_plan, "host_for", lambda targets, device: HOST)
     targets = (
         target("old", cpu_isa="x86-64-v3"),
         target("arm", platform="linux-aarch64"),
