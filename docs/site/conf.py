@@ -15,6 +15,7 @@ html_title = f"exportkit {version}"
 html_show_sphinx = False
 html_copy_source = False
 
+default_role = "code"  # what stands in backquotes in a docstring
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
