@@ -29,6 +29,6 @@ def main(connection: socket.socket) -> None:
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         exec(compile(request["code"], "<string>", "exec"), vars(module))
-    except Exception:
+    except Exception:  # what the code raises ends an interpreter in this way
         traceback.print_exc()
         sys.exit(1)

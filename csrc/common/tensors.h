@@ -51,13 +51,13 @@ const T* data_of(const Tensor& tensor) {
   return static_cast<const T*>(tensor.const_data_ptr());
 }
 
-// An output's memory. It is null where the output has no elements, as one that is not needed.
+// An output's memory, or null if the output has no elements. An output that is not needed has none.
 template <class T>
 T* data_of(Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 
-// Null where there is no tensor.
+// A tensor's memory, or null if there is no tensor.
 template <class T>
 const T* data_of(const std::optional<Tensor>& tensor) {
   return tensor ? data_of<T>(*tensor) : nullptr;

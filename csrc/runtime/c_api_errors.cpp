@@ -59,7 +59,7 @@ constexpr std::pair<ErrorClass, int> kCodes[] = {
     {kInternal, EXPORTKIT_INTERNAL_ERROR},
 };
 
-// The code of a class; for one without, that of its exit code.
+// The code of a class. A class without a code has the code of its exit code, such as 300.
 int code_of(const char* name, int exit_code) {
   for (const auto& [kind, code] : kCodes) {
     if (std::strcmp(kind.name, name) == 0) return code;
@@ -67,7 +67,7 @@ int code_of(const char* name, int exit_code) {
   return 100 * exit_code;
 }
 
-// The error if there is no memory for an error. Never freed.
+// The error for a call that finds no memory for an error. It is never freed.
 exportkit_error& out_of_memory() {
   static auto& error = *new exportkit_error{EXPORTKIT_MEMORY_ERROR, kMemory.name, "there is not enough memory", {}};
   return error;
@@ -109,7 +109,7 @@ int failed(exportkit_error** error) noexcept {
   exportkit_error* made = &out_of_memory();
   try {
     made = describe_exception();
-  } catch (...) {  // there is no memory, in the call or for its error
+  } catch (...) {  // there is no memory to describe the error
   }
   const int code = made->code;
   if (error != nullptr) {

@@ -65,7 +65,7 @@ def _mutation(trial: Trial, call: Sample, layout: MemoryLayout) -> Problem | Non
     before = [_memory(t).clone() for _, t in named]
     try:
         trial.run(own, trial.subject.overload)
-    except Exception:
+    except Exception:  # a stranger's operator refuses with any class
         if layout is FRAMED:
             raise
         return None  # it may refuse strides

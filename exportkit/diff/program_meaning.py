@@ -50,7 +50,7 @@ def read_program(reader: PackageReader, path: Path, descriptor: int) -> Graph:
         return Graph(nodes, meaning.text([inputs, outputs]), weights, constants)
     except saved.ProgramGraphError as error:
         raise UnreadableGraphError(error.message) from error
-    except (
+    except (  # what a damaged zip, damaged JSON and values of other types raise
         *(zipfile.BadZipFile, KeyError, TypeError, ValueError, IndexError, AttributeError, OSError),
         *(RecursionError, NotImplementedError, EOFError, OverflowError, msgspec.MsgspecError),
     ) as error:

@@ -162,7 +162,7 @@ inline void check_statistic(const char* op, const char* name, const Tensor& stat
         " of features ", shape_of(features), ", got shape ", shape_of(statistic));
 }
 
-// What compute_salience_grad is given, except for what is needed.
+// The arguments of compute_salience_grad, without the flags that say which gradients are needed.
 struct SalienceGradInputs {
   const Tensor &grad, &features, &sobel_x, &sobel_y, &mean_unit, &mean_norm, &patches;
   int64_t patch_size;
