@@ -1,24 +1,14 @@
 """What a browser says about the contrast of a report's texts."""
 
+from __future__ import annotations
+
+from tests.contrast import FUNCTIONS
+
 # Texts whose contrast with what is behind them is below WCAG 2.2's AA: 4.5. In the graph that is a box, and over it the
 # colour of its share of the time.
-CONTRASTS = """() => {
-    const channels = (text) => text.match(/[\\d.]+/g).map(Number);
-    const light = ([r, g, b]) => {
-        const [x, y, z] = [r, g, b].map((c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * x + 0.7152 * y + 0.0722 * z;
-    };
-    const contrast = (one, other) => {
-        const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
-        return (high + 0.05) / (low + 0.05);
-    };
-    const behind = (element) => {
-        for (; element; element = element.parentElement) {
-            const colour = channels(getComputedStyle(element).backgroundColor);
-            if (colour.length === 3 || colour[3] === 1) return colour;
-        }
-        return [255, 255, 255];
-    };
+CONTRASTS = (
+    f"""() => {{{FUNCTIONS}"""
+    + """
     const inBox = (box) => {
         const fill = (rect) => channels(getComputedStyle(rect).fill);
         const shape = fill([...box.querySelectorAll(":scope > .shape")].pop());
@@ -50,3 +40,4 @@ CONTRASTS = """() => {
     }
     return bad;
 }"""
+)

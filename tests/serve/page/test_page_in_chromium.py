@@ -19,6 +19,7 @@ from exportkit.serve.page.page_routes import open_paths, page_routes
 from exportkit.serve.page.page_status import percentile
 from exportkit.serve.protocol.inference import Timing
 from exportkit.serve.serve_options import ServeOptions
+from tests.contrast import FUNCTIONS
 from tests.serve.page.doubles import Model, Models, manifest, region_call
 from tests.serve.page.in_thread import Site, served
 from tests.serve.page.visits import visit
@@ -318,42 +319,29 @@ def test_a_server_without_models_says_so(browser: Browser):
 
 
 # Texts whose contrast with what is behind them is below WCAG 2.2's AA, and lines of charts and fields below 3.
-CONTRASTS = """() => {
-    const channels = (text) => text.match(/[\\d.]+/g).map(Number);
-    const light = ([r, g, b]) => {
-        const [x, y, z] = [r, g, b].map((c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * x + 0.7152 * y + 0.0722 * z;
-    };
-    const contrast = (one, other) => {
-        const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
-        return (high + 0.05) / (low + 0.05);
-    };
-    const ground = (element) => {
-        for (; element; element = element.parentElement) {
-            const colour = channels(getComputedStyle(element).backgroundColor);
-            if (colour.length === 3 || colour[3] === 1) return colour;
-        }
-        return [255, 255, 255];
-    };
+CONTRASTS = (
+    f"""() => {{{FUNCTIONS}"""
+    + """
     const bad = [];
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
         const element = walker.currentNode.parentElement;
         const style = getComputedStyle(element);
         if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
-        const found = contrast(channels(style.color), ground(element));
+        const found = contrast(channels(style.color), behind(element));
         if (found < 4.5) bad.push([walker.currentNode.data, found]);
     }
     for (const line of document.querySelectorAll(".line")) {
-        const found = contrast(channels(getComputedStyle(line).stroke), ground(line.closest(".card")));
+        const found = contrast(channels(getComputedStyle(line).stroke), behind(line.closest(".card")));
         if (found < 3) bad.push(["line", found]);
     }
     for (const field of document.querySelectorAll("input:not([type=radio]), select, button:not(.primary)")) {
-        const found = contrast(channels(getComputedStyle(field).borderTopColor), ground(field.parentElement));
+        const found = contrast(channels(getComputedStyle(field).borderTopColor), behind(field.parentElement));
         if (found < 3) bad.push([field.outerHTML, found]);
     }
     return bad;
 }"""
+)
 
 # Elements that reach beyond the screen, and fields whose text does.
 CUT_OFF = """() => [...document.querySelectorAll("body *")]
