@@ -228,7 +228,7 @@ def agrees(shown: Iterable[str], printed: Iterable[str]) -> bool:
 
 _VARIES = (
     (re.compile(r"\d+(\.\d+)?(?= (ms|s|us|kB|MB|GB)\b)"), "N"),
-    (re.compile(r"\d\.\d+e-\d+"), "N"),
+    (re.compile(r"\b\d+(\.\d+)?e-\d+"), "N"),
     (re.compile(r"\b\d+\.\d+\.\d+[\w.+]*"), "VERSION"),
     (re.compile(r"\b(GLIBC|GLIBCXX)_[\d.]+"), "VERSION"),
 )

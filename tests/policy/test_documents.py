@@ -47,6 +47,7 @@ def lines(text: str) -> str:
         (["a  1.2 MB"], ["a  3.4 MB"], True),
         (["took 3 ms"], ["took 1200.5 ms"], True),
         (["difference 2.7e-07"], ["difference 3.1e-05"], True),
+        (["difference 2.7e-07"], ["difference 3e-07"], True),
         (["torch 2.13.0+cpu"], ["torch 2.11.0+cu130"], True),
         (["a    b"], ["a b"], True),
         (["ok: 4 calls agree"], ["ok: 3 calls agree"], False),
