@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from starlette.types import Message, Receive
+from starlette.types import Message
 
+from exportkit.serve.http.body_source import BodySource
 from exportkit.serve.http.content_coding import Coding, Inflater, coding_of_body
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.aligned import aligned_bytes, body_buffer
@@ -66,12 +67,12 @@ def _content_length(headers: Mapping[str, str]) -> int | None:
 
 
 async def read_body(
-    receive: Receive, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], None]
+    source: BodySource, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], None]
 ) -> memoryview:
     """Receives a body.
 
     Args:
-        receive: ASGI's.
+        source: Where it comes from.
         head: What the headers say.
         limit: The most bytes that the body may have, as they are sent and decompressed.
         options: How slow it may come.
@@ -89,12 +90,27 @@ async def read_body(
     """
     if (head.sent or 0) > limit:
         raise too_large(limit)
+    if source.fill is not None and head.size is not None:
+        memory = body_buffer(head.size, head.json_length)
+        with _Patience(options) as patience:
+            if not await source.fill(memory, patience.came):
+                raise _gone()
+        return memory
+    return await _read_chunks(source, head, limit, options, reserve)
+
+
+async def _read_chunks(
+    source: BodySource, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], None]
+) -> memoryview:
+    """Receives a body whose size is not known before, or from a server that has no `fill`."""
     buffer = _Buffer(head, limit, reserve)
     inflater = None if head.coding is None else Inflater(head.coding)
     received, more = 0, True
-    with _Patience(receive, options) as patience:
+    with _Patience(options) as patience:
         while more:
-            chunk, more = _chunk(await patience.receive())
+            patience.begins()
+            chunk, more = _chunk(await source.receive())
+            patience.ends(len(chunk))
             received += len(chunk)
             if received > limit:
                 raise too_large(limit)
@@ -118,8 +134,12 @@ def too_large(limit: int) -> TooLargeError:
 
 def _chunk(message: Message) -> tuple[bytes, bool]:
     if message["type"] == "http.disconnect":
-        raise CancelledError("the client went away before its request was complete")
+        raise _gone()
     return message.get("body", b""), message.get("more_body", False)
+
+
+def _gone() -> CancelledError:
+    return CancelledError("the client went away before its request was complete")
 
 
 class _Buffer:
@@ -160,26 +180,32 @@ class _Buffer:
 
 
 class _Patience:
-    """Receives a body, and ends that when it comes too slowly. Only the time that we wait for the client counts."""
+    """Ends the receiving of a body that comes too slowly. Only the time that we wait for the client counts."""
 
-    def __init__(self, receive: Receive, options: HttpOptions) -> None:
-        self._receive = receive
+    def __init__(self, options: HttpOptions) -> None:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._task: Any = asyncio.current_task()
-        self._waits_since: float | None = None
+        self._waits_since: float | None = self._loop.time()
         self._waited = 0.0
         self._received = 0
         self._late = False
 
-    async def receive(self) -> Message:
-        """Receives the next part."""
-        self._waits_since = began = self._loop.time()
-        message = await self._receive()
+    def begins(self) -> None:
+        """We wait for the client from now on."""
+        self._waits_since = self._loop.time()
+
+    def ends(self, size: int) -> None:
+        """So many bytes came, and we see to them now."""
+        if self._waits_since is not None:
+            self._waited += self._loop.time() - self._waits_since
         self._waits_since = None
-        self._waited += self._loop.time() - began
-        self._received += len(message.get("body", b""))
-        return message
+        self._received += size
+
+    def came(self, size: int) -> None:
+        """So many bytes came, and we wait for more."""
+        self.ends(size)
+        self.begins()
 
     def __enter__(self) -> _Patience:
         self._timer = self._loop.call_later(self._options.idle_seconds, self._look)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from exportkit.serve.http.body_source import FILL, Fill
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.request_record import RequestRecord, request_id
 from exportkit.serve.statuses import CancelledError, ServeError, SlowClientError, UnknownEncodingError
@@ -26,7 +27,7 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 class Exchange:
-    """One request and its answer. `receive` and `send` are ASGI's, and count.
+    """One request and its answer. `receive` and `send` are ASGI's, and count. So does the server's `fill`.
 
     Attributes:
         headers: The request's headers.
@@ -43,6 +44,10 @@ class Exchange:
         self.record: RequestRecord = scope.setdefault("exportkit", RequestRecord())
         self.record.id = request_id(self.record.id or self.headers.get("x-request-id"))
         self._unread = "transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0"
+        extensions = scope.get("extensions") or {}
+        self._fill: Fill | None = extensions.get(FILL)
+        if self._fill is not None:
+            scope["extensions"] = {**extensions, FILL: self.fill}
 
     async def receive(self) -> Message:
         """Receives a part of the body, or that the client went away."""
@@ -53,6 +58,18 @@ class Exchange:
             self._unread = message.get("more_body", False)
             self.record.received_bytes += len(message.get("body", b""))
         return message
+
+    async def fill(self, memory: memoryview, came: Callable[[int], None]) -> bool:
+        """Receives the whole body."""
+        assert self._fill is not None  # nobody else is told of this method
+
+        def count(size: int) -> None:
+            self.record.received_bytes += size
+            came(size)
+
+        whole = await self._fill(memory, count)
+        self._unread = False
+        return whole
 
     async def send(self, message: Message) -> None:
         """Sends a part of the answer. Every answer has the request's id, and none to HEAD has a body."""

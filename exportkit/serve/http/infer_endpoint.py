@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
+from exportkit.serve.http.body_source import BodySource
 from exportkit.serve.http.content_coding import coding_of_answer, deflated
 from exportkit.serve.http.exchange import JSON, headers_of
 from exportkit.serve.http.http_options import HttpOptions
@@ -56,7 +57,7 @@ class InferEndpoint:
         wanted = scope["path_params"]
         model = self._repository.model(wanted["model"], wanted.get("version", ""))
         record.model, record.version = model.name, model.version
-        forms, answer = await self._infer(headers, receive, model)
+        forms, answer = await self._infer(headers, BodySource.of(scope, receive), model)
         record.timing = answer.timing
         text_bytes = sum(output.data.nbytes for output in answer.outputs if not forms.of(output.name).binary)
         write = partial(encode_answer, answer, forms, self._options.shared_memory)
@@ -72,25 +73,25 @@ class InferEndpoint:
             await _send_answer(send, kind, deflated(_pieces(parts), coding), threaded=True)
 
     async def _infer(
-        self, headers: dict[str, str], receive: Receive, model: ServedModel
+        self, headers: dict[str, str], source: BodySource, model: ServedModel
     ) -> tuple[OutputForms, InferAnswer]:
         """Receives the request and lets the model answer. The request's memory is free again when this returns."""
         head = BodyHead.of(headers)
         limit = _limit(head, model)
         with ExitStack() as reserved:
             reserved.enter_context(model.admit(head.size or 0))
-            parsed = await self._parsed(head, limit, receive, model, reserved)
-            answer = await _while_connected(receive, model, parsed.request)
+            parsed = await self._parsed(head, limit, source, model, reserved)
+            answer = await _while_connected(source.receive, model, parsed.request)
             return parsed.forms, answer
 
     async def _parsed(
-        self, head: BodyHead, limit: int, receive: Receive, model: ServedModel, reserved: ExitStack
+        self, head: BodyHead, limit: int, source: BodySource, model: ServedModel, reserved: ExitStack
     ) -> ParsedBody:
         def reserve(size: int) -> None:
             with suppress(NotReadyError):  # what was accepted is answered, even if the server drains since
                 reserved.enter_context(model.admit(size))
 
-        body = await read_body(receive, head, limit, self._options, reserve)
+        body = await read_body(source, head, limit, self._options, reserve)
         metadata = model.metadata()
         parse = partial(
             parse_body,

@@ -17,6 +17,7 @@ import exportkit
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.http.body_reader import BodyHead, read_body
+from exportkit.serve.http.body_source import BodySource
 from exportkit.serve.http.exchange import headers_of
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.shared_memory import SharedMemory, offered
@@ -181,7 +182,9 @@ class JsonRoutes:
 
     async def _body(self, request: Request) -> memoryview:
         head = BodyHead.of(headers_of(request.scope))
-        return await read_body(request.receive, head, _LARGEST_BODY, self._options, lambda size: None)
+        return await read_body(
+            BodySource.of(request.scope, request.receive), head, _LARGEST_BODY, self._options, lambda size: None
+        )
 
     async def _json(self, request: Request) -> dict[str, Any]:
         """Returns the body's JSON object; without a body, an empty one."""

@@ -6,11 +6,15 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from exportkit.serve.http.body_source import FILL
+from exportkit.serve.operations.body_filler import BodyFiller
 from exportkit.serve.statuses import BadRequestError, ServeError, SlowClientError
 
 KEEP_ALIVE_SECONDS = 75
@@ -116,6 +120,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The headers are complete; a body may follow."""
         super().on_headers_complete()
+        fill: Any = partial(self._fill, self.cycle)
+        self.scope["extensions"] = {FILL: fill}
         self._in_headers, self._header_bytes, self._mixed = False, 0, True
         self._arm(self._limits.idle_seconds, self._rest_may_be_late)
 
@@ -137,6 +143,39 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._unsent is not None:
             self._unsent = None
             self._disarm()
+
+    # --- a body as a whole -------------------------------------------------------------------------------------------
+
+    async def _fill(self, cycle: RequestResponseCycle, memory: memoryview, came: Callable[[int], None]) -> bool:
+        """Receives the body of a request without the parser: see exportkit.serve.http.body_source.Fill."""
+        if cycle.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            cycle.waiting_for_100_continue = False
+        start = len(cycle.body)
+        memory[:start] = cycle.body
+        cycle.body = bytearray()
+        came(start)
+        if not cycle.more_body or cycle.disconnected:
+            return not cycle.more_body
+        filler = BodyFiller(self, memory[start:], came)
+        self.transport.set_protocol(filler)
+        self.flow.resume_reading()
+        try:
+            whole = await filler.done
+        except asyncio.CancelledError:
+            if not self.transport.is_closing():
+                self.transport.set_protocol(self)
+                self.data_received(filler.came)  # the parser goes on from here
+            raise
+        return whole
+
+    def body_filled(self) -> None:
+        """The rest of a body came. The parser has not seen it, so another begins with the next request."""
+        self.transport.set_protocol(self)
+        self._moved = self.loop.time()
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self.on_message_complete()
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

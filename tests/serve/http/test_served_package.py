@@ -151,13 +151,15 @@ def test_models_are_exchanged_under_load_and_unloaded(server: Served) -> None:
     file = next(iter(server.repository._options.repository.iterdir()))
     with concurrent.futures.ThreadPoolExecutor(3) as pool, server.client() as ours:
         asking = [pool.submit(ask) for _ in range(3)]
-        for _ in range(2):
-            before = server.repository.model("tiny")
-            shutil.copy(file, file.with_suffix(".new"))
-            file.with_suffix(".new").rename(file)  # another file with the same content
-            ours.load_model("tiny")
-            assert server.repository.model("tiny") is not before
-        stop.set()
+        try:
+            for _ in range(2):
+                before = server.repository.model("tiny")
+                shutil.copy(file, file.with_suffix(".new"))
+                file.with_suffix(".new").rename(file)  # another file with the same content
+                ours.load_model("tiny")
+                assert server.repository.model("tiny") is not before
+        finally:
+            stop.set()
         assert all(each.result() > 0 for each in asking)
         ours.unload_model("tiny")
         assert not ours.is_model_ready("tiny")

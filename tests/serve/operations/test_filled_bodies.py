@@ -1,0 +1,236 @@
+"""Bodies that go from the connection into the application's memory, over real sockets and over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exportkit.serve.http.body_source import FILL
+from exportkit.serve.operations.connections import ConnectionLimits, LimitedProtocol
+from tests.serve.operations.certificates import make_certificates
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Awaitable[Streams]]
+LIMITS = ConnectionLimits(header_seconds=5.0, idle_seconds=5.0)
+
+
+class Echo:
+    """Fills memory with the body and answers with it. At `/patient`, it lets ASGI's messages do that after a while."""
+
+    def __init__(self) -> None:
+        self.parts: list[int] = []
+        self.ended: list[bool] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def __call__(self, scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Any) -> None:
+        headers = dict(scope["headers"])
+        memory = memoryview(bytearray(int(headers.get(b"content-length", b"0"))))
+        self.parts = []
+        filling = asyncio.ensure_future(scope["extensions"][FILL](memory, self.parts.append))
+        if scope["path"] == "/patient":
+            await asyncio.wait([filling], timeout=0.1)
+            filling.cancel()
+            await asyncio.wait([filling])
+            came, more = sum(self.parts), True
+            body = b""
+            while more:
+                message = await receive()
+                body += message["body"]
+                more = message["more_body"]
+            start = len(memory) - len(body)
+            assert start <= came  # what came before the filling began is in the memory, the rest comes again
+            memory[start:] = body
+        else:
+            self.ended.append(await filling)
+            if not self.ended[-1]:
+                return
+        await self.may_answer.wait()
+        length = b"%d" % len(memory)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+        await send({"type": "http.response.body", "body": memory})
+
+
+@asynccontextmanager
+async def serving(tls: ssl.SSLContext | None = None, trust: ssl.SSLContext | None = None) -> AsyncIterator[Any]:
+    app = Echo()
+    protocol: Any = partial(LimitedProtocol, limits=LIMITS, refused=lambda client, error: None)
+    config = uvicorn.Config(app, port=0, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False)
+    config.load()
+    config.ssl = tls
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    opened: list[asyncio.StreamWriter] = []
+
+    async def connect() -> Streams:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust, limit=1 << 24)
+        opened.append(writer)
+        return reader, writer
+
+    try:
+        yield app, connect
+    finally:
+        for writer in opened:
+            writer.transport.abort()
+        server.should_exit = True
+        await task
+
+
+def run(scenario: Callable[[], Awaitable[None]], loop: Any = asyncio.new_event_loop) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scenario())
+
+
+def request(body: bytes, path: bytes = b"/", more: bytes = b"") -> bytes:
+    return b"POST %s HTTP/1.1\r\ncontent-length: %d\r\n%s\r\n" % (path, len(body), more) + body
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    assert head.startswith("http/1.1 200"), head
+    length = next(int(line.partition(":")[2]) for line in head.splitlines() if line.startswith("content-length"))
+    return await reader.readexactly(length)
+
+
+def counted(size: int, seed: int) -> bytes:
+    """Bytes of which no part is like another."""
+    return b"".join((seed * 10**9 + number).to_bytes(8, "big") for number in range(size // 8 + 1))[:size]
+
+
+LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+
+
+@LOOPS
+@settings(max_examples=8)
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 7, 65_535, 65_536, 300_000, 1 << 21]), min_size=1, max_size=4),
+    cuts=st.lists(st.integers(1, 400_000), max_size=5),
+)
+def test_every_body_arrives_however_it_is_cut(loop: Any, sizes: list[int], cuts: list[int]) -> None:
+    """Requests follow one another on a connection without a pause, and are sent in any pieces."""
+    bodies = [counted(size, index) for index, size in enumerate(sizes)]
+
+    async def scenario() -> None:
+        async with serving() as (_, connect):
+            reader, writer = await connect()
+            answers = asyncio.create_task(all_answers(reader, len(bodies)))
+            stream = b"".join(map(request, bodies))
+            for cut in cuts:
+                writer.write(stream[:cut])
+                stream = stream[cut:]
+                await writer.drain()
+                await asyncio.sleep(0.001)
+            writer.write(stream)
+            assert await answers == bodies
+
+    run(scenario, loop)
+
+
+async def all_answers(reader: asyncio.StreamReader, count: int) -> list[bytes]:
+    return [await answer(reader) for _ in range(count)]
+
+
+@LOOPS
+def test_what_follows_a_body_is_not_read_into_it(loop: Any) -> None:
+    """While a request is answered, the next one waits, whole or in part."""
+
+    async def scenario() -> None:
+        async with serving() as (app, connect):
+            reader, writer = await connect()
+            app.may_answer.clear()
+            first, second = counted(1 << 20, 1), counted(1 << 20, 2)
+            writer.write(request(first))
+            await asyncio.sleep(0.1)
+            writer.write(request(second)[:1000])
+            await asyncio.sleep(0.05)
+            app.may_answer.set()
+            assert await answer(reader) == first
+            writer.write(request(second)[1000:])
+            assert await answer(reader) == second
+
+    run(scenario, loop)
+
+
+@LOOPS
+def test_a_client_that_goes_away_in_the_middle(loop: Any) -> None:
+    async def scenario() -> None:
+        async with serving() as (app, connect):
+            _, writer = await connect()
+            writer.write(request(counted(1 << 20, 1))[:500_000])
+            await asyncio.sleep(0.1)
+            writer.transport.abort()
+            await asyncio.sleep(0.1)
+            assert app.ended == [False]
+            reader, writer = await connect()
+            writer.write(request(b"another"))
+            assert await answer(reader) == b"another"
+
+    run(scenario, loop)
+
+
+@LOOPS
+@pytest.mark.parametrize("sent", [0, 10, 300_000])
+def test_filling_that_is_cancelled_goes_on_as_messages(loop: Any, sent: int) -> None:
+    """Nothing of the body is lost, and the connection serves the next request."""
+
+    async def scenario() -> None:
+        async with serving() as (_, connect):
+            reader, writer = await connect()
+            body = counted(1 << 20, 3)
+            whole = request(body, b"/patient")
+            start = whole.index(b"\r\n\r\n") + 4 + sent
+            writer.write(whole[:start])
+            await asyncio.sleep(0.3)
+            writer.write(whole[start:])
+            assert await answer(reader) == body
+            writer.write(request(b"the next"))
+            assert await answer(reader) == b"the next"
+
+    run(scenario, loop)
+
+
+def test_who_asks_before_it_sends_is_told_to_go_on() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, connect):
+            reader, writer = await connect()
+            body = counted(300_000, 4)
+            head, _, _ = request(body, more=b"expect: 100-continue\r\n").partition(body)
+            writer.write(head)
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            assert await answer(reader) == body
+
+    run(scenario)
+
+
+@LOOPS
+def test_over_tls(loop: Any, tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(files / "server.pem", files / "server.key")
+    trust = ssl.create_default_context(cafile=str(files / "authority.pem"))
+
+    async def scenario() -> None:
+        async with serving(tls, trust) as (app, connect):
+            reader, writer = await connect()
+            for seed in range(3):
+                body = counted(1 << 20, seed)
+                writer.write(request(body))
+                assert await answer(reader) == body
+            assert sum(app.parts) == 1 << 20
+
+    run(scenario, loop)
