@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -107,21 +108,26 @@ class Runner:
                 self._transfer.finish()
             ran = time.perf_counter()
             answers = dict(zip(wanted, self._transfer.back([outputs[place] for place in wanted])))
-        parts = (
-            _split(answers, [request.inputs[0].shape[0] for request in requests]) if len(requests) > 1 else [answers]
-        )
-        tensors = [tuple(self._output(place, part[place]) for place in r.outputs) for r, part in zip(requests, parts)]
+        sizes = [request.inputs[0].shape[0] for request in requests] if len(requests) > 1 else None
+        parts = {place: self._parts(place, answer, sizes) for place, answer in answers.items()}
+        tensors = [tuple(parts[place][index] for place in r.outputs) for index, r in enumerate(requests)]
         spent = (joined - started, ran - joined, time.perf_counter() - ran)
         rows = sum(request.rows for request in requests)
         self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
         return [Ran(outputs, Timing(seconds, *spent, rows)) for outputs, seconds in zip(tensors, waited)]
 
-    def _output(self, place: int, tensor: torch.Tensor) -> OutputTensor:
+    def _parts(self, place: int, output: torch.Tensor, sizes: list[int] | None) -> list[OutputTensor]:
+        """Returns each request's rows of an output; None: there is one request, and all is its.
+
+        Memory is sliced, not tensors: at each operation of torch, this thread would wait for the interpreter's lock.
+        """
         name, datatype = self._outputs[place]
-        return OutputTensor(name, datatype, tuple(tensor.shape), bytes_of(tensor))
-
-
-def _split(outputs: dict[int, torch.Tensor], sizes: list[int]) -> list[dict[int, torch.Tensor]]:
-    """Returns views of the outputs: for each request its rows."""
-    parts = {place: output.split_with_sizes(sizes) for place, output in outputs.items()}
-    return [{place: part[index] for place, part in parts.items()} for index in range(len(sizes))]
+        shape, data = tuple(output.shape), bytes_of(output)
+        if sizes is None:
+            return [OutputTensor(name, datatype, shape, data)]
+        width = data.nbytes // shape[0]
+        ends = list(accumulate(sizes))
+        return [
+            OutputTensor(name, datatype, (size, *shape[1:]), data[(end - size) * width : end * width])
+            for size, end in zip(sizes, ends)
+        ]

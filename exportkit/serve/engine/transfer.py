@@ -45,7 +45,7 @@ class HostTransfer:
         joined = []
         for parts in zip(*requests):
             dtype, shape = _kind(parts)
-            joined.append(torch.cat([_bytes(part) for part in parts]).view(dtype).view(shape))
+            joined.append(torch.cat(parts, out=torch.empty(shape, dtype=dtype)))
         return joined
 
     def finish(self) -> None:
@@ -74,9 +74,9 @@ class CudaTransfer:
         joined = []
         for place, parts in enumerate(zip(*requests)):
             dtype, shape = _kind(parts)
-            pinned = self._pinned_bytes(place, math.prod(shape) * dtype.itemsize)
-            torch.cat([_bytes(part) for part in parts], out=pinned)
-            joined.append(pinned.to(self._device, non_blocking=True).view(dtype).view(shape))
+            pinned = self._pinned_bytes(place, math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+            torch.cat(parts, out=pinned)
+            joined.append(pinned.to(self._device, non_blocking=True))
         return joined
 
     def finish(self) -> None:
@@ -96,11 +96,6 @@ class CudaTransfer:
         if place not in self._pinned or self._pinned[place].numel() < size:
             self._pinned[place] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         return self._pinned[place][:size]
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Views a contiguous tensor as bytes: torch.cat does not know every dtype."""
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _kind(parts: Sequence[torch.Tensor]) -> tuple[torch.dtype, tuple[int, ...]]:

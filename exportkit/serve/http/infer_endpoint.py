@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import groupby
 from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -31,6 +32,7 @@ Parts = Sequence[bytes | memoryview]
 _JSON_BYTES = 64 << 10  # of names, shapes and parameters
 _ELEMENT_TEXT = 26  # bytes of JSON for an element, at most: `-2.2250738585072014e-308, `
 _SENT_AT_ONCE = 1 << 20  # bytes that a transport may have to copy if the client takes them slowly
+_SMALL = 64 << 10  # bytes up to which parts of an answer are put together, which costs less than sending each
 _LONG = 1 << 20  # bytes from which work is done in a thread, because other requests would wait for it
 _BINARY = (b"content-type", b"application/octet-stream")
 
@@ -156,10 +158,11 @@ async def _send_answer(
 
 
 def _pieces(parts: Parts) -> Iterator[bytes | memoryview]:
-    for part in parts:
-        view = memoryview(part).cast("B")
-        for start in range(0, len(view), _SENT_AT_ONCE):
-            yield view[start : start + _SENT_AT_ONCE]
+    for large, group in groupby(parts, lambda part: memoryview(part).nbytes > _SMALL):
+        for part in group if large else [b"".join(group)]:
+            view = memoryview(part).cast("B")
+            for start in range(0, len(view), _SENT_AT_ONCE):
+                yield view[start : start + _SENT_AT_ONCE]
 
 
 def _json_length(length: int) -> tuple[bytes, bytes]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 _MAX_WAITING = 10_000
 _MAX_WRITE = 64 << 10
+_GATHER_SECONDS = 0.02  # A thread that woke up for each line would take the interpreter's lock from the models'.
 
 
 class LineWriter:
@@ -22,6 +23,7 @@ class LineWriter:
         self._descriptor = descriptor
         self._lost = lost
         self._waiting: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="exportkit-log", daemon=True)
         self._thread.start()
 
@@ -34,6 +36,7 @@ class LineWriter:
 
     def close(self, seconds: float) -> None:
         """Writes what waits, within this time."""
+        self._closing.set()
         try:
             self._waiting.put(None, timeout=seconds)
         except queue.Full:
@@ -52,6 +55,7 @@ class LineWriter:
     def _batches(self) -> Iterator[list[bytes]]:
         """Yields what waits, so that many lines need one system call."""
         while (line := self._waiting.get()) is not None:
+            self._closing.wait(_GATHER_SECONDS)
             lines, size = [line], len(line)
             while size < _MAX_WRITE and not self._waiting.empty():
                 another = self._waiting.get()
