@@ -18,12 +18,12 @@ def tensor_of(given: InputTensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns a tensor over the bytes of an input, which it keeps alive. `dtype` is that of the input's datatype."""
     if not given.data.nbytes:
         return torch.empty(given.shape, dtype=dtype)
-    content = torch.frombuffer(given.data, dtype=torch.uint8)
-    if dtype is torch.bool:
-        return content.ne(0).view(given.shape)  # torch takes a byte of 2 for neither true nor false
+    if dtype is torch.bool:  # torch takes a byte of 2 for neither true nor false
+        return torch.frombuffer(given.data, dtype=torch.uint8).ne(0).view(given.shape)
+    content = torch.frombuffer(given.data, dtype=dtype)
     if content.data_ptr() % dtype.itemsize:  # in shared memory, where the client chose the place
         content = content.clone()
-    return content.view(dtype).view(given.shape)
+    return content.view(given.shape)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
