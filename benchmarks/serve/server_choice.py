@@ -2,7 +2,8 @@
 
 `python benchmarks/serve/server_choice.py` starts each server on the first core and loads it from the second, with one
 connection and with eight. Each server reads the body and answers 16 bytes. CPU time is of the server's processes.
-It needs uvicorn, httptools, starlette, granian, aiohttp, grpcio and psutil.
+`filled` is uvicorn with the HTTP protocol of `exportkit serve`, which receives the body where it is wanted.
+It needs uvicorn, httptools, starlette, granian, aiohttp, grpcio and psutil; `--servers` chooses some of them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ import psutil
 
 BODY = 3 * 1024 * 1024
 ANSWER = b"x" * 16
-SERVERS = ("uvicorn", "starlette", "granian", "aiohttp", "grpc.aio")
+SERVERS = ("uvicorn", "filled", "starlette", "granian", "aiohttp", "grpc.aio")
 
 
 # --- the servers ------------------------------------------------------------------------------------------------------
@@ -48,6 +50,19 @@ async def plain(scope: dict[str, Any], receive: Callable[[], Any], send: Callabl
         filled += len(chunk)
         if not message.get("more_body"):
             break
+    await _answer(send)
+
+
+async def filled(scope: dict[str, Any], receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+    """Lets the connection write the body into one buffer."""
+    from exportkit.serve.http.body_source import FILL
+    from exportkit.serve.protocol.aligned import aligned_bytes
+
+    assert await scope["extensions"][FILL](aligned_bytes(BODY), lambda size: None)
+    await _answer(send)
+
+
+async def _answer(send: Callable[[Any], Any]) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"16")]})
     await send({"type": "http.response.body", "body": ANSWER})
 
@@ -71,6 +86,8 @@ def _serve(kind: str, port: int) -> None:
 
         app = plain if kind == "uvicorn" else _starlette()
         uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False, http="httptools")
+    elif kind == "filled":
+        _serve_filled(port)
     elif kind == "granian":
         from granian import Granian
         from granian.constants import Interfaces
@@ -95,6 +112,17 @@ def _serve(kind: str, port: int) -> None:
         web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
     else:
         asyncio.run(_serve_grpc(port))
+
+
+def _serve_filled(port: int) -> None:
+    import uvicorn
+
+    from exportkit.serve.heap import keep_freed_memory
+    from exportkit.serve.operations.connections import ConnectionLimits, LimitedProtocol
+
+    keep_freed_memory()
+    protocol: Any = partial(LimitedProtocol, limits=ConnectionLimits(), refused=lambda client, error: None)
+    uvicorn.run(filled, host="127.0.0.1", port=port, log_level="error", access_log=False, http=protocol, lifespan="off")
 
 
 async def _serve_grpc(port: int) -> None:
@@ -207,6 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", choices=SERVERS)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=SERVERS)
     parser.add_argument("--requests", type=int, default=800)
     parser.add_argument("--rounds", type=int, default=3, help="the servers take turns; the best round is given")
     parser.add_argument("-o", "--output", type=Path)
@@ -217,7 +246,9 @@ def main() -> None:
     os.sched_setaffinity(0, {1})
     rows = []
     for connections in (1, 8):
-        rounds = [[_measure(kind, connections, options.requests) for kind in SERVERS] for _ in range(options.rounds)]
+        rounds = [
+            [_measure(kind, connections, options.requests) for kind in options.servers] for _ in range(options.rounds)
+        ]
         for of_one_server in zip(*rounds):
             row = min(of_one_server, key=lambda found: float(found["cpu_ms"]))
             rows.append(row)
