@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 from exportkit.serve.batching.estimates import Estimates
+from exportkit.serve.batching.gains import Gains
 from exportkit.serve.batching.lanes import Lane, Schedule, Waiter
 from exportkit.serve.batching.limits import BatchLimits
 from exportkit.serve.batching.tickets import Batch, Ticket
@@ -38,6 +39,7 @@ class Batcher(Generic[T]):
         self._limits = limits
         self._max_rows = max_rows if limits.max_rows is None else min(max_rows, limits.max_rows)
         self._estimates = Estimates()
+        self._gains = Gains()
         self._waiters: OrderedDict[Ticket[T], Waiter[T]] = OrderedDict()  # in the order of their numbers
         self._lanes: dict[Hashable, Lane[T]] = {}  # those in which a request waits
         self._heads: Schedule[T] = Schedule()  # by priority; has the first request of each lane that may run
@@ -100,8 +102,9 @@ class Batcher(Generic[T]):
         return None
 
     def finished(self, batch: Batch[T], seconds: float) -> None:
-        """Records how long a batch took, for expecting which requests will be late."""
+        """Records how long a batch took, for expecting which requests will be late, and which gain by a batch."""
         self._estimates.record(batch.bucket, batch.rows, seconds, batch.taken + seconds)
+        self._gains.record(batch.bucket, len(batch.tickets), batch.rows, seconds)
 
     def cancel(self, ticket: Ticket[T]) -> bool:
         """Removes a request that waits. Returns False if it runs or ran."""
@@ -220,6 +223,8 @@ class Batcher(Generic[T]):
             together = rows + ticket.rows
             until = deadline if ticket.deadline is None else min(deadline, ticket.deadline)
             if together <= self._max_rows and self._ready_by(until, ticket.bucket, together, now, alone=not chosen):
+                if len(chosen) == 1 and not self._gains_by_others(ticket.bucket):
+                    break
                 chosen.append(waiter)
                 rows, deadline = together, until
             else:
@@ -229,6 +234,10 @@ class Batcher(Generic[T]):
         removed = self._remove(first.lane, late + chosen)
         self._late.update(dict.fromkeys(removed[: len(late)]))
         return tuple(removed[len(late) :])
+
+    def _gains_by_others(self, bucket: Hashable) -> bool:
+        """Whether a request should run with others. Who lets it wait for them with `max_delay` has said so."""
+        return self._limits.max_delay > 0 or self._gains.together(bucket)
 
     def _ready_by(self, deadline: float, bucket: Hashable, rows: int, now: float, *, alone: bool) -> bool:
         return alone or deadline == math.inf or now + self._estimates.seconds(bucket, rows, now) < deadline

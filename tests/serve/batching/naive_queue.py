@@ -17,6 +17,8 @@ class NaiveQueue:
     delayed_until: dict[Ticket[int], float] = field(default_factory=dict)
     found_late: list[Ticket[int]] = field(default_factory=list)
     measured: list[tuple[object, int, float, float]] = field(default_factory=list)  # bucket, rows, seconds, when
+    row_times: list[tuple[object, bool, float]] = field(default_factory=list)  # bucket, several requests, seconds a row
+    choices: list[object] = field(default_factory=list)  # buckets, whenever either way could be chosen
     passed_over: int = 0
 
     def has_room(self, ticket: Ticket[int]) -> bool:
@@ -66,9 +68,30 @@ class NaiveQueue:
                 late.append(ticket)
             elif rows + ticket.rows > self.max_rows or (batch and not self.in_time([*batch, ticket], now)):
                 misfits += 1
+            elif len(batch) == 1 and not self.together(ticket.bucket):
+                break
             else:
                 batch.append(ticket)
         return batch, late
+
+    def together(self, bucket: object) -> bool:
+        """Whether requests run together: if that is at least nearly as fast a row, and else every 33rd time."""
+        if self.limits.max_delay:
+            return True
+        both, alone = (
+            [t for b, several, t in self.row_times if b == bucket and several is kind] for kind in (True, False)
+        )
+        if len(both) < 2 or len(alone) < 2:
+            return len(both) < 2
+        self.choices.append(bucket)
+        better = self.mean(alone) > 0.95 * self.mean(both)
+        return better if self.choices.count(bucket) % 33 else not better
+
+    def mean(self, times: list[float]) -> float:
+        mean = min(times[:2])
+        for seconds in times[2:]:
+            mean += (min(seconds, 4 * max(mean, 1e-3)) - mean) / 4
+        return mean
 
     def in_time(self, batch: list[Ticket[int]], now: float) -> bool:
         expected = now + self.expected(batch[0].bucket, sum(ticket.rows for ticket in batch), now)
