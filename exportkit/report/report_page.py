@@ -91,12 +91,11 @@ def report_data(reader: PackageReader, words: Words, sources: ReportSources) -> 
     """Returns what the page shows. Arguments and errors are those of `write_report`."""
     left_out: list[str] = []
     data = package_data(reader, words, left_out)
-    names = {output.name for output in reader.manifest.call.outputs}
     data["numbers"] = case_numbers(reader, left_out)
     data["graph"], data["no_graph"] = _graph(reader, sources, left_out)
     data["compiled_calls"] = compiled_calls(reader, left_out)
     if sources.verification is not None:
-        data["verification"] = read_verification(sources.verification, names, left_out)
+        data["verification"] = read_verification(sources.verification, reader, left_out)
     data["left_out"] = left_out
     return data
 

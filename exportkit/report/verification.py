@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from exportkit.errors import UsageError
+from exportkit.package.archive import PackageReader
 from exportkit.report.untrusted import first
 
 _MAX_BYTES = 64 << 20
@@ -61,22 +61,23 @@ class _Verification(msgspec.Struct, frozen=True):
     targets: list[_Target] = []
     torch: str | None = None
     onnxruntime: str | None = None
+    manifest_sha256: str | None = None
 
 
 # Made at import: exportkit.package.manifest says why.
 _DECODER = msgspec.json.Decoder(_Verification)
 
 
-def read_verification(path: Path, outputs: Collection[str], left_out: list[str]) -> dict[str, Any]:
+def read_verification(path: Path, reader: PackageReader, left_out: list[str]) -> dict[str, Any]:
     """Reads a verification for the page.
 
     Args:
         path: What `exportkit verify --json` printed.
-        outputs: The names of the package's outputs.
+        reader: The open package.
         left_out: Gets notes on what is not shown.
 
     Raises:
-        UsageError: The file cannot be read, is something else, or is of a package with other outputs.
+        UsageError: The file cannot be read, is something else, or is of another package.
     """
     hint = "`exportkit verify ARTIFACT --json > FILE.json` writes one."
     try:
@@ -87,12 +88,11 @@ def read_verification(path: Path, outputs: Collection[str], left_out: list[str])
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not a verification: {error}", hint=hint) from error
-    for check in found.checks:
-        if unknown := next((o.name for o in check.verdict.outputs if o.name not in outputs), None):
-            raise UsageError(
-                f"{path} is a verification of {found.artifact}, whose output {unknown!r} this artifact lacks",
-                hint="Verify this artifact with `exportkit verify --json`.",
-            )
+    if found.manifest_sha256 != reader.manifest_sha256:
+        raise UsageError(
+            f"{path} is a verification of another artifact than {reader.path}: the digests of their manifests differ",
+            hint="Verify this artifact with `exportkit verify --json`.",
+        )
     checks = first(found.checks, _MOST_CHECKS, "checks of the verification", left_out)
     return {
         "artifact": found.artifact,

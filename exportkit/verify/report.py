@@ -63,6 +63,7 @@ class Report:
         checks: The checks in the order they were made.
         skipped: Sizes that were not compared with eager, each with the reason.
         onnxruntime: The version of ONNX Runtime that ran it; None if it is not a loaded ONNX model.
+        manifest_sha256: The hex digest of its manifest, which identifies its content; None if it could not be read.
     """
 
     artifact: str
@@ -71,6 +72,7 @@ class Report:
     checks: tuple[Check, ...]
     skipped: tuple[str, ...] = ()
     onnxruntime: str | None = None
+    manifest_sha256: str | None = None
 
     @property
     def failure(self) -> Check | None:

@@ -68,7 +68,8 @@ def verify(
             if isinstance(libraries, MissingOperator):
                 missing = Check("package", "operators", {}, libraries)
                 left_out += [TargetReport(run.name, left_out="an operator is missing") for run in runs]
-                return Report(str(artifact), None, tuple(left_out), (*signed, missing))
+                checks = (*signed, missing)
+                return Report(str(artifact), None, tuple(left_out), checks, manifest_sha256=reader.manifest_sha256)
             verification = _Verification(
                 artifact, reader, options, folder, libraries, progress, unsigned=unsigned, demanded_by=by, checks=signed
             )
@@ -134,7 +135,8 @@ class _Verification:
                 reports += [self._run(run, eager, plan) for run in same]
         by_torch, by_onnx = (self.version, None) if self.manifest.onnx is None else (None, self.version)
         targets = (*reports, *left_out)
-        return Report(str(self.artifact), by_torch, targets, tuple(self.checks), plan.skipped, by_onnx)
+        digest = self.reader.manifest_sha256
+        return Report(str(self.artifact), by_torch, targets, tuple(self.checks), plan.skipped, by_onnx, digest)
 
     def _process(self, run: Run) -> ReplayProcess:
         if run.onnx_model is not None:

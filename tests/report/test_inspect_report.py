@@ -49,12 +49,14 @@ def profile(path: Path, **changes: object) -> Path:
     return file
 
 
-def verification(path: Path, output: str = "y") -> Path:
-    outputs = [{"name": output, "compared": 4, "mismatched": 0, "max_abs": "inf", "error": None, "note": None}]
+def verification(path: Path) -> Path:
+    outputs = [{"name": "y", "compared": 4, "mismatched": 0, "max_abs": "inf", "error": None, "note": None}]
     verdict = {"kind": "match", "message": "fine", "exit_code": 0, "outputs": outputs}
     check = {"against": "cases", "label": "case 0", "verdict": verdict, "seconds": 0.1, "target": "cpu"}
     file = path.with_suffix(".verification.json")
-    file.write_text(json.dumps({"artifact": "a.pt2", "exit_code": 0, "checks": [check], "targets": [], "more": 1}))
+    with PackageReader(path) as reader:
+        document = {"artifact": "a.pt2", "manifest_sha256": reader.manifest_sha256, "exit_code": 0, "checks": [check]}
+    file.write_text(json.dumps(document | {"targets": [], "more": 1}))
     return file
 
 
@@ -119,7 +121,7 @@ def other_program(folder: Path) -> Path:
         (["--report", "a.html", "--profile", "SHORT PROFILE"], "is the profile of another program"),
         (["--report", "a.html", "--profile", "NEW PROFILE"], "is a profile of version 2"),
         (["--report", "a.html", "--verification", "PROFILE"], "is not a verification"),
-        (["--report", "a.html", "--verification", "OTHER VERIFICATION"], "whose output 'other' this artifact lacks"),
+        (["--report", "a.html", "--verification", "OTHER VERIFICATION"], "is a verification of another artifact"),
         (["--report", "a.html", "--program", "OTHER PROGRAM"], "is the program of another model"),
     ],
 )
@@ -133,7 +135,7 @@ def test_what_does_not_fit_is_refused_and_no_page_is_written(
         "VERIFICATION": verification(artifact),
         "OTHER PROFILE": profile(other_program(tmp_path)),
         "SHORT PROFILE": profile(other, nodes=()),
-        "OTHER VERIFICATION": verification(other, "other"),
+        "OTHER VERIFICATION": verification(other_program(tmp_path)),
         "OTHER PROGRAM": tmp_path / "other.pt2",
     }
     files["NEW PROFILE"] = profile(package(tmp_path / "c.pt2"), format_version=2)
