@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from exportkit.errors import InputError, UsageError
 from exportkit.models.arr_coc import ARRCOC, FromFeatures, build
 from exportkit.models.arr_coc.encoder import LayerNorm, VisionTransformer
+from exportkit.models.arr_coc.linear import LINEARS, LinearForm, SampleLinear
 from tests.models.model_cases import ALL, FILTERS, FILTERS_14, VIT, VIT_14, answer, inputs
 
 CONFIGS = [pytest.param(kwargs, id=name) for name, kwargs in ALL.items()]
@@ -209,6 +211,31 @@ def test_explicit_attention_is_torchs():
         torch.testing.assert_close(explicit.encode(image), sdpa.encode(image), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("form", LINEARS)
+def test_both_forms_of_a_linear_layer_are_torchs(form: LinearForm):
+    layer = SampleLinear(48, 20, form).eval()
+    x = torch.randn(3, 17, 48)
+    torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.weight, layer.bias), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer.product(x), nn.functional.linear(x, layer.weight), rtol=1e-4, atol=1e-5)
+
+
+def test_the_folded_form_has_the_same_weights_and_nearly_the_same_answers():
+    per_sample, folded = (_shallow(**VIT, linear=form) for form in LINEARS)
+    folded.load_state_dict(per_sample.state_dict())
+    image, _ = inputs(per_sample, 3, 5, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(folded.encode(image), per_sample.encode(image), rtol=1e-4, atol=1e-4)
+
+
+def test_the_folded_form_has_one_product_for_all_samples():
+    model = _shallow(**VIT, linear="folded").eval()
+    image, _ = inputs(model, 3, 5, 6)
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        model.encode(image)
+    products = {str(op) for op in counted.get_flop_counts()["Global"]}
+    assert not {op for op in products if "bmm" in op}, products
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_relu_is_torchs_after_the_same_linear_layer(training: bool):
     mlp = build(**VIT, activation="relu").encoder.blocks[0].mlp.train(training)
@@ -242,7 +269,9 @@ def test_with_relu_and_explicit_attention_a_sample_gets_the_same_bits_in_any_bat
     [
         ({**VIT, "activation": "silu"}, "activation must be one of gelu, relu, got 'silu'"),
         ({**VIT, "attention": "flash"}, "attention must be one of sdpa, explicit, got 'flash'"),
+        ({**VIT, "linear": "fast"}, "linear must be one of per-sample, folded, got 'fast'"),
         ({"activation": "relu"}, "need a transformer"),
+        ({"linear": "folded"}, "need a transformer"),
         ({"feature_dtype": "int4"}, "feature_dtype must be one of float, int8, got 'int4'"),
         ({"encoder": "given"}, 'dim must be given if and only if encoder is "given"'),
         ({"dim": 64}, 'dim must be given if and only if encoder is "given"'),

@@ -21,9 +21,11 @@ from exportkit.models.arr_coc.encoder import (
     GivenFeatures,
     Positions,
     VisionTransformer,
+    VitForms,
 )
 from exportkit.models.arr_coc.filters import FilterBank
 from exportkit.models.arr_coc.knowing import Knowing, Participatory, Perspectival, Propositional
+from exportkit.models.arr_coc.linear import LinearForm
 from exportkit.models.arr_coc.pipeline import ARRCOC
 
 ENCODERS = ("filters", *(f"vit-{size}" for size in SIZES), "given")
@@ -53,6 +55,7 @@ def build(
     layer_scale: bool = False,
     activation: Activation = "gelu",
     attention: AttentionForm = "sdpa",
+    linear: LinearForm = "per-sample",
     weights: str | Path | None = None,
     encoder_weights: str | Path | None = None,
     seed: int = 0,
@@ -84,6 +87,7 @@ def build(
         layer_scale: Whether a transformer has layer scales, as DINOv2 has.
         activation: "gelu" or "relu", for a transformer.
         attention: "sdpa", which is faster, or "explicit", for a transformer. See Attention.
+        linear: "per-sample", or "folded", whose last bits depend on the batch, for a transformer. See SampleLinear.
         weights: A safetensors file of the whole model.
         encoder_weights: A safetensors file of the encoder alone.
         seed: The seed of weights that are not loaded.
@@ -96,9 +100,11 @@ def build(
         raise UsageError(f"encoder must be one of {', '.join(ENCODERS)}, got {encoder!r}")
     if balancer not in BALANCERS:
         raise UsageError(f"balancer must be one of {', '.join(BALANCERS)}, got {balancer!r}")
-    plain = (positions, layer_scale, activation, attention) == ("sincos", False, "gelu", "sdpa")
+    forms = VitForms(activation, attention, linear)
+    plain = (positions, layer_scale, forms) == ("sincos", False, VitForms())
     if not plain and not encoder.startswith("vit-"):
-        raise UsageError(f'positions, layer_scale, activation and attention need a transformer; encoder is "{encoder}"')
+        names = "positions, layer_scale, activation, attention and linear"
+        raise UsageError(f'{names} need a transformer; encoder is "{encoder}"')
     if (dim is None) == (encoder == "given"):
         raise UsageError(f'dim must be given if and only if encoder is "given"; encoder is "{encoder}", dim is {dim}')
     if temperature is None:
@@ -126,8 +132,7 @@ def build(
                 patch_size,
                 positions=positions,
                 layer_scale=layer_scale,
-                activation=activation,
-                attention=attention,
+                forms=forms,
             )
         balance = LearnedBalancer(eye.dim, weights=shares) if balancer == "learned" else FixedBalancer(shares)
         knowing = Knowing(Propositional(temperature), Perspectival(patch_size), Participatory())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from exportkit.errors import UsageError
-from exportkit.models.arr_coc.linear import SampleLinear
+from exportkit.models.arr_coc.linear import LINEARS, LinearForm, SampleLinear
 from exportkit.models.arr_coc.texture import TextureMaps, cut_patches
 from exportkit.ops.bias_relu import bias_relu
 from exportkit.ops.fused_layer_norm import fused_layer_norm
@@ -43,6 +43,27 @@ class VitSize:
     heads: int
 
 
+@dataclass(frozen=True)
+class VitForms:
+    """How a transformer computes what could be computed in several ways.
+
+    Attributes:
+        activation: The MLPs' activation: "gelu", as published weights need, or "relu", which is fused with the bias.
+        attention: "sdpa", torch's fused form, or "explicit", see Attention.
+        linear: "per-sample", which gives a sample the same bits in every batch, or "folded", see SampleLinear.
+    """
+
+    activation: Activation = "gelu"
+    attention: AttentionForm = "sdpa"
+    linear: LinearForm = "per-sample"
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a form that does not exist."""
+        for name, allowed in (("activation", ACTIVATIONS), ("attention", ATTENTIONS), ("linear", LINEARS)):
+            if (given := getattr(self, name)) not in allowed:
+                raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {given!r}")
+
+
 SIZES = {"tiny": VitSize(192, 12, 3), "small": VitSize(384, 12, 6), "base": VitSize(768, 12, 12)}
 
 
@@ -60,8 +81,7 @@ class VisionTransformer(nn.Module):
             `position_grid` and resizes it to the image's grid.
         position_grid: The side of the learned grid: 224 / patch_size for weights trained at 224 pixels.
         layer_scale: Learn a factor per channel after attention and after the MLP, as DINOv2 does.
-        activation: The MLPs' activation: "gelu", as published weights need, or "relu", which is fused with the bias.
-        attention: "sdpa", torch's fused form, or "explicit", see Attention.
+        forms: See VitForms.
     """
 
     pixel_mean: Tensor
@@ -77,8 +97,7 @@ class VisionTransformer(nn.Module):
         positions: Positions = "sincos",
         position_grid: int | None = None,
         layer_scale: bool = False,
-        activation: Activation = "gelu",
-        attention: AttentionForm = "sdpa",
+        forms: VitForms | None = None,
     ) -> None:
         super().__init__()
         if size not in SIZES:
@@ -87,20 +106,16 @@ class VisionTransformer(nn.Module):
             raise UsageError(f"patch_size must be 14 or 16, got {patch_size}")
         if positions not in POSITIONS:
             raise UsageError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
-        if activation not in ACTIVATIONS:
-            raise UsageError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-        if attention not in ATTENTIONS:
-            raise UsageError(f"attention must be one of {', '.join(ATTENTIONS)}, got {attention!r}")
-        measures = SIZES[size]
+        measures, forms = SIZES[size], forms or VitForms()
         self.patch_size, self.dim, self.positions = patch_size, measures.dim, positions
-        self.patch_embed = PatchEmbed(measures.dim, patch_size)
+        self.patch_embed = PatchEmbed(measures.dim, patch_size, forms.linear)
         self.cls_token = nn.Parameter(torch.empty(1, 1, measures.dim))
         if positions == "interpolated":
             self.position_grid = position_grid or 224 // patch_size
             self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.position_grid**2, measures.dim))
         elif position_grid is not None:
             raise UsageError('position_grid needs positions="interpolated"; sincos positions have no grid')
-        self.blocks = nn.ModuleList(Block(measures, layer_scale, activation, attention) for _ in range(measures.depth))
+        self.blocks = nn.ModuleList(Block(measures, layer_scale, forms) for _ in range(measures.depth))
         self.norm = LayerNorm(measures.dim, eps=1e-6)
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
@@ -156,9 +171,10 @@ class GivenFeatures(nn.Module):
 class PatchEmbed(nn.Module):
     """A linear map of each patch. The weight has a convolution's shape [D, 3, P, P], as in published weights."""
 
-    def __init__(self, dim: int, patch_size: int) -> None:
+    def __init__(self, dim: int, patch_size: int, form: LinearForm) -> None:
         super().__init__()
         self.patch_size = patch_size
+        self.form = form
         self.proj = nn.Conv2d(3, dim, patch_size, stride=patch_size)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -166,6 +182,8 @@ class PatchEmbed(nn.Module):
         weight, bias = self.proj.weight, self.proj.bias
         assert bias is not None
         patches = cut_patches(image, self.patch_size).flatten(2).to(weight.dtype)
+        if self.form == "folded":
+            return functional.linear(patches, weight.flatten(1), bias)
         # One product per sample, see SampleLinear.
         return torch.baddbmm(bias, patches, weight.flatten(1).t().expand(image.shape[0], -1, -1))
 
@@ -173,13 +191,13 @@ class PatchEmbed(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each applied after a layer norm and added to its input."""
 
-    def __init__(self, size: VitSize, layer_scale: bool, activation: Activation, attention: AttentionForm) -> None:
+    def __init__(self, size: VitSize, layer_scale: bool, forms: VitForms) -> None:
         super().__init__()
         self.norm1 = LayerNorm(size.dim, eps=1e-6)
-        self.attn = Attention(size.dim, size.heads, attention)
+        self.attn = Attention(size.dim, size.heads, forms)
         self.ls1 = LayerScale(size.dim) if layer_scale else nn.Identity()
         self.norm2 = LayerNorm(size.dim, eps=1e-6)
-        self.mlp = Mlp(size.dim, 4 * size.dim, activation)
+        self.mlp = Mlp(size.dim, 4 * size.dim, forms)
         self.ls2 = LayerScale(size.dim) if layer_scale else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -202,16 +220,16 @@ class Attention(nn.Module):
     Args:
         dim: The width of inputs and outputs.
         heads: The number of heads, a divisor of `dim`.
-        form: "sdpa" uses `torch.nn.functional.scaled_dot_product_attention`, which never stores the M x M matrix.
-            "explicit" stores it and computes `softmax` of its rows.
+        forms: With the attention "sdpa", `torch.nn.functional.scaled_dot_product_attention` computes it, which never
+            stores the M x M matrix. "explicit" stores it and computes `softmax` of its rows.
     """
 
-    def __init__(self, dim: int, heads: int, form: AttentionForm) -> None:
+    def __init__(self, dim: int, heads: int, forms: VitForms) -> None:
         super().__init__()
         self.heads = heads
-        self.form = form
-        self.qkv = SampleLinear(dim, 3 * dim)
-        self.proj = SampleLinear(dim, dim)
+        self.form = forms.attention
+        self.qkv = SampleLinear(dim, 3 * dim, forms.linear)
+        self.proj = SampleLinear(dim, dim, forms.linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, M, D] -> [B, M, D]."""
@@ -228,11 +246,11 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Two linear layers with a GELU or ReLU between."""
 
-    def __init__(self, dim: int, hidden: int, activation: Activation) -> None:
+    def __init__(self, dim: int, hidden: int, forms: VitForms) -> None:
         super().__init__()
-        self.activation = activation
-        self.fc1 = SampleLinear(dim, hidden)
-        self.fc2 = SampleLinear(hidden, dim)
+        self.activation = forms.activation
+        self.fc1 = SampleLinear(dim, hidden, forms.linear)
+        self.fc2 = SampleLinear(hidden, dim, forms.linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, M, D] -> [B, M, D]."""
