@@ -8,6 +8,7 @@ calls it without an engine, and prints the seconds of a call for each number of 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -25,6 +26,7 @@ from exportkit.serve.engine.model_copy import tensors_in
 from exportkit.serve.engine.tensor_bytes import bytes_of
 
 _SECONDS = 2.0  # for each number of rows
+_COPIES = 8  # of the inputs, which take turns as requests do: caches hold no more of them than in use
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,12 @@ def main() -> None:
     called = Called(options)
     one, seconds, rows = called.inputs(b"".join(called.request.arrays)), {}, called.request.rows
     while rows <= options.max_batch:
-        inputs = [torch.cat([tensor] * (rows // called.request.rows)) for tensor in one]
+        count = rows // called.request.rows
+        turns = itertools.cycle([[torch.cat([tensor] * count) for tensor in one] for _ in range(_COPIES)])
         times: list[float] = []
-        called.outputs(inputs)
+        called.outputs(next(turns))
         while sum(times) < _SECONDS or len(times) < 5:
+            inputs = next(turns)
             start = time.perf_counter()
             called.outputs(inputs)
             times.append(time.perf_counter() - start)
