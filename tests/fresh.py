@@ -37,13 +37,25 @@ def run_python(code: str, *args: object, cwd: Path, compiler: bool = False, **en
     `compiler` that has torch.export and Inductor, too, which spares two more. It starts outside of the source tree, and
     sees exportkit through PYTHONPATH only.
     """
+    ran = _run(["-c", code, *map(str, args)], cwd, _environment(environment), _server(compiler))
+    return _printed(ran.returncode, ran.stdout, ran.stderr)
+
+
+def run_exportkit(*arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a command of exportkit does in a process of its own, which has torch and Inductor at once."""
+    command = ["-c", "import sys; from exportkit.cli import main; sys.exit(main())", *map(str, arguments)]
+    return _run(command, cwd, _environment(environment), _server(compiler=True), quick_end=True)
+
+
+def _run(
+    command: list[str], cwd: Path, environment: Mapping[str, str], server: str, *, quick_end: bool = False
+) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr, open(os.devnull) as stdin:
         files = (stdin.fileno(), stdout.fileno(), stderr.fileno())
-        command = ["-c", code, *map(str, args)]
-        status = fresh_command.run(_server(compiler), command, str(cwd), _environment(environment), files)
+        status = fresh_command.run(server, command, str(cwd), environment, files, quick_end=quick_end)
         stdout.seek(0)
         stderr.seek(0)
-        return _printed(status, stdout.read(), stderr.read())
+        return subprocess.CompletedProcess(command, status, stdout.read(), stderr.read())
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def main(connection: socket.socket) -> None:
     for module in setting["modules"]:
         importlib.import_module(module)
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that it forks
     server = os.getpid()
     with socket.socket(fileno=file) as listener:
         while True:
