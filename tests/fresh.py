@@ -156,13 +156,19 @@ def pause():
 
 def killed_in_the_middle(code: str, *arguments: object, **environment: str) -> None:
     """Runs the code, which has `sys` and `Path`, until it calls `pause()`, and kills it there with SIGKILL."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _PAUSE + code, *map(str, arguments)],
-        env=_environment(environment),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "now\n", "it ended before it came to the middle"
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
+    ours, theirs = os.pipe()
+    with open(ours) as printed, open(theirs, "w") as stdout:
+
+        def kill(pid: int) -> None:
+            stdout.close()
+            assert printed.readline() == "now\n", "it ended before it came to the middle"
+            os.kill(pid, signal.SIGKILL)
+
+        with open(os.devnull) as stdin:
+            files = (stdin.fileno(), stdout.fileno(), 2)
+            command = ["-c", _PAUSE + code, *map(str, arguments)]
+            if "LD_PRELOAD" in environment:  # it is read when a program starts
+                command = ["-c", "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])", *command]
+            everything = _environment(environment)
+            status = fresh_command.run(_server(True), command, os.getcwd(), everything, files, started=kill)
+    assert status == -signal.SIGKILL

@@ -7,6 +7,7 @@ of a command need not import torch either.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -63,7 +64,8 @@ def _serve_one(caller: socket.socket, server: int, path: list[str]) -> None:
     serve(template.detach(), server, None)  # until the command ends
     if os.getpid() == keeper:
         _, status = os.waitpid(pid, 0)
-        channel.send(str(os.waitstatus_to_exitcode(status)).encode())
+        with contextlib.suppress(ConnectionError):  # nobody waits any more
+            channel.send(str(os.waitstatus_to_exitcode(status)).encode())
         os._exit(0)  # not taking torch apart spares 0.3 s
 
 

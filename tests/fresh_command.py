@@ -47,8 +47,8 @@ def run(
         connection.sendall(body)
         with connection.makefile("rb") as answers:
             pid = _next(answers.read)
-            started(pid)
             try:
+                started(pid)
                 return _next(answers.read)
             except BaseException:
                 os.kill(pid, signal.SIGKILL)
