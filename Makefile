@@ -5,6 +5,8 @@
 PYTHON ?= python3
 EXPORTKIT_CUDA ?= $(if $(filter test,$(MAKECMDGOALS)),check,$(if $(filter wheel,$(MAKECMDGOALS)),1,auto))
 export EXPORTKIT_CUDA
+# Hundreds of processes import the same modules, and pytest rewrites the assertions of what is not kept.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := $(VENV)/.torch

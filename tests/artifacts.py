@@ -10,17 +10,16 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from tests.fixtures import stable_library
+from tests.fresh import run_python
 from tests.made_once import one_maker
 
 ROOT = Path(__file__).parents[1]
@@ -114,7 +113,7 @@ def artifact(name: str) -> Path:
     recipe = RECIPES[name]
     libraries: list[str] = []
     search = [str(ROOT), str(THIRD_PARTY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
+    environment = {"PYTHONPATH": os.pathsep.join(search)}
     if recipe.softpool:
         library = softpool_library()
         libraries = [str(library)]
@@ -132,12 +131,9 @@ def artifact(name: str) -> Path:
         "trace": dict(recipe.trace),
         "compile": dict(recipe.compile),
     }
-    command = [sys.executable, "-c", _SCRIPT, json.dumps(task), str(path)]
     with one_maker(path) as ours:
         if ours:
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                pytest.fail(f"{name} could not be exported:\n{done.stderr[-4000:]}")
+            run_python(_SCRIPT, json.dumps(task), path, cwd=ROOT, compiler=True, **environment)
     return path
 
 

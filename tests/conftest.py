@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 
@@ -32,9 +33,11 @@ def _seeded():
 
 def pytest_configure() -> None:
     """Sets up what depends on how fast the machine is, and how many tests it runs at a time."""
+    gc.set_threshold(100_000)  # as `exportkit` does: importing creates millions of objects and little garbage
     # Threads of torch that wait give up their core: pytest-xdist's other workers, and compilers, need it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it when it is loaded, here in the workers
-    process.READ_LATER += ("PYTEST_",)  # pytest says in PYTEST_CURRENT_TEST where it is
+    # pytest says in PYTEST_CURRENT_TEST where it is. Tests set the others; importing torch does not read them.
+    process.READ_LATER += ("PYTEST_", "HOME", "XDG_", "SOFTPOOL_")
     hypothesis.settings.register_profile("exportkit", deadline=None)  # a slow machine is not a failure
     hypothesis.settings.load_profile("exportkit")
 

@@ -6,45 +6,105 @@ import functools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from exportkit.child import process
+from exportkit.child.channel import Channel
 from exportkit.child.process import ChildProcess
+from tests import fresh_command
 
 ROOT = Path(__file__).parents[1]
+_COMPILER = ("torch._inductor.compile_fx", "torch.export")
+_PROGRAM = """#!{interpreter} -SEI
+import sys
+sys.path.insert(0, {tests!r})
+import fresh_command
+fresh_command.main({server!r}, {programs!r})
+"""
 
 
-def run_python(code: str, *args: object, cwd: Path, **environment: str) -> str:
+def run_python(code: str, *args: object, cwd: Path, compiler: bool = False, **environment: str) -> str:
     """What the code printed; a failure, a crash included, fails the test with what was said.
 
-    The process is forked from one that has imported torch and nothing else, which spares it two seconds. It starts
-    outside of the source tree, and sees exportkit through PYTHONPATH only.
+    The process is forked from one that has imported torch and nothing else, which spares it two seconds. With
+    `compiler` that has torch.export and Inductor, too, which spares two more. It starts outside of the source tree, and
+    sees exportkit through PYTHONPATH only.
+    """
+    ran = _run(["-c", code, *map(str, args)], cwd, _environment(environment), _server(compiler))
+    return _printed(ran.returncode, ran.stdout, ran.stderr)
+
+
+def run_exportkit(*arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a command of exportkit does in a process of its own, which has torch and Inductor at once."""
+    command = ["-c", "import sys; from exportkit.cli import main; sys.exit(main())", *map(str, arguments)]
+    return _run(command, cwd, _environment(environment), _server(compiler=True), quick_end=True)
+
+
+def _run(
+    command: list[str], cwd: Path, environment: Mapping[str, str], server: str, *, quick_end: bool = False
+) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr, open(os.devnull) as stdin:
+        files = (stdin.fileno(), stdout.fileno(), stderr.fileno())
+        status = fresh_command.run(server, command, str(cwd), environment, files, quick_end=quick_end)
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(command, status, stdout.read(), stderr.read())
+
+
+@contextmanager
+def commands(*names: str) -> Iterator[Path]:
+    """A folder for the beginning of PATH, with Python programs of the environment, which need not import torch.
+
+    They are forks of a process that has imported torch, torch.export and Inductor, so they begin in a tenth of a
+    second. All else is as if they were started: they have the caller's files, folder and environment, get its signals
+    and return their exit codes.
     """
     with tempfile.TemporaryDirectory(prefix="fresh-") as folder:
-        stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
-        stdout.touch()
-        stderr.touch()
-        everything = _environment(environment)
-        request = {
-            "code": code,
-            "arguments": list(map(str, args)),
-            "cwd": str(cwd),
-            "environment": everything,
-            "path": ["", *everything["PYTHONPATH"].split(os.pathsep), *_own_path()],
-            "stdout": str(stdout),
-            "stderr": str(stderr),
-        }
-        child = ChildProcess("tests.fresh_child")
-        try:
-            with child.connection:
-                child.connection.sendall(json.dumps(request).encode())
-            status = child.wait(3000)
-        finally:
-            child.end()
-        return _printed(status, stdout.read_text(), stderr.read_text())
+        for name in names:
+            program = Path(folder, name)
+            program.write_text(
+                _PROGRAM.format(
+                    interpreter=sys.executable,
+                    tests=str(ROOT / "tests"),
+                    server=_server(compiler=True),
+                    programs=str(Path(sys.executable).parent),
+                )
+            )
+            program.chmod(0o755)
+        yield Path(folder)
+
+
+def _server(compiler: bool) -> str:
+    """The address of a process that forks commands, and has imported torch in an environment like ours is now."""
+    environment = tuple(sorted(item for item in os.environ.items() if not item[0].startswith(process.READ_LATER)))
+    return _started(_COMPILER if compiler else (), environment).address
+
+
+@dataclass(frozen=True)
+class _Server:
+    address: str
+    child: ChildProcess
+    folder: tempfile.TemporaryDirectory[str]
+
+
+@functools.cache
+def _started(modules: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> _Server:
+    folder = tempfile.TemporaryDirectory(prefix="fresh-")
+    address = f"{folder.name}/server"
+    child = ChildProcess("tests.fresh_child")
+    with socket.socket(socket.AF_UNIX) as listener, child.connection:
+        listener.bind(address)
+        listener.listen()
+        setting = {"modules": modules, "path": _own_path()}
+        Channel(child.connection).send(json.dumps(setting).encode(), [listener.fileno()])
+    return _Server(address, child, folder)
 
 
 def run_interpreter(code: str, *args: object, cwd: Path, prefix: Sequence[str] = (), **environment: str) -> str:
@@ -96,13 +156,19 @@ def pause():
 
 def killed_in_the_middle(code: str, *arguments: object, **environment: str) -> None:
     """Runs the code, which has `sys` and `Path`, until it calls `pause()`, and kills it there with SIGKILL."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _PAUSE + code, *map(str, arguments)],
-        env=_environment(environment),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "now\n", "it ended before it came to the middle"
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
+    ours, theirs = os.pipe()
+    with open(ours) as printed, open(theirs, "w") as stdout:
+
+        def kill(pid: int) -> None:
+            stdout.close()
+            assert printed.readline() == "now\n", "it ended before it came to the middle"
+            os.kill(pid, signal.SIGKILL)
+
+        with open(os.devnull) as stdin:
+            files = (stdin.fileno(), stdout.fileno(), 2)
+            command = ["-c", _PAUSE + code, *map(str, arguments)]
+            if "LD_PRELOAD" in environment:  # it is read when a program starts
+                command = ["-c", "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])", *command]
+            everything = _environment(environment)
+            status = fresh_command.run(_server(True), command, os.getcwd(), everything, files, started=kill)
+    assert status == -signal.SIGKILL

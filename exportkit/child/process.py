@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -207,16 +207,13 @@ class _Template:
         self._retired = False
         self._status: int | None = None
         self._failure: OSError | None = None
-        connection, theirs = socket.socketpair()
-        self._channel = Channel(connection)
         # The kernel kills the template (PR_SET_PDEATHSIG) when the thread that started it ends, not the process. This
         # thread lives as long as the template.
         started = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, args=(theirs, started), daemon=True)
+        self._watcher = threading.Thread(target=self._watch, args=(started,), daemon=True)
         self._watcher.start()
         started.wait()
         if self._failure is not None:
-            self._channel.close()
             raise HostError(f"cannot start a child process: {self._failure}") from self._failure
 
     @property
@@ -249,20 +246,11 @@ class _Template:
             if not self._children:
                 self._channel.shut_down()
 
-    def _watch(self, theirs: socket.socket, started: threading.Event) -> None:
+    def _watch(self, started: threading.Event) -> None:
         """Starts the template, and stays until it ends."""
-        conditions = self.conditions
         try:
-            with theirs:
-                process = subprocess.Popen(
-                    [conditions.interpreter, "-c", _first_code(theirs.fileno(), conditions)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
-                    start_new_session=True,
-                )
+            connection, wait = start_template(self.conditions)
+            self._channel = Channel(connection)
         except OSError as error:
             self._failure = error
             return
@@ -276,7 +264,7 @@ class _Template:
                     child._set_pid(message.pid)
                 else:
                     self._end(child, message.status)
-        status = process.wait()
+        status = wait()
         with self._lock:
             self._status = status
             self._channel.close()
@@ -315,6 +303,24 @@ def _forget_templates() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_templates)
+
+
+def start_template(conditions: _Conditions) -> tuple[socket.socket, Callable[[], int]]:
+    """Starts the process, and returns our end of a socket to it, and what waits for its return code."""
+    connection, theirs = socket.socketpair()
+    with theirs, contextlib.ExitStack() as undo:
+        undo.callback(connection.close)
+        process = subprocess.Popen(
+            [conditions.interpreter, "-c", _first_code(theirs.fileno(), conditions)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+            start_new_session=True,
+        )
+        undo.pop_all()
+    return connection, process.wait
 
 
 def _first_code(connection: int, conditions: _Conditions) -> str:

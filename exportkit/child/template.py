@@ -72,7 +72,7 @@ def serve(connection: int, parent: int, torch: str | None) -> None:
         parent: The parent's process id.
         torch: Where the parent's torch is, which is imported if this process would import the same; None for none.
     """
-    _end_with(parent)
+    end_with(parent)
     gc.set_threshold(100_000)  # importing torch creates half a million objects and little garbage
     if torch is not None:
         # What an import raises, a child that imports torch will raise again, where it can be told.
@@ -128,7 +128,7 @@ class _Template:
                 os.close(file)
             self._channel.close()
             os.setsid()
-            _end_with(template)
+            end_with(template)
             return True
         for file in files:
             os.close(file)
@@ -146,7 +146,7 @@ class _Template:
                 self._channel.send(encode(Ended(child, os.waitstatus_to_exitcode(status))))
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Lets the kernel kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the kernel was told

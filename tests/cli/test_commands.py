@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from exportkit.cli import main
 from exportkit.package.archive import PackageReader, write_package
 from tests.artifacts import ROOT, THIRD_PARTY, artifact, softpool_library
+from tests.fresh import run_exportkit
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +27,9 @@ def compiled() -> Path:
 def package(compiled, tmp_path_factory):
     """A package, and what `package --json` said of it."""
     path = tmp_path_factory.mktemp("package") / "patches.pt2"
-    result = exportkit("package", compiled, "-o", path, "--json")
+    result = run_exportkit("package", compiled, "-o", path, "--json")
     assert result.returncode == 0, result.stderr
     return path, json.loads(result.stdout)
-
-
-def exportkit(*arguments):
-    command = [sys.executable, "-m", "exportkit", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def run(capsys, *arguments):
@@ -125,7 +121,7 @@ def test_package_adds_our_library_and_verifies(package):
 
 
 def test_verify_compares_with_eager_as_well(package):
-    result = exportkit("verify", package[0], "--shapes", 3, "--json")
+    result = run_exportkit("verify", package[0], "--shapes", 3, "--json")
     assert result.returncode == 0, result.stdout
     report = json.loads(result.stdout)
     assert {check["against"] for check in report["checks"]} == {"cases", "eager"}
@@ -134,7 +130,7 @@ def test_verify_compares_with_eager_as_well(package):
 
 
 def test_verify_runs_an_exported_program(tmp_path):
-    result = exportkit("verify", artifact("patches-program"), "--against", "cases")
+    result = run_exportkit("verify", artifact("patches-program"), "--against", "cases")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "program on cpu" in result.stdout
 
@@ -177,22 +173,23 @@ def test_a_directory_that_is_not_there_is_a_usage_error(compiled, tmp_path, caps
     assert "there is no folder" in err
 
 
-def test_a_library_of_somebody_else_goes_the_same_way(tmp_path, monkeypatch):
+def test_a_library_of_somebody_else_goes_the_same_way(tmp_path):
     compiled, library = artifact("softpool"), softpool_library()
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{THIRD_PARTY}", prepend=os.pathsep)
+    search = {"PYTHONPATH": f"{ROOT}{os.pathsep}{THIRD_PARTY}"}
     package = tmp_path / "softpool.pt2"
 
-    missing = exportkit("package", compiled, "-o", package)
+    missing = run_exportkit("package", compiled, "-o", package, **search)
     assert missing.returncode == 3
     assert "--op-library" in missing.stderr
     assert not package.exists()
 
-    made = exportkit("package", compiled, "-o", package, "--op-library", library)
+    made = run_exportkit("package", compiled, "-o", package, "--op-library", library, **search)
     assert made.returncode == 0, made.stdout + made.stderr
     assert library.name in made.stdout
 
-    monkeypatch.setenv("SOFTPOOL_LIBRARY", str(library))  # where its own module looks for it
-    verified = exportkit("verify", package, "--shapes", 3, "--op-library", library, "--op-library", "softpool.model")
+    search["SOFTPOOL_LIBRARY"] = str(library)  # where its own module looks for it
+    libraries = ("--op-library", library, "--op-library", "softpool.model")
+    verified = run_exportkit("verify", package, "--shapes", 3, *libraries, **search)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "ok  eager" in verified.stdout
 

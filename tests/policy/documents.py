@@ -33,6 +33,7 @@ import torch
 from exportkit.runtime.native import library_path
 
 ROOT = Path(__file__).parents[2]
+INSTALLED = Path(sys.executable).parent
 
 
 @dataclass(frozen=True)
@@ -185,13 +186,14 @@ def steps(document: Document) -> Iterator[Step]:
                     yield Step(where, command, shown or None)
 
 
-def run(document: Document, folder: Path, cache: Path) -> None:
+def run(document: Document, folder: Path, cache: Path, programs: Path = INSTALLED) -> None:
     """Runs a document in a folder.
 
     Args:
         document: What to run.
         folder: Where; it exists.
         cache: The folder of the package cache.
+        programs: The folder of `exportkit` and `python`, which may leave out programs that are installed.
 
     Raises:
         AssertionError: A command failed, or printed something else than the document shows.
@@ -202,7 +204,7 @@ def run(document: Document, folder: Path, cache: Path) -> None:
         script += [f"printf '{_SEPARATOR}'", step.command]
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("EXPORTKIT_")},
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(programs), str(INSTALLED), os.environ["PATH"]]),
         "EXPORTKIT_CACHE": str(cache),
     }
     done = subprocess.run(

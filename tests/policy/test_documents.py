@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from tests.policy.documents import RUNNABLE, Block, Document, agrees, chains, documents, run
+from tests.fresh import commands
+from tests.policy.documents import INSTALLED, RUNNABLE, Block, Document, agrees, chains, documents, run
 
 DOCUMENTS = documents()
 BLOCKS = [pytest.param(d, b, id=f"{d.name}:{b.line}") for d in DOCUMENTS for b in d.blocks if b.language in RUNNABLE]
@@ -17,8 +19,10 @@ README = next(document for document in DOCUMENTS if document.name == "README.md"
 def test_documents_do_what_they_say(chain: list[Document], tmp_path: Path):
     folder = tmp_path / "folder"
     folder.mkdir()
-    for document in chain:
-        run(document, folder, cache=tmp_path / "cache")
+    # README runs what is installed.
+    with nullcontext(INSTALLED) if README in chain else commands("exportkit", "python", "pytest") as programs:
+        for document in chain:
+            run(document, folder, tmp_path / "cache", programs)
 
 
 @pytest.mark.parametrize(("document", "block"), BLOCKS)

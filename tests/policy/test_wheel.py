@@ -76,7 +76,17 @@ def install(wheel: Path, interpreter: str, venv: Path) -> tuple[Path, dict[str, 
 
 
 def pip(venv: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python"), "install", "-q", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(venv / "bin" / "python"),
+        "install",
+        "-q",
+        "--no-compile",
+        *arguments,
+    ]
     # Neither the working directory nor PYTHONPATH counts as a place where something is installed already.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(command, check=True, capture_output=True, text=True, cwd="/", env=environment)
