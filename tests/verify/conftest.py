@@ -24,7 +24,10 @@ CACHE = FOLDER.parents[1] / ".cache" / "verify"
 
 @pytest.fixture(scope="package", autouse=True)
 def _template_with_torchs_compiler() -> Iterator[None]:
-    """Children find imported what reading a program imports, which takes each of them more than a second."""
+    """Children find imported what reading a program imports, which takes each of them more than a second.
+
+    They also find the modules of this folder: one search path for all needs one template.
+    """
     plain = process._first_code
 
     def first_code(connection: int, conditions: Any) -> str:
@@ -32,6 +35,7 @@ def _template_with_torchs_compiler() -> Iterator[None]:
         return f"{before}{'import torch._inductor.compile_fx; ' if conditions.torch else ''}from exportkit{ours}"
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (FOLDER, FOLDER / "children"))), prepend=os.pathsep)
         patch.setattr(process, "_templates", {})
         patch.setattr(process, "_first_code", first_code)
         yield
