@@ -46,7 +46,7 @@ def program() -> Path:
     if shutil.which("g++") is None:
         pytest.skip("no g++ to build the program with")
     runtime, folder = library_path(), Path(torch.__file__).parent
-    command = ["g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{runtime.parents[2] / 'include'}"]
+    command = ["g++", "-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", f"-I{runtime.parents[2] / 'include'}"]
     command += ["-isystem", str(folder / "include"), "-isystem", str(folder / "include/torch/csrc/api/include")]
     command += [
         str(SOURCE),
