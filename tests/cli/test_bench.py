@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +10,7 @@ from exportkit.bench import runs
 from exportkit.bench.results import read
 from exportkit.cli import main
 from tests.artifacts import ROOT, THIRD_PARTY, artifact, softpool_library
+from tests.fresh import run_python
 
 QUICK = ("--device", "cpu", "--against", "eager", "--seconds", "0.001", "--size", "B1 N1024")
 
@@ -65,12 +64,10 @@ def test_a_package_is_timed_and_what_loading_took_is_said(capsys):
 def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
     """In a process of its own, since it loads their library."""
     path, library = artifact("softpool"), softpool_library()
-    command = [sys.executable, "-m", "exportkit", "bench", str(path), "--op-library", str(library), "--json"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{THIRD_PARTY}", "SOFTPOOL_LIBRARY": str(library)}
-    command += [*QUICK[:-1], "batch=2,length=4"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
+    code = "import sys; from exportkit.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = ["bench", path, "--op-library", library, "--json", *QUICK[:-1], "batch=2,length=4"]
+    environment = {"PYTHONPATH": f"{ROOT}:{THIRD_PARTY}", "SOFTPOOL_LIBRARY": str(library)}
+    rows = json.loads(run_python(code, *command, cwd=ROOT, **environment))["rows"]
     assert {tuple(m["name"] for m in row["measurements"]) for row in rows} == {("exportkit", "eager")}
 
 
