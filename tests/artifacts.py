@@ -1,11 +1,12 @@
 """Artifacts that several tests share: compiled once for these sources and this torch, kept under .cache/artifacts.
 
 Each is made by a process of its own, as `exportkit export` makes it, so that no test finds operators or modules loaded
-that the artifact's own test did not ask for.
+that the artifact's own test did not ask for: tests.artifact_maker forks it.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -27,22 +28,6 @@ ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache" / "artifacts"
 _SOURCES = {".py", ".h", ".cpp", ".cu", ".cuh"}
 THIRD_PARTY = ROOT / "tests" / "fixtures" / "third_party"
-
-_SCRIPT = """
-import json, sys
-from pathlib import Path
-from exportkit.export.artifact import export_aoti, export_program
-from exportkit.export.export_options import CompileOptions, TraceOptions
-from exportkit.export.resolve import resolve
-task = json.loads(sys.argv[1])
-libraries = [Path(library) for library in task["libraries"]]
-resolved = resolve(task["model"], inputs=task["inputs"], op_libraries=libraries, model_kwargs=task["model_kwargs"])
-out, options = Path(sys.argv[2]), TraceOptions(dynamic=task["dynamic"], **task["trace"])
-if task["program"]:
-    export_program(resolved, out, options)
-else:
-    export_aoti(resolved, out, options, CompileOptions(**task["compile"]))
-"""
 
 
 @dataclass(frozen=True)
@@ -92,12 +77,11 @@ RECIPES: Mapping[str, Recipe] = {
     # Operators with every kind of argument and result.
     "op-shapes": _SHAPES,
     # Operators whose kernels AOTInductor compiles into the package.
-    "triton-cpu": replace(_TRITON, compile={"embed_weights": True}),  # torch's own loaders run them
+    "triton-cpu": replace(_TRITON, compile={"embed_weights": True}),  # weights inside: torch's own loaders run it
     "triton-cuda": replace(_TRITON, trace={"device": "cuda"}, compile={"embed_weights": True}),
     "triton-program": replace(_TRITON, program=True),
-    # Every kind of weight, outside of the code of two targets; and inside.
+    # Every kind of weight, outside of the code of two targets.
     "weighted": _WEIGHTED,
-    "weighted-embedded": replace(_WEIGHTED, compile={"embed_weights": True}),
     "weighted-cuda": replace(_WEIGHTED, trace={"device": "cuda"}, compile={}),
     # Larger than all else: 128 MiB of weights.
     "table": _TABLE,
@@ -113,8 +97,7 @@ def artifact(name: str) -> Path:
     """
     recipe = RECIPES[name]
     libraries: list[str] = []
-    search = [str(ROOT), str(THIRD_PARTY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
+    environment = {**os.environ, "PYTHONPATH": _search_path()}
     if recipe.softpool:
         library = softpool_library()
         libraries = [str(library)]
@@ -131,14 +114,36 @@ def artifact(name: str) -> Path:
         "program": recipe.program,
         "trace": dict(recipe.trace),
         "compile": dict(recipe.compile),
+        "environment": environment,
+        "out": str(path),
     }
-    command = [sys.executable, "-c", _SCRIPT, json.dumps(task), str(path)]
     with one_maker(path) as ours:
-        if ours:
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                pytest.fail(f"{name} could not be exported:\n{done.stderr[-4000:]}")
+        if ours and (failure := _made(task)):
+            pytest.fail(f"{name} could not be exported: {failure}")
     return path
+
+
+def _made(task: Mapping[str, Any]) -> str:
+    """What went wrong."""
+    maker = _maker()
+    assert maker.stdin is not None
+    assert maker.stdout is not None
+    print(json.dumps(task), file=maker.stdin, flush=True)
+    said: str = json.loads(maker.stdout.readline())
+    return said
+
+
+@functools.cache
+def _maker() -> subprocess.Popen[str]:
+    """A process that makes artifacts. It ends when this one does."""
+    command = [sys.executable, "-m", "tests.artifact_maker"]
+    environment = {**os.environ, "PYTHONPATH": _search_path()}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+
+def _search_path() -> str:
+    return os.pathsep.join([str(ROOT), str(THIRD_PARTY), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def softpool_library() -> Path:
