@@ -91,12 +91,11 @@ RECIPES: Mapping[str, Recipe] = {
     # Operators with every kind of argument and result.
     "op-shapes": _SHAPES,
     # Operators whose kernels AOTInductor compiles into the package.
-    "triton-cpu": replace(_TRITON, compile={"embed_weights": True}),  # torch's own loaders run them
+    "triton-cpu": replace(_TRITON, compile={"embed_weights": True}),  # weights inside: torch's own loaders run it
     "triton-cuda": replace(_TRITON, trace={"device": "cuda"}, compile={"embed_weights": True}),
     "triton-program": replace(_TRITON, program=True),
-    # Every kind of weight, outside of the code of two targets; and inside.
+    # Every kind of weight, outside of the code of two targets.
     "weighted": _WEIGHTED,
-    "weighted-embedded": replace(_WEIGHTED, compile={"embed_weights": True}),
     "weighted-cuda": replace(_WEIGHTED, trace={"device": "cuda"}, compile={}),
     # Larger than all else: 128 MiB of weights.
     "table": _TABLE,

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from exportkit.child import process
 from exportkit.child.channel import Channel
 from exportkit.child.process import ChildProcess
@@ -132,6 +134,22 @@ def _environment(additional: Mapping[str, str]) -> dict[str, str]:
 def _printed(status: int | None, stdout: str, stderr: str) -> str:
     assert status == 0, f"exit status {status}\n{stdout}\n{stderr}"
     return stdout
+
+
+_MOUNT = """
+import ctypes, subprocess
+assert ctypes.CDLL(None).unshare(0x20000) == 0  # CLONE_NEWNS; os.unshare comes with Python 3.12
+for mount in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "size={size},mode=700", "tmpfs", "{folder}"]):
+    subprocess.run(["mount", *mount], check=True)
+"""
+
+
+def mounted(folder: Path, size: str) -> str:
+    """Code that mounts a file system of this size for the process that runs it. Where that is forbidden, a skip."""
+    tried = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True)
+    if tried.returncode:
+        pytest.skip(f"no file system can be mounted here: {tried.stderr.decode()}")
+    return _MOUNT.format(folder=folder, size=size)
 
 
 @functools.cache

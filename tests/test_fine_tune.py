@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -13,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import exportkit
+from exportkit.cli import main
 from exportkit.errors import WeightsError
 from exportkit.export.cases import state_sha256
 from exportkit.fine_tune import with_weights
@@ -103,8 +102,8 @@ def test_weights_that_do_not_fit_write_nothing(tuned: Path, tmp_path: Path) -> N
 
 
 def test_weights_inside_the_code_are_not_exchanged(tuned: Path, tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"weighted-embedded\.pt2 has no weights outside its compiled code"):
-        with_weights(artifact("weighted-embedded"), tuned, tmp_path / "tuned.pt2")
+    with pytest.raises(WeightsError, match=r"triton-cpu\.pt2 has no weights outside its compiled code"):
+        with_weights(artifact("triton-cpu"), tuned, tmp_path / "tuned.pt2")
 
 
 def test_a_weight_that_is_built_into_some_target_can_be_given_with_its_value_only(tuned: Path, tmp_path: Path) -> None:
@@ -121,11 +120,13 @@ def test_a_weight_that_is_built_into_some_target_can_be_given_with_its_value_onl
     with_weights(tmp_path / "x.pt2", tuned, tmp_path / "tuned.pt2")
 
 
-def test_the_command_line_says_what_it_compared(tuned: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "exportkit", "package", str(artifact("weighted")), "--weights", str(tuned)]
+def test_the_command_line_says_what_it_compared(
+    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)  # where the model's source is found
+    command = ["package", str(artifact("weighted")), "--weights", str(tuned)]
     command += ["--device", "cpu", "--name", "tuned", "-o", str(tmp_path / "tuned.pt2"), "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    assert main(command) == 0
+    said = json.loads(capsys.readouterr().out)
     assert said["manifest"]["name"] == "tuned"
     assert {check["against"] for check in said["verification"]["checks"]} == {"eager"}

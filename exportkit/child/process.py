@@ -29,7 +29,7 @@ _PRINTED_BYTES = 4000
 
 # The beginnings of variables that nothing reads while torch is imported. Where others have changed since a template was
 # started, the next child gets another template.
-READ_LATER = ("EXPORTKIT_", "TMPDIR", "PWD", "OLDPWD")
+READ_LATER = ("EXPORTKIT_", "TMPDIR", "PWD", "OLDPWD", "XDG_CONFIG_HOME")
 
 _SIGNAL_HINTS: Mapping[int, str] = {
     signal.SIGILL: ", an instruction this CPU does not have,",

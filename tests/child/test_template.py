@@ -62,6 +62,7 @@ def test_children_of_one_process_have_one_template_and_see_the_process_as_it_is_
 ) -> None:
     first = facts()
     monkeypatch.setenv("EXPORTKIT_SOMETHING", "new")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "policies"))
     monkeypatch.delenv("PWD", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -83,7 +83,7 @@ def test_weights_take_their_room_once(weighted: PackageReader) -> None:
 
 
 def test_embedded_weights_are_in_the_code_and_nowhere_else() -> None:
-    with PackageReader(artifact("weighted-embedded")) as reader:
+    with PackageReader(artifact("triton-cpu")) as reader:
         assert reader.manifest.weights == ()
         assert [target.constants for target in reader.manifest.targets] == [{}]
         assert not any(name.startswith("data/weights/") for name in reader.names)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,10 +11,9 @@ from exportkit.export.resolve import resolve
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.manifest import Manifest
-from tests.artifacts import CACHE, artifact
+from tests.artifacts import artifact
+from tests.fixtures import stock_loader
 from tests.fresh import run_python
-
-SOURCE = Path(__file__).with_name("run_package.cpp")
 
 
 @pytest.fixture
@@ -70,28 +65,9 @@ print(len(model.cases))
 
 def test_it_loads_in_cpp(package: Path, device: torch.device):
     (target,) = manifest_of(package).targets
-    ran = subprocess.run([runner(), package, target.name, device.type], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "equal\n"), ran.stderr
+    stock_loader.check("Quantize", package, target.name, device.type)
 
 
 def test_a_program_of_them_travels_and_is_compiled_elsewhere():
     resolved = resolve(str(artifact("triton-program")))
     assert resolved.spec.model is not None
-
-
-def runner() -> Path:
-    """The C++ program, built once for these sources and this torch."""
-    folder = Path(torch.__file__).parent
-    command = ["g++", "-std=c++20", "-O0", f"-I{folder / 'include'}", f"-I{folder / 'include/torch/csrc/api/include'}"]
-    command += [str(SOURCE), f"-L{folder / 'lib'}", f"-Wl,-rpath,{folder / 'lib'}", "-Wl,--allow-shlib-undefined"]
-    command += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
-    key = hashlib.sha256(repr((SOURCE.read_text(), torch.__version__, command)).encode()).hexdigest()[:16]
-    program = CACHE / key / "run_package"
-    if not program.exists():
-        if shutil.which("g++") is None:
-            pytest.skip("no g++ to build the program with")
-        program.parent.mkdir(parents=True, exist_ok=True)
-        temporary = program.with_name(f"{os.getpid()}")
-        subprocess.run([*command, "-o", temporary], check=True)
-        temporary.replace(program)
-    return program

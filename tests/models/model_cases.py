@@ -31,10 +31,17 @@ def inputs(model: ARRCOC, batch: int, rows: int, columns: int, tokens: int | Non
     return image, torch.randn(shape, generator=generator)
 
 
+def shallow(model: ARRCOC, blocks: int = 1) -> ARRCOC:
+    """The model with the first blocks of its transformer, if it has one: the others do nothing new, at length."""
+    if hasattr(model.encoder, "blocks"):
+        model.encoder.blocks = model.encoder.blocks[:blocks]
+    return model
+
+
 def answer(model: ARRCOC, *args: Tensor | None) -> dict[str, Tensor]:
     """The model's outputs, without a graph."""
     with torch.no_grad():
         return model(*args)
 
 
-__all__ = ["ALL", "FILTERS", "FILTERS_14", "VIT", "VIT_14", "answer", "build", "inputs"]
+__all__ = ["ALL", "FILTERS", "FILTERS_14", "VIT", "VIT_14", "answer", "build", "inputs", "shallow"]

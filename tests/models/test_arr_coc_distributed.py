@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fresh import run_python
 from tests.models import training_processes
 
 
 @pytest.fixture(scope="module")
-def held() -> list[str]:
-    """What held in two processes, which are started once: most of the time is theirs to start."""
-    return training_processes.run("cpu", 2)
+def held(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What held in two processes, forked once from one that has done nothing yet."""
+    code = "from tests.models import training_processes as t; print(*t.run('cpu', 2), sep=chr(10))"
+    return run_python(code, cwd=tmp_path_factory.mktemp("training")).splitlines()
 
 
 @pytest.mark.parametrize("name", training_processes.CHECKS)

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from exportkit.models.arr_coc import ARRCOC, build, draw_image
 from exportkit.models.arr_coc.sharding import shard
+from tests.models.model_cases import shallow
 
 SAMPLES, STEPS = 2, 2  # samples a process
 TRANSFORMER = {"encoder": "vit-tiny", "balancer": "learned", "k": 9}
@@ -86,7 +87,7 @@ def check_equal(kwargs: dict[str, Any], spread: Callable[[ARRCOC, torch.device],
 
     In float64, where another order of summation shows in the last digits only and chooses no other patch.
     """
-    model = build(**kwargs).to(device, torch.float64).train()
+    model = shallow(build(**kwargs), 2).to(device, torch.float64).train()
     alone = copy.deepcopy(model)
     samples = batch(model, SAMPLES * dist.get_world_size(), device, torch.float64)
     mine = [tensor[SAMPLES * dist.get_rank() :][:SAMPLES] for tensor in samples]
@@ -98,7 +99,8 @@ def check_equal(kwargs: dict[str, Any], spread: Callable[[ARRCOC, torch.device],
 
 def check_mixed_precision(device: torch.device) -> None:
     """An encoder sharded in bfloat16 learns what one of one process does, and nearly what a float32 one does."""
-    model = build(**TRANSFORMER | {"k": 20}).to(device).train()  # all patches: a near tie chooses no other one
+    # All patches: a near tie chooses no other one.
+    model = shallow(build(**TRANSFORMER | {"k": 20}), 2).to(device).train()
     single, halved = copy.deepcopy(model), copy.deepcopy(model)
     halved.encoder.bfloat16().register_forward_hook(lambda module, args, features: features.float())
     samples = batch(model, SAMPLES * dist.get_world_size(), device, torch.float32)
@@ -149,7 +151,9 @@ def run(device_type: str, processes: int) -> list[str]:
     """The names of the checks that held, all of them; an error of any process is raised here."""
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder, "processes")
-        torch.multiprocessing.spawn(work, (processes, device_type, str(meeting)), nprocs=processes)
+        arguments = (processes, device_type, str(meeting))
+        start = "spawn" if device_type == "cuda" else "fork"  # a fork has what this process has imported
+        torch.multiprocessing.start_processes(work, arguments, nprocs=processes, start_method=start)
         return Path(f"{meeting}.done").read_text().splitlines()
 
 

@@ -310,5 +310,5 @@ def test_weights_that_do_not_fit_are_refused(tuned: Path, tmp_path: Path) -> Non
     with pytest.raises(WeightsError, match="missing: mix or tied"):
         repack(artifact("weighted"), tmp_path / "out.pt2", Changes(weights=tuned))
     with pytest.raises(WeightsError, match="no weights outside its compiled code"):
-        repack(artifact("weighted-embedded"), tmp_path / "out.pt2", Changes(weights=tuned))
+        repack(artifact("triton-cpu"), tmp_path / "out.pt2", Changes(weights=tuned))
     assert not (tmp_path / "out.pt2").exists()

@@ -2,7 +2,8 @@
 // files, and keeps what it answers with each. Every call must answer bit for bit with one or with the other. What is
 // refused must be refused in words, and change nothing; so is any swap once the package was written to, which comes
 // last. Status 0 where all of that holds.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
 #include <exportkit/runtime.h>
 
 #include <atomic>

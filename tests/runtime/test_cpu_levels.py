@@ -14,6 +14,7 @@ import pytest
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.targets import host_cpu_isa
 from tests.artifacts import ROOT, artifact
+from tests.fresh import run_python
 
 EMULATOR = shutil.which("qemu-x86_64")
 HASWELL = "x86-64-v3"  # of 2013: AVX2, and no AVX-512
@@ -35,10 +36,9 @@ print(len(model.cases))
 needs_an_emulator = pytest.mark.skipif(EMULATOR is None, reason="there is no qemu-x86_64 (Debian: qemu-user)")
 
 
-def replayed(*args: str, emulated: bool) -> subprocess.CompletedProcess[str]:
-    python = [sys.executable, "-c", REPLAY, str(artifact("weighted")), *args]
+def replayed_on_haswell(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [str(EMULATOR), "-cpu", "Haswell", sys.executable, "-c", REPLAY, str(artifact("weighted")), *args]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [str(EMULATOR), "-cpu", "Haswell", *python] if emulated else python
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
 
@@ -47,7 +47,7 @@ def replayed(*args: str, emulated: bool) -> subprocess.CompletedProcess[str]:
 def test_a_cpu_without_avx_512_gets_the_target_without_it() -> None:
     with PackageReader(artifact("weighted")) as reader:
         assert [target.cpu_isa for target in reader.manifest.targets] == ["x86-64-v3", "x86-64-v4"]
-    done = replayed(emulated=True)
+    done = replayed_on_haswell()
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [HASWELL, "cpu_x86_64_v3", "4"]
 
@@ -55,25 +55,23 @@ def test_a_cpu_without_avx_512_gets_the_target_without_it() -> None:
 @needs_an_emulator
 @pytest.mark.skipif(host_cpu_isa() not in ("x86-64-v3", "x86-64-v4"), reason="not an x86-64 with AVX2")
 def test_the_other_target_would_have_ended_the_process_there() -> None:
-    done = replayed("x86-64-v4", emulated=True)
+    done = replayed_on_haswell("x86-64-v4")
     assert done.stdout.split() == ["x86-64-v4"] or done.stdout.split() == ["x86-64-v4", "cpu_x86_64_v4"]
     assert done.returncode in (-signal.SIGILL, 128 + signal.SIGILL), done.stderr
 
 
 @pytest.mark.skipif(host_cpu_isa() != "x86-64-v4", reason="this CPU has no AVX-512")
-def test_a_cpu_with_avx_512_gets_the_target_with_it() -> None:
-    done = replayed(emulated=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["x86-64-v4", "cpu_x86_64_v4", "4"]
+def test_a_cpu_with_avx_512_gets_the_target_with_it(tmp_path: Path) -> None:
+    said = run_python(REPLAY, artifact("weighted"), cwd=tmp_path)
+    assert said.split() == ["x86-64-v4", "cpu_x86_64_v4", "4"]
 
 
 @pytest.mark.parametrize("isa", ["x86-64-v3", "x86-64-v4"])
-def test_every_targets_code_gives_the_recorded_answers(isa: str) -> None:
+def test_every_targets_code_gives_the_recorded_answers(isa: str, tmp_path: Path) -> None:
     if isa > host_cpu_isa():
         pytest.skip(f"this CPU has no {isa}")
-    done = replayed(isa, emulated=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [isa, f"cpu_{isa.replace('-', '_')}", "4"]
+    said = run_python(REPLAY, artifact("weighted"), isa, cwd=tmp_path)
+    assert said.split() == [isa, f"cpu_{isa.replace('-', '_')}", "4"]
 
 
 def test_no_code_beyond_its_level_is_in_a_target(tmp_path: Path) -> None:

@@ -28,28 +28,38 @@ def release(tmp_path: Path) -> Signer:
     return signer(tmp_path)
 
 
-@pytest.fixture(params=[ec.SECP256R1, ec.SECP384R1, ec.SECP521R1])
-def curve(request: pytest.FixtureRequest, tmp_path: Path) -> Signer:
+@pytest.fixture(params=[None, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1])
+def key(request: pytest.FixtureRequest, tmp_path: Path) -> Signer:
+    """Of every kind."""
+    return signer(tmp_path, "any", curve=request.param and request.param())
+
+
+@pytest.fixture
+def curve(tmp_path: Path) -> Signer:
     """Of a bundle of model signing."""
-    return signer(tmp_path, "curve", curve=request.param())
+    return signer(tmp_path, "curve", curve=ec.SECP384R1())
 
 
 def bundle_of(package: Path) -> Path:
     return package.with_name(f"{package.name}.sigstore.json")
 
 
-def test_a_signature_by_the_key_that_was_asked_for_is_taken(package, release, curve, tmp_path):
+def test_a_signature_by_the_key_that_was_asked_for_is_taken(package, key, tmp_path):
+    with pytest.raises(SignatureMissingError):
+        exportkit_run.load(package, "--public-key", key.public)
+    sign_package(package, key.key)
     stranger = signer(tmp_path, "stranger")
+    assert exportkit_run.load(package, "--public-key", stranger.public, "--public-key", key.public)["ok"] is True
+
+
+def test_keys_are_given_as_text_and_signatures_lie_anywhere(package, release, curve, tmp_path):
     for key in (release, curve):
-        with pytest.raises(SignatureMissingError):
-            exportkit_run.load(package, "--public-key", key.public)
         sign_package(package, key.key)
-        assert exportkit_run.load(package, "--public-key", stranger.public, "--public-key", key.public)["ok"] is True
         assert exportkit_run.load(package, "--public-key", key.public.read_text())["ok"] is True
     moved = Path(f"{package}.sig").rename(tmp_path / "elsewhere")
     assert exportkit_run.load(package, "--public-key", release.public, "--signature", moved)["ok"] is True
     with pytest.raises(SignatureMissingError):
-        exportkit_run.load(package, "--public-key", stranger.public)
+        exportkit_run.load(package, "--public-key", signer(tmp_path, "stranger").public)
 
 
 def test_a_bundle_of_another_file_or_with_other_bits_stops_before_anything_runs(package, curve, tmp_path):

@@ -19,7 +19,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder, write_whole
 from exportkit.packaging import build_package
 from tests.artifacts import artifact
-from tests.fresh import killed_in_the_middle, run_interpreter, run_python
+from tests.fresh import killed_in_the_middle, mounted, run_python
 from tests.runtime import tiny
 
 LOAD = """
@@ -222,19 +222,7 @@ both_runtimes = pytest.mark.usefixtures("runtime")
 def small_disk(size: str, folder: Path, code: str, package: Path, **environment: str) -> str:
     """What the code printed with a file system of this size mounted at `folder`, in a namespace of its own."""
     folder.mkdir()
-    mount = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        f'mount -t tmpfs -o size={size},mode=700 tmpfs {folder} && exec "$@"',
-        "sh",
-    ]
-    try:
-        subprocess.run([*mount, "true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no file system can be mounted here: {error}")
-    return run_interpreter(code, package, cwd=folder.parent, prefix=mount, **environment)
+    return run_python(mounted(folder, size) + code, package, cwd=folder.parent, **environment)
 
 
 @both_runtimes
@@ -262,7 +250,7 @@ def test_a_full_disk_is_refused_with_what_there_is_no_room_for(tiny_package, tmp
 @both_runtimes
 def test_files_that_may_not_grow_are_an_error_too(tiny_package, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))"
-    said = run_interpreter(f"{limit}\n{LOAD}", tiny_package, cwd=tmp_path, TMPDIR=str(tmp_path))
+    said = run_python(f"{limit}\n{LOAD}", tiny_package, cwd=tmp_path, TMPDIR=str(tmp_path))
     assert said.startswith("refused with 4: cannot unpack tiny.pt2")
     assert said.count("(File too large") == 3  # the cache and the temporary directory, and the warning
     assert not list(tmp_path.rglob("*.tmp"))
@@ -348,17 +336,18 @@ spec = ExportSpec(model=torch.nn.ReLU(), example_inputs=(torch.ones(2),))
 artifact.export_aoti(spec, Path(sys.argv[1]), TraceOptions(cases=1))
 """
 EXPORT_WRITING = """
-import threading, torch
+import os, signal, threading, torch
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
 from exportkit.spec import ExportSpec
 out = Path(sys.argv[1])
 def watch():
     while not list(out.parent.glob(".*.tmp")): pass
-    pause()
+    print("now", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
 threading.Thread(target=watch, daemon=True).start()
-model = torch.nn.Linear(8192, 8192)  # a quarter of a gigabyte is not written at once
-export_program(ExportSpec(model=model, example_inputs=(torch.ones(1, 8192),)), out, TraceOptions(cases=1))
+model = torch.nn.Linear(4096, 4096)  # 64 MB are not written at once
+export_program(ExportSpec(model=model, example_inputs=(torch.ones(1, 4096),)), out, TraceOptions(cases=1))
 """
 BUILD = """
 import exportkit.packaging as packaging

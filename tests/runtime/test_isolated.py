@@ -7,8 +7,6 @@ import os
 import re
 import resource
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,11 +32,11 @@ from exportkit.runtime import isolated
 from exportkit.runtime.isolated import load_isolated
 from tests.artifacts import artifact
 from tests.fixtures.softpool_library import RAISE
-from tests.fresh import ROOT, run_python
+from tests.fresh import ROOT, mounted, run_python
 from tests.package.signers import signer
 from tests.runtime import test_swap_weights as weights
 from tests.runtime import tiny
-from tests.runtime.isolation import SEARCH, equal, leaves, softpool_call
+from tests.runtime.isolation import equal, leaves, softpool_call
 
 
 @pytest.fixture(scope="module")
@@ -227,18 +225,8 @@ with exportkit.load(sys.argv[1], isolate=True) as model:
     model(*args, **kwargs)
 print("ran")
 """
-    mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=4k none /dev/shm && exec "$@"', "sh"]
-    if subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("mounting another /dev/shm takes root, in a namespace of its own")
-    done = subprocess.run(
-        [*mounted, sys.executable, "-c", code, str(tiny_package), str(ROOT)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **SEARCH},
-        cwd=tmp_path,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    code = mounted(Path("/dev/shm"), "4k") + code
+    assert run_python(code, tiny_package, ROOT, cwd=tmp_path) == "ran\n"
 
 
 @pytest.mark.parametrize("limit", [resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE])

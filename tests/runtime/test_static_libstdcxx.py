@@ -6,8 +6,6 @@ std::regex, with std::bad_cast or a crash, unless the process's own libstdc++ is
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -21,11 +19,11 @@ from exportkit import doctor
 from exportkit.errors import CompilerError
 from exportkit.export import aot_inductor, toolchain
 from exportkit.package.elf import read_elf
+from tests.fixtures import stock_loader
 from tests.fresh import ROOT, run_python
 from tests.runtime import tiny
 
 COMPILER = ROOT / "tests" / "fixtures" / "static_libstdcxx.sh"
-SOURCE = Path(__file__).with_name("load_tiny.cpp")
 
 STOCK = """
 import sys, torch
@@ -43,23 +41,6 @@ def static_files() -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def static_package(static_files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("static") / "static.pt2", static_files)
-
-
-@pytest.fixture(scope="module")
-def program() -> Path:
-    """A C++ program that has no Python in it, built once for its source and this torch."""
-    folder = Path(torch.__file__).parent
-    command = ["g++", "-std=c++20", "-O0", f"-I{folder / 'include'}", f"-I{folder / 'include/torch/csrc/api/include'}"]
-    command += [str(SOURCE), f"-L{folder / 'lib'}", f"-Wl,-rpath,{folder / 'lib'}", "-Wl,--allow-shlib-undefined"]
-    command += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
-    key = hashlib.sha256(repr((SOURCE.read_text(), torch.__version__, command)).encode()).hexdigest()[:16]
-    built = tiny.CACHE / key / "load_tiny"
-    if not built.exists():
-        built.parent.mkdir(parents=True, exist_ok=True)
-        temporary = built.with_name(f"{os.getpid()}")
-        subprocess.run([*command, "-o", temporary], check=True)
-        temporary.replace(built)
-    return built
 
 
 def test_the_model_is_of_the_kind_that_fails(static_files, static_package, tmp_path):
@@ -96,11 +77,10 @@ def test_it_loads_beside_a_model_that_is_not(static_package, tiny_package):
             assert torch.equal(model(*args, **kwargs)["regions"].doubled, args[0] * 2)
 
 
-def test_a_program_in_cpp_loads_it(program, static_package, tiny_package):
+def test_a_program_in_cpp_loads_it(static_package, tiny_package):
     """The libraries that a program is linked with are found before those that it opens."""
     for package in (tiny_package, static_package):
-        ran = subprocess.run([program, package], capture_output=True, text=True, check=False)
-        assert (ran.returncode, ran.stdout) == (0, "ran\n"), ran.stderr
+        stock_loader.check("Flat", package)
 
 
 def test_export_refuses_what_such_a_compiler_made(static_files):

@@ -163,12 +163,14 @@ def test_what_is_no_tensor_with_data_is_refused(model: exportkit.Model, value: o
 
 
 def test_weights_inside_the_code_are_not_swapped() -> None:
-    with exportkit.load(artifact("weighted-embedded"), device="cpu") as model:
+    with exportkit.load(artifact("triton-cpu"), device="cpu") as model:
+        case = model.cases[0]
+        before = model(*case.args)
         assert model.weights == ()
-        with pytest.raises(WeightsError, match="weighted has no weights outside its compiled code") as caught:
-            model.swap_weights(state(1))
+        with pytest.raises(WeightsError, match="Quantize has no weights outside its compiled code") as caught:
+            model.swap_weights({"weight": torch.zeros(40)})
         assert "--embed-weights" in str(caught.value)
-        torch.testing.assert_close(model(X), eager(0))
+        torch.testing.assert_close(model(*case.args), before, rtol=0, atol=0)
 
 
 def test_a_closed_model_swaps_nothing(model: exportkit.Model) -> None:

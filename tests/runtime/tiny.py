@@ -27,6 +27,9 @@ from tests.made_once import one_maker
 CACHE = Path(__file__).parents[2] / ".cache" / "runtime"
 OPTIONS = {
     "aot_inductor.package": True,
+    # Torch would compile and run a program for each instruction set, and two headers in advance: 18 CPU seconds.
+    "cpp.vec_isa_ok": True,
+    "aot_inductor.precompile_headers": False,
     "cpp.simdlen": 256,
     "cpp.dynamic_threads": True,
     # torch 2.11 has no such option, and makes no line tables.

@@ -35,7 +35,6 @@ def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No policy and no cache but the test's; what is imported from the current folder is imported from the test's."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.delenv("EXPORTKIT_POLICY", raising=False)
     monkeypatch.chdir(tmp_path)
 

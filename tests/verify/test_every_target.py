@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
 
+from exportkit.cli import main
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.manifest import Target
 from tests.artifacts import ROOT, artifact
@@ -41,9 +41,20 @@ def broken(target: Target) -> Target:
     return msgspec.structs.replace(target, constants={**target.constants, **EXCHANGED})
 
 
-def exportkit(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "exportkit", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+class Said(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def exportkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command, where the model's source is found."""
+    monkeypatch.chdir(ROOT)
+    return lambda *arguments: Said(main([str(argument) for argument in arguments]), *capsys.readouterr())
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +62,7 @@ def one_broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return rebuilt(tmp_path_factory.mktemp("targets") / "one.pt2", broken)
 
 
-def test_a_wrong_value_of_a_target_that_is_not_the_best_one_is_found(one_broken: Path) -> None:
+def test_a_wrong_value_of_a_target_that_is_not_the_best_one_is_found(one_broken: Path, exportkit: Command) -> None:
     result = exportkit("verify", one_broken, "--shapes", 2, "--json")
     assert result.returncode == 1, result.stderr
     report = json.loads(result.stdout)
@@ -66,7 +77,7 @@ def test_a_wrong_value_of_a_target_that_is_not_the_best_one_is_found(one_broken:
     }
 
 
-def test_what_is_printed_says_of_which_target_it_is(one_broken: Path) -> None:
+def test_what_is_printed_says_of_which_target_it_is(one_broken: Path, exportkit: Command) -> None:
     result = exportkit("verify", one_broken, "--against", "cases")
     assert result.returncode == 1, result.stderr
     good, bad = result.stdout.split("\n  cpu_x86_64_v3 on cpu, loaded in ")
@@ -76,7 +87,7 @@ def test_what_is_printed_says_of_which_target_it_is(one_broken: Path) -> None:
     assert "case 0 (batch=3) of cpu_x86_64_v3:" in bad
 
 
-def test_a_target_that_is_asked_for_is_the_only_one(one_broken: Path) -> None:
+def test_a_target_that_is_asked_for_is_the_only_one(one_broken: Path, exportkit: Command) -> None:
     good = exportkit("verify", one_broken, "--against", "cases", "--target", "cpu_x86_64_v4")
     assert good.returncode == 0, good.stdout
     assert "cpu_x86_64_v3" not in good.stdout
@@ -86,14 +97,16 @@ def test_a_target_that_is_asked_for_is_the_only_one(one_broken: Path) -> None:
     assert "It has: cpu_x86_64_v3, cpu_x86_64_v4." in unknown.stderr
 
 
-def test_a_package_is_not_written_where_any_of_its_targets_fails(one_broken: Path, tmp_path: Path) -> None:
+def test_a_package_is_not_written_where_any_of_its_targets_fails(
+    one_broken: Path, tmp_path: Path, exportkit: Command
+) -> None:
     result = exportkit("package", one_broken, "-o", tmp_path / "out.pt2", "--json")
     assert result.returncode == 1, result.stderr
     assert json.loads(result.stdout)["file"] is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_targets_that_cannot_run_here_are_named_and_fail_nothing(tmp_path: Path) -> None:
+def test_targets_that_cannot_run_here_are_named_and_fail_nothing(tmp_path: Path, exportkit: Command) -> None:
     def arm(target: Target) -> Target:
         return target if "v3" in target.name else msgspec.structs.replace(target, platform="linux-aarch64")
 

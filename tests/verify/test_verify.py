@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -99,9 +97,8 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(
     assert [(target.name, target.left_out) for target in report.targets] == [("program", "an operator is missing")]
 
 
-def test_eager_is_compared_at_the_ends_of_the_range_and_between(artifact, monkeypatch):
+def test_eager_is_compared_at_the_ends_of_the_range_and_between(artifact):
     """Of a bare module: its inputs are made from the manifest."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     path = artifact(Affine(), [], source="verify_models:Refusing", state_sha256=STATE)
     report = verify(path, VerifyOptions(shapes=3))
     failed, *matches = verdicts(report, "eager")

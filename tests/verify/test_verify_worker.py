@@ -16,7 +16,6 @@ CHILDREN = Path(__file__).parent / "children"
 
 @pytest.fixture
 def child(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(CHILDREN))
     monkeypatch.syspath_prepend(CHILDREN)
     with VerifyWorker("misbehaving_child", search_path="installed") as worker:
         yield worker
