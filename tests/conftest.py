@@ -34,7 +34,7 @@ def pytest_configure() -> None:
     """Sets up what depends on how fast the machine is, and how many tests it runs at a time."""
     # Threads of torch that wait give up their core: pytest-xdist's other workers, and compilers, need it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it when it is loaded, here in the workers
-    # Otherwise Inductor compiles and runs ten programs to see whether this CPU has the instructions that it says it has.
+    # Otherwise Inductor compiles and runs ten programs to see whether this CPU has the instructions that it names.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     process.READ_LATER += ("PYTEST_",)  # pytest says in PYTEST_CURRENT_TEST where it is
     hypothesis.settings.register_profile("exportkit", deadline=None)  # a slow machine is not a failure
