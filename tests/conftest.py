@@ -36,6 +36,8 @@ def pytest_configure() -> None:
     gc.set_threshold(100_000)  # as `exportkit` does: importing creates millions of objects and little garbage
     # Threads of torch that wait give up their core: pytest-xdist's other workers, and compilers, need it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it when it is loaded, here in the workers
+    # Otherwise Inductor compiles and runs ten programs to see whether this CPU has the instructions that it names.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     # pytest says in PYTEST_CURRENT_TEST where it is. Tests set the others; importing torch does not read them.
     process.READ_LATER += ("PYTEST_", "HOME", "XDG_", "SOFTPOOL_")
     hypothesis.settings.register_profile("exportkit", deadline=None)  # a slow machine is not a failure

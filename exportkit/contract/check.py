@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -125,22 +126,28 @@ def chosen(check: Check, calls: Sequence[Sample]) -> list[Sample]:
 
     If it tries only some, these come first, evenly spread, and then those that replace calls it does not apply to.
     """
+    calls_by_size = _smallest_first(calls)
     by_dtype: dict[torch.dtype | None, list[Sample]] = {}
-    for call in sorted(calls, key=lambda call: (elements(call) == 0, elements(call))):
+    for call in calls_by_size:
         by_dtype.setdefault(floating_dtype(call), []).append(call)
     first = first_dtype(calls)
     allowed = {"all": None, "some": _FEW, "first": 0, "float64": 0}[check.dtypes]
     whole = (torch.float64 if check.dtypes == "float64" else first, None)
-    tried = [
-        call
+    ids = {
+        id(call)
         for dtype, group in by_dtype.items()
         for call in (group if allowed is None or dtype in whole else _spread(group, allowed))
-    ]
-    tried.sort(key=lambda call: (elements(call) == 0, elements(call)))
+    }
+    tried = [call for call in calls_by_size if id(call) in ids]
     if check.most is None:
         return tried
     first_ones = _spread(tried, check.most)
     return first_ones + [call for call in tried if not any(call is other for other in first_ones)]
+
+
+def _smallest_first(calls: Sequence[Sample]) -> list[Sample]:
+    """Returns the calls by their size, the empty ones last."""
+    return sorted(calls, key=lambda call: elements(call) or math.inf)
 
 
 def first_dtype(calls: Sequence[Sample]) -> torch.dtype | None:
@@ -168,7 +175,7 @@ def _other_calls(trial: Trial, progress: Progress) -> list[Sample]:
                     fake_answer(trial, other)
                     trial.answer(other)
                     trial.others.append(other)
-        trial.others.sort(key=lambda call: (elements(call) == 0, elements(call)))
+        trial.others = _smallest_first(trial.others)
     return trial.others
 
 

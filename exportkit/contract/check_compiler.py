@@ -155,7 +155,7 @@ def exports(trial: Trial) -> Problem | None:
     varying = _varying(trial, module)
     shapes = tuple(varying[name] for name in module.names)
     try:
-        exported = torch.export.export(module, module.inputs(), dynamic_shapes=(shapes,)).run_decompositions()
+        exported = torch.export.export(module, module.inputs(), dynamic_shapes=(shapes,)).run_decompositions({})
     except Exception as error:
         return Problem(f"torch.export with sizes that vary fails: {first_line(error)}.", call=call)
     targets = {node.target for node in exported.graph.nodes}

@@ -9,7 +9,6 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor
-from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -88,6 +87,8 @@ def symbolic_answer(trial: Trial, call: Sample) -> SymbolicAnswer:
     Raises:
         NotApplicable: No size can be a symbol.
     """
+    from torch._dynamo.source import ConstantSource  # all of the compiler, a second for a process that makes no fakes
+
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
     number = itertools.count()

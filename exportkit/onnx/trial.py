@@ -9,9 +9,10 @@ from pathlib import Path
 import onnx_ir
 
 from exportkit.child.conversation import ChildEndedError, Conversation
-from exportkit.child.messages import Failed, Message
+from exportkit.child.messages import Failed
 from exportkit.child.process import describe_end
 from exportkit.errors import ExportError
+from exportkit.onnx.trial_worker import Load, Loaded
 from exportkit.package.atomic import temporary_folder
 
 _WEIGHTS = "weights"  # of a model that is larger than a protobuf may be
@@ -22,16 +23,6 @@ _REFUSED = (
     re.compile(r"of input parameter \([^)]*\) of operator \((?P<operator>\w+)\) in node \((?P<node>[^)]*)\)"),
     re.compile(r"\(op_type:(?P<operator>\w+), node name: (?P<node>[^)]*)\): .* has unsupported type"),
 )
-
-
-class Load(Message, frozen=True):
-    """Asks the child to check a model and to load it. The answer is Loaded."""
-
-    path: str
-
-
-class Loaded(Message, frozen=True):
-    """The model is valid ONNX, and ONNX Runtime took it."""
 
 
 def check_loads(model: onnx_ir.Model, lines: Mapping[str, str]) -> None:

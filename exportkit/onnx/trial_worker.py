@@ -1,12 +1,21 @@
-"""The child process of `exportkit.onnx.trial`."""
+"""The child process of `exportkit.onnx.trial`, whose imports would take most of the child's time."""
 
 from __future__ import annotations
 
 import socket
 
-from exportkit.child.messages import serve
+from exportkit.child.messages import Message, serve
 from exportkit.errors import HostError
-from exportkit.onnx.trial import Load, Loaded
+
+
+class Load(Message, frozen=True):
+    """Asks the child to check a model and to load it. The answer is Loaded."""
+
+    path: str
+
+
+class Loaded(Message, frozen=True):
+    """The model is valid ONNX, and ONNX Runtime took it."""
 
 
 def load(command: Load) -> Loaded:

@@ -102,7 +102,8 @@ def _shown(node: ast.expr, symbols: Symbols) -> tuple[str, int]:
     if name == "Add" and arguments:
         return _sum(arguments, symbols), _SUM
     if name == "Mul" and arguments:
-        factors = [_within(each, symbols, _PRODUCT) for each in arguments]
+        first, *others = arguments  # 3*(gh//2) is not 3*gh//2
+        factors = [_within(first, symbols, _PRODUCT), *(_within(each, symbols, _SIGN) for each in others)]
         return "-" * (factors[0] == "-1") + "*".join(factors[factors[0] == "-1" :]), _PRODUCT
     if name in _BINARY and len(arguments) == 2:
         sign, strength = _BINARY[name]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,6 +23,14 @@ WITHOUT_COMPILERS = [name for name in checks() if name not in COMPILERS]
 
 MAY_RAISE = {"refuses-alike", "empty", "gradcheck"}
 """Checks whose code raises the error that it shows."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _only_what_is_new_is_collected() -> Iterator[None]:
+    """Two checks collect garbage at every call: the objects of all other tests would take most of their time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("lie", [pytest.param(lie, id=name) for name, lie in (TEN | MORE).items()])

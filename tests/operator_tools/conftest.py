@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from exportkit.cli import main
 from tests.fixtures import stable_library
+from tests.templates import compiler_in_templates
 
 PLANTED = Path(__file__).with_name("planted_operators.py")
 
@@ -18,6 +19,12 @@ PLANTED = Path(__file__).with_name("planted_operators.py")
 def misbehaving() -> Path:
     """The library that the tests of verification have built, whose operator crashes and stalls as it is told."""
     return stable_library.build(Path(__file__).parents[1] / "verify" / "misbehaving.cpp")
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _children_have_torchs_compiler() -> Iterator[None]:
+    with compiler_in_templates():
+        yield
 
 
 @pytest.fixture

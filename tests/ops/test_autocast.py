@@ -95,7 +95,7 @@ def test_autocast_is_compiled_and_exported(spec: OpSpec, device: torch.device):
 
     expected = tensors(Region()(*values))
     compiled = torch.compile(Region(), fullgraph=True, backend="aot_eager")
-    exported = torch.export.export(Region(), values).run_decompositions().module()
+    exported = torch.export.export(Region(), values).run_decompositions({}).module()
     for route in (compiled, exported):
         for a, e in zip(tensors(route(*values)), expected):
             torch.testing.assert_close(a, e, rtol=0, atol=0, equal_nan=True)

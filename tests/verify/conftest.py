@@ -8,39 +8,25 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from verify_artifacts import write_artifact
 
-from exportkit.child import process
 from exportkit.libraries import load_library
 from tests.made_once import one_maker
+from tests.templates import compiler_in_templates
 
 FOLDER = Path(__file__).parent
 CACHE = FOLDER.parents[1] / ".cache" / "verify"
 
 
 @pytest.fixture(scope="package", autouse=True)
-def _template_with_torchs_compiler() -> Iterator[None]:
-    """Children find imported what reading a program imports, which takes each of them more than a second.
-
-    They also find the modules of this folder: one search path for all needs one template.
-    """
-    plain = process._first_code
-
-    def first_code(connection: int, conditions: Any) -> str:
-        before, ours = plain(connection, conditions).split("from exportkit", 1)
-        return f"{before}{'import torch._inductor.compile_fx; ' if conditions.torch else ''}from exportkit{ours}"
-
-    with pytest.MonkeyPatch.context() as patch:
+def _children_have_torchs_compiler() -> Iterator[None]:
+    """They also find the modules of this folder: one search path for all needs one template."""
+    with pytest.MonkeyPatch.context() as patch, compiler_in_templates():
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (FOLDER, FOLDER / "children"))), prepend=os.pathsep)
-        patch.setattr(process, "_templates", {})
-        patch.setattr(process, "_first_code", first_code)
         yield
-        for template in process._templates.values():
-            template.retire()
 
 
 @pytest.fixture
