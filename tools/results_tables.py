@@ -1,8 +1,8 @@
 """Writes the documents' numbers from benchmarks/results: `python -m tools.results_tables`.
 
 Run it after a file in benchmarks/results changed. It writes docs/measurements.md with every size, the sections
-`summary` and `packages` of docs/performance.md, the section `results` of README.md, the section `onnx` of docs/onnx.md, and the plots
-if matplotlib is installed. A test fails when a document is stale. Nothing here imports torch.
+`summary` and `packages` of docs/performance.md, the section `results` of README.md, the section `onnx` of docs/onnx.md,
+and the plots if matplotlib is installed. A test fails when a document is stale. Nothing here imports torch.
 """
 
 from __future__ import annotations
