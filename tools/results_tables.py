@@ -1,8 +1,8 @@
 """Writes the documents' numbers from benchmarks/results: `python -m tools.results_tables`.
 
-Run it after a file in benchmarks/results changed. It writes docs/measurements.md with every size, the section
-`summary` of docs/performance.md, the section `results` of README.md, the section `onnx` of docs/onnx.md, and the plots
-if matplotlib is installed. A test fails when a document is stale. Nothing here imports torch.
+Run it after a file in benchmarks/results changed. It writes docs/measurements.md with every size, the sections
+`summary` and `packages` of docs/performance.md, the section `results` of README.md, the section `onnx` of docs/onnx.md,
+and the plots if matplotlib is installed. A test fails when a document is stale. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -115,11 +115,16 @@ def load_onnx_results(folder: Path = _RESULTS / "onnx") -> list[Results]:
     return [read(path) for path in sorted(folder.glob("*.json"))]
 
 
-def onnx_section(runs: Iterable[Results]) -> str:
-    """Returns a table for each run: packages beside ONNX Runtime."""
+def load_package_results(folder: Path = _RESULTS / "packages") -> list[Results]:
+    """Returns the runs that timed packages beside every compiler, one for each number of threads."""
+    return sorted(merged(read(path) for path in folder.glob("*.json")), key=lambda results: results.machine.threads)
+
+
+def runs_section(runs: Iterable[Results], *, full: bool = False) -> str:
+    """Returns a table for each run, with its machine; `full` shows the spread and the memory."""
     parts = []
     for results in runs:
-        parts += [f"{tables.heading(results)}\n", tables.table(results.rows, full=False)]
+        parts += [f"{tables.heading(results)}\n", tables.table(results.rows, full=full)]
         parts += _listed(tables.notes(results.rows))
     return "\n".join(parts)
 
@@ -158,9 +163,11 @@ def write() -> None:
     """Writes the four documents, and the plots."""
     found = load_results()
     README.write_text(with_section(README.read_text(), "results", readme_section(found)))
-    SUMMARY.write_text(with_section(SUMMARY.read_text(), "summary", summary(found)))
+    performance = with_section(SUMMARY.read_text(), "summary", summary(found))
+    packages = runs_section(load_package_results(), full=True)
+    SUMMARY.write_text(with_section(performance, "packages", packages))
     MEASUREMENTS.write_text(measurements(found))
-    ONNX.write_text(with_section(ONNX.read_text(), "onnx", onnx_section(load_onnx_results())))
+    ONNX.write_text(with_section(ONNX.read_text(), "onnx", runs_section(load_onnx_results())))
     if importlib.util.find_spec("matplotlib") is None:
         print("The plots were not drawn again: matplotlib is not installed.")
         return

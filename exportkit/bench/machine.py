@@ -17,7 +17,7 @@ def describe(device: torch.device) -> Machine:
     cpu, gpu = _cpu_name(), torch.cuda.get_device_name(device) if device.type == "cuda" else None
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     return Machine(
-        device=gpu or f"{cpu}, {threads} threads",
+        device=gpu or f"{cpu}, {threads} thread{'s' * (threads != 1)}",
         cpu=cpu,
         cores=cores,
         threads=threads,

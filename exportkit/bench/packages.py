@@ -42,6 +42,13 @@ from exportkit.verify.outcomes import Match
 EAGER, COMPILE = "eager", "compile"
 ALTERNATIVES = (EAGER, COMPILE)
 
+COMPILERS: Mapping[str, Mapping[str, Any]] = {
+    COMPILE: {},
+    "max-autotune": {"mode": "max-autotune"},
+    "freezing": {"options": {"freezing": True}},
+}
+"""Ways to compile the eager model, with the arguments of torch.compile."""
+
 _Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 _MAX_SETS = 4
@@ -53,7 +60,7 @@ class PackageOptions:
     """The alternatives and the sizes to time.
 
     Attributes:
-        against: "eager", "compile". None takes both if the eager model can be made.
+        against: "eager" and names of COMPILERS. None takes eager and "compile" if the eager model can be made.
         sizes: Sizes such as "batch=8,gh=28,gw=28". Empty: the sizes of the recorded cases.
         seconds: The time for each alternative at each size.
         seed: The seed of the inputs.
@@ -250,7 +257,7 @@ def _row(
         if (reason := _difference(variant, inputs[0], manifest, expected)) is None:
             calls = [partial(variant.function, *args, **kwargs) for args, kwargs in inputs]
             ready.append(Alternative(variant.name, variant.what, calls, variant.within))
-        elif variant.name == COMPILE:
+        elif variant.name in COMPILERS:
             failed.append(Measurement(variant.name, variant.what, note=reason))
         else:
             raise WrongResultError(
@@ -326,11 +333,12 @@ def _eager_variants(
         variants.append(_Variant(EAGER, what, spec.model, lambda: plain))
         if ours and replaced:
             variants.append(_Variant(OURS_EAGER, "the eager model", spec.model))
-    if COMPILE in _against(options):
-        torch._dynamo.reset()  # otherwise the next size would be compiled with dynamic shapes
-        variants.append(
-            _Variant(COMPILE, f"torch.compile of {what}", torch.compile(spec.model, dynamic=False), lambda: plain)
-        )
+    torch._dynamo.reset()  # otherwise the next size would be compiled with dynamic shapes
+    for name in _against(options):
+        if name in COMPILERS:
+            compiled = torch.compile(spec.model, dynamic=False, **COMPILERS[name])
+            how = "torch.compile" if name == COMPILE else f"torch.compile with {name}"
+            variants.append(_Variant(name, f"{how} of {what}", compiled, lambda: plain))
     return variants
 
 
@@ -341,7 +349,7 @@ def _difference(variant: _Variant, inputs: _Inputs, manifest: Manifest, expected
         with variant.within():
             answer = _tensors(variant.function(*args, **kwargs))
     except Exception as error:
-        if variant.name != COMPILE:
+        if variant.name not in COMPILERS:
             raise
         # An error of a compiler is a result of the comparison.
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

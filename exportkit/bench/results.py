@@ -43,7 +43,8 @@ class Measurement(ResultStruct, frozen=True):
     """One way to do the work.
 
     Attributes:
-        name: "exportkit", "eager", "compile", "library"; for packages also "onnxruntime" and the names of other files.
+        name: "exportkit", "eager", "compile", "library"; for packages also "max-autotune", "freezing", "onnxruntime"
+            and the names of other files.
         what: A description of the call.
         call: The time of one call from Python, including launches. None if it failed.
         kernels: CUDA only: the device's time for one call, replayed from a CUDA graph. None if there is no graph.

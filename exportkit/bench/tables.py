@@ -44,7 +44,8 @@ def table(
     columns.append(("vs best", _ratio_text))
     if full:
         columns.append(("memory", partial(_memory_text, OURS)))
-        columns.append(("eager memory", partial(_memory_text, "eager")))
+        if "eager" in names:
+            columns.append(("eager memory", partial(_memory_text, "eager")))
     return _aligned([[head for head, _ in columns], *([cell(row) for _, cell in columns] for row in rows)])
 
 
@@ -53,7 +54,7 @@ def heading(results: Results) -> str:
     machine = results.machine
     where = f"{machine.gpu}, driver {machine.driver or 'unknown'}, CUDA {machine.cuda}" if machine.gpu else machine.cpu
     threads = (
-        f"{machine.threads} threads on {machine.cores} cores, load {machine.load:g}"
+        f"{machine.threads} thread{'s' * (machine.threads != 1)} on {machine.cores} cores, load {machine.load:g}"
         if not machine.gpu
         else f"host {machine.cpu}"
     )

@@ -33,9 +33,10 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
 @click.argument("what", nargs=-1, required=True)
 @click.option(
     "--against",
-    type=click.Choice(["eager", "compile", "library"]),
+    type=click.Choice(["eager", "compile", "library", "max-autotune", "freezing"]),
     multiple=True,
-    help="Time only this alternative; `compile` takes seconds per size. Repeatable. Default: all.",
+    help="Time only this alternative; `compile` takes seconds per size. Repeatable. Default: eager, compile, library. "
+    "For packages also torch.compile with max-autotune, or with freezing, which takes the weights for constants.",
 )
 @click.option(
     "--direction",
@@ -198,6 +199,8 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
 
     from exportkit.bench.operators import ALTERNATIVES, OperatorOptions, bench_operators
 
+    if of_compilers := [name for name in options["against"] if name not in ALTERNATIVES]:
+        raise click.UsageError(f"--against {of_compilers[0]} is for packages; {', '.join(what)} names operators.")
     of_packages = ("model", "--model"), ("weights", "--weights"), ("op_libraries", "--op-library")
     for name, option in (
         *of_packages,

@@ -18,6 +18,7 @@ import msgspec
 import sympy
 import torch
 from torch._inductor import config, exc
+from torch._inductor.codegen.cpp import CppKernel
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError, ExportError, UsageError
@@ -44,6 +45,8 @@ _FOR_EMBEDDED_WEIGHTS = (
     *("freezing", "always_keep_tensor_constants", "joint_graph_constant_folding"),
     "aot_inductor.use_runtime_constant_folding",
 )
+
+_LOOP_THREADS = 8  # with which Inductor decides how many loops are divided among threads
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,7 @@ def _compile(
             contexts.enter_context(eager_mode(tf32=tf32))
             contexts.enter_context(_rare_collections())
             contexts.enter_context(_quick_simplify())
+            contexts.enter_context(_divided_loops())
             contexts.enter_context(compiling_model_sources())
             contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.
@@ -221,6 +225,23 @@ def _quick_simplify() -> AbstractContextManager[None]:
         return expand_or_simplify
 
     return replaced(sympy, "simplify", quick)
+
+
+def _divided_loops() -> AbstractContextManager[None]:
+    """Lets the threads of a CPU share more loops than the one over the batch.
+
+    Inductor joins outer loops until the example's sizes occupy the threads of the machine that compiles. With two
+    threads and an example of two samples this is the loop over the batch, and a batch of one would run on one thread
+    on every machine. With one number for all machines, all write the same code.
+    """
+
+    def for_our_threads(decide: Callable[..., Any]) -> Callable[..., Any]:
+        def decided(kernel: CppKernel, deepest: Any, threads: int) -> Any:
+            return decide(kernel, deepest, threads if config.cpp.threads > 0 else _LOOP_THREADS)
+
+        return decided
+
+    return replaced(CppKernel, "decide_parallel_depth", for_our_threads)
 
 
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

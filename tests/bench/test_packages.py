@@ -48,6 +48,14 @@ def test_a_package_is_timed_beside_eager_on_references_and_with_operators(packag
     assert row.limit is None
 
 
+def test_every_way_to_compile_is_timed_under_its_name(direct):
+    (row,) = bench(direct, against=list(packages.COMPILERS), sizes=["batch=1,rows=2,columns=2"])
+    assert [m.name for m in row.measurements] == ["exportkit", *packages.COMPILERS]
+    for name in packages.COMPILERS:
+        assert row.get(name).call is not None, row.get(name).note
+    assert row.get("freezing").what.startswith("torch.compile with freezing of the eager model")
+
+
 def test_a_model_whose_operators_cannot_be_replaced_is_timed_with_them_at_its_cases_and_that_is_said(direct):
     rows = bench(direct)
     with PackageReader(direct) as reader:

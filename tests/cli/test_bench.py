@@ -30,7 +30,7 @@ def test_operators_are_timed_and_shown_as_a_table(capsys):
     threads = torch.get_num_threads()
     code, out, err = run(capsys, "opponent_balance", *QUICK, "--threads", 1)
     assert code == 0, err
-    assert ", 1 threads on " in out
+    assert ", 1 thread on " in out
     assert "A large copy runs at 10 GB/s" in out
     calls, gradients = out.split("Gradients:")
     for text in (calls, gradients):
@@ -81,6 +81,7 @@ def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
         (["opponent_balance", "--model", "arr-coc"], "--model is for packages"),
         (["x.pt2", "--dtype", "float16"], "are for operators"),
         (["x.pt2", "--against", "library"], "is for operators"),
+        (["opponent_balance", "--against", "freezing"], "--against freezing is for packages"),
         (["opponent_balance", "--weights", __file__], "--weights is for packages"),
         (["opponent_balance", "--op-library", __file__], "--op-library is for packages"),
         (["opponent_balance", "--public-key", __file__], "--public-key is for packages"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._inductor import cpp_builder, cpu_vec_isa
+from torch._inductor.codegen.cpp import CppKernel
 from torch._inductor.graph import GraphLowering
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -49,6 +50,7 @@ def test_an_attribute_that_torch_no_longer_defines_is_an_error(owner: type, name
         (GraphLowering, "get_attr"),
         (cpu_vec_isa, "valid_vec_isa_list"),
         (cpp_builder.CppBuilder, "build"),
+        (CppKernel, "decide_parallel_depth"),
         (ShapeEnv, "_log_guard"),
     ],
 )

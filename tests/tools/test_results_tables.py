@@ -55,7 +55,7 @@ def test_a_plot_is_named_after_its_device():
 
 
 def test_packages_and_onnx_runtime_stand_beside_each_other_with_the_machine_of_their_run():
-    lines = results_tables.onnx_section([results(row("arr_coc", onnxruntime=2.0), machine=CPU)]).splitlines()
+    lines = results_tables.runs_section([results(row("arr_coc", onnxruntime=2.0), machine=CPU)]).splitlines()
     assert lines[0] == tables.heading(results(machine=CPU))
     assert [" ".join(lines[at].split()) for at in (2, 4)] == [
         "| what | size | exportkit ms | ONNX Runtime ms | limit ms | of limit | vs best |",
@@ -63,10 +63,20 @@ def test_packages_and_onnx_runtime_stand_beside_each_other_with_the_machine_of_t
     ]
 
 
+def test_a_table_of_one_package_has_the_spread_and_every_compiler():
+    text = results_tables.runs_section([results(row("arr_coc", compile=2.0, freezing=1.5), machine=CPU)], full=True)
+    head, _, line = (" ".join(line.split()) for line in text.splitlines()[2:5])
+    assert "| torch.compile ms | freezing ms |" in head
+    assert "±" in line
+    assert "1.50x (freezing)" in line
+
+
 def test_the_documents_have_the_numbers_of_the_committed_results():
     found = results_tables.load_results()
     assert README.read_text() == with_section(README.read_text(), "results", results_tables.readme_section(found))
     assert SUMMARY.read_text() == with_section(SUMMARY.read_text(), "summary", results_tables.summary(found))
-    section = results_tables.onnx_section(results_tables.load_onnx_results())
+    section = results_tables.runs_section(results_tables.load_package_results(), full=True)
+    assert SUMMARY.read_text() == with_section(SUMMARY.read_text(), "packages", section)
+    section = results_tables.runs_section(results_tables.load_onnx_results())
     assert ONNX.read_text() == with_section(ONNX.read_text(), "onnx", section)
     assert MEASUREMENTS.read_text() == results_tables.measurements(found), "stale: run `make docs`"
