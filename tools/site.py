@@ -107,7 +107,8 @@ def build(source: Path, output: Path, builder: str) -> None:
     Raises:
         subprocess.CalledProcessError: Sphinx warned of something, and said what.
     """
-    options = ["-q", "-W", "--keep-going", "-j", "1", "-d", str(source / ".doctrees")]
+    # What Sphinx keeps of a page depends on the form: quotes are curled for a browser only.
+    options = ["-q", "-W", "--keep-going", "-j", "1", "-d", str(source / f".doctrees-{builder}")]
     subprocess.run([sys.executable, "-m", "sphinx", *options, "-b", builder, str(source), str(output)], check=True)
 
 
