@@ -58,9 +58,8 @@ def words(page: str) -> str:
 def test_the_man_page_is_that_of_the_commands(source: Path):
     page = words(site.man_page(source))
     assert words(site.MAN_PAGE.read_text()) == page, "docs/exportkit.1 is stale: run `make docs`"
-    assert (
-        "–" not in page
-    )  # Sphinx makes a dash of an option's two hyphens for browsers, and keeps it for the next form
+    # For browsers, Sphinx makes a dash of an option's two hyphens. It keeps pages from one form for the next.
+    assert "\N{EN DASH}" not in page
 
 
 def test_a_link_leads_to_the_page_of_the_site_to_the_host_or_nowhere():
