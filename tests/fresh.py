@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,7 @@ def commands(*names: str) -> Iterator[Path]:
 def _server(compiler: bool) -> str:
     """The address of a process that forks commands, and has imported torch in an environment like ours is now."""
     environment = tuple(sorted(item for item in os.environ.items() if not item[0].startswith(process.READ_LATER)))
-    return _started(_COMPILER if compiler else (), environment).address
+    return _started(_COMPILER if compiler else (), environment, process._first_code).address
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,10 @@ class _Server:
 
 
 @functools.cache
-def _started(modules: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> _Server:
+def _started(
+    modules: tuple[str, ...], environment: tuple[tuple[str, str], ...], first_code: Callable[..., str]
+) -> _Server:
+    """`first_code` is what its template runs first, which tests.templates changes for a while."""
     folder = tempfile.TemporaryDirectory(prefix="fresh-")
     address = f"{folder.name}/server"
     child = ChildProcess("tests.fresh_child")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fresh import commands, run_python
+from tests.templates import compiler_in_templates
 
 CHILD = """
 import os
@@ -82,6 +83,12 @@ def test_torch_is_there_and_nothing_of_ours(compiler: bool, tmp_path: Path) -> N
     code = "import sys; print('torch' in sys.modules, 'torch._inductor.compile_fx' in sys.modules, *sys.path[:2])"
     there = run_python(code, cwd=tmp_path, compiler=compiler).split()
     assert there == ["True", str(compiler), str(Path(__file__).parents[1])]
+
+
+def test_who_wants_torch_alone_gets_no_process_whose_template_had_more(tmp_path: Path) -> None:
+    with compiler_in_templates():
+        run_python("pass", cwd=tmp_path)
+    test_torch_is_there_and_nothing_of_ours(False, tmp_path)
 
 
 def test_children_of_a_command_are_forked_from_a_process_that_was_there_before(tmp_path: Path) -> None:
