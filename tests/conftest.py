@@ -13,7 +13,7 @@ import torch
 
 from exportkit.child import process
 
-pytest_plugins = ["tests.tiers", "tests.tiny_packages"]
+pytest_plugins = ["tests.quick", "tests.tiny_packages"]
 
 REQUIRE_CUDA = os.environ.get("EXPORTKIT_REQUIRE_CUDA") == "1"
 

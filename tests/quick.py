@@ -1,9 +1,7 @@
-"""Which tests run: `make check` runs fewer (`pytest --quick`) than `make test`, and a night more (`pytest --thorough`).
+"""`pytest --quick`, which `make check` runs: the tests that start no process. Compilers and interpreters take minutes.
 
-Quick are the tests that start no process. Compilers and interpreters take minutes. No list says which tests these are:
-one that starts a process is skipped when it does. What earlier runs have compiled into .cache lets more of them run.
-
-Thorough are those marked so.
+No list says which tests these are: one that starts a process is skipped when it does. What earlier runs have compiled
+into .cache lets more of them run.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ REASON = "starts a process; without --quick it runs"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="skip the tests that start a process")
-    parser.addoption("--thorough", action="store_true", help="run the tests marked thorough, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,11 +27,6 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.addaudithook(lambda event, arguments: _skip() if event in PROCESS_STARTS else None)
         # ChildProcess starts its process in a thread of its own, but asks for the interpreter in the caller's.
         process.interpreter = _interpreter
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("thorough") and not item.config.getoption("--thorough"):
-        pytest.skip("runs at night, and with --thorough")
 
 
 def _skip() -> None:
