@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}  # for older torch's `cat`
+
 
 class Transfer(Protocol):
     """The way of one runner's batches to the model and back. Only that runner's thread uses it."""
@@ -45,7 +47,7 @@ class HostTransfer:
         joined = []
         for parts in zip(*requests):
             dtype, shape = _kind(parts)
-            joined.append(torch.cat(parts, out=torch.empty(shape, dtype=dtype)))
+            joined.append(_joined(parts, torch.empty(shape, dtype=dtype)))
         return joined
 
     def finish(self) -> None:
@@ -75,8 +77,7 @@ class CudaTransfer:
         for place, parts in enumerate(zip(*requests)):
             dtype, shape = _kind(parts)
             pinned = self._pinned_bytes(place, math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-            torch.cat(parts, out=pinned)
-            joined.append(pinned.to(self._device, non_blocking=True))
+            joined.append(_joined(parts, pinned).to(self._device, non_blocking=True))
         return joined
 
     def finish(self) -> None:
@@ -96,6 +97,16 @@ class CudaTransfer:
         if place not in self._pinned or self._pinned[place].numel() < size:
             self._pinned[place] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         return self._pinned[place][:size]
+
+
+def _joined(parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """Writes contiguous tensors into `out`, one after the other along axis 0. Returns it. One tensor may be a scalar."""
+    if len(parts) == 1:
+        return out.copy_(parts[0])
+    if (signed := _SIGNED.get(out.dtype)) is not None:
+        torch.cat([part.view(signed) for part in parts], out=out.view(signed))
+        return out
+    return torch.cat(list(parts), out=out)
 
 
 def _kind(parts: Sequence[torch.Tensor]) -> tuple[torch.dtype, tuple[int, ...]]:
