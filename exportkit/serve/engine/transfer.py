@@ -100,7 +100,7 @@ class CudaTransfer:
 
 
 def _joined(parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-    """Writes contiguous tensors into `out`, one after the other along axis 0. Returns it. One tensor may be a scalar."""
+    """Writes contiguous tensors into `out`, one after the other along axis 0, and returns it. One may be a scalar."""
     if len(parts) == 1:
         return out.copy_(parts[0])
     if (signed := _SIGNED.get(out.dtype)) is not None:
