@@ -21,6 +21,9 @@ _LOG = logging.getLogger(__name__)
 # byte that is not printable ASCII takes three.
 _MAX_DETAILS = 2000
 
+# A client that cancels so shortly before its deadline has met it: its clock began when it sent, ours when that arrived.
+_TRANSIT_SECONDS = 0.1
+
 Allow = Callable[[bytes | None], bool]
 """Says whether the value of a client's `authorization` is allowed."""
 
@@ -57,7 +60,7 @@ class Call:
             yield
             record.status = 200
         except (asyncio.CancelledError, GeneratorExit):
-            late = self.seconds_left is not None and self.seconds_left <= 0
+            late = self.seconds_left is not None and self.seconds_left <= _TRANSIT_SECONDS
             record.failed(
                 DeadlineError("the call's deadline passed") if late else CancelledError("the call was cancelled")
             )
