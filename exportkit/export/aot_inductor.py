@@ -170,6 +170,7 @@ def _compile(
             contexts.enter_context(_rare_collections())
             contexts.enter_context(_quick_simplify())
             contexts.enter_context(_divided_loops())
+            contexts.enter_context(_room_for_every_thread())
             contexts.enter_context(compiling_model_sources())
             contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.
@@ -242,6 +243,27 @@ def _divided_loops() -> AbstractContextManager[None]:
         return decided
 
     return replaced(CppKernel, "decide_parallel_depth", for_our_threads)
+
+
+class _ThreadsAtRunTime(int):
+    """A number of threads that is written into code as the number there will be."""
+
+    def __str__(self) -> str:
+        return "at::get_num_threads()"
+
+
+def _room_for_every_thread() -> AbstractContextManager[None]:
+    """Lets attention with a function (flex_attention) have memory for each thread that runs it.
+
+    Inductor writes the number of threads of the machine that compiles. With more, a package would write beyond it.
+    """
+    from torch._inductor.codegen import cpp_flex_attention_template  # which imports itself unless Inductor is there
+
+    return replaced(
+        cpp_flex_attention_template,
+        "parallel_num_threads",
+        lambda count: lambda: _ThreadsAtRunTime(count()),
+    )
 
 
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -1,4 +1,4 @@
-"""Which loops of the compiled code are divided among threads does not depend on the machine that compiles."""
+"""Which loops of the compiled code threads share, and their memory, do not depend on the machine that compiles."""
 
 from __future__ import annotations
 
@@ -35,8 +35,26 @@ def heads():
 """
 
 
-def _divided(traced: Traced, folder: Path, threads: int) -> list[str]:
-    """Returns what OpenMP is told in the kernels that a machine with so many threads compiles."""
+ATTENTION = """\
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from exportkit.spec import ExportSpec
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q, k, v):
+        return flex_attention(q, k, v)
+
+
+def attention():
+    inputs = tuple(torch.rand(1, 2, 64, 16) for _ in range(3))
+    return ExportSpec(model=Attention().eval(), example_inputs=inputs)
+"""
+
+
+def _kernels(traced: Traced, folder: Path, threads: int) -> str:
+    """Returns the kernels that a machine with so many threads compiles."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -53,12 +71,21 @@ def _divided(traced: Traced, folder: Path, threads: int) -> list[str]:
     finally:
         torch.set_num_threads(before)
     (source,) = folder.glob("*.kernel.cpp")
-    return re.findall("#pragma omp .*", source.read_text())
+    return source.read_text()
 
 
 def test_the_rows_of_a_single_sample_are_divided_among_threads_whatever_machine_compiles(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     model = resolve(f"{tmp_path}/model.py:heads")
     traced = trace(model, TraceOptions(), CPU, silent)
-    one, many = (_divided(traced, tmp_path / str(threads), threads) for threads in (1, 64))
+    one, many = (
+        re.findall("#pragma omp .*", _kernels(traced, tmp_path / str(threads), threads)) for threads in (1, 64)
+    )
     assert one == many == ["#pragma omp parallel", "#pragma omp for collapse(2)"]
+
+
+def test_attention_has_memory_for_each_thread_that_runs_it(tmp_path: Path) -> None:
+    """With torch's own code, a package that was exported with 2 threads crashed with 16."""
+    (tmp_path / "model.py").write_text(ATTENTION)
+    traced = trace(resolve(f"{tmp_path}/model.py:attention"), TraceOptions(), CPU, silent)
+    assert "int64_t num_thread = at::get_num_threads();" in _kernels(traced, tmp_path / "compiled", 2)
