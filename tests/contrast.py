@@ -1,4 +1,4 @@
-"""How a browser measures the contrast of a text with what is behind it, as WCAG 2.2 defines it."""
+"""Measures in a browser the contrast between a text and its background, as WCAG 2.2 defines it."""
 
 # JavaScript: the channels of a colour, the contrast of two, and the colour behind an element.
 FUNCTIONS = """

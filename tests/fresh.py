@@ -148,7 +148,10 @@ for mount in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "size={size},mode=
 
 
 def mounted(folder: Path, size: str) -> str:
-    """Code that mounts a file system of this size for the process that runs it. Where that is forbidden, a skip."""
+    """Code that mounts a file system of this size for the process that runs it.
+
+    Only root may, and not in every container: elsewhere the test is skipped.
+    """
     tried = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True)
     if tried.returncode:
         pytest.skip(f"no file system can be mounted here: {tried.stderr.decode()}")

@@ -21,7 +21,7 @@ def misbehaving() -> Path:
     return stable_library.build(Path(__file__).parents[1] / "verify" / "misbehaving.cpp")
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # for a package without __init__.py, pytest would never end it
 def _children_have_torchs_compiler() -> Iterator[None]:
     with compiler_in_templates():
         yield

@@ -19,7 +19,7 @@ README = next(document for document in DOCUMENTS if document.name == "README.md"
 def test_documents_do_what_they_say(chain: list[Document], tmp_path: Path):
     folder = tmp_path / "folder"
     folder.mkdir()
-    # README runs what is installed.
+    # The README's commands are the installed programs, so that these are tested too.
     with nullcontext(INSTALLED) if README in chain else commands("exportkit", "python", "pytest") as programs:
         for document in chain:
             run(document, folder, tmp_path / "cache", programs)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,14 +11,14 @@ import torch
 from verify_artifacts import write_artifact
 
 from exportkit.libraries import load_library
-from tests.made_once import one_maker
+from tests.fixtures import stable_library
 from tests.templates import compiler_in_templates
 
 FOLDER = Path(__file__).parent
 CACHE = FOLDER.parents[1] / ".cache" / "verify"
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # for a package without __init__.py, pytest would never end it
 def _children_have_torchs_compiler() -> Iterator[None]:
     """They also find the modules of this folder: one search path for all needs one template."""
     with pytest.MonkeyPatch.context() as patch, compiler_in_templates():
@@ -38,20 +35,7 @@ def artifact(tmp_path):
 @pytest.fixture(scope="session")
 def misbehaving_library() -> Path:
     """The operator misbehaving::act, built once for these sources and this torch, and loaded here for tracing."""
-    source = (FOLDER / "misbehaving.cpp").read_text()
-    torch_folder = Path(torch.__file__).parent
-    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-s", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
-    command += [f"-I{torch_folder / 'include'}", "-x", "c++", "-", f"-L{torch_folder / 'lib'}"]
-    command += ["-Wl,--no-as-needed", "-ltorch_cpu", "-Wl,-soname,libmisbehaving.so"]
-    key = hashlib.sha256(repr((source, torch.__version__, command)).encode()).hexdigest()[:16]
-    library = CACHE / key / "libmisbehaving.so"
-    with one_maker(library) as ours:
-        if ours:
-            if shutil.which("g++") is None:
-                pytest.skip("no g++ to build the library with")
-            temporary = library.with_name(f"{os.getpid()}.so")
-            subprocess.run([*command, "-o", temporary], input=source, text=True, check=True)
-            temporary.replace(library)
+    library = stable_library.build(FOLDER / "misbehaving.cpp")
     load_library(library, defines=["misbehaving"])
     torch.library.register_fake("misbehaving::act", torch.empty_like, allow_override=True)
     return library

@@ -32,5 +32,5 @@ class BodySource:
 
     @classmethod
     def of(cls, scope: Scope, receive: Receive) -> BodySource:
-        """Returns that of an ASGI request."""
+        """Returns the body of an ASGI request."""
         return cls(receive, scope.get("extensions", {}).get(FILL))

@@ -6,15 +6,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
-import uvicorn
-
-from exportkit.serve.operations.connections import ConnectionLimits, LimitedProtocol
+from exportkit.serve.operations.connections import ConnectionLimits
 from exportkit.serve.statuses import ServeError
+from tests.serve.operations.limited_server import Connect, serving_app
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 SHORT = ConnectionLimits(connections=3, header_bytes=2000, header_seconds=0.3, idle_seconds=0.3)
 
 
@@ -48,35 +45,18 @@ class Echo:
 
 
 @asynccontextmanager
-async def serving(limits: ConnectionLimits) -> AsyncIterator[tuple[Echo, list[int], Callable[[], Awaitable[Streams]]]]:
+async def serving(limits: ConnectionLimits) -> AsyncIterator[tuple[Echo, list[int], Connect]]:
     app, refused = Echo(), []
 
     def note(client: str, error: ServeError) -> None:
         assert client == "127.0.0.1"
         refused.append(error.status)
 
-    protocol: Any = partial(LimitedProtocol, limits=limits, refused=note)
-    config = uvicorn.Config(app, port=0, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False)
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    opened: list[asyncio.StreamWriter] = []
-
-    async def connect() -> Streams:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        opened.append(writer)
-        return reader, writer
-
-    try:
-        yield app, refused, connect
-    finally:
-        app.may_answer.set()
-        for writer in opened:
-            writer.transport.abort()
-        server.should_exit = True
-        await task
+    async with serving_app(app, limits, note) as connect:
+        try:
+            yield app, refused, connect
+        finally:
+            app.may_answer.set()
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:

@@ -6,22 +6,19 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit.serve.http.body_source import FILL
-from exportkit.serve.operations.connections import ConnectionLimits, LimitedProtocol
+from exportkit.serve.operations.connections import ConnectionLimits
 from tests.serve.operations.certificates import make_certificates
+from tests.serve.operations.limited_server import Connect, serving_app
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Connect = Callable[[], Awaitable[Streams]]
 LIMITS = ConnectionLimits(header_seconds=600.0, idle_seconds=600.0)
 
 
@@ -63,31 +60,12 @@ class Echo:
 
 
 @asynccontextmanager
-async def serving(tls: ssl.SSLContext | None = None, trust: ssl.SSLContext | None = None) -> AsyncIterator[Any]:
+async def serving(
+    tls: ssl.SSLContext | None = None, trust: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Echo, Connect]]:
     app = Echo()
-    protocol: Any = partial(LimitedProtocol, limits=LIMITS, refused=lambda client, error: None)
-    config = uvicorn.Config(app, port=0, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False)
-    config.load()
-    config.ssl = tls
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    opened: list[asyncio.StreamWriter] = []
-
-    async def connect() -> Streams:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust, limit=1 << 24)
-        opened.append(writer)
-        return reader, writer
-
-    try:
+    async with serving_app(app, LIMITS, tls=tls, trust=trust) as connect:
         yield app, connect
-    finally:
-        for writer in opened:
-            writer.transport.abort()
-        server.should_exit = True
-        await task
 
 
 def run(scenario: Callable[[], Awaitable[None]], loop: Any = asyncio.new_event_loop) -> None:
