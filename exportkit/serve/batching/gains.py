@@ -5,49 +5,69 @@ On a GPU a batch nearly always is. On a CPU it may gain nothing, and its inputs 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from statistics import median_low
 
-from exportkit.serve.batching.estimates import MOST_BUCKETS, OUTLIER, SHORTEST, WEIGHT
+from exportkit.serve.batching.estimates import MOST_BUCKETS
 
 LEAST_GAIN = 0.05  # One by one must be faster by this part, because batches spare work outside of the model too.
-RETRY = 32  # So many times the faster way is chosen, then the other way once, because either may have changed.
+# So much of the time is spent on trials of the slower way, as either may have changed; less if it is a lot slower.
+TRIALS = 1 / 32
+RECENT = (
+    7  # Of so many runs the median counts: a few slow ones would hide which way is faster. A trial has as many, because
+)
+# the first runs after a change are still slowed down by what the other way left: answers that are sent, new requests.
 
 
 @dataclass
-class _RowTime:
-    """The mean seconds of a row."""
+class _Way:
+    """The last runs in one of the two ways: the seconds of each, and of each of its rows."""
 
-    seconds: float = 0.0
-    count: int = 0
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    row_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def add(self, seconds: float) -> None:
-        """Takes a measurement into the mean. Of the first two the lower stands: the first is often slow."""
-        if self.count < 2:
-            self.seconds = seconds if self.count == 0 else min(self.seconds, seconds)
-        else:
-            seconds = min(seconds, OUTLIER * max(self.seconds, SHORTEST))
-            self.seconds += WEIGHT * (seconds - self.seconds)
-        self.count += 1
+    def add(self, rows: int, seconds: float) -> None:
+        self.seconds.append(seconds)
+        self.row_seconds.append(seconds / rows)
+
+    @property
+    def known(self) -> bool:
+        return len(self.seconds) > 1
+
+    @property
+    def row_time(self) -> float:
+        return median_low(self.row_seconds)  # of the first two the lower: the first is often slow
+
+    @property
+    def trial_seconds(self) -> float:
+        """What a trial will take."""
+        return RECENT * median_low(self.seconds)
 
 
 @dataclass
 class _Bucket:
-    """Both ways, and how often the faster one was chosen since the other."""
+    """Both ways, the runs that are left of a trial, and the seconds that requests have run since it began."""
 
-    alone: _RowTime = field(default_factory=_RowTime)
-    together: _RowTime = field(default_factory=_RowTime)
-    chosen: int = 0
+    alone: _Way = field(default_factory=_Way)
+    together: _Way = field(default_factory=_Way)
+    trying_together: bool = True
+    in_trial: int = 0
+    since_trial: float = 0.0
 
     def next_together(self) -> bool:
-        if self.together.count < 2:
-            return True
-        if self.alone.count < 2:
-            return False
-        faster_together = self.alone.seconds > (1 - LEAST_GAIN) * self.together.seconds
-        self.chosen = (self.chosen + 1) % (RETRY + 1)
-        return faster_together if self.chosen else not faster_together
+        if self.in_trial:
+            self.in_trial -= 1
+            return self.trying_together
+        if not (self.together.known and self.alone.known):
+            return not self.together.known
+        faster_together = self.alone.row_time > (1 - LEAST_GAIN) * self.together.row_time
+        faster, slower = (self.together, self.alone) if faster_together else (self.alone, self.together)
+        if self.since_trial * TRIALS * faster.row_time < slower.trial_seconds * slower.row_time:
+            return faster_together
+        self.trying_together, self.in_trial, self.since_trial = not faster_together, RECENT - 1, 0.0
+        return self.trying_together
 
 
 class Gains:
@@ -62,7 +82,8 @@ class Gains:
         self._buckets.move_to_end(bucket)
         if len(self._buckets) > MOST_BUCKETS:
             self._buckets.popitem(last=False)
-        (known.alone if requests == 1 else known.together).add(seconds / rows)
+        (known.alone if requests == 1 else known.together).add(rows, seconds)
+        known.since_trial += seconds
 
     def together(self, bucket: Hashable) -> bool:
         """Chooses how the next of several requests that could run together run."""

@@ -17,8 +17,9 @@ class NaiveQueue:
     delayed_until: dict[Ticket[int], float] = field(default_factory=dict)
     found_late: list[Ticket[int]] = field(default_factory=list)
     measured: list[tuple[object, int, float, float]] = field(default_factory=list)  # bucket, rows, seconds, when
-    row_times: list[tuple[object, bool, float]] = field(default_factory=list)  # bucket, several requests, seconds a row
-    choices: list[object] = field(default_factory=list)  # buckets, whenever either way could be chosen
+    runs: list[tuple[object, bool, float, int]] = field(default_factory=list)  # bucket, several requests, seconds, rows
+    # Of the last trial: whether requests run together in it, the runs that are left, and the runs of the bucket before.
+    trials: dict[object, tuple[bool, int, int]] = field(default_factory=dict)
     passed_over: int = 0
 
     def has_room(self, ticket: Ticket[int]) -> bool:
@@ -75,23 +76,34 @@ class NaiveQueue:
         return batch, late
 
     def together(self, bucket: object) -> bool:
-        """Whether requests run together: if that is at least nearly as fast a row, and else every 33rd time."""
+        """Whether requests run together: if that is at least nearly as fast a row, or in a trial of it."""
         if self.limits.max_delay:
             return True
+        way, left, began = self.trials.get(bucket, (True, 0, 0))
+        if left:
+            self.trials[bucket] = way, left - 1, began
+            return way
+        runs = [run for run in self.runs if run[0] == bucket]
         both, alone = (
-            [t for b, several, t in self.row_times if b == bucket and several is kind] for kind in (True, False)
+            [(seconds, rows) for _, several, seconds, rows in runs if several is kind] for kind in (True, False)
         )
         if len(both) < 2 or len(alone) < 2:
             return len(both) < 2
-        self.choices.append(bucket)
-        better = self.mean(alone) > 0.95 * self.mean(both)
-        return better if self.choices.count(bucket) % 33 else not better
+        better = self.row_time(alone) > 0.95 * self.row_time(both)
+        faster, slower = (both, alone) if better else (alone, both)
+        ran = sum(seconds for _, _, seconds, _ in runs[began:])
+        trial = 7 * self.median([seconds for seconds, _ in slower])
+        if ran / 32 * self.row_time(faster) < trial * self.row_time(slower):
+            return better
+        self.trials[bucket] = not better, 6, len(runs)
+        return not better
 
-    def mean(self, times: list[float]) -> float:
-        mean = min(times[:2])
-        for seconds in times[2:]:
-            mean += (min(seconds, 4 * max(mean, 1e-3)) - mean) / 4
-        return mean
+    def row_time(self, runs: list[tuple[float, int]]) -> float:
+        return self.median([seconds / rows for seconds, rows in runs])
+
+    def median(self, times: list[float]) -> float:
+        last = sorted(times[-7:])
+        return last[(len(last) - 1) // 2]
 
     def in_time(self, batch: list[Ticket[int]], now: float) -> bool:
         expected = now + self.expected(batch[0].bucket, sum(ticket.rows for ticket in batch), now)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.batching.estimates import MOST_BUCKETS
-from exportkit.serve.batching.gains import RETRY, Gains
+from exportkit.serve.batching.gains import LEAST_GAIN, TRIALS, Gains
 from exportkit.serve.batching.limits import BatchLimits
 from tests.serve.batching.simulated_runners import Arrival, Outcome, simulate
 
@@ -33,45 +35,63 @@ def test_requests_that_gain_nothing_run_one_by_one(runners: int):
 @pytest.mark.parametrize("runners", [1, 2])
 @pytest.mark.parametrize("fixed", [0.0, 0.001, 0.1])
 def test_requests_that_gain_or_lose_nothing_run_together(fixed: float, runners: int):
-    assert flooded(lambda bucket, rows: fixed + 0.001 * rows, runners=runners).mean_rows > 7.5
-
-
-def test_what_is_faster_is_found_out_again_when_it_changes():
-    calls = 0
-
-    def service(bucket: object, rows: int) -> float:
-        nonlocal calls
-        calls += 1
-        return 0.001 * rows * (1.0 if rows == 1 else 1.5) if calls < 300 else 0.001 + 0.0001 * rows
-
-    outcome = flooded(service)
-    sizes = [batch.rows for batch in outcome.batches]
-    assert sum(sizes[100:300]) < 2 * 200
-    assert sum(sizes[500:600]) > 7 * 100
+    sizes = [batch.rows for batch in flooded(lambda bucket, rows: fixed + 0.001 * rows, runners=runners).batches]
+    assert sizes.count(8) * 8 > 0.95 * len(FLOOD)
 
 
 def test_who_lets_requests_wait_for_others_gets_batches():
     assert flooded(lambda bucket, rows: 0.001 * rows * (1.0 if rows == 1 else 1.5), max_delay=0.01).mean_rows > 7.5
 
 
-def test_one_slow_call_changes_nothing():
-    gains = Gains()
-    for _ in range(3):
-        gains.record("a", 1, 1, 0.001)
-        gains.record("a", 4, 4, 0.0035)
-    gains.record("a", 4, 4, 3600.0)
-    assert not gains.together("a")  # for now
-    for _ in range(20):
-        gains.record("a", 4, 4, 0.0035)
-    assert gains.together("a")
+def saturated(gains: Gains, seconds: Callable[[int, int], float], runs: int) -> tuple[float, list[int]]:
+    """Always lets 8 requests wait. `seconds` gets a batch's rows, and how many batches ran since their number changed.
+
+    Returns the rows that ran a second, and the rows of each batch.
+    """
+    ran: list[int] = []
+    spent, since = 0.0, 0
+    for _ in range(runs):
+        rows = 8 if gains.together("a") else 1
+        since = since + 1 if ran and ran[-1] == rows else 0
+        took = seconds(rows, since)
+        gains.record("a", rows, rows, took)
+        spent += took
+        ran.append(rows)
+    return sum(ran) / spent, ran
+
+
+@given(st.floats(1e-5, 10.0), st.floats(1e-5, 10.0))
+def test_trials_cost_little_however_slow_the_other_way_is(alone: float, together: float):
+    rate, _ = saturated(Gains(), lambda rows, since: alone if rows == 1 else together, 20_000)
+    learning = 2 * (alone + together) + 7 * max(alone, together)
+    work = 20_000 * min(alone, together)
+    assert rate >= max(1 / alone, 8 / together) * (1 - LEAST_GAIN) / (1 + TRIALS + learning / work)
 
 
 def test_the_other_way_is_tried_now_and_then():
+    _, ran = saturated(Gains(), lambda rows, since: 0.001 * rows, 4000)
+    assert 1 / 2 < ran.count(1) / (TRIALS * ran.count(8) * 8) < 3 / 2
+
+
+def test_what_is_faster_is_found_out_again_when_it_changes():
     gains = Gains()
-    for _ in range(2):
-        gains.record("a", 1, 1, 0.001)
-        gains.record("a", 8, 8, 0.001)
-    assert [gains.together("a") for _ in range(3 * (RETRY + 1))] == 3 * [*RETRY * [True], False]
+    _, ran = saturated(gains, lambda rows, since: 0.001 * rows * (1.0 if rows == 1 else 1.5), 5000)
+    assert ran.count(8) < 50
+    _, ran = saturated(gains, lambda rows, since: 0.001 + 0.0001 * rows, 5000)
+    assert ran[4000:].count(1) < 50
+
+
+def test_one_slow_call_changes_nothing():
+    slow = iter([0.0] * 100 + [3600.0])
+    _, ran = saturated(Gains(), lambda rows, since: 0.001 + 0.0005 * rows + next(slow, 0.0), 1000)
+    assert ran[102:].count(1) < 50
+
+
+@pytest.mark.parametrize("slowed", [1, 2, 3])
+def test_what_the_other_way_left_behind_does_not_count(slowed: int):
+    """After a batch, its answers are sent and the next requests are received, which slows a few calls down."""
+    _, ran = saturated(Gains(), lambda rows, since: 0.001 * rows * (1.5 if rows > 1 or since < slowed else 1.0), 4000)
+    assert ran[1000:].count(1) > 0.98 * 3000
 
 
 def test_buckets_are_apart_and_only_the_last_ones_are_remembered():

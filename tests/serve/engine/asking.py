@@ -17,6 +17,7 @@ from exportkit.serve.protocol.datatypes import DATATYPES
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor
 from exportkit.serve.serve_options import LoadOptions, ServeOptions
 
+GATHERING = BatchLimits(max_delay=0.2)  # requests that come at the same time run together, however fast a runner is
 _DTYPES = {datatype: getattr(torch, dtype) for dtype, datatype in DATATYPES.items()}
 
 

@@ -15,7 +15,7 @@ from exportkit.serve.engine.batchable import batch_dimension
 from exportkit.serve.engine.model_copy import ModelCopy
 from tests.runtime import tiny
 from tests.serve.engine import rows
-from tests.serve.engine.asking import equal, only, request, serving, tensors
+from tests.serve.engine.asking import GATHERING, equal, only, request, serving, tensors
 
 BATCH = m.Size(dimension="batch")
 TOLERANCE = m.OutputTolerance(rtol=0.0, atol=0.0)
@@ -164,7 +164,7 @@ def test_a_model_that_needs_two_rows_is_batched_in_pairs(tmp_path):
     package = rows.write(tmp_path / "rows.pt2", rows.example(2), least=2)
 
     async def ask():
-        async with serving(package) as repository:
+        async with serving(package, batch=GATHERING) as repository:
             model = only(repository)
             inputs = [rows.example(2) for _ in range(8)]
             answers = await asyncio.gather(*(model.infer(request(each)) for each in inputs))

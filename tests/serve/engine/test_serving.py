@@ -21,7 +21,7 @@ from exportkit.serve.statuses import (
 )
 from tests.runtime import meeting
 from tests.serve.engine import rows
-from tests.serve.engine.asking import equal, only, request, serving, tensors
+from tests.serve.engine.asking import GATHERING, equal, only, request, serving, tensors
 
 NAMES = ("doubled", "scores", "indices", "kept")
 FAILS = -1.0  # as x's first element
@@ -90,7 +90,7 @@ def test_requests_of_many_tasks_run_together_and_each_gets_its_own_answer(meetin
 
 def test_every_dtype_is_put_together_and_taken_apart(rows_package):
     async def ask():
-        async with serving(rows_package) as repository:
+        async with serving(rows_package, batch=GATHERING) as repository:
             model = only(repository)
             inputs = [rows.example(count) for count in (1, 3, 2, 32, 1, 7)]
             return inputs, await asyncio.gather(*(model.infer(request(each)) for each in inputs)), model.counted
