@@ -53,6 +53,9 @@ from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.rpc_calls import Call
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 
+# So many seconds after a runner's thread asked for the interpreter's lock, another thread that works gives it up. With
+# Python's 5 ms a runner waits longer for the lock than it needs it.
+_SWITCH_SECONDS = 1e-4
 _LOG_SECONDS = 2.0
 _CLOSE_SECONDS = 2.0
 
@@ -103,6 +106,7 @@ def run(options: ServeOptions, *, started: Ready, report: Report) -> bool:
     """
     tls, keys = _checked(options)
     keep_freed_memory()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     for warning in _warnings(options.listen):
         report(f"warning: {warning}")
     log_failures()

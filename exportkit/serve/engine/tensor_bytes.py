@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import torch
 
 from exportkit.serve.protocol.inference import InputTensor
@@ -30,4 +31,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Returns the bytes of a contiguous tensor on the CPU, which they keep alive."""
     if not tensor.numel():
         return memoryview(b"")
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    if tensor.dtype is torch.bfloat16:  # which NumPy does not have
+        tensor = tensor.view(torch.int16)
+    # By NumPy, whose views keep the interpreter's lock: after each view of torch's a thread would wait for it.
+    return tensor.numpy().reshape(-1).view(np.uint8).data

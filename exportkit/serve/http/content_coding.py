@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,7 @@ def coding_of_body(value: str | None) -> Coding | None:
     )
 
 
+@functools.lru_cache(maxsize=16)
 def coding_of_answer(value: str | None) -> Coding | None:
     """Returns how an answer is to be compressed by the header Accept-Encoding.
 

@@ -22,8 +22,15 @@ _log = logging.getLogger(__name__)
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """Returns a request's headers by lower-case name. Of a header that is there twice, the last."""
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    """Returns a request's headers by lower-case name. Of a header that is there twice, the last.
+
+    The scope keeps them, because several of those who see the request ask for them.
+    """
+    known: dict[str, str] | None = scope.get("exportkit.headers")
+    if known is None:
+        known = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        scope["exportkit.headers"] = known
+    return known
 
 
 class Exchange:

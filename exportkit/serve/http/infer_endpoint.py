@@ -125,36 +125,46 @@ def _limit(head: BodyHead, model: ServedModel) -> int:
 
 async def _while_connected(receive: Receive, model: ServedModel, request: InferRequest) -> InferAnswer:
     """Lets the model answer. If the client goes away, the request leaves the queue before this returns."""
+    answering: asyncio.Task[None] | None = asyncio.current_task()
+    assert answering is not None
+    gone = False
 
-    async def gone() -> None:
+    async def watch() -> None:
+        nonlocal gone
         while (await receive())["type"] != "http.disconnect":
             continue
+        gone = True
+        answering.cancel()
 
-    watch = asyncio.ensure_future(gone())
-    inference = asyncio.ensure_future(model.infer(request))
+    watching = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait({watch, inference}, return_when=asyncio.FIRST_COMPLETED)
-        if inference.done():
-            return inference.result()
-        raise CancelledError("the client went away before its request was answered")
+        return await model.infer(request)
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        if hasattr(answering, "uncancel"):  # since Python 3.11
+            answering.uncancel()
+        raise CancelledError("the client went away before its request was answered") from None
     finally:
-        watch.cancel()
-        if not inference.done():
-            inference.cancel()
-            await asyncio.wait({inference})
+        watching.cancel()
 
 
 async def _send_answer(
     send: Send, headers: list[tuple[bytes, bytes]], pieces: Iterator[bytes | memoryview], *, threaded: bool
 ) -> None:
     """Sends an answer piece by piece, each once the client took most of those before."""
+
+    async def following() -> bytes | memoryview | None:
+        if threaded:
+            return await asyncio.get_running_loop().run_in_executor(None, next, pieces, None)
+        return next(pieces, None)
+
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    loop = asyncio.get_running_loop()
-    while True:
-        piece = await loop.run_in_executor(None, next, pieces, None) if threaded else next(pieces, None)
-        await send({"type": "http.response.body", "body": piece or b"", "more_body": piece is not None})
-        if piece is None:
-            return
+    piece = await following()
+    while piece is not None:
+        after = await following()
+        await send({"type": "http.response.body", "body": piece, "more_body": after is not None})
+        piece = after
 
 
 def _pieces(parts: Parts) -> Iterator[bytes | memoryview]:

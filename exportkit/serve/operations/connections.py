@@ -14,6 +14,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from exportkit.serve.http.body_source import FILL
+from exportkit.serve.operations.answer_transport import AnswerTransport
 from exportkit.serve.operations.body_filler import BodyFiller
 from exportkit.serve.statuses import BadRequestError, ServeError, SlowClientError
 
@@ -120,6 +121,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The headers are complete; a body may follow."""
         super().on_headers_complete()
+        answer: Any = AnswerTransport(self.transport, self.loop)
+        self.cycle.transport = answer
         fill: Any = partial(self._fill, self.cycle)
         self.scope["extensions"] = {FILL: fill}
         self._in_headers, self._header_bytes, self._mixed = False, 0, True

@@ -5,6 +5,7 @@ The five stages are Triton's: request, queue, compute_input, compute_infer and c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Protocol
@@ -49,12 +50,13 @@ class Metrics:
         self.registry.register(_GpuCollector())
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        self._requests = Counter(
+        requests = Counter(
             "exportkit_requests",
             "Requests of every kind that are over, by HTTP status. gRPC's have the status that HTTP would give.",
             ["protocol", "status"],
             registry=self.registry,
         )
+        self._requests = functools.lru_cache(requests.labels)
         Gauge(
             "exportkit_requests_in_flight", "Requests over HTTP that are not over.", registry=self.registry
         ).set_function(in_flight)
@@ -85,7 +87,7 @@ class Metrics:
     def __call__(self, finished: Finished) -> None:
         """Counts a request. Probes of health are asked what is the matter, and are not refused."""
         record = finished.record
-        self._requests.labels(record.protocol, record.status).inc()
+        self._requests(record.protocol, record.status).inc()
         if record.error is None or finished.path.startswith("/v2/health/"):
             return
         if record.error.reason == ServeError.reason:

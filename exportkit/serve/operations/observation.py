@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from exportkit.serve.http.exchange import headers_of
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import ServeError
 
@@ -108,7 +109,7 @@ class ObservedApp:
                     method=scope["method"],
                     path=path,
                     remote=(scope.get("client") or ("",))[0],
-                    metadata={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
+                    metadata=headers_of(scope),
                     seconds=seconds,
                     scheme=scope["scheme"],
                 )
