@@ -15,10 +15,9 @@ from exportkit.serve.batching.estimates import MOST_BUCKETS
 LEAST_GAIN = 0.05  # One by one must be faster by this part, because batches spare work outside of the model too.
 # So much of the time is spent on trials of the slower way, as either may have changed; less if it is a lot slower.
 TRIALS = 1 / 32
-RECENT = (
-    7  # Of so many runs the median counts: a few slow ones would hide which way is faster. A trial has as many, because
-)
-# the first runs after a change are still slowed down by what the other way left: answers that are sent, new requests.
+# Of so many runs the median counts: a few slow ones would hide which way is faster. A trial has as many, as its first runs
+# are slowed down by what the other way left behind: answers that are sent and requests that are received.
+RECENT = 7
 
 
 @dataclass
