@@ -15,8 +15,8 @@ from exportkit.serve.batching.estimates import MOST_BUCKETS
 LEAST_GAIN = 0.05  # One by one must be faster by this part, because batches spare work outside of the model too.
 # So much of the time is spent on trials of the slower way, as either may have changed; less if it is a lot slower.
 TRIALS = 1 / 32
-# Of so many runs the median counts: a few slow ones would hide which way is faster. A trial has as many, as its first runs
-# are slowed down by what the other way left behind: answers that are sent and requests that are received.
+# The median of so many runs counts: a few slow ones would hide which way is faster. A trial has as many, as its first
+# runs are slowed down by what the other way left behind: answers that are sent and requests that are received.
 RECENT = 7
 
 
