@@ -6,18 +6,15 @@ On a GPU a batch nearly always is. On a CPU it may gain nothing, and its inputs 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from statistics import median_low
 
 from exportkit.serve.batching.estimates import MOST_BUCKETS
 
 LEAST_GAIN = 0.05  # One by one must be faster by this part, because batches spare work outside of the model too.
 # So much of the time is spent on trials of the slower way, as either may have changed; less if it is a lot slower.
 TRIALS = 1 / 32
-# The median of so many runs counts: a few slow ones would hide which way is faster. A trial has as many, as its first
-# runs are slowed down by what the other way left behind: answers that are sent and requests that are received.
-RECENT = 7
+RECENT = 11  # runs, of which the lower quartile counts: other work of the machine makes runs slower, and none faster
 
 
 @dataclass
@@ -37,20 +34,27 @@ class _Way:
 
     @property
     def row_time(self) -> float:
-        return median_low(self.row_seconds)  # of the first two the lower: the first is often slow
+        return _lower_quartile(self.row_seconds)  # of the first two the lower: the first is often slow
 
     @property
-    def trial_seconds(self) -> float:
-        """What a trial will take."""
-        return RECENT * median_low(self.seconds)
+    def run_time(self) -> float:
+        return _lower_quartile(self.seconds)
 
 
 @dataclass
 class _Bucket:
-    """Both ways, the runs that are left of a trial, and the seconds that requests have run since it began."""
+    """Both ways, and their trials.
+
+    Attributes:
+        requests: Of the last run.
+        trying_together: The way that the last trial is about.
+        in_trial: The runs that are left of it.
+        since_trial: The seconds that requests have run since it began.
+    """
 
     alone: _Way = field(default_factory=_Way)
     together: _Way = field(default_factory=_Way)
+    requests: int = 1
     trying_together: bool = True
     in_trial: int = 0
     since_trial: float = 0.0
@@ -63,10 +67,18 @@ class _Bucket:
             return not self.together.known
         faster_together = self.alone.row_time > (1 - LEAST_GAIN) * self.together.row_time
         faster, slower = (self.together, self.alone) if faster_together else (self.alone, self.together)
-        if self.since_trial * TRIALS * faster.row_time < slower.trial_seconds * slower.row_time:
+        # The first runs are slowed down by what the last run left behind: answers to send, and the next requests. They
+        # are as many as it had requests, and are forgotten at the end of the trial.
+        runs = self.requests + RECENT
+        if self.since_trial * TRIALS * faster.row_time < runs * slower.run_time * slower.row_time:
             return faster_together
-        self.trying_together, self.in_trial, self.since_trial = not faster_together, RECENT - 1, 0.0
+        self.trying_together, self.in_trial, self.since_trial = not faster_together, runs - 1, 0.0
         return self.trying_together
+
+
+def _lower_quartile(times: Iterable[float]) -> float:
+    ordered = sorted(times)
+    return ordered[(len(ordered) - 1) // 4]
 
 
 class Gains:
@@ -82,6 +94,7 @@ class Gains:
         if len(self._buckets) > MOST_BUCKETS:
             self._buckets.popitem(last=False)
         (known.alone if requests == 1 else known.together).add(rows, seconds)
+        known.requests = requests
         known.since_trial += seconds
 
     def together(self, bucket: Hashable) -> bool:

@@ -17,7 +17,7 @@ class NaiveQueue:
     delayed_until: dict[Ticket[int], float] = field(default_factory=dict)
     found_late: list[Ticket[int]] = field(default_factory=list)
     measured: list[tuple[object, int, float, float]] = field(default_factory=list)  # bucket, rows, seconds, when
-    runs: list[tuple[object, bool, float, int]] = field(default_factory=list)  # bucket, several requests, seconds, rows
+    runs: list[tuple[object, int, float, int]] = field(default_factory=list)  # bucket, requests, seconds, rows
     # Of the last trial: whether requests run together in it, the runs that are left, and the runs of the bucket before.
     trials: dict[object, tuple[bool, int, int]] = field(default_factory=dict)
     passed_over: int = 0
@@ -85,25 +85,26 @@ class NaiveQueue:
             return way
         runs = [run for run in self.runs if run[0] == bucket]
         both, alone = (
-            [(seconds, rows) for _, several, seconds, rows in runs if several is kind] for kind in (True, False)
+            [(seconds, rows) for _, count, seconds, rows in runs if (count > 1) is kind] for kind in (True, False)
         )
         if len(both) < 2 or len(alone) < 2:
             return len(both) < 2
         better = self.row_time(alone) > 0.95 * self.row_time(both)
         faster, slower = (both, alone) if better else (alone, both)
         ran = sum(seconds for _, _, seconds, _ in runs[began:])
-        trial = 7 * self.median([seconds for seconds, _ in slower])
+        length = runs[-1][1] + 11
+        trial = length * self.quartile([seconds for seconds, _ in slower])
         if ran / 32 * self.row_time(faster) < trial * self.row_time(slower):
             return better
-        self.trials[bucket] = not better, 6, len(runs)
+        self.trials[bucket] = not better, length - 1, len(runs)
         return not better
 
     def row_time(self, runs: list[tuple[float, int]]) -> float:
-        return self.median([seconds / rows for seconds, rows in runs])
+        return self.quartile([seconds / rows for seconds, rows in runs])
 
-    def median(self, times: list[float]) -> float:
-        last = sorted(times[-7:])
-        return last[(len(last) - 1) // 2]
+    def quartile(self, times: list[float]) -> float:
+        last = sorted(times[-11:])
+        return last[(len(last) - 1) // 4]
 
     def in_time(self, batch: list[Ticket[int]], now: float) -> bool:
         expected = now + self.expected(batch[0].bucket, sum(ticket.rows for ticket in batch), now)

@@ -87,7 +87,7 @@ class SameAsTheNaiveQueue(RuleBasedStateMachine):
         batch = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.batcher.finished(batch, seconds)
         self.naive.measured.append((batch.bucket, batch.rows, seconds, batch.taken + seconds))
-        self.naive.runs.append((batch.bucket, len(batch.tickets) > 1, seconds, batch.rows))
+        self.naive.runs.append((batch.bucket, len(batch.tickets), seconds, batch.rows))
 
     @rule()
     def late(self) -> None:
