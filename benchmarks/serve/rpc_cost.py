@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from exportkit.serve.heap import keep_freed_memory
+from exportkit.serve.process_settings import keep_freed_memory
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, Timing
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class

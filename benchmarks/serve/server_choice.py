@@ -117,8 +117,8 @@ def _serve(kind: str, port: int) -> None:
 def _serve_filled(port: int) -> None:
     import uvicorn
 
-    from exportkit.serve.heap import keep_freed_memory
     from exportkit.serve.operations.connections import ConnectionLimits, LimitedProtocol
+    from exportkit.serve.process_settings import keep_freed_memory
 
     keep_freed_memory()
     protocol: Any = partial(LimitedProtocol, limits=ConnectionLimits(), refused=lambda client, error: None)

@@ -20,6 +20,7 @@ from exportkit.errors import UsageError
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.process_settings import give_up_the_lock_soon
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 from exportkit.serve.statuses import NotOfferedError
 
@@ -116,6 +117,7 @@ class Replica:
 
     async def __init__(self, options: ServeOptions) -> None:  # type: ignore[misc]  # Ray awaits it
         """Loads and warms up the models. Ray sends requests afterwards."""
+        give_up_the_lock_soon()
         self._repository = Repository(options)
         await self._repository.open()
 

@@ -33,7 +33,6 @@ from exportkit.package.trust import demand
 from exportkit.runtime.targets import parse_device
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
-from exportkit.serve.heap import collect_requests, keep_freed_memory
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.operations.access_log import AccessLog
@@ -47,15 +46,13 @@ from exportkit.serve.operations.process_log import log_failures
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
+from exportkit.serve.process_settings import collect_requests, give_up_the_lock_soon, keep_freed_memory
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.rpc_calls import Call
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 
-# So many seconds after a runner's thread asked for the interpreter's lock, another thread that works gives it up. With
-# Python's 5 ms a runner waits longer for the lock than it needs it.
-_SWITCH_SECONDS = 1e-4
 _LOG_SECONDS = 2.0
 _CLOSE_SECONDS = 2.0
 
@@ -106,7 +103,7 @@ def run(options: ServeOptions, *, started: Ready, report: Report) -> bool:
     """
     tls, keys = _checked(options)
     keep_freed_memory()
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    give_up_the_lock_soon()
     for warning in _warnings(options.listen):
         report(f"warning: {warning}")
     log_failures()

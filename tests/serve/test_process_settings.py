@@ -1,4 +1,4 @@
-"""Memory that was freed is used again instead of being faulted in again."""
+"""Memory that was freed is used again, what requests leave behind is collected, and Python's lock is given up soon."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 REQUESTS = """
 import resource, sys, threading
 if sys.argv[1] == "kept":
-    from exportkit.serve.heap import keep_freed_memory
+    from exportkit.serve.process_settings import keep_freed_memory
     if not keep_freed_memory():
         sys.exit("not glibc")
 def request():
@@ -43,7 +43,7 @@ CYCLES = """
 import gc, sys, weakref
 gc.set_threshold(100_000)
 if sys.argv[1] == "often":
-    from exportkit.serve.heap import collect_requests
+    from exportkit.serve.process_settings import collect_requests
     collect_requests()
 class Request: pass
 def request():
@@ -63,3 +63,31 @@ def left_behind(how: str) -> int:
 def test_what_a_request_leaves_behind_is_collected_soon():
     assert left_behind("rarely") == 5000
     assert left_behind("often") < 1000
+
+
+LOCK = """
+import sys, threading, time
+sys.setswitchinterval(1000.0)
+if sys.argv[1] == "soon":
+    from exportkit.serve.process_settings import give_up_the_lock_soon
+    give_up_the_lock_soon()
+came_back = []
+def runner():
+    time.sleep(0.1)  # without the lock, as in a model
+    came_back.append(True)
+threading.Thread(target=runner).start()
+ends = time.monotonic() + float(sys.argv[2])
+while not came_back and time.monotonic() < ends:
+    pass
+print(bool(came_back))
+"""
+
+
+def comes_back(how: str, seconds: int) -> str:
+    done = subprocess.run([sys.executable, "-c", LOCK, how, str(seconds)], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_a_thread_that_works_gives_up_the_lock():
+    assert comes_back("never", 1) == "False"
+    assert comes_back("soon", 100) == "True"
