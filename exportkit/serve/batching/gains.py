@@ -19,26 +19,21 @@ RECENT = 11  # runs, of which the lower quartile counts: other work of the machi
 
 @dataclass
 class _Way:
-    """The last runs in one of the two ways: the seconds of each, and of each of its rows."""
+    """One of the two ways: the seconds that a run takes, and those of a row."""
 
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    row_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    run_time: float = 0.0
+    row_time: float = 0.0
+    _runs: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _rows: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def add(self, rows: int, seconds: float) -> None:
-        self.seconds.append(seconds)
-        self.row_seconds.append(seconds / rows)
+        self._runs.append(seconds)
+        self._rows.append(seconds / rows)
+        self.run_time, self.row_time = _lower_quartile(self._runs), _lower_quartile(self._rows)
 
     @property
     def known(self) -> bool:
-        return len(self.seconds) > 1
-
-    @property
-    def row_time(self) -> float:
-        return _lower_quartile(self.row_seconds)  # of the first two the lower: the first is often slow
-
-    @property
-    def run_time(self) -> float:
-        return _lower_quartile(self.seconds)
+        return len(self._runs) > 1
 
 
 @dataclass
