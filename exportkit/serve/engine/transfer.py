@@ -47,7 +47,7 @@ class HostTransfer:
         joined = []
         for parts in zip(*requests):
             dtype, shape = _kind(parts)
-            joined.append(_joined(parts, torch.empty(shape, dtype=dtype)))
+            joined.append(_joined(parts, torch.empty(shape, dtype=dtype, device=parts[0].device)))
         return joined
 
     def finish(self) -> None:
