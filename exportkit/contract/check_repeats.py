@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import itertools
 import resource
 import sys
 import threading
@@ -206,15 +205,22 @@ def leak(trial: Trial, call: Sample) -> Problem | None:
 
 def _growth(trial: Trial, call: Sample) -> tuple[str, int] | None:
     """Returns what grows in every one of several windows of calls, and by how much for each call."""
-    own, readings = copied(call), []
-    for _ in range(_WINDOWS + 1):
-        _repeat(trial, own)
-        readings.append(_in_use(call))
+    own = copied(call)
+    _repeat(trial, own)
+    windows = [_window(trial, own) for _ in range(_WINDOWS)]
     for what, least in (("bytes", _WINDOW * 8), ("Python objects", _WINDOW), ("bytes of GPU memory", _WINDOW)):
-        steps = [after[what] - before[what] for before, after in itertools.pairwise(readings)]
+        steps = [window[what] for window in windows]
         if min(steps) >= least:
             return what, min(steps) // _WINDOW
     return None
+
+
+def _window(trial: Trial, call: Sample) -> dict[str, int]:
+    """Returns what grows while the call is repeated. What a reading leaves, as of torch's counters, does not count."""
+    idle, before = _in_use(call), _in_use(call)
+    _repeat(trial, call)
+    after = _in_use(call)
+    return {what: after[what] - before[what] - (before[what] - idle[what]) for what in after}
 
 
 def _repeat(trial: Trial, call: Sample) -> None:
