@@ -28,6 +28,8 @@ from exportkit.child.template import end_with, serve
 def main(connection: socket.socket) -> None:
     body, (file,) = Channel(connection).receive()
     setting = json.loads(body)
+    # Inductor asks whether there is a GPU. With this, torch asks NVML and not CUDA, which would not work in forks then.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for module in setting["modules"]:
         importlib.import_module(module)
     gc.freeze()

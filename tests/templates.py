@@ -10,6 +10,9 @@ import pytest
 
 from exportkit.child import process
 
+# As in tests/fresh_child.py: NVML says whether there is a GPU, and forks can use CUDA.
+_COMPILER = "import os; os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] = '1'; import torch._inductor.compile_fx; "
+
 
 @contextmanager
 def compiler_in_templates() -> Iterator[None]:
@@ -18,7 +21,7 @@ def compiler_in_templates() -> Iterator[None]:
 
     def first_code(connection: int, conditions: Any) -> str:
         before, ours = plain(connection, conditions).split("from exportkit", 1)
-        return f"{before}{'import torch._inductor.compile_fx; ' if conditions.torch else ''}from exportkit{ours}"
+        return f"{before}{_COMPILER if conditions.torch else ''}from exportkit{ours}"
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "_templates", {})
