@@ -19,7 +19,12 @@ RECENT = 11  # runs, of which the lower quartile counts: other work of the machi
 
 @dataclass
 class _Way:
-    """One of the two ways: the seconds that a run takes, and those of a row."""
+    """The times of one way.
+
+    Attributes:
+        run_time: The seconds that a run takes.
+        row_time: The seconds of a run by its rows.
+    """
 
     run_time: float = 0.0
     row_time: float = 0.0
@@ -33,7 +38,8 @@ class _Way:
 
     @property
     def known(self) -> bool:
-        return len(self._runs) > 1
+        """Whether enough runs were timed: on a GPU the first ones of each size also load kernels and take memory."""
+        return len(self._runs) == RECENT
 
 
 @dataclass

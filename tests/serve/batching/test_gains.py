@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.batching.estimates import MOST_BUCKETS
-from exportkit.serve.batching.gains import LEAST_GAIN, TRIALS, Gains
+from exportkit.serve.batching.gains import LEAST_GAIN, RECENT, TRIALS, Gains
 from exportkit.serve.batching.limits import BatchLimits
 from tests.serve.batching.simulated_runners import Arrival, Outcome, simulate
 
@@ -63,7 +63,7 @@ def saturated(gains: Gains, seconds: Callable[[int, int], float], runs: int) -> 
 @given(st.floats(1e-5, 10.0), st.floats(1e-5, 10.0))
 def test_trials_cost_little_however_slow_the_other_way_is(alone: float, together: float):
     rate, _ = saturated(Gains(), lambda rows, since: alone if rows == 1 else together, 20_000)
-    learning = 2 * (alone + together) + 19 * max(alone, together)
+    learning = RECENT * (alone + together) + 19 * max(alone, together)
     work = 20_000 * min(alone, together)
     assert rate >= max(1 / alone, 8 / together) * (1 - LEAST_GAIN) / (1 + TRIALS + learning / work)
 
@@ -87,6 +87,19 @@ def test_one_slow_call_changes_nothing():
     assert ran[102:].count(1) < 50
 
 
+@pytest.mark.parametrize("first", [1, 3, 8])
+def test_slow_first_runs_do_not_count(first: int):
+    """On a GPU the first runs of a size load kernels and take memory, which may take a hundred times as long."""
+    slow = {1: first, 8: first}
+
+    def seconds(rows: int, since: int) -> float:
+        slow[rows] -= 1
+        return 0.3 if slow[rows] >= 0 else 0.002 + 0.0002 * rows
+
+    _, ran = saturated(Gains(), seconds, 1000)
+    assert ran[100:].count(8) > 0.95 * 900
+
+
 @pytest.mark.parametrize("slowed", [1, 4, 10])
 def test_what_the_other_way_left_behind_does_not_count(slowed: int):
     """After a batch, its answers are sent and the next requests are received, which slows a few calls down."""
@@ -96,7 +109,7 @@ def test_what_the_other_way_left_behind_does_not_count(slowed: int):
 
 def test_buckets_are_apart_and_only_the_last_ones_are_remembered():
     gains = Gains()
-    for _ in range(2):
+    for _ in range(RECENT):
         gains.record("a", 1, 1, 0.001)
         gains.record("a", 2, 2, 0.1)
     assert not gains.together("a")
