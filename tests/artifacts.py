@@ -80,6 +80,9 @@ _WEIGHTED = Recipe(
     compile={"cpu_isas": ["x86-64-v3", "x86-64-v4"]} if platform.machine() == "x86_64" else {},
 )
 _TABLE = replace(_WEIGHTED, model="tests/export/weights_models.py:table", trace={"cases": 1}, compile={})
+_GRAPHS = Recipe(
+    "tests/export/graph_models.py:mixed", ["tests/export/graph_models.py"], trace={"device": "cuda", "cases": 1}
+)
 RECIPES: Mapping[str, Recipe] = {
     # Our operators, dimensions that are multiples, a dict of outputs.
     "patches": _PATCHES,
@@ -100,6 +103,20 @@ RECIPES: Mapping[str, Recipe] = {
     # Larger than all else: 128 MiB of weights.
     "table": _TABLE,
     "table-cuda": replace(_TABLE, trace={"device": "cuda", "cases": 1}),
+    # For CUDA graphs: results of several kinds, and calls that no graph can repeat.
+    "mixed-cuda": _GRAPHS,
+    "selects-cuda": replace(_GRAPHS, model="tests/export/graph_models.py:selects"),
+    "random-cuda": replace(
+        _GRAPHS,
+        model="tests/export/graph_models.py:random",
+        trace={"device": "cuda", "cases": 1, "allow_nondeterministic": True},
+    ),
+    "given-cuda": Recipe(
+        "exportkit.models.arr_coc:features_spec",
+        ["exportkit/models", "exportkit/ops", "csrc"],
+        model_kwargs={"dim": 64},
+        trace={"device": "cuda"},
+    ),
     "arr-coc": Recipe("arr-coc", ["exportkit/models", "exportkit/ops", "csrc"]),
 }
 

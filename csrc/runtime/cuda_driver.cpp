@@ -18,26 +18,18 @@ struct Driver {
   int (*release_primary)(int);
 };
 
-template <class Function>
-void find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  TORCH_CHECK(function != nullptr, "the CUDA driver has no ", name);
-}
-
 const Driver& driver() {
   static const Driver found = [] {
-    void* library = dlopen("libcuda.so.1", RTLD_NOW);
-    TORCH_CHECK(library != nullptr, "torch sees a CUDA device, but libcuda.so.1 cannot be loaded");
     int (*initialise)(unsigned);
-    find(library, "cuInit", initialise);
+    find_in_driver("cuInit", initialise);
     TORCH_CHECK(initialise(0) == 0, "the CUDA driver cannot be initialised");
     Driver made{};
-    find(library, "cuDeviceGet", made.get_device);
-    find(library, "cuDeviceGetAttribute", made.get_attribute);
-    find(library, "cuCtxGetCurrent", made.get_current);
-    find(library, "cuCtxSetCurrent", made.set_current);
-    find(library, "cuDevicePrimaryCtxRetain", made.retain_primary);
-    find(library, "cuDevicePrimaryCtxRelease_v2", made.release_primary);
+    find_in_driver("cuDeviceGet", made.get_device);
+    find_in_driver("cuDeviceGetAttribute", made.get_attribute);
+    find_in_driver("cuCtxGetCurrent", made.get_current);
+    find_in_driver("cuCtxSetCurrent", made.set_current);
+    find_in_driver("cuDevicePrimaryCtxRetain", made.retain_primary);
+    find_in_driver("cuDevicePrimaryCtxRelease_v2", made.release_primary);
     return made;
   }();
   return found;
@@ -57,6 +49,14 @@ int attribute(int handle, int which) {
 }
 
 }  // namespace
+
+void* find_in_driver(const char* name) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  TORCH_CHECK(library != nullptr, "torch sees a CUDA device, but libcuda.so.1 cannot be loaded");
+  void* const found = dlsym(library, name);
+  TORCH_CHECK(found != nullptr, "the CUDA driver has no ", name);
+  return found;
+}
 
 std::pair<int, int> cuda_capability(int device) {
   constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}

@@ -5,6 +5,13 @@
 
 namespace exportkit {
 
+// The address of a function of the driver. c10::Error if there is no driver, or it has no such function.
+void* find_in_driver(const char* name);
+template <class Function>
+void find_in_driver(const char* name, Function& function) {
+  function = reinterpret_cast<Function>(find_in_driver(name));
+}
+
 // (major, minor) of a device's compute capability. c10::Error if the driver does not report it.
 std::pair<int, int> cuda_capability(int device);
 

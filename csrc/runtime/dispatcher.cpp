@@ -17,18 +17,41 @@ std::shared_ptr<const Session> session(int64_t handle) {
   return found;
 }
 
-int64_t open_target(const std::string& library, c10::Device device, int64_t runners,
+CudaGraphs cuda_graphs(const std::string& name) {
+  if (name == "first-use") return CudaGraphs::kOnFirstUse;
+  return name == "captured" ? CudaGraphs::kCaptured : CudaGraphs::kNone;
+}
+
+int64_t open_target(const std::string& library, c10::Device device, int64_t runners, const std::string& graphs,
                     const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors) {
   const Work work;
   TORCH_CHECK(names.size() == tensors.size(), names.size(), " names for ", tensors.size(), " constants");
   Constants constants;
   for (size_t i = 0; i < names.size(); ++i) constants.emplace(names[i], tensors[i]);
-  return handles<const Session>().add(std::make_shared<const Session>(library, device, runners, std::move(constants)));
+  const SessionOptions options{device, runners, cuda_graphs(graphs)};
+  return handles<const Session>().add(std::make_shared<const Session>(library, options, std::move(constants)));
 }
 
 std::vector<at::Tensor> run(int64_t handle, const std::vector<at::Tensor>& inputs) {
   const Work work;
   return session(handle)->run(inputs);
+}
+
+std::vector<at::Tensor> capture(int64_t handle, const std::vector<at::Tensor>& inputs) {
+  const Work work;
+  return session(handle)->capture(inputs);
+}
+
+void capture_as(int64_t handle, int64_t other) {
+  const Work work;
+  session(handle)->capture_as(*session(other));
+}
+
+std::string graph_report(int64_t handle) { return session(handle)->graph_report(); }
+
+std::string why_no_graphs() {
+  const char* const reason = why_no_cuda_recorder();
+  return reason == nullptr ? "" : reason;
 }
 
 void close(int64_t handle) {
@@ -49,8 +72,13 @@ std::vector<std::string> namespaces() {
 
 // Registered for all dispatch keys, so that autograd adds nothing to a call.
 TORCH_LIBRARY(exportkit, m) {
-  m.def("open_target(str library, Device device, int runners, str[] names, Tensor[] constants) -> int", open_target);
+  m.def("open_target(str library, Device device, int runners, str graphs, str[] names, Tensor[] constants) -> int",
+        open_target);
   m.def("run(int handle, Tensor[] inputs) -> Tensor[]", run);
+  m.def("capture(int handle, Tensor[] inputs) -> Tensor[]", capture);
+  m.def("capture_as(int handle, int other) -> ()", capture_as);
+  m.def("graph_report(int handle) -> str", graph_report);
+  m.def("why_no_graphs() -> str", why_no_graphs);
   m.def("close(int handle) -> ()", close);
   m.def("namespaces() -> str[]", namespaces);
 }

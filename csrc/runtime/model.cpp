@@ -1,4 +1,5 @@
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <mutex>
@@ -43,6 +44,32 @@ std::vector<TensorInfo> describe_outputs(const Call& call) {
     }
   }
   return described;
+}
+
+// Inputs with the given sizes, and any values. UsageError if a dimension is not given, unknown, or out of its range.
+std::vector<at::Tensor> inputs_of(const Call& call, const std::map<std::string, int64_t>& sizes, at::Device device) {
+  for (const auto& [name, size] : sizes) {
+    const auto is_it = [&name = name](const Dimension& dimension) { return dimension.name == name; };
+    if (std::any_of(call.dimensions.begin(), call.dimensions.end(), is_it)) continue;
+    throw Error(errors::kUsage, "the package has no dimension " + name);
+  }
+  for (const Dimension& dimension : call.dimensions) {
+    const auto given = sizes.find(dimension.name);
+    if (given != sizes.end() && dimension.min <= given->second && given->second <= dimension.max) continue;
+    throw Error(errors::kUsage, dimension.name + " must be from " + std::to_string(dimension.min) + " to " +
+                                    std::to_string(dimension.max) + ", got " +
+                                    (given == sizes.end() ? "nothing" : std::to_string(given->second)));
+  }
+  std::vector<at::Tensor> inputs;
+  for (const TensorInput& input : call.inputs) {
+    std::vector<int64_t> shape;
+    for (const Extent& extent : input.shape) {
+      const auto* size = std::get_if<Size>(&extent);
+      shape.push_back(size == nullptr ? std::get<int64_t>(extent) : size_at(*size, sizes.at(size->dimension)));
+    }
+    inputs.push_back(at::empty(shape, at::TensorOptions(dtype_of(input.dtype)).device(device)));
+  }
+  return inputs;
 }
 
 // The process's TF32 switches as they were when a CUDA model's cases were recorded, while this object lives.
@@ -102,6 +129,12 @@ struct Model::Impl {
 
   const Manifest& manifest() const { return package.reader().manifest(); }
 
+  void need_graphs() const {
+    if (package.cuda_graphs()) return;
+    throw Error(errors::kUsage, manifest().name + " was opened without CUDA graphs",
+                "Set OpenOptions::cuda_graphs when it is opened.");
+  }
+
  private:
   static const OpenedPackage& with_operators(const OpenedPackage& package) {
     package.load_operators();
@@ -124,7 +157,9 @@ void Model::swap_weights(const std::string& path) {
   }
   impl_->session.replace([&] {
     const Weights weights = replaced_weights(manifest, impl_->package.target(), impl_->weights.tensors(), path);
-    return impl_->package.load_target(impl_->files, weights);
+    auto session = impl_->package.load_target(impl_->files, weights);
+    if (impl_->package.cuda_graphs()) session->capture_as(*impl_->session.get());
+    return session;
   });
 }
 
@@ -138,6 +173,22 @@ std::vector<at::Tensor> Model::run(const std::vector<at::Tensor>& inputs) const 
     throw Error(errors::kModelRun, "the compiled model failed on (" + given + "): " + first_line(error.what()),
                 "The operator's own message may be on stderr: torch's C interface drops it.");
   }
+}
+
+std::vector<at::Tensor> Model::capture(const std::map<std::string, int64_t>& sizes) const {
+  impl_->need_graphs();
+  const std::vector<at::Tensor> inputs = inputs_of(impl_->manifest().call, sizes, device());
+  try {
+    return impl_->session.get()->capture(inputs);
+  } catch (const std::exception& error) {
+    throw Error(errors::kModelRun, "these sizes cannot be a CUDA graph: " + first_line(error.what()),
+                "Calls with these sizes run without one.");
+  }
+}
+
+std::string Model::cuda_graphs() const {
+  impl_->need_graphs();
+  return impl_->session.get()->graph_report();
 }
 
 const std::string& Model::name() const { return impl_->manifest().name; }

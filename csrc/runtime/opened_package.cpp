@@ -53,7 +53,17 @@ OpenedPackage::OpenedPackage(const std::string& path, OpenOptions options)
 
 Choice OpenedPackage::verified_choice() const {
   verify_once(reader_, options_.verify == Verify::kAlways);
-  return choose(reader_.manifest(), options_);
+  const Choice choice = choose(reader_.manifest(), options_);
+  if (options_.cuda_graphs == CudaGraphs::kNone) return choice;
+  if (choice.device_index < 0) {
+    throw Error(errors::kUsage, "CUDA graphs are for a model on CUDA; target " + choice.target->name + " is for the CPU",
+                "Open it without graphs, or with the device cuda.");
+  }
+  if (const char* const reason = why_no_cuda_recorder()) {
+    throw Error(errors::kHost, std::string("there are no CUDA graphs here: ") + reason,
+                "Build the C++ runtime with a torch for CUDA, where CUDA's headers are (make build).");
+  }
+  return choice;
 }
 
 c10::Device OpenedPackage::device() const {
@@ -72,8 +82,8 @@ CacheEntry OpenedPackage::unpack_target() const { return unpack(reader_, target(
 std::shared_ptr<const Session> OpenedPackage::load_target(const CacheEntry& files, const Weights& weights) const {
   std::shared_ptr<const Session> session;
   try {
-    session =
-        std::make_shared<const Session>(files.library(), device(), options_.runners, constants_of(target(), weights));
+    const SessionOptions options{device(), options_.runners, options_.cuda_graphs};
+    session = std::make_shared<const Session>(files.library(), options, constants_of(target(), weights));
   } catch (const std::exception& error) {
     throw Error(errors::kModelLoad,
                 "torch " + running_torch() + " cannot load target " + target().name + " of " +

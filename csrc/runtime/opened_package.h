@@ -24,6 +24,7 @@ class OpenedPackage {
   const PackageReader& reader() const { return reader_; }
   const Target& target() const { return *choice_.target; }
   c10::Device device() const;
+  bool cuda_graphs() const { return options_.cuda_graphs != CudaGraphs::kNone; }
 
   // Loads the target's operator libraries and compares every operator of the graph with the manifest.
   void load_operators() const;

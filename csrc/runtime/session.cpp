@@ -22,22 +22,34 @@ void promote_libstdcxx() {
 
 }  // namespace
 
-Session::Session(const std::filesystem::path& library, c10::Device device, int64_t runners, Constants constants)
-    : device_(device), constants_(std::move(constants)) {
+Session::Session(const std::filesystem::path& library, const SessionOptions& options, Constants constants)
+    : device_(options.device), constants_(std::move(constants)) {
+  const bool with_graphs = options.cuda_graphs != CudaGraphs::kNone;
+  TORCH_CHECK(!with_graphs || device_.is_cuda(), "a model on ", device_, " has no CUDA graphs");
+  const char* const reason = with_graphs ? why_no_cuda_recorder() : nullptr;
+  TORCH_CHECK(reason == nullptr, "there are no CUDA graphs here: ", reason);
   promote_libstdcxx();
   // torch registers a runner for each device that it supports, so one build of this library works with and without
   // CUDA.
   const auto& known = torch::inductor::getAOTIModelRunnerRegistry();
-  const std::string kind = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+  const std::string kind = c10::DeviceTypeName(device_.type(), /*lower_case=*/true);
   const auto create = known.find(kind);
   TORCH_CHECK(create != known.end(), "this build of torch cannot run code for ", kind);
-  const std::string kernels = device.is_cpu() ? "" : library.parent_path().string();
-  runner_ =
-      create->second(library.string(), static_cast<size_t>(runners), device.str(), kernels, /*single_threaded=*/false);
+  const std::string kernels = device_.is_cpu() ? "" : library.parent_path().string();
+  // Only code that runs in one thread at a time, which `Graphs` sees to, records no events and can be captured
+  // (pytorch#148601).
+  const size_t runners = with_graphs ? 1 : static_cast<size_t>(options.runners);
+  runner_ = create->second(library.string(), runners, device_.str(), kernels, /*single_threaded=*/with_graphs);
   if (!constants_.empty()) set_constants();
+  if (with_graphs) {
+    graphs_ = std::make_unique<Graphs>(
+        device_, [this](const Graphs::Tensors& inputs) { return call(inputs); }, cuda_recorder(device_),
+        options.cuda_graphs == CudaGraphs::kOnFirstUse);
+  }
 }
 
 Session::~Session() {
+  graphs_.reset();
   runner_.reset();
   // The compiled code never releases its references to these (MaybeOwningAtenTensorHandle in torch 2.11 and 2.13).
   for (const at::Tensor& alias : aliases_) {
@@ -89,6 +101,29 @@ void Session::copy_constants(const std::map<std::string, std::string>& names) {
 }
 
 std::vector<at::Tensor> Session::run(const std::vector<at::Tensor>& inputs) const {
+  if (!graphs_) return call(inputs);
+  const c10::DeviceGuard guard(device_);
+  return graphs_->run(inputs);
+}
+
+Graphs& Session::graphs() const {
+  TORCH_CHECK(graphs_, "the model was loaded without CUDA graphs");
+  return *graphs_;
+}
+
+std::vector<at::Tensor> Session::capture(const std::vector<at::Tensor>& inputs) const {
+  Graphs& graphs = this->graphs();
+  const c10::DeviceGuard guard(device_);
+  return graphs.capture(inputs);
+}
+
+void Session::capture_as(const Session& other) const {
+  for (const auto& inputs : other.graphs().kept()) capture(inputs);
+}
+
+std::string Session::graph_report() const { return graphs().report(); }
+
+std::vector<at::Tensor> Session::call(const std::vector<at::Tensor>& inputs) const {
   // The compiled code keeps no graph. Without this, operators' autograd kernels would run; if they are in Python, they
   // would wait for the GIL.
   const c10::AutoGradMode no_grad(false);

@@ -11,6 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "exportkit/runtime.h"
+#include "runtime/graphs.h"
+
 namespace torch::inductor {
 class AOTIModelContainerRunner;
 }
@@ -20,27 +23,44 @@ namespace exportkit {
 // Tensors by AOTInductor's names (the original FQNs): a target's `constants` in the manifest.
 using Constants = std::map<std::string, at::Tensor>;
 
+struct SessionOptions {
+  c10::Device device;
+  // The calls that run at the same time; others wait. With graphs, the launches of one call follow those of another.
+  int64_t runners = 1;
+  CudaGraphs cuda_graphs = CudaGraphs::kNone;
+};
+
 class Session {
  public:
   // Loads and runs a target's library, which must have been checked. torch finds the calls of custom operators in a
   // .json beside it, and CUDA kernels in files beside it. `constants` are all tensors that the code takes from outside,
   // on the CPU with the manifest's strides; empty if the weights are inside. CPU code uses these tensors without
-  // copying them, so they may be mapped from a file. Throws the errors of torch's loader.
-  Session(const std::filesystem::path& library, c10::Device device, int64_t runners, Constants constants = {});
+  // copying them, so they may be mapped from a file. Throws the errors of torch's loader, and c10::Error if there can be
+  // no CUDA graphs here.
+  Session(const std::filesystem::path& library, const SessionOptions& options, Constants constants = {});
   ~Session();
 
-  // Runs flat inputs that the package allows on the current stream of the model's device, and returns flat outputs. At
-  // most `runners` calls run at the same time; others wait.
+  // Runs flat inputs that the package allows on the current stream of the model's device, and returns flat outputs.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
+
+  // Graphs::capture.
+  std::vector<at::Tensor> capture(const std::vector<at::Tensor>& inputs) const;
+  // Captures what was captured in another session of the same model.
+  void capture_as(const Session& other) const;
+  // Graphs::report.
+  std::string graph_report() const;
 
  private:
   void set_constants();
   void copy_constants(const std::map<std::string, std::string>& names);
+  std::vector<at::Tensor> call(const std::vector<at::Tensor>& inputs) const;
+  Graphs& graphs() const;
 
   c10::Device device_;
   Constants constants_;
   std::vector<at::Tensor> aliases_;  // the compiled code's views of the constants, which do not own memory
   std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
+  std::unique_ptr<Graphs> graphs_;  // null without CUDA graphs
 };
 
 // The session for new calls. It can be replaced at any time; a running call keeps the session it began with.

@@ -8,7 +8,7 @@ import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -316,6 +316,8 @@ def _plain(name: str, value: Any) -> Any:
         return str(value)
     if isinstance(value, (list, tuple)):
         return [_plain(name, item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(name, item) for key, item in value.items()}
     raise UsageError(
         f"`{name}` is a {type(value).__qualname__}, which cannot be passed on to a worker process",
         hint="Give text, a number or a path, or load without isolate=True.",

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 import torch
 
-from exportkit.errors import MissingLibraryError, SchemaChangedError, TorchVersionError, UsageError
+from exportkit.errors import HostError, MissingLibraryError, SchemaChangedError, TorchVersionError, UsageError
 from exportkit.libraries import LoadedLibrary, load_verified, loaded_library, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
@@ -24,8 +24,10 @@ from exportkit.package.trust import KeySources, demand
 from exportkit.runtime import targets
 from exportkit.runtime.cache import unpack_library, unpack_target
 from exportkit.runtime.fork import make_forks_safe
+from exportkit.runtime.graphs import CudaGraphs, graph_use
 from exportkit.runtime.inputs import InputPlan
 from exportkit.runtime.model import Model
+from exportkit.runtime.native import RunnerOptions, why_no_graphs
 from exportkit.runtime.runner import construct, runner_class
 from exportkit.runtime.weights import mapped_weights
 
@@ -42,6 +44,7 @@ def load(
     verify: Verify = "once",
     isolate: bool = False,
     target: str | None = None,
+    cuda_graphs: CudaGraphs = False,
 ) -> Model:
     """Loads a package. Needs only torch and the file, not the source of the model or the operators.
 
@@ -58,6 +61,11 @@ def load(
         isolate: Runs the package in a worker process. The package may then contain another build of operators that this
             process has, and a crash becomes an error here. Each call copies its tensors through shared memory.
         target: The name of the target to run. None takes the best target that runs here.
+        cuda_graphs: Runs calls on a GPU as CUDA graphs: as one launch in the place of one for each kernel. True: calls
+            of any sizes, up to 64, of which the first takes longer. A list of sizes, such as
+            `[{"batch": 1, "gh": 28, "gw": 28}]`: these, while the package is loaded, and those that `Model.capture`
+            gets later. Answers have the same bits. What cannot be a graph runs without one; `Model.cuda_graphs` has the
+            reason. Launches take turns, whatever `runners` is.
 
     Returns:
         The model. Close it, or leave its `with` block, to free its memory and the file.
@@ -71,16 +79,18 @@ def load(
         TorchVersionError: An operator library needs another torch.
         ModelLoadError: torch's loader refused the compiled code.
         CacheError: There is no room to unpack the package.
+        HostError: There are no CUDA graphs here.
+        ModelRunError: Calls with sizes that `cuda_graphs` lists cannot be a graph.
     """
     _check(runners, verify)
     if isolate:
         from exportkit.runtime.isolated import load_isolated  # most processes never need it
 
         asked = {"public_key": public_key, "signature": signature, "verify": verify, "target": target}
-        return load_isolated(path, runners=runners, device=device, **asked)
+        return load_isolated(path, runners=runners, device=device, cuda_graphs=cuda_graphs, **asked)
     make_forks_safe()
     reader = PackageReader(Path(path), demand=demand(public_key, signature))
-    return load_opened(reader, device, runners, verify=verify, target=target)
+    return load_opened(reader, device, runners, verify=verify, target=target, cuda_graphs=cuda_graphs)
 
 
 def load_opened(
@@ -90,6 +100,7 @@ def load_opened(
     *,
     verify: Verify = "once",
     target: str | None = None,
+    cuda_graphs: CudaGraphs = False,
 ) -> Model:
     """Loads an open package whose signatures were checked. Arguments and errors are the same as for `load`.
 
@@ -103,15 +114,20 @@ def load_opened(
         candidates = targets.named(reader.manifest.targets, target)
         host = targets.host_for(candidates, str(device))
         choice = targets.pick(candidates, str(device), host, reader.manifest.libraries)
+        options = RunnerOptions(runners, graph_use(cuda_graphs))
+        _check_graphs(options, choice)
         plan = InputPlan(reader.manifest.call, torch.device(choice.device))
         if plan.device.type == "cuda":
             torch.cuda.init()  # lets torch recognise forks, which cannot use CUDA
         _load_operators(reader, choice.target, always=always)
         entry = unpack_target(reader, choice.target, always=always)
-        construct_with = partial(construct, kind, entry, choice, runners, reader.path.name)
+        construct_with = partial(construct, kind, entry, choice, options, reader.path.name)
         runner = construct_with(mapped_weights(reader))
         reader.check_unchanged()  # unpacking read the package again
-        return Model(reader, choice.target, plan, runner, construct_with)
+        model = Model(reader, choice.target, plan, runner, construct_with)
+        for sizes in () if isinstance(cuda_graphs, bool) else cuda_graphs:
+            model.capture(**sizes)
+        return model
     except BaseException:
         reader.close()
         raise
@@ -122,6 +138,21 @@ def _check(runners: int, verify: str) -> None:
         raise UsageError(f"runners must be a positive integer, got {runners!r}")
     if verify not in get_args(Verify):
         raise UsageError(f"verify must be 'once' or 'always', got {verify!r}")
+
+
+def _check_graphs(options: RunnerOptions, choice: targets.Choice) -> None:
+    if options.graphs == "none":
+        return
+    if choice.target.device == "cpu":
+        raise UsageError(
+            f"cuda_graphs is for a model on CUDA; target {choice.target.name} is for the CPU",
+            hint="Load it without cuda_graphs, or with device='cuda'.",
+        )
+    if reason := why_no_graphs():
+        raise HostError(
+            f"there are no CUDA graphs here: {reason}",
+            hint="`make build` builds the C++ runtime with them where torch and its headers are for CUDA.",
+        )
 
 
 def _load_operators(reader: PackageReader, target: Target, *, always: bool) -> None:

@@ -11,12 +11,14 @@ from typing import Any, overload
 import torch
 from typing_extensions import Self
 
-from exportkit.errors import ManifestConsistencyError, ModelClosedError, ModelRunError, WeightsError
+from exportkit.errors import ManifestConsistencyError, ModelClosedError, ModelRunError, UsageError, WeightsError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
 from exportkit.package.structure import builder
 from exportkit.runtime.case_tensors import read_case, tensor_text
+from exportkit.runtime.graphs import GraphReport, empty_inputs, graph_report
 from exportkit.runtime.inputs import InputPlan, describe_tensor
+from exportkit.runtime.native import NativeRunner
 from exportkit.runtime.runner import Runner
 from exportkit.runtime.weights import Weights, WeightsSource, mapped_weights, replaced_weights
 
@@ -119,6 +121,48 @@ class Model:
         """Whether it can be called."""
         return self._runner is not None
 
+    def capture(self, **sizes: int) -> dict[str, torch.Tensor]:
+        """Makes a CUDA graph for calls of these sizes, and keeps it: `model.capture(batch=1, gh=28, gw=28)`.
+
+        Args:
+            **sizes: The value of each dimension of the package.
+
+        Returns:
+            The graph's own inputs, by name. Write to them and call the model with them, and nothing is copied. After
+            `swap_weights` there are new ones.
+
+        Raises:
+            UsageError: The package does not allow these sizes, or it was loaded without `cuda_graphs`.
+            ModelRunError: Calls of these sizes cannot be a graph. They run without one.
+            ModelClosedError: The model was closed.
+        """
+        runner = self._graph_runner()
+        inputs = empty_inputs(self.manifest.call, sizes, self.device)
+        try:
+            return dict(zip(inputs, runner.capture(list(inputs.values()))))
+        except RuntimeError as error:
+            raise ModelRunError(
+                f"calls with {', '.join(f'{name}={size}' for name, size in sizes.items())} cannot be a CUDA graph: "
+                f"{str(error).partition(chr(10))[0]}",
+                hint="They run without one.",
+            ) from error
+
+    @property
+    def cuda_graphs(self) -> GraphReport:
+        """The CUDA graphs that there are now. Raises UsageError if it was loaded without `cuda_graphs`."""
+        return graph_report(self._graph_runner().graph_report(), self.manifest.call)
+
+    def _graph_runner(self) -> NativeRunner:
+        runner = self._runner
+        if runner is None:
+            raise ModelClosedError(f"the model {self.manifest.name} was closed")
+        if not isinstance(runner, NativeRunner) or runner.graphs == "none":
+            raise UsageError(
+                f"{self.manifest.name} was loaded without CUDA graphs",
+                hint="`exportkit.load(..., cuda_graphs=True)`, or with a list of sizes; not with isolate=True.",
+            )
+        return runner
+
     @property
     def weights(self) -> tuple[str, ...]:
         """The names of the weights that `swap_weights` replaces; empty if they are inside the compiled code."""
@@ -151,6 +195,8 @@ class Model:
             # torch's runner has a second buffer for this, but a failure midway would leave mixed weights, and running
             # calls on a GPU might read the buffer while the next swap writes it. So a second runner is made.
             runner = self._construct(weights)
+            if isinstance(runner, NativeRunner) and runner.graphs != "none":
+                runner.capture_as(self._graph_runner())
             self._reader.check_unchanged()
             self._runner = runner
 

@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -18,32 +19,59 @@ from exportkit import libraries
 from exportkit.errors import HostError, UsageError
 from exportkit.libraries import LIBRARY_DIR
 from exportkit.runtime.cache import Entry
+from exportkit.runtime.graphs import GraphUse
 from exportkit.runtime.targets import Choice
 
 _NAME = "libexportkit_runtime.so"
 
 
-class NativeRunner:
-    """Compiled code that runs without the GIL, so other Python threads continue."""
+class RunnerOptions(NamedTuple):
+    """How compiled code runs.
 
-    def __init__(self, entry: Entry, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> None:
+    Attributes:
+        runners: The number of calls that can run at the same time.
+        graphs: Which calls become CUDA graphs.
+    """
+
+    runners: int = 1
+    graphs: GraphUse = "none"
+
+
+class NativeRunner:
+    """Compiled code that runs without the GIL, so other Python threads continue.
+
+    Attributes:
+        graphs: Which calls become CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        choice: Choice,
+        constants: Mapping[str, torch.Tensor],
+        options: RunnerOptions,
+    ) -> None:
         """Loads a target's library and runs its code, so the library must have been checked before.
 
         Args:
             entry: The target's files. Besides the library, torch reads a `.json` that lists calls of custom operators,
                 and opens files with CUDA kernels on their first call, so the entry stays in use.
             choice: The target and its device.
-            runners: The number of calls that can run at the same time.
             constants: The code's external constants, on the CPU. They are kept alive while the code may use them.
+            options: How it runs.
 
         Raises:
-            RuntimeError: torch's loader refused the library, or the constants do not fit the code.
+            RuntimeError: torch's loader refused the library, the constants do not fit the code, or there are no CUDA
+                graphs here.
         """
         operators = torch.ops.exportkit
         names, tensors = list(constants), list(constants.values())
         device = torch.device(choice.device)
-        self._handle = operators.open_target.default(str(entry.library), device, runners, names, tensors)
+        self._handle = operators.open_target.default(
+            str(entry.library), device, options.runners, options.graphs, names, tensors
+        )
         self._run = operators.run.default
+        self.graphs = options.graphs
         self._entry = entry
         weakref.finalize(self, operators.close.default, self._handle)
 
@@ -51,6 +79,20 @@ class NativeRunner:
         """Returns the flat outputs for flat, valid inputs. Raises RuntimeError if the compiled code fails."""
         outputs: list[torch.Tensor] = self._run(self._handle, inputs)
         return outputs
+
+    def capture(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
+        """Makes a graph for the inputs' sizes, and returns its own inputs. Raises RuntimeError if there can be none."""
+        owned: list[torch.Tensor] = torch.ops.exportkit.capture.default(self._handle, inputs)
+        return owned
+
+    def capture_as(self, other: NativeRunner, /) -> None:
+        """Makes the graphs that were captured in another runner of the model. Raises RuntimeError likewise."""
+        torch.ops.exportkit.capture_as.default(self._handle, other._handle)
+
+    def graph_report(self) -> str:
+        """Returns which graphs there are, as JSON."""
+        report: str = torch.ops.exportkit.graph_report.default(self._handle)
+        return report
 
 
 def use_native() -> bool:
@@ -75,6 +117,13 @@ def use_native() -> bool:
             hint="`make build` builds it for the installed torch, and says what the build needs.",
         )
     return not reason
+
+
+def why_no_graphs() -> str | None:
+    """Returns why the C++ runtime makes no CUDA graphs here, or None if it does."""
+    if not use_native():
+        return why_unusable() or "EXPORTKIT_RUNTIME is python, and torch's own binding makes none"
+    return torch.ops.exportkit.why_no_graphs.default() or None
 
 
 def library_path() -> Path:

@@ -12,7 +12,7 @@ import torch
 
 from exportkit.errors import ModelLoadError
 from exportkit.runtime.cache import Entry
-from exportkit.runtime.native import NativeRunner, use_native
+from exportkit.runtime.native import NativeRunner, RunnerOptions, use_native
 from exportkit.runtime.targets import Choice
 from exportkit.runtime.weights import Weights, borrowed, constants_of
 
@@ -27,13 +27,20 @@ class Runner(Protocol):
 class ContainerRunner:
     """Compiled code that runs through torch's own binding, which holds the GIL (pytorch#197516)."""
 
-    def __init__(self, entry: Entry, choice: Choice, runners: int, constants: Mapping[str, torch.Tensor]) -> None:
-        """Loads a target's library. Arguments and errors are the same as for NativeRunner."""
+    def __init__(
+        self,
+        entry: Entry,
+        choice: Choice,
+        constants: Mapping[str, torch.Tensor],
+        options: RunnerOptions,
+    ) -> None:
+        """Loads a target's library. Arguments and errors are the same as for NativeRunner; there are no graphs."""
+        assert options.graphs == "none"
         library, folder = str(entry.library), str(entry.library.parent)
         if choice.target.device == "cpu":
-            container: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(library, runners)
+            container: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(library, options.runners)
         else:
-            container = torch._C._aoti.AOTIModelContainerRunnerCuda(library, runners, choice.device, folder)
+            container = torch._C._aoti.AOTIModelContainerRunnerCuda(library, options.runners, choice.device, folder)
         if constants:
             _set_constants(container, constants, torch.device(choice.device))
         self._constants = (
@@ -52,7 +59,7 @@ def runner_class() -> RunnerClass:
 
 
 def construct(
-    kind: RunnerClass, entry: Entry, choice: Choice, runners: int, package: str, weights: Weights
+    kind: RunnerClass, entry: Entry, choice: Choice, options: RunnerOptions, package: str, weights: Weights
 ) -> NativeRunner | ContainerRunner:
     """Makes the runner of the chosen target from its library in the cache.
 
@@ -65,7 +72,7 @@ def construct(
         kind: The class of the runner.
         entry: The target's files.
         choice: The target and its device.
-        runners: The number of calls that can run at the same time.
+        options: How the code runs.
         package: The package's name, for messages.
         weights: The weights. They may include more than the target needs. Code for the CPU reads them without a copy.
 
@@ -74,7 +81,7 @@ def construct(
     """
     _promote_libstdcxx()
     try:
-        return kind(entry, choice, runners, constants_of(choice.target, weights))
+        return kind(entry, choice, constants_of(choice.target, weights), options)
     except RuntimeError as error:
         raise ModelLoadError(
             f"torch {torch.__version__} cannot load target {choice.target.name} of {package}: "

@@ -26,6 +26,11 @@ namespace exportkit {
 // everything.
 enum class Verify { kOnce, kAlways };
 
+// Which calls of a model on CUDA run as CUDA graphs: as one launch in the place of one for each kernel. A graph has its
+// own memory, and answers as the model does, bit for bit. kOnFirstUse: calls with any sizes, up to 64. The first call
+// with each of them takes longer. kCaptured: only the sizes that `Model::capture` gets.
+enum class CudaGraphs { kNone, kCaptured, kOnFirstUse };
+
 struct OpenOptions {
   // auto, cpu, cuda or cuda:<index>; auto is CUDA if the package has a CUDA target that runs here.
   std::string device = "auto";
@@ -33,6 +38,8 @@ struct OpenOptions {
   std::optional<std::string> target;
   // The number of calls that can run at the same time. They share the weights.
   int64_t runners = 1;
+  // With graphs, the model's launches take turns, whatever the number of runners.
+  CudaGraphs cuda_graphs = CudaGraphs::kNone;
   // PEM files or PEM text. One of these keys must have signed the package. Ed25519 keys check `.sig` files; keys on the
   // curve P-256, P-384 or P-521 check bundles of OpenSSF model signing. The policies of this machine add their own
   // requirements.
@@ -118,6 +125,15 @@ class EXPORTKIT_API Model {
   // WeightsError: the weights do not fit, or the model's weights are inside the compiled code. ModelLoadError: the
   // loader refused the code that it loaded before. DigestMismatchError: the package was written to meanwhile.
   void swap_weights(const std::string& path);
+
+  // Makes a CUDA graph for the sizes of the model's dimensions, such as {{"batch", 1}, {"gh", 28}}, and keeps it. Returns
+  // the graph's own inputs: write to them and call `run` with them, and nothing is copied. After a swap of weights there
+  // are new ones. UsageError: the package does not allow these sizes, or the model was opened without graphs.
+  // ModelRunError: calls with these sizes cannot be a graph; the message says why.
+  std::vector<at::Tensor> capture(const std::map<std::string, int64_t>& sizes) const;
+  // The graphs of a model that was opened with graphs, as JSON: {"memory": bytes, "graphs": [{"shapes": of all inputs,
+  // "uses": n}], "refused": [{"shapes", "reason"}]}. `uses` counts what was lately used. UsageError as above.
+  std::string cuda_graphs() const;
 
   const std::string& name() const;
   const std::string& version() const;

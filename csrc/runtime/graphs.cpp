@@ -1,0 +1,245 @@
+#include "runtime/graphs.h"
+
+#include <ATen/Tensor.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/equal.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+#include "package/json_text.h"
+#include "package/text.h"
+
+namespace exportkit {
+namespace {
+
+using Tensors = Graphs::Tensors;
+
+constexpr uint64_t kAgeing = 4096;  // calls, after which all uses count half: a workload may change
+constexpr uint64_t kMargin = 8;     // uses more than another's, for taking its place: a capture costs some calls
+
+Tensors like(const Tensors& tensors) {
+  Tensors made;
+  for (const at::Tensor& tensor : tensors) {
+    made.push_back(at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()));
+  }
+  return made;
+}
+
+// Copies tensors in few launches: one for each dtype.
+void copy_all(Tensors to, Tensors from) {
+  while (!to.empty()) {
+    const at::ScalarType dtype = to.back().scalar_type();
+    const auto is_other = [&](const at::Tensor& tensor) { return tensor.scalar_type() != dtype; };
+    const auto end = std::stable_partition(to.begin(), to.end(), is_other);
+    const auto end_from = std::stable_partition(from.begin(), from.end(), is_other);
+    if (to.end() - end == 1) {
+      end->copy_(*end_from, /*non_blocking=*/true);
+    } else {
+      at::_foreach_copy_(at::TensorList(&*end, to.end() - end), at::TensorList(&*end_from, from.end() - end_from),
+                         /*non_blocking=*/true);
+    }
+    to.erase(end, to.end());
+    from.erase(end_from, from.end());
+  }
+}
+
+void set_zero(const Tensors& tensors) {
+  for (const at::Tensor& tensor : tensors) tensor.zero_();
+}
+
+// Numbers from 0 to 1 that differ, whatever the state of random generators; integers are 0, which is an index.
+void set_example(const Tensors& tensors) {
+  set_zero(tensors);
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.is_floating_point() || tensor.numel() == 0) continue;
+    const double golden = 0.6180339887498949;
+    const at::Tensor steps = at::arange(0, golden * (tensor.numel() - 0.5), golden, tensor.options().dtype(at::kDouble));
+    tensor.copy_(steps.frac_().view(tensor.sizes()));
+  }
+}
+
+bool same_bits(const at::Tensor& one, const at::Tensor& other) {
+  if (one.scalar_type() != other.scalar_type() || one.sizes() != other.sizes()) return false;
+  const auto bytes = [](const at::Tensor& tensor) { return tensor.contiguous().reshape(-1).view(at::kByte); };
+  return at::equal(bytes(one), bytes(other));
+}
+
+}  // namespace
+
+struct Graphs::Graph {
+  Tensors inputs, outputs;
+  std::unique_ptr<Recording> recording;
+};
+
+struct Graphs::Known {
+  uint64_t uses = 0;
+  bool kept = false;  // it was asked for, and is never the one that makes room
+  std::string refusal;
+  std::unique_ptr<Graph> graph;
+};
+
+Graphs::Graphs(c10::Device device, Call call, std::unique_ptr<Recorder> recorder, bool on_first_use)
+    : device_(device),
+      call_(std::move(call)),
+      recorder_(std::move(recorder)),
+      on_first_use_(on_first_use) {}
+
+Graphs::~Graphs() {
+  try {
+    recorder_->wait_until_free();
+  } catch (...) {  // a broken device
+  }
+}
+
+Tensors Graphs::run(const Tensors& inputs) {
+  const c10::Stream stream = current_stream();
+  const std::lock_guard lock(mutex_);
+  if (recorder_->is_recorded(stream)) return call_(inputs);  // becomes part of the caller's own graph
+  Known* const known = this->known(inputs);
+  if (known == nullptr) return call_(inputs);
+  count(*known);
+  if (!known->graph && on_first_use_ && known->refusal.empty() && make_room(*known)) make_graph(*known, inputs);
+  return known->graph ? replay(*known->graph, inputs, stream) : call_(inputs);
+}
+
+Tensors Graphs::capture(const Tensors& inputs) {
+  const Tensors examples = like(inputs);
+  set_example(examples);
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(!recorder_->is_recorded(current_stream()), "another graph is being captured on the current stream");
+  Known* const known = this->known(inputs);
+  if (known != nullptr && !known->graph) {
+    known->refusal.clear();
+    known->kept = true;
+    if (make_room(*known)) make_graph(*known, examples);
+  }
+  const bool full = known == nullptr || (!known->graph && known->refusal.empty());
+  TORCH_CHECK(!full, "a model has at most ", kMost, " graphs, and all of them were asked for");
+  TORCH_CHECK(known->graph, known->refusal);
+  known->kept = true;
+  return known->graph->inputs;
+}
+
+std::vector<Tensors> Graphs::kept() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Tensors> inputs;
+  for (const auto& [sizes, known] : known_) {
+    if (known.graph && known.kept) inputs.push_back(known.graph->inputs);
+  }
+  return inputs;
+}
+
+std::string Graphs::report() const {
+  const std::lock_guard lock(mutex_);
+  std::string graphs, refused;
+  for (const auto& [sizes, known] : known_) {
+    const std::string shapes = json_list(sizes, [](const auto& shape) {
+      return json_list(shape, [](int64_t size) { return std::to_string(size); });
+    });
+    std::string& list = known.graph ? graphs : refused;
+    if (!known.graph && known.refusal.empty()) continue;
+    list += (list.empty() ? "" : ",") + ("{\"shapes\":" + shapes);
+    list += known.graph ? ",\"uses\":" + std::to_string(known.uses) : ",\"reason\":" + json_text(known.refusal);
+    list += "}";
+  }
+  return "{\"memory\":" + std::to_string(recorder_->memory()) + ",\"graphs\":[" + graphs + "],\"refused\":[" + refused +
+         "]}";
+}
+
+// Null if no more sizes can be counted.
+Graphs::Known* Graphs::known(const Tensors& inputs) {
+  Sizes sizes;
+  sizes.reserve(inputs.size());
+  for (const at::Tensor& input : inputs) sizes.push_back(input.sizes().vec());
+  const auto found = known_.find(sizes);
+  if (found != known_.end()) return &found->second;
+  return known_.size() < kMostKnown ? &known_[std::move(sizes)] : nullptr;
+}
+
+void Graphs::count(Known& known) {
+  ++known.uses;
+  if (++calls_ % kAgeing != 0) return;
+  for (auto& [sizes, other] : known_) other.uses /= 2;
+  std::erase_if(known_, [&](const auto& item) {
+    return &item.second != &known && item.second.uses == 0 && !item.second.graph;
+  });
+}
+
+size_t Graphs::graph_count() const {
+  return std::count_if(known_.begin(), known_.end(), [](const auto& item) { return item.second.graph != nullptr; });
+}
+
+// Whether sizes may have a graph now. If there are as many as there may be, the least used one ends for sizes that are
+// asked for or clearly more used: with more sizes than graphs, none would last.
+bool Graphs::make_room(const Known& wanting) {
+  if (graph_count() < kMost) return true;
+  Known* least = nullptr;
+  for (auto& [sizes, known] : known_) {
+    if (known.graph && !known.kept && (least == nullptr || known.uses < least->uses)) least = &known;
+  }
+  if (least == nullptr || (!wanting.kept && wanting.uses <= least->uses + kMargin)) return false;
+  recorder_->wait_until_free();
+  least->graph.reset();
+  return true;
+}
+
+// Sets the graph, or the reason why there is none.
+void Graphs::make_graph(Known& known, const Tensors& inputs) {
+  try {
+    known.graph = recorded(inputs);
+  } catch (const std::exception& error) {
+    known.refusal = first_line(error.what());
+    if (!warned_) TORCH_WARN("some sizes run without a CUDA graph: ", known.refusal);
+    warned_ = true;
+  }
+}
+
+std::unique_ptr<Graphs::Graph> Graphs::recorded(const Tensors& inputs) {
+  auto graph = std::make_unique<Graph>();
+  Tensors expected;
+  // The first run loads kernels, which cannot be recorded, and says what the graph must answer.
+  const auto prepare = [&] {
+    graph->inputs = like(inputs);
+    copy_all(graph->inputs, inputs);
+    for (const at::Tensor& output : call_(graph->inputs)) {
+      TORCH_CHECK(output.device() == device_, "an output is on ", output.device(), ", and a graph writes to ", device_);
+      expected.push_back(output.clone());
+    }
+    // What is not recorded runs now, on these and on memory that holds nothing yet, so that it is found out below.
+    set_zero(graph->inputs);
+  };
+  recorder_->wait_until_free();
+  graph->recording = recorder_->record(prepare, [&] { graph->outputs = call_(graph->inputs); });
+  copy_all(graph->inputs, inputs);
+  graph->recording->launch(current_stream());  // the memory is free: `at::equal` waits for all of it
+  const bool same = graph->outputs.size() == expected.size() &&
+                    std::equal(expected.begin(), expected.end(), graph->outputs.begin(), same_bits);
+  TORCH_CHECK(same, "the graph does not answer as a call does: an operator works on another stream or on the host, or ",
+              "two calls give different answers");
+  return graph;
+}
+
+Tensors Graphs::replay(Graph& graph, const Tensors& inputs, c10::Stream stream) {
+  recorder_->acquire(stream);
+  Tensors to, from;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].const_data_ptr() == graph.inputs[i].const_data_ptr()) continue;
+    to.push_back(graph.inputs[i]);
+    from.push_back(inputs[i]);
+  }
+  copy_all(std::move(to), std::move(from));
+  graph.recording->launch(stream);
+  Tensors outputs = like(graph.outputs);
+  copy_all(outputs, graph.outputs);
+  recorder_->release(stream);
+  return outputs;
+}
+
+c10::Stream Graphs::current_stream() const { return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_); }
+
+}  // namespace exportkit

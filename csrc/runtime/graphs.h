@@ -1,0 +1,74 @@
+// Runs compiled code as graphs of launches: one launch in the place of one for each kernel.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/recorder.h"
+
+namespace exportkit {
+
+// A graph has fixed sizes and fixed memory: inputs are copied to it, outputs are copied from it into new tensors. One
+// that does not answer as the code itself does is not used, and those sizes run without one.
+//
+// Any number of threads may use it. Their launches take turns; on the GPU, graphs of different streams wait for one
+// another, because they share memory.
+class Graphs {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using Call = std::function<Tensors(const Tensors&)>;
+
+  static constexpr size_t kMost = 64;         // graphs; the least used one makes room
+  static constexpr size_t kMostKnown = 1024;  // sizes whose calls are counted
+
+  // `call` runs the code on the current stream; its calls take turns. With `on_first_use`, sizes get a graph when they
+  // are called, else only by `capture`.
+  Graphs(c10::Device device, Call call, std::unique_ptr<Recorder> recorder, bool on_first_use);
+  ~Graphs();
+  Graphs(const Graphs&) = delete;
+  Graphs& operator=(const Graphs&) = delete;
+
+  // Runs contiguous inputs on the current stream. Throws what `call` throws.
+  Tensors run(const Tensors& inputs);
+
+  // Makes a graph for the sizes of `inputs`, whose values do not matter, and keeps it. Returns the graph's own inputs:
+  // who calls with these saves the copy. c10::Error if there can be no graph.
+  Tensors capture(const Tensors& inputs);
+
+  // The inputs of the graphs that `capture` made.
+  std::vector<Tensors> kept() const;
+
+  // JSON: {"memory": bytes, "graphs": [{"shapes": [[...]], "uses": n}], "refused": [{"shapes", "reason"}]}.
+  std::string report() const;
+
+ private:
+  using Sizes = std::vector<std::vector<int64_t>>;
+  struct Graph;
+  struct Known;
+
+  Known* known(const Tensors& inputs);
+  bool make_room(const Known& wanting);
+  void make_graph(Known& known, const Tensors& inputs);
+  std::unique_ptr<Graph> recorded(const Tensors& inputs);
+  Tensors replay(Graph& graph, const Tensors& inputs, c10::Stream stream);
+  void count(Known& known);
+  size_t graph_count() const;
+  c10::Stream current_stream() const;
+
+  const c10::Device device_;
+  const Call call_;
+  const std::unique_ptr<Recorder> recorder_;
+  const bool on_first_use_;
+  mutable std::mutex mutex_;  // guards what follows, `call_` and the recorder
+  std::map<Sizes, Known> known_;
+  uint64_t calls_ = 0;
+  bool warned_ = false;
+};
+
+}  // namespace exportkit

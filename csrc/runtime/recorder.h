@@ -1,0 +1,48 @@
+// Records what is launched on a stream, to launch it again at once: what graphs.h needs of a device.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace exportkit {
+
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  // Launches everything on a stream. Two launches must not run at the same time: both use the recorded memory.
+  virtual void launch(c10::Stream stream) = 0;
+};
+
+class Recorder {
+ public:
+  virtual ~Recorder() = default;
+
+  // The recordings share memory, so that only one may use it at a time. `acquire` lets a stream wait for the use before,
+  // and `release` ends the use that was begun last. Callers take turns.
+  virtual void acquire(c10::Stream stream) = 0;
+  virtual void release(c10::Stream stream) = 0;
+  // Returns when the last use has ended on the device.
+  virtual void wait_until_free() = 0;
+
+  // Whether somebody records this stream, so that nothing may be launched on it but what belongs to the recording.
+  virtual bool is_recorded(c10::Stream stream) const = 0;
+  // Calls `prepare`, then records what `work` launches instead of running it. Both are called with a stream of the
+  // recorder as the current one, which has waited for the current one of the caller; all that `prepare` launches has run
+  // when this returns. What `work` allocates comes from memory that all recordings of this recorder share, and that
+  // nobody else gets while one of them exists. Throws what the two throw, and c10::Error if something cannot be
+  // recorded.
+  virtual std::unique_ptr<Recording> record(const std::function<void()>& prepare,
+                                            const std::function<void()>& work) = 0;
+  // The bytes that the recordings' shared memory takes.
+  virtual int64_t memory() const = 0;
+};
+
+// Why this build of the library, or the torch it runs with, records no CUDA streams; null if it does.
+const char* why_no_cuda_recorder();
+std::unique_ptr<Recorder> cuda_recorder(c10::Device device);
+
+}  // namespace exportkit

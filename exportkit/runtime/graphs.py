@@ -1,0 +1,118 @@
+"""CUDA graphs of a loaded model: which sizes have one. csrc/runtime/graphs.h runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import torch
+
+from exportkit.errors import UsageError
+from exportkit.package.manifest import Call, Size
+
+CudaGraphs = bool | Sequence[Mapping[str, int]]
+GraphUse = Literal["none", "captured", "first-use"]  # the names in csrc/runtime/dispatcher.cpp
+
+
+@dataclass(frozen=True)
+class CudaGraph:
+    """A graph.
+
+    Attributes:
+        sizes: The value of each dimension, by name.
+        uses: How often calls used it lately: older uses count less.
+    """
+
+    sizes: Mapping[str, int]
+    uses: int
+
+
+@dataclass(frozen=True)
+class RefusedGraph:
+    """Sizes that run without a graph.
+
+    Attributes:
+        sizes: The value of each dimension, by name.
+        reason: Why their calls cannot be one.
+    """
+
+    sizes: Mapping[str, int]
+    reason: str
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """The graphs of a model.
+
+    Attributes:
+        memory: Bytes of GPU memory that the graphs' calls share. The graphs' inputs come on top.
+        graphs: The graphs.
+        refused: The sizes that were tried and cannot have one.
+    """
+
+    memory: int
+    graphs: tuple[CudaGraph, ...]
+    refused: tuple[RefusedGraph, ...]
+
+
+class _Graph(msgspec.Struct):
+    shapes: list[list[int]]
+    uses: int = 0
+    reason: str = ""
+
+
+class _Report(msgspec.Struct):
+    memory: int
+    graphs: list[_Graph]
+    refused: list[_Graph]
+
+
+def graph_use(cuda_graphs: CudaGraphs) -> GraphUse:
+    """Returns what `exportkit.load` was asked for."""
+    if isinstance(cuda_graphs, bool):
+        return "first-use" if cuda_graphs else "none"
+    return "captured"
+
+
+def graph_report(text: str, call: Call) -> GraphReport:
+    """Reads what the C++ runtime reports."""
+    report = msgspec.json.decode(text, type=_Report)
+    return GraphReport(
+        report.memory,
+        tuple(CudaGraph(_sizes(call, graph.shapes), graph.uses) for graph in report.graphs),
+        tuple(RefusedGraph(_sizes(call, graph.shapes), graph.reason) for graph in report.refused),
+    )
+
+
+def empty_inputs(call: Call, sizes: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor]:
+    """Returns inputs of the given sizes and any values, by name.
+
+    Raises:
+        UsageError: A dimension is missing, unknown, or out of its range.
+    """
+    ranges = {dimension.name: dimension for dimension in call.dimensions}
+    if unknown := sorted(sizes.keys() - ranges.keys()):
+        raise UsageError(
+            f"the package has no dimension {unknown[0]}", hint=f"It has {', '.join(ranges) or 'none: give no sizes'}."
+        )
+    for name, dimension in ranges.items():
+        given = sizes.get(name)
+        if not isinstance(given, int) or isinstance(given, bool) or not dimension.min <= given <= dimension.max:
+            raise UsageError(f"{name} must be an integer from {dimension.min} to {dimension.max}, got {given!r}")
+    made = {}
+    for tensor in call.inputs:
+        shape = [s.scale * sizes[s.dimension] + s.offset if isinstance(s, Size) else s for s in tensor.shape]
+        made[tensor.name] = torch.empty(shape, dtype=getattr(torch, tensor.dtype), device=device)
+    return made
+
+
+def _sizes(call: Call, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    """Returns the value of each dimension for inputs of these shapes."""
+    return {
+        size.dimension: (given - size.offset) // size.scale
+        for tensor, shape in zip(call.inputs, shapes)
+        for size, given in zip(tensor.shape, shape)
+        if isinstance(size, Size)
+    }
