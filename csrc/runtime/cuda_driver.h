@@ -1,15 +1,23 @@
 // Calls the CUDA driver, which is loaded on first use: one build of this library works with and without CUDA.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <utility>
 
 namespace exportkit {
 
-// The address of a function of the driver. c10::Error if there is no driver, or it has no such function.
-void* find_in_driver(const char* name);
+// The address of a function of the driver; null if it has none of this name. c10::Error if there is no driver.
+void* driver_function(const char* name);
+template <class Function>
+void find_if_in_driver(const char* name, Function& function) {
+  function = reinterpret_cast<Function>(driver_function(name));
+}
+// c10::Error if there is no such function.
 template <class Function>
 void find_in_driver(const char* name, Function& function) {
-  function = reinterpret_cast<Function>(find_in_driver(name));
+  find_if_in_driver(name, function);
+  TORCH_CHECK(function != nullptr, "the CUDA driver has no ", name);
 }
 
 // (major, minor) of a device's compute capability. c10::Error if the driver does not report it.

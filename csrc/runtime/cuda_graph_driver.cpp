@@ -2,32 +2,12 @@
 
 #include <c10/util/Exception.h>
 
-#include <vector>
-
 #include "runtime/cuda_driver.h"
 
 namespace exportkit {
 namespace {
 
-enum NodeType { kKernel = 0, kCopy = 1, kSet = 2, kEmpty = 5 };  // CU_GRAPH_NODE_TYPE_...
-
-// CUDA_MEMCPY3D of cuda.h.
-struct End {
-  size_t x, y, z, level;
-  int memory;
-  const void* host;
-  uint64_t device;
-  void* array;
-  void* reserved;
-  size_t pitch, height;
-};
-struct Copy {
-  End from, to;
-  size_t width, height, depth;
-};
-static_assert(sizeof(Copy) == 200);
-
-bool is_on_device(const GraphDriver& driver, const End& end) {
+bool is_on_device(const GraphDriver& driver, const CopyNode::End& end) {
   constexpr int kDevice = 2, kUnified = 4;  // CU_MEMORYTYPE_...
   constexpr int kMemoryType = 2;            // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
   if (end.memory != kUnified) return end.memory == kDevice;
@@ -41,6 +21,10 @@ const GraphDriver& GraphDriver::get() {
   static const GraphDriver found = [] {
     GraphDriver made{};
     find_in_driver("cuStreamCreate", made.make_stream);
+    find_in_driver("cuModuleLoadData", made.load_module);
+    find_in_driver("cuModuleGetFunction", made.function_in);
+    find_in_driver("cuLaunchKernel", made.launch_kernel);
+    find_in_driver("cuCtxGetCurrent", made.current_context);
     find_in_driver("cuStreamBeginCapture_v2", made.begin);
     find_in_driver("cuStreamEndCapture", made.end);
     find_in_driver("cuStreamGetCaptureInfo_v2", made.capture_info);
@@ -50,9 +34,14 @@ const GraphDriver& GraphDriver::get() {
     find_in_driver("cuGraphExecDestroy", made.destroy_launchable);
     find_in_driver("cuGraphGetNodes", made.nodes);
     find_in_driver("cuGraphNodeGetType", made.node_type);
-    find_in_driver("cuGraphMemcpyNodeGetParams", made.copy_of);
+    find_in_driver("cuGraphKernelNodeGetParams_v2", made.kernel_node);
+    find_in_driver("cuGraphMemcpyNodeGetParams", made.copy_node);
+    find_in_driver("cuGraphExecKernelNodeSetParams_v2", made.set_kernel);
+    find_in_driver("cuGraphExecMemcpyNodeSetParams", made.set_copy);
     find_in_driver("cuPointerGetAttribute", made.pointer_attribute);
     find_in_driver("cuGetErrorString", made.error_text);
+    find_if_in_driver("cuFuncGetParamInfo", made.function_argument);
+    find_if_in_driver("cuKernelGetParamInfo", made.kernel_argument);
     return made;
   }();
   return found;
@@ -65,7 +54,7 @@ void GraphDriver::check(int error, const char* what) const {
   TORCH_CHECK(false, what, ": ", text == nullptr ? "unknown error" : text);
 }
 
-unsigned long long GraphDriver::capture_of(void* stream) const {
+uint64_t GraphDriver::capture_of(void* stream) const {
   constexpr int kActive = 1;  // CU_STREAM_CAPTURE_STATUS_ACTIVE
   int status = 0;
   uint64_t id = 0;
@@ -73,23 +62,26 @@ unsigned long long GraphDriver::capture_of(void* stream) const {
   return failed == 0 && status == kActive ? id : 0;
 }
 
-void GraphDriver::check_nodes(void* graph) const {
+void* GraphDriver::last_node(void* stream) const {
+  int status = 0;
+  uint64_t id = 0;
+  void* const* last = nullptr;
   size_t count = 0;
-  check(nodes(graph, nullptr, &count), "the CUDA graph cannot be read");
-  std::vector<void*> all(count);
-  check(nodes(graph, all.data(), &count), "the CUDA graph cannot be read");
-  for (void* node : all) {
-    int type = 0;
-    check(node_type(node, &type), "the CUDA graph cannot be read");
-    if (type == kKernel || type == kSet || type == kEmpty) continue;
-    Copy copy{};
-    if (type == kCopy && copy_of(node, &copy) == 0 && is_on_device(*this, copy.from) && is_on_device(*this, copy.to)) {
-      continue;
-    }
-    TORCH_CHECK(type != kCopy, "a call copies between the GPU and the host's memory");
-    TORCH_CHECK(false, "a call does what is not only a kernel or a copy on the GPU (node of type ", type,
+  check(capture_info(stream, &status, &id, nullptr, &last, &count), kUnreadable);
+  TORCH_CHECK(count == 1, kUnreadable);
+  return last[0];
+}
+
+void GraphDriver::check_nodes(void* graph) const {
+  for_nodes(graph, [&](void* node, int type) {
+    if (type == kKernel || type == kSet || type == kEmpty) return;
+    TORCH_CHECK(type == kCopy, "a call does what is not only a kernel or a copy on the GPU (node of type ", type,
                 "): it calls the host, or allocates memory outside of torch");
-  }
+    CopyNode copy{};
+    const bool on_device =
+        copy_node(node, &copy) == 0 && is_on_device(*this, copy.from) && is_on_device(*this, copy.to);
+    TORCH_CHECK(on_device, "a call copies between the GPU and the host's memory");
+  });
 }
 
 }  // namespace exportkit

@@ -16,8 +16,10 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/cuda_copies.h"
 #include "runtime/cuda_driver.h"
 #include "runtime/cuda_graph_driver.h"
+#include "runtime/cuda_uses.h"
 
 namespace at::cuda {
 __attribute__((weak)) c10::MempoolId_t graph_pool_handle();
@@ -28,6 +30,8 @@ namespace exportkit {
 namespace {
 
 c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator() { return *c10::cuda::CUDACachingAllocator::get(); }
+
+constexpr const char* kNotRepeatable = "a call does what a CUDA graph cannot repeat, such as waiting for the GPU";
 
 // The memory of recordings. torch takes a pool for ended when nobody holds it any more, so it is held from the beginning.
 struct Pool {
@@ -42,31 +46,44 @@ struct Pool {
 
 class CudaRecording final : public Recording {
  public:
-  CudaRecording(std::shared_ptr<const Pool> pool, const GraphDriver& driver, void* graph)
-      : pool_(std::move(pool)), driver_(driver) {
+  // `uses` are those of the inputs, or `inputs` copies them; `graph` has the copies.
+  CudaRecording(std::shared_ptr<const Pool> pool, const GraphDriver& driver, void* graph,
+                std::optional<CudaUses> uses, std::optional<CudaCopies> inputs, CudaCopies outputs)
+      : pool_(std::move(pool)),
+        driver_(driver),
+        uses_(std::move(uses)),
+        inputs_(std::move(inputs)),
+        outputs_(std::move(outputs)) {
     driver.check(driver.instantiate(&launchable_, graph, 0), "the recorded work cannot be made a CUDA graph");
   }
   ~CudaRecording() override { driver_.destroy_launchable(launchable_); }
   CudaRecording(const CudaRecording&) = delete;
   CudaRecording& operator=(const CudaRecording&) = delete;
 
-  void launch(c10::Stream stream) override {
+  void launch(c10::Stream stream, const std::vector<const void*>& from, const std::vector<void*>& to) override {
+    if (uses_) uses_->read_from(launchable_, from);
+    if (inputs_) inputs_->read_from(launchable_, from);
+    outputs_.write_to(launchable_, to);
     driver_.check(driver_.launch(launchable_, stream.native_handle()), "the CUDA graph cannot be launched");
   }
 
  private:
   const std::shared_ptr<const Pool> pool_;
   const GraphDriver& driver_;
+  std::optional<CudaUses> uses_;
+  std::optional<CudaCopies> inputs_;
+  CudaCopies outputs_;
   void* launchable_ = nullptr;
 };
+
+using Graph = std::unique_ptr<void, int (*)(void*)>;
 
 // What is recorded between construction and `end`. Allocations on the stream meanwhile come from the pool.
 class Capture {
  public:
-  Capture(std::shared_ptr<const Pool> pool, const GraphDriver& driver, void* stream)
-      : pool_(std::move(pool)), driver_(driver), stream_(stream) {
+  Capture(const Pool& pool, const GraphDriver& driver, void* stream) : pool_(pool), driver_(driver), stream_(stream) {
     const auto is_ours = [this](cudaStream_t other) { return capture_ != 0 && driver_.capture_of(other) == capture_; };
-    allocator().beginAllocateToPool(pool_->device, pool_->id, is_ours);
+    allocator().beginAllocateToPool(pool_.device, pool_.id, is_ours);
     const int failed = driver.begin(stream, GraphDriver::kThreadLocal);
     if (failed != 0) leave();
     driver.check(failed, "the stream cannot be recorded");
@@ -83,27 +100,25 @@ class Capture {
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
-  std::unique_ptr<Recording> end() {
+  Graph end() {
     void* graph = nullptr;
     const int failed = driver_.end(stream_, &graph);
     capture_ = 0;
     leave();
-    driver_.check(failed, "a call does what a CUDA graph cannot repeat, such as waiting for the GPU");
-    const std::unique_ptr<void, int (*)(void*)> owned(graph, driver_.destroy);
-    driver_.check_nodes(graph);
-    return std::make_unique<CudaRecording>(pool_, driver_, graph);
+    driver_.check(failed, kNotRepeatable);
+    return Graph(graph, driver_.destroy);
   }
 
  private:
   void leave() {
-    allocator().endAllocateToPool(pool_->device, pool_->id);
-    allocator().releasePool(pool_->device, pool_->id);  // `beginAllocateToPool` holds it once more
+    allocator().endAllocateToPool(pool_.device, pool_.id);
+    allocator().releasePool(pool_.device, pool_.id);  // `beginAllocateToPool` holds it once more
   }
 
-  const std::shared_ptr<const Pool> pool_;
+  const Pool& pool_;
   const GraphDriver& driver_;
   void* const stream_;
-  std::atomic<unsigned long long> capture_ = 0;
+  std::atomic<uint64_t> capture_ = 0;
 };
 
 // Recordings of a device take turns on one stream, in one thread at a time. cuBLAS takes 32 MB for each stream and
@@ -163,16 +178,14 @@ class CudaRecorder final : public Recorder {
     return driver_.capture_of(stream.native_handle()) != 0;
   }
 
-  std::unique_ptr<Recording> record(const std::function<void()>& prepare, const std::function<void()>& work) override {
+  std::unique_ptr<Recording> record(const Step& prepare, const Step& work, Inputs inputs) override {
     c10::Event given(device_.type());
     given.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
     return RecordingStream::of(device_).run([&](c10::Stream stream) {
       given.block(stream);
-      prepare();
+      const std::vector<Span> read = prepare();
       stream.synchronize();
-      Capture capture(pool_, driver_, stream.native_handle());
-      work();
-      return capture.end();
+      return recorded(stream.native_handle(), read, work, inputs);
     });
   }
 
@@ -183,6 +196,32 @@ class CudaRecorder final : public Recorder {
   }
 
  private:
+  std::unique_ptr<Recording> recorded(void* stream, const std::vector<Span>& read, const Step& work, Inputs inputs) {
+    Capture capture(*pool_, driver_, stream);
+    std::optional<CudaCopies> copied;
+    if (inputs == Inputs::kCopied) copied.emplace(driver_, device_, stream, copies(read));
+    std::vector<Span> written;
+    try {
+      written = work();
+    } catch (const std::exception&) {  // torch says only where its loader called the code
+      TORCH_CHECK(false, kNotRepeatable);
+    }
+    CudaCopies outputs(driver_, device_, stream, copies(written));
+    const Graph graph = capture.end();
+    driver_.check_nodes(graph.get());
+    std::optional<CudaUses> uses;
+    if (inputs == Inputs::kMoved) uses.emplace(driver_, graph.get(), read);
+    return std::make_unique<CudaRecording>(pool_, driver_, graph.get(), std::move(uses), std::move(copied),
+                                           std::move(outputs));
+  }
+
+  // From and to the spans themselves; the other end is set at each launch.
+  static std::vector<CudaCopies::Copy> copies(const std::vector<Span>& spans) {
+    std::vector<CudaCopies::Copy> made;
+    for (const Span& span : spans) made.push_back({span.address, span.address, span.bytes});
+    return made;
+  }
+
   const c10::Device device_;
   const std::shared_ptr<const Pool> pool_;
   const GraphDriver& driver_ = GraphDriver::get();

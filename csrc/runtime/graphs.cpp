@@ -1,11 +1,11 @@
 #include "runtime/graphs.h"
 
 #include <ATen/Tensor.h>
-#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -20,6 +20,7 @@ namespace {
 using Tensors = Graphs::Tensors;
 
 constexpr uint64_t kAgeing = 4096;  // calls, after which all uses count half: a workload may change
+constexpr uintptr_t kAlignment = 256;  // of memory that torch allocates: kernels are chosen by their inputs' alignment
 constexpr uint64_t kMargin = 8;     // uses more than another's, for taking its place: a capture costs some calls
 
 Tensors like(const Tensors& tensors) {
@@ -30,22 +31,17 @@ Tensors like(const Tensors& tensors) {
   return made;
 }
 
-// Copies tensors in few launches: one for each dtype.
-void copy_all(Tensors to, Tensors from) {
-  while (!to.empty()) {
-    const at::ScalarType dtype = to.back().scalar_type();
-    const auto is_other = [&](const at::Tensor& tensor) { return tensor.scalar_type() != dtype; };
-    const auto end = std::stable_partition(to.begin(), to.end(), is_other);
-    const auto end_from = std::stable_partition(from.begin(), from.end(), is_other);
-    if (to.end() - end == 1) {
-      end->copy_(*end_from, /*non_blocking=*/true);
-    } else {
-      at::_foreach_copy_(at::TensorList(&*end, to.end() - end), at::TensorList(&*end_from, from.end() - end_from),
-                         /*non_blocking=*/true);
-    }
-    to.erase(end, to.end());
-    from.erase(end_from, from.end());
-  }
+// Memory that contains all elements of a tensor, and nothing of other tensors if it is dense.
+Span span_of(const at::Tensor& tensor) {
+  size_t last = 0;
+  for (int64_t axis = 0; axis < tensor.dim(); ++axis) last += (tensor.size(axis) - 1) * tensor.stride(axis);
+  return {tensor.data_ptr(), tensor.numel() == 0 ? 0 : (last + 1) * tensor.itemsize()};
+}
+
+std::vector<Span> spans_of(const Tensors& tensors) {
+  std::vector<Span> spans;
+  for (const at::Tensor& tensor : tensors) spans.push_back(span_of(tensor));
+  return spans;
 }
 
 void set_zero(const Tensors& tensors) {
@@ -72,7 +68,9 @@ bool same_bits(const at::Tensor& one, const at::Tensor& other) {
 }  // namespace
 
 struct Graphs::Graph {
-  Tensors inputs, outputs;
+  Recorder::Inputs how;
+  Tensors inputs;  // the graph's own; none if it reads inputs where they are, and nobody asked for its own
+  Tensors outputs;
   std::unique_ptr<Recording> recording;
 };
 
@@ -104,7 +102,10 @@ Tensors Graphs::run(const Tensors& inputs) {
   if (known == nullptr) return call_(inputs);
   count(*known);
   if (!known->graph && on_first_use_ && known->refusal.empty() && make_room(*known)) make_graph(*known, inputs);
-  return known->graph ? replay(*known->graph, inputs, stream) : call_(inputs);
+  if (!known->graph) return call_(inputs);
+  Tensors outputs = like(known->graph->outputs);
+  launch(*known->graph, inputs, outputs, stream);
+  return outputs;
 }
 
 Tensors Graphs::capture(const Tensors& inputs) {
@@ -122,6 +123,7 @@ Tensors Graphs::capture(const Tensors& inputs) {
   TORCH_CHECK(!full, "a model has at most ", kMost, " graphs, and all of them were asked for");
   TORCH_CHECK(known->graph, known->refusal);
   known->kept = true;
+  if (known->graph->inputs.empty()) known->graph->inputs = examples;
   return known->graph->inputs;
 }
 
@@ -144,8 +146,12 @@ std::string Graphs::report() const {
     std::string& list = known.graph ? graphs : refused;
     if (!known.graph && known.refusal.empty()) continue;
     list += (list.empty() ? "" : ",") + ("{\"shapes\":" + shapes);
-    list += known.graph ? ",\"uses\":" + std::to_string(known.uses) : ",\"reason\":" + json_text(known.refusal);
-    list += "}";
+    if (known.graph) {
+      const bool moved = known.graph->how == Recorder::Inputs::kMoved;
+      list += ",\"uses\":" + std::to_string(known.uses) + ",\"copies_inputs\":" + (moved ? "false}" : "true}");
+    } else {
+      list += ",\"reason\":" + json_text(known.refusal) + "}";
+    }
   }
   return "{\"memory\":" + std::to_string(recorder_->memory()) + ",\"graphs\":[" + graphs + "],\"refused\":[" + refused +
          "]}";
@@ -190,54 +196,69 @@ bool Graphs::make_room(const Known& wanting) {
 
 // Sets the graph, or the reason why there is none.
 void Graphs::make_graph(Known& known, const Tensors& inputs) {
-  try {
-    known.graph = recorded(inputs);
-  } catch (const std::exception& error) {
-    known.refusal = first_line(error.what());
-    if (!warned_) TORCH_WARN("some sizes run without a CUDA graph: ", known.refusal);
-    warned_ = true;
+  for (const auto how : {Recorder::Inputs::kMoved, Recorder::Inputs::kCopied}) {
+    try {
+      known.graph = recorded(inputs, how);
+      known.refusal.clear();
+      if (how == Recorder::Inputs::kMoved && !known.kept) known.graph->inputs.clear();
+      return;
+    } catch (const std::exception& error) {
+      known.refusal = first_line(error.what());
+    }
   }
+  if (!warned_) TORCH_WARN("some sizes run without a CUDA graph: ", known.refusal);
+  warned_ = true;
 }
 
-std::unique_ptr<Graphs::Graph> Graphs::recorded(const Tensors& inputs) {
-  auto graph = std::make_unique<Graph>();
-  Tensors expected;
+std::unique_ptr<Graphs::Graph> Graphs::recorded(const Tensors& inputs, Recorder::Inputs how) {
+  auto graph = std::make_unique<Graph>(Graph{how, {}, {}, nullptr});
+  Tensors given, expected;
   // The first run loads kernels, which cannot be recorded, and says what the graph must answer.
   const auto prepare = [&] {
-    graph->inputs = like(inputs);
-    copy_all(graph->inputs, inputs);
-    for (const at::Tensor& output : call_(graph->inputs)) {
+    given = like(inputs);
+    set_example(given);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].any().item<bool>()) given[i].copy_(inputs[i]);  // zeros would look like memory that nobody read
+    }
+    for (const at::Tensor& output : call_(given)) {
       TORCH_CHECK(output.device() == device_, "an output is on ", output.device(), ", and a graph writes to ", device_);
       expected.push_back(output.clone());
     }
-    // What is not recorded runs now, on these and on memory that holds nothing yet, so that it is found out below.
+    // What is not recorded runs now, on zeros and on memory that holds nothing yet, so that it is found out below.
+    graph->inputs = like(inputs);
     set_zero(graph->inputs);
+    return spans_of(graph->inputs);
+  };
+  const auto work = [&] {
+    graph->outputs = call_(graph->inputs);
+    return spans_of(graph->outputs);
   };
   recorder_->wait_until_free();
-  graph->recording = recorder_->record(prepare, [&] { graph->outputs = call_(graph->inputs); });
-  copy_all(graph->inputs, inputs);
-  graph->recording->launch(current_stream());  // the memory is free: `at::equal` waits for all of it
-  const bool same = graph->outputs.size() == expected.size() &&
-                    std::equal(expected.begin(), expected.end(), graph->outputs.begin(), same_bits);
+  graph->recording = recorder_->record(prepare, work, how);
+  const Tensors answers = like(graph->outputs);
+  for (const Span& span : spans_of(answers)) {  // which may hold an earlier run's
+    if (span.bytes > 0) at::from_blob(span.address, int64_t(span.bytes), at::dtype(at::kByte).device(device_)).fill_(0xA5);
+  }
+  launch(*graph, given, answers, current_stream());
+  const bool same = answers.size() == expected.size() &&
+                    std::equal(expected.begin(), expected.end(), answers.begin(), same_bits);
   TORCH_CHECK(same, "the graph does not answer as a call does: an operator works on another stream or on the host, or ",
               "two calls give different answers");
   return graph;
 }
 
-Tensors Graphs::replay(Graph& graph, const Tensors& inputs, c10::Stream stream) {
-  recorder_->acquire(stream);
-  Tensors to, from;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].const_data_ptr() == graph.inputs[i].const_data_ptr()) continue;
-    to.push_back(graph.inputs[i]);
-    from.push_back(inputs[i]);
+void Graphs::launch(Graph& graph, Tensors inputs, const Tensors& outputs, c10::Stream stream) {
+  std::vector<const void*> from;
+  for (at::Tensor& input : inputs) {
+    const bool misplaced = reinterpret_cast<uintptr_t>(input.const_data_ptr()) % kAlignment != 0;
+    if (graph.how == Recorder::Inputs::kMoved && misplaced) input = input.clone();
+    from.push_back(input.const_data_ptr());
   }
-  copy_all(std::move(to), std::move(from));
-  graph.recording->launch(stream);
-  Tensors outputs = like(graph.outputs);
-  copy_all(outputs, graph.outputs);
+  std::vector<void*> to;
+  for (const at::Tensor& output : outputs) to.push_back(output.mutable_data_ptr());
+  recorder_->acquire(stream);
+  graph.recording->launch(stream, from, to);
   recorder_->release(stream);
-  return outputs;
 }
 
 c10::Stream Graphs::current_stream() const { return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_); }

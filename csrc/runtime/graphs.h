@@ -14,8 +14,8 @@
 
 namespace exportkit {
 
-// A graph has fixed sizes and fixed memory: inputs are copied to it, outputs are copied from it into new tensors. One
-// that does not answer as the code itself does is not used, and those sizes run without one.
+// A graph has fixed sizes. It reads inputs where they are, or copies them if that is not possible, and copies outputs
+// into new tensors. One that does not answer as the code itself does is not used, and those sizes run without one.
 //
 // Any number of threads may use it. Their launches take turns; on the GPU, graphs of different streams wait for one
 // another, because they share memory.
@@ -44,7 +44,8 @@ class Graphs {
   // The inputs of the graphs that `capture` made.
   std::vector<Tensors> kept() const;
 
-  // JSON: {"memory": bytes, "graphs": [{"shapes": [[...]], "uses": n}], "refused": [{"shapes", "reason"}]}.
+  // JSON: {"memory": bytes, "graphs": [{"shapes": [[...]], "uses": n, "copies_inputs": bool}],
+  // "refused": [{"shapes", "reason"}]}.
   std::string report() const;
 
  private:
@@ -55,8 +56,8 @@ class Graphs {
   Known* known(const Tensors& inputs);
   bool make_room(const Known& wanting);
   void make_graph(Known& known, const Tensors& inputs);
-  std::unique_ptr<Graph> recorded(const Tensors& inputs);
-  Tensors replay(Graph& graph, const Tensors& inputs, c10::Stream stream);
+  std::unique_ptr<Graph> recorded(const Tensors& inputs, Recorder::Inputs how);
+  void launch(Graph& graph, Tensors inputs, const Tensors& outputs, c10::Stream stream);
   void count(Known& known);
   size_t graph_count() const;
   c10::Stream current_stream() const;

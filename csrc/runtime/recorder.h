@@ -4,21 +4,34 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace exportkit {
+
+// The memory of a tensor.
+struct Span {
+  void* address;
+  size_t bytes;
+};
 
 class Recording {
  public:
   virtual ~Recording() = default;
-  // Launches everything on a stream. Two launches must not run at the same time: both use the recorded memory.
-  virtual void launch(c10::Stream stream) = 0;
+  // Launches everything on a stream, with inputs at `from`, and writes the outputs to `to`: addresses in the order of
+  // the recorded spans. Two launches must not run at the same time: they share the recorded memory.
+  virtual void launch(c10::Stream stream, const std::vector<const void*>& from, const std::vector<void*>& to) = 0;
 };
 
 class Recorder {
  public:
+  // Where a launch reads its inputs: where they are, or where they were recorded, after a copy.
+  enum class Inputs { kMoved, kCopied };
+  using Step = std::function<std::vector<Span>()>;
+
   virtual ~Recorder() = default;
 
   // The recordings share memory, so that only one may use it at a time. `acquire` lets a stream wait for the use before,
@@ -30,13 +43,13 @@ class Recorder {
 
   // Whether somebody records this stream, so that nothing may be launched on it but what belongs to the recording.
   virtual bool is_recorded(c10::Stream stream) const = 0;
-  // Calls `prepare`, then records what `work` launches instead of running it. Both are called with a stream of the
-  // recorder as the current one, which has waited for the current one of the caller; all that `prepare` launches has run
-  // when this returns. What `work` allocates comes from memory that all recordings of this recorder share, and that
-  // nobody else gets while one of them exists. Throws what the two throw, and c10::Error if something cannot be
-  // recorded.
-  virtual std::unique_ptr<Recording> record(const std::function<void()>& prepare,
-                                            const std::function<void()>& work) = 0;
+  // Calls `prepare`, which returns the inputs, then records what `work` launches instead of running it; `work` returns
+  // the outputs. Both are called with a stream of the recorder as the current one, which has waited for the current one
+  // of the caller; all that `prepare` launches has run when this returns. What `work` allocates comes from memory that
+  // all recordings of this recorder share, and that nobody else gets while one of them exists. Throws what the two
+  // throw, and c10::Error if something cannot be recorded, or the inputs' uses are not found where they shall be moved.
+  // Uses may be overlooked: who moves inputs compares the first answers.
+  virtual std::unique_ptr<Recording> record(const Step& prepare, const Step& work, Inputs inputs) = 0;
   // The bytes that the recordings' shared memory takes.
   virtual int64_t memory() const = 0;
 };

@@ -23,10 +23,13 @@ class CudaGraph:
     Attributes:
         sizes: The value of each dimension, by name.
         uses: How often calls used it lately: older uses count less.
+        copies_inputs: Whether a call copies its inputs to the graph's own, unless it is called with these. Other graphs
+            read inputs where they are.
     """
 
     sizes: Mapping[str, int]
     uses: int
+    copies_inputs: bool
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class GraphReport:
 class _Graph(msgspec.Struct):
     shapes: list[list[int]]
     uses: int = 0
+    copies_inputs: bool = False
     reason: str = ""
 
 
@@ -81,7 +85,7 @@ def graph_report(text: str, call: Call) -> GraphReport:
     report = msgspec.json.decode(text, type=_Report)
     return GraphReport(
         report.memory,
-        tuple(CudaGraph(_sizes(call, graph.shapes), graph.uses) for graph in report.graphs),
+        tuple(CudaGraph(_sizes(call, graph.shapes), graph.uses, graph.copies_inputs) for graph in report.graphs),
         tuple(RefusedGraph(_sizes(call, graph.shapes), graph.reason) for graph in report.refused),
     )
 

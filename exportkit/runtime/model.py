@@ -128,8 +128,8 @@ class Model:
             **sizes: The value of each dimension of the package.
 
         Returns:
-            The graph's own inputs, by name. Write to them and call the model with them, and nothing is copied. After
-            `swap_weights` there are new ones.
+            The graph's own inputs, by name. A call with these copies none; most graphs read any call's inputs where
+            they are. After `swap_weights` there are new ones.
 
         Raises:
             UsageError: The package does not allow these sizes, or it was loaded without `cuda_graphs`.
