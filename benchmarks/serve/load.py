@@ -54,6 +54,7 @@ class Plan:
     server_cores: set[int]
     model_cores: set[int]
     clients: int
+    cuda_graphs: bool
     peers_python: Path | None
     log: Path
 
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("--server-cores", type=int, help="default: half of them")
     parser.add_argument("--model-cores", type=int, help="default: the server's")
     parser.add_argument("--clients", type=int, default=1, help="processes that send at saturation")
+    parser.add_argument("--cuda-graphs", action="store_true", help="exportkit serves with CUDA graphs")
     parser.add_argument("--engines", nargs="+", default=["echo", "exportkit", *PEERS])
     parser.add_argument("--peers-python", type=Path)
     parser.add_argument("-o", "--output", type=Path)
@@ -92,6 +94,7 @@ def main() -> None:
         server_cores=server_cores,
         model_cores=set(cores[: options.model_cores or len(server_cores)]),
         clients=options.clients,
+        cuda_graphs=options.cuda_graphs,
         peers_python=options.peers_python,
         log=log,
     )
@@ -203,8 +206,9 @@ def _command(plan: Plan, engine: str, sizes: str, max_batch: int, port: int) -> 
         script = ROOT / "benchmarks" / "serve" / "server_choice.py"
         return [sys.executable, str(script), "--serve", "uvicorn", "--port", str(port)]
     if engine in OURS:
-        shared = ["--shared-memory"] if engine == SHARED else []
-        return serve_command(plan.package, port, "--max-batch", str(max_batch), "--device", plan.device, *shared)
+        options = ["--shared-memory"] if engine == SHARED else []
+        options += ["--cuda-graphs"] if plan.cuda_graphs else []
+        return serve_command(plan.package, port, "--max-batch", str(max_batch), "--device", plan.device, *options)
     command = [str(plan.peers_python), "-m", f"benchmarks.serve.peers.{PEERS[engine]}", str(plan.package)]
     command += ["--sizes", sizes, "--port", str(port), "--device", plan.device]
     return [*command, "--max-batch", str(max_batch)]

@@ -69,7 +69,7 @@ Options read(const Options* given, size_t least, uint64_t known_flags, const cha
 constexpr size_t kLeastOpenOptions = 80, kLeastRunOptions = 24;
 
 OpenOptions open_options(const exportkit_open_options* given) {
-  const auto c = read(given, kLeastOpenOptions, EXPORTKIT_VERIFY_ALWAYS, "exportkit_open_options");
+  const auto c = read(given, kLeastOpenOptions, EXPORTKIT_VERIFY_ALWAYS | EXPORTKIT_CUDA_GRAPHS, "exportkit_open_options");
   OpenOptions options;
   if (c.device != nullptr) options.device = c.device;
   if (c.target != nullptr) options.target = c.target;
@@ -79,6 +79,7 @@ OpenOptions open_options(const exportkit_open_options* given) {
   }
   if (c.signature != nullptr) options.signature = c.signature;
   if ((c.flags & EXPORTKIT_VERIFY_ALWAYS) != 0) options.verify = Verify::kAlways;
+  if ((c.flags & EXPORTKIT_CUDA_GRAPHS) != 0) options.cuda_graphs = CudaGraphs::kOnFirstUse;
   if (c.warn != nullptr) {
     options.warn = [warn = c.warn, context = c.warn_context](const std::string& warning) {
       warn(warning.c_str(), context);

@@ -44,17 +44,20 @@ struct Pool {
   const c10::MempoolId_t id = at::cuda::graph_pool_handle();
 };
 
+using Graph = std::unique_ptr<void, int (*)(void*)>;
+
 class CudaRecording final : public Recording {
  public:
   // `uses` are those of the inputs, or `inputs` copies them; `graph` has the copies.
-  CudaRecording(std::shared_ptr<const Pool> pool, const GraphDriver& driver, void* graph,
-                std::optional<CudaUses> uses, std::optional<CudaCopies> inputs, CudaCopies outputs)
+  CudaRecording(std::shared_ptr<const Pool> pool, const GraphDriver& driver, Graph graph, std::optional<CudaUses> uses,
+                std::optional<CudaCopies> inputs, CudaCopies outputs)
       : pool_(std::move(pool)),
         driver_(driver),
+        graph_(std::move(graph)),
         uses_(std::move(uses)),
         inputs_(std::move(inputs)),
         outputs_(std::move(outputs)) {
-    driver.check(driver.instantiate(&launchable_, graph, 0), "the recorded work cannot be made a CUDA graph");
+    driver.check(driver.instantiate(&launchable_, graph_.get(), 0), "the recorded work cannot be made a CUDA graph");
   }
   ~CudaRecording() override { driver_.destroy_launchable(launchable_); }
   CudaRecording(const CudaRecording&) = delete;
@@ -70,13 +73,12 @@ class CudaRecording final : public Recording {
  private:
   const std::shared_ptr<const Pool> pool_;
   const GraphDriver& driver_;
+  const Graph graph_;  // its nodes name those of the launchable, which change
   std::optional<CudaUses> uses_;
   std::optional<CudaCopies> inputs_;
   CudaCopies outputs_;
   void* launchable_ = nullptr;
 };
-
-using Graph = std::unique_ptr<void, int (*)(void*)>;
 
 // What is recorded between construction and `end`. Allocations on the stream meanwhile come from the pool.
 class Capture {
@@ -207,11 +209,11 @@ class CudaRecorder final : public Recorder {
       TORCH_CHECK(false, kNotRepeatable);
     }
     CudaCopies outputs(driver_, device_, stream, copies(written));
-    const Graph graph = capture.end();
+    Graph graph = capture.end();
     driver_.check_nodes(graph.get());
     std::optional<CudaUses> uses;
     if (inputs == Inputs::kMoved) uses.emplace(driver_, graph.get(), read);
-    return std::make_unique<CudaRecording>(pool_, driver_, graph.get(), std::move(uses), std::move(copied),
+    return std::make_unique<CudaRecording>(pool_, driver_, std::move(graph), std::move(uses), std::move(copied),
                                            std::move(outputs));
   }
 

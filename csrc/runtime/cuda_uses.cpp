@@ -8,11 +8,12 @@
 namespace exportkit {
 namespace {
 
-// The sizes of a kernel's arguments.
+// The sizes of a kernel's arguments; none if they were given in another form, as some libraries do.
 std::vector<size_t> argument_sizes(const GraphDriver& driver, const KernelNode& kernel) {
   const auto of = kernel.function != nullptr ? driver.function_argument : driver.kernel_argument;
-  TORCH_CHECK(of != nullptr && kernel.extra == nullptr, "a kernel's arguments cannot be read");
+  TORCH_CHECK(of != nullptr, "this CUDA driver is older than 12.4 and does not tell the arguments of kernels");
   std::vector<size_t> sizes;
+  if (kernel.arguments == nullptr) return sizes;
   for (size_t offset = 0, size = 0;; sizes.push_back(size)) {
     if (of(kernel.function != nullptr ? kernel.function : kernel.kernel, sizes.size(), &offset, &size) != 0) break;
   }

@@ -12,8 +12,8 @@ namespace exportkit {
 
 class CudaUses {
  public:
-  // Finds all arguments that point into `memory`. c10::Error if nothing reads one of its parts, or a kernel's arguments
-  // cannot be read. Addresses in other memory, or in another form, are not found.
+  // Finds the arguments that point into `memory`. c10::Error if none does for one of its parts, or the driver does not
+  // tell arguments. Addresses that kernels get in another form, or find in memory, are overlooked.
   CudaUses(const GraphDriver& driver, void* graph, const std::vector<Span>& memory);
 
   // Sets where launches read, in the order of `memory`.

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.bench.onnx_runtime import ONNX_RUNTIME, load_onnx
 from exportkit.bench.references import NoOperators, OperatorCalled, References
-from exportkit.bench.results import OURS, OURS_EAGER, Measurement, Row
+from exportkit.bench.results import OURS, OURS_EAGER, OURS_GRAPHS, Measurement, Row
 from exportkit.bench.timing import Alternative, Within, measure
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.call_signature import describe_call
@@ -39,12 +39,13 @@ from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.eager import unnamed
 from exportkit.verify.outcomes import Match
 
-EAGER, COMPILE = "eager", "compile"
+EAGER, COMPILE, REDUCE_OVERHEAD = "eager", "compile", "reduce-overhead"
 ALTERNATIVES = (EAGER, COMPILE)
 
 COMPILERS: Mapping[str, Mapping[str, Any]] = {
     COMPILE: {},
     "max-autotune": {"mode": "max-autotune"},
+    REDUCE_OVERHEAD: {"mode": "reduce-overhead"},
     "freezing": {"options": {"freezing": True}},
 }
 """Ways to compile the eager model, with the arguments of torch.compile."""
@@ -60,7 +61,8 @@ class PackageOptions:
     """The alternatives and the sizes to time.
 
     Attributes:
-        against: "eager" and names of COMPILERS. None takes eager and "compile" if the eager model can be made.
+        against: "eager" and names of COMPILERS. None takes eager and "compile" if the eager model can be made, and
+            "reduce-overhead" with `cuda_graphs`.
         sizes: Sizes such as "batch=8,gh=28,gw=28". Empty: the sizes of the recorded cases.
         seconds: The time for each alternative at each size.
         seed: The seed of the inputs.
@@ -71,6 +73,7 @@ class PackageOptions:
             beside it.
         public_keys: PEM files. One of the keys must have signed each package. Policies add their own requirements.
         signature: The signature file of a single package, if it is not beside the package under its name.
+        cuda_graphs: Time the first package with CUDA graphs, too.
     """
 
     against: Sequence[str] | None = None
@@ -83,6 +86,7 @@ class PackageOptions:
     onnx: Path | None = None
     public_keys: Sequence[Path] = ()
     signature: Path | None = None
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,9 @@ def _load(
         what = f"exportkit.load, target {model.target.name}"
         variants.append(_Variant(str(path) if models else OURS, what, model, load_ms=took))
         models.append(model)
+    if options.cuda_graphs:
+        graphs = stack.enter_context(load(paths[0], device=str(device), cuda_graphs=True, **trust))
+        variants.append(_Variant(OURS_GRAPHS, "exportkit.load(..., cuda_graphs=True)", graphs))
     if options.onnx is not None:
         progress(f"loading {options.onnx.name}")
         start = time.perf_counter()
@@ -192,7 +199,9 @@ def _eager(
 
 
 def _against(options: PackageOptions) -> Sequence[str]:
-    return ALTERNATIVES if options.against is None else options.against
+    if options.against is not None:
+        return options.against
+    return (*ALTERNATIVES, REDUCE_OVERHEAD) if options.cuda_graphs else ALTERNATIVES
 
 
 def _inputs(

@@ -14,6 +14,7 @@ FORMAT_VERSION = 1
 OURS = "exportkit"
 """The measurement that the others are compared with."""
 
+OURS_GRAPHS = "exportkit with CUDA graphs"
 OURS_EAGER = "eager with operators"
 """The eager model with the package's operators. It is measured but does not count as an alternative."""
 

@@ -33,10 +33,11 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
 @click.argument("what", nargs=-1, required=True)
 @click.option(
     "--against",
-    type=click.Choice(["eager", "compile", "library", "max-autotune", "freezing"]),
+    type=click.Choice(["eager", "compile", "library", "max-autotune", "reduce-overhead", "freezing"]),
     multiple=True,
     help="Time only this alternative; `compile` takes seconds per size. Repeatable. Default: eager, compile, library. "
-    "For packages also torch.compile with max-autotune, or with freezing, which takes the weights for constants.",
+    "For packages also torch.compile with max-autotune, with reduce-overhead, or with freezing, which takes the weights "
+    "for constants.",
 )
 @click.option(
     "--direction",
@@ -55,6 +56,11 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     "time only sizes that contain this text. Repeatable.",
 )
 @device_option("Where to run; auto: CUDA if there is a device, else the CPU.", default="auto")
+@click.option(
+    "--cuda-graphs",
+    is_flag=True,
+    help="For packages on CUDA: time CUDA graphs too, and torch.compile's reduce-overhead.",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="Threads torch uses on the CPU. Default: torch's choice.")
 @click.option(
     "--seconds",
@@ -166,8 +172,8 @@ def _profile(
     **options: Any,
 ) -> None:
     """Times the nodes of one program."""
-    of_alternatives = ("against", "dtype", "model", "weights", "onnx")
-    given = [f"--{name}" for name in of_alternatives if options[name]]
+    of_alternatives = ("against", "dtype", "model", "weights", "onnx", "cuda_graphs")
+    given = [f"--{name.replace('_', '-')}" for name in of_alternatives if options[name]]
     given += [option for option, value in (("--output", output), ("--plot", plot)) if value is not None]
     if given:
         raise click.UsageError(f"{given[0]} is not for --profile, which times one program's nodes.")
@@ -202,6 +208,8 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
     if of_compilers := [name for name in options["against"] if name not in ALTERNATIVES]:
         raise click.UsageError(f"--against {of_compilers[0]} is for packages; {', '.join(what)} names operators.")
     of_packages = ("model", "--model"), ("weights", "--weights"), ("op_libraries", "--op-library")
+    if options["cuda_graphs"]:
+        raise click.UsageError("--cuda-graphs is for packages; operators' kernels are timed in CUDA graphs anyway.")
     for name, option in (
         *of_packages,
         ("onnx", "--onnx"),

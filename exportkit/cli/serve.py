@@ -68,6 +68,11 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="SIZE",
     help="The most bytes of inputs that wait for each model, such as 500MB. Default: 1 GiB.",
 )
+@click.option(
+    "--cuda-graphs",
+    is_flag=True,
+    help="Run calls on a GPU as CUDA graphs: one launch each. The first call with each number of rows takes longer.",
+)
 @click.option("--isolate", is_flag=True, help="Run each model in a worker process. If it dies, a new one starts.")
 @click.option("--no-warm-up", is_flag=True, help="Do not run the recorded cases before a model is ready.")
 @click.option(
@@ -192,6 +197,7 @@ def _options(**given: Any) -> ServeOptions:
         runners=given["runners"],
         public_keys=given["public_keys"],
         isolate=given["isolate"],
+        cuda_graphs=given["cuda_graphs"],
         warm_up=not given["no_warm_up"],
     )
     batch = BatchLimits(

@@ -19,6 +19,7 @@ class LoadOptions:
         public_keys: One of these keys must have signed each package. Empty: as the policies of this machine say.
         isolate: Whether each model runs in a worker process, which is started again if it dies.
         warm_up: Whether the recorded cases run before a model is ready.
+        cuda_graphs: Whether calls on a GPU run as CUDA graphs. There may be no models on the CPU then.
     """
 
     devices: tuple[str, ...] = ("auto",)
@@ -26,6 +27,7 @@ class LoadOptions:
     public_keys: tuple[Path, ...] = ()
     isolate: bool = False
     warm_up: bool = True
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True)

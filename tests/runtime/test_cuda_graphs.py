@@ -163,7 +163,7 @@ def test_an_answer_that_is_an_input_is_the_callers_own(graphs: exportkit.Model):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    ("name", "reason"), [("selects-cuda", "waiting for the GPU"), ("random-cuda", "different answers")]
+    ("name", "reason"), [("selects-cuda", "waiting for the GPU"), ("random-cuda", "cannot repeat")]
 )
 def test_what_cannot_be_a_graph_runs_without_one(name: str, reason: str):
     with exportkit.load(artifact(name), "cuda", cuda_graphs=True) as model:

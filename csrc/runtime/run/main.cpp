@@ -93,6 +93,7 @@ class Run {
       replay(model);
     }
     if (ok_ && options_.bench_seconds > 0) time(model, std::move(inputs));
+    if (options_.open.cuda_graphs != CudaGraphs::kNone) describe_graphs(model);
     document_["ok"] = ok_;
     if (options_.json) say_json(document_);
     return ok_ ? 0 : kCheckFailed;
@@ -111,6 +112,18 @@ class Run {
         ", torch " + torch_version() + ": loaded in " + std::to_string(static_cast<int>(seconds * 1e3)) + " ms");
     say("  takes " + shown(model.inputs()));
     say("  gives " + shown(model.outputs()));
+  }
+
+  void describe_graphs(const Model& model) {
+    const Json report = Json::parse(model.cuda_graphs());
+    document_["cuda_graphs"] = report;
+    if (options_.json) return;
+    say("  " + std::to_string(report["graphs"].size()) + " CUDA graphs, whose calls share " +
+        std::to_string(report["memory"].get<int64_t>() >> 20) + " MiB");
+    for (const Json& refused : report["refused"]) {
+      say("  no CUDA graph for inputs of the shapes " + refused["shapes"].dump() + ": " +
+          refused["reason"].get<std::string>());
+    }
   }
 
   void swap(Model& model) {

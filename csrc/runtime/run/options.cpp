@@ -24,6 +24,7 @@ Options:
   --bench SECONDS      Times calls with the inputs of --input, or of the first recorded case.
   --threads N          The number of threads that call the model  [1]
   --runners N          The number of calls that can run at the same time; they share the weights  [--threads]
+  --cuda-graphs        Run calls on a GPU as CUDA graphs: one launch each. Launches of several threads take turns.
   --json               Print only one JSON document on stdout.
   -h, --help           Show this message and exit.
 
@@ -75,6 +76,7 @@ Options parse(int argc, char** argv) {
     kBench,
     kThreads,
     kRunners,
+    kCudaGraphs,
     kJson
   };
   const option known[] = {{"device", required_argument, nullptr, kDevice},
@@ -88,6 +90,7 @@ Options parse(int argc, char** argv) {
                           {"bench", required_argument, nullptr, kBench},
                           {"threads", required_argument, nullptr, kThreads},
                           {"runners", required_argument, nullptr, kRunners},
+                          {"cuda-graphs", no_argument, nullptr, kCudaGraphs},
                           {"json", no_argument, nullptr, kJson},
                           {"help", no_argument, nullptr, 'h'},
                           {nullptr, 0, nullptr, 0}};
@@ -128,6 +131,9 @@ Options parse(int argc, char** argv) {
         break;
       case kRunners:
         options.open.runners = whole_number("--runners", optarg), runners_given = true;
+        break;
+      case kCudaGraphs:
+        options.open.cuda_graphs = CudaGraphs::kOnFirstUse;
         break;
       case kJson:
         options.json = true;

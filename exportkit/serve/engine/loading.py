@@ -68,6 +68,7 @@ def _load(path: Path, device: str, options: LoadOptions, weights: Path | None) -
         options.runners or _default_runners(device),
         public_key=list(options.public_keys) or None,
         isolate=options.isolate,
+        cuda_graphs=options.cuda_graphs,
     )
     if weights is not None:
         try:
