@@ -4,6 +4,7 @@
 
 #ifdef EXPORTKIT_CUDA_GRAPHS
 #pragma weak _ZN3c104cuda20CUDACachingAllocator9allocatorE
+#include <ATen/Context.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -238,7 +239,10 @@ const char* why_no_cuda_recorder() {
   return with_cuda ? nullptr : "this torch was built without CUDA";
 }
 
-std::unique_ptr<Recorder> cuda_recorder(c10::Device device) { return std::make_unique<CudaRecorder>(device); }
+std::unique_ptr<Recorder> cuda_recorder(c10::Device device) {
+  at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator knows no devices before
+  return std::make_unique<CudaRecorder>(device);
+}
 
 }  // namespace exportkit
 

@@ -103,6 +103,7 @@ void Session::copy_constants(const std::map<std::string, std::string>& names) {
 std::vector<at::Tensor> Session::run(const std::vector<at::Tensor>& inputs) const {
   if (!graphs_) return call(inputs);
   const c10::DeviceGuard guard(device_);
+  ensure_cuda_context(device_.index());
   return graphs_->run(inputs);
 }
 
@@ -114,6 +115,7 @@ Graphs& Session::graphs() const {
 std::vector<at::Tensor> Session::capture(const std::vector<at::Tensor>& inputs) const {
   Graphs& graphs = this->graphs();
   const c10::DeviceGuard guard(device_);
+  ensure_cuda_context(device_.index());
   return graphs.capture(inputs);
 }
 

@@ -253,6 +253,7 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
         onnx=options["onnx"],
         public_keys=options["public_keys"],
         signature=options["signature"],
+        cuda_graphs=options["cuda_graphs"],
     )
     return lambda device, rate: bench_packages(packages, device, chosen, step)
 
