@@ -69,7 +69,8 @@ Options read(const Options* given, size_t least, uint64_t known_flags, const cha
 constexpr size_t kLeastOpenOptions = 80, kLeastRunOptions = 24;
 
 OpenOptions open_options(const exportkit_open_options* given) {
-  const auto c = read(given, kLeastOpenOptions, EXPORTKIT_VERIFY_ALWAYS | EXPORTKIT_CUDA_GRAPHS, "exportkit_open_options");
+  const auto c =
+      read(given, kLeastOpenOptions, EXPORTKIT_VERIFY_ALWAYS | EXPORTKIT_CUDA_GRAPHS, "exportkit_open_options");
   OpenOptions options;
   if (c.device != nullptr) options.device = c.device;
   if (c.target != nullptr) options.target = c.target;

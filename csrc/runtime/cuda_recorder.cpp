@@ -34,7 +34,8 @@ c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator() { return *c10::cuda:
 
 constexpr const char* kNotRepeatable = "a call does what a CUDA graph cannot repeat, such as waiting for the GPU";
 
-// The memory of recordings. torch takes a pool for ended when nobody holds it any more, so it is held from the beginning.
+// The memory of recordings. torch takes a pool for ended when nobody holds it any more, so it is held from the
+// beginning.
 struct Pool {
   explicit Pool(c10::DeviceIndex index) : device(index) { allocator().createOrIncrefPool(device, id); }
   ~Pool() { allocator().releasePool(device, id); }
@@ -140,11 +141,12 @@ class RecordingStream {
   template <class Work>
   auto run(const Work& work) {
     const std::lock_guard lock(one_at_a_time_);
-    return std::async(std::launch::async, [&] {
-             const c10::StreamGuard guard(stream_);
-             ensure_cuda_context(stream_.device_index());
-             return work(stream_);
-           })
+    return std::async(std::launch::async,
+                      [&] {
+                        const c10::StreamGuard guard(stream_);
+                        ensure_cuda_context(stream_.device_index());
+                        return work(stream_);
+                      })
         .get();
   }
 
@@ -177,9 +179,7 @@ class CudaRecorder final : public Recorder {
     if (last_stream_) last_use_.synchronize();
   }
 
-  bool is_recorded(c10::Stream stream) const override {
-    return driver_.capture_of(stream.native_handle()) != 0;
-  }
+  bool is_recorded(c10::Stream stream) const override { return driver_.capture_of(stream.native_handle()) != 0; }
 
   std::unique_ptr<Recording> record(const Step& prepare, const Step& work, Inputs inputs) override {
     c10::Event given(device_.type());
@@ -235,7 +235,8 @@ class CudaRecorder final : public Recorder {
 }  // namespace
 
 const char* why_no_cuda_recorder() {
-  const bool with_cuda = &c10::cuda::CUDACachingAllocator::allocator != nullptr && at::cuda::graph_pool_handle != nullptr;
+  const bool with_cuda =
+      &c10::cuda::CUDACachingAllocator::allocator != nullptr && at::cuda::graph_pool_handle != nullptr;
   return with_cuda ? nullptr : "this torch was built without CUDA";
 }
 

@@ -1,5 +1,6 @@
 #include "runtime/graphs.h"
 
+#include <ATen/Context.h>
 #include <ATen/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -19,9 +20,9 @@ namespace {
 
 using Tensors = Graphs::Tensors;
 
-constexpr uint64_t kAgeing = 4096;  // calls, after which all uses count half: a workload may change
+constexpr uint64_t kAgeing = 4096;     // calls, after which all uses count half: a workload may change
 constexpr uintptr_t kAlignment = 256;  // of memory that torch allocates: kernels are chosen by their inputs' alignment
-constexpr uint64_t kMargin = 8;     // uses more than another's, for taking its place: a capture costs some calls
+constexpr uint64_t kMargin = 8;        // uses more than another's, for taking its place: a capture costs some calls
 
 Tensors like(const Tensors& tensors) {
   Tensors made;
@@ -54,9 +55,24 @@ void set_example(const Tensors& tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.is_floating_point() || tensor.numel() == 0) continue;
     const double golden = 0.6180339887498949;
-    const at::Tensor steps = at::arange(0, golden * (tensor.numel() - 0.5), golden, tensor.options().dtype(at::kDouble));
+    const at::Tensor steps =
+        at::arange(0, golden * (tensor.numel() - 0.5), golden, tensor.options().dtype(at::kDouble));
     tensor.copy_(steps.frac_().view(tensor.sizes()));
   }
+}
+
+// The settings that a call follows when it chooses kernels, and a graph cannot.
+std::array<int, 6> settings() {
+  const at::Context& context = at::globalContext();
+  const auto precision = [&](at::Float32Op op) {
+    return static_cast<int>(context.float32Precision(at::Float32Backend::CUDA, op));
+  };
+  return {precision(at::Float32Op::MATMUL),
+          precision(at::Float32Op::CONV),
+          precision(at::Float32Op::RNN),
+          static_cast<int>(context.allowFP16ReductionCuBLAS()),
+          static_cast<int>(context.allowBF16ReductionCuBLAS()),
+          static_cast<int>(context.deterministicAlgorithms())};
 }
 
 bool same_bits(const at::Tensor& one, const at::Tensor& other) {
@@ -82,10 +98,7 @@ struct Graphs::Known {
 };
 
 Graphs::Graphs(c10::Device device, Call call, std::unique_ptr<Recorder> recorder, bool on_first_use)
-    : device_(device),
-      call_(std::move(call)),
-      recorder_(std::move(recorder)),
-      on_first_use_(on_first_use) {}
+    : device_(device), call_(std::move(call)), recorder_(std::move(recorder)), on_first_use_(on_first_use) {}
 
 Graphs::~Graphs() {
   try {
@@ -130,7 +143,7 @@ Tensors Graphs::capture(const Tensors& inputs) {
 std::vector<Tensors> Graphs::kept() const {
   const std::lock_guard lock(mutex_);
   std::vector<Tensors> inputs;
-  for (const auto& [sizes, known] : known_) {
+  for (const auto& [signature, known] : known_) {
     if (known.graph && known.kept) inputs.push_back(known.graph->inputs);
   }
   return inputs;
@@ -139,8 +152,8 @@ std::vector<Tensors> Graphs::kept() const {
 std::string Graphs::report() const {
   const std::lock_guard lock(mutex_);
   std::string graphs, refused;
-  for (const auto& [sizes, known] : known_) {
-    const std::string shapes = json_list(sizes, [](const auto& shape) {
+  for (const auto& [signature, known] : known_) {
+    const std::string shapes = json_list(signature.sizes, [](const auto& shape) {
       return json_list(shape, [](int64_t size) { return std::to_string(size); });
     });
     std::string& list = known.graph ? graphs : refused;
@@ -157,23 +170,22 @@ std::string Graphs::report() const {
          "]}";
 }
 
-// Null if no more sizes can be counted.
+// Null if no more signatures can be counted.
 Graphs::Known* Graphs::known(const Tensors& inputs) {
-  Sizes sizes;
-  sizes.reserve(inputs.size());
-  for (const at::Tensor& input : inputs) sizes.push_back(input.sizes().vec());
-  const auto found = known_.find(sizes);
+  Signature signature{{}, settings()};
+  signature.sizes.reserve(inputs.size());
+  for (const at::Tensor& input : inputs) signature.sizes.push_back(input.sizes().vec());
+  const auto found = known_.find(signature);
   if (found != known_.end()) return &found->second;
-  return known_.size() < kMostKnown ? &known_[std::move(sizes)] : nullptr;
+  return known_.size() < kMostKnown ? &known_[std::move(signature)] : nullptr;
 }
 
 void Graphs::count(Known& known) {
   ++known.uses;
   if (++calls_ % kAgeing != 0) return;
-  for (auto& [sizes, other] : known_) other.uses /= 2;
-  std::erase_if(known_, [&](const auto& item) {
-    return &item.second != &known && item.second.uses == 0 && !item.second.graph;
-  });
+  for (auto& [signature, other] : known_) other.uses /= 2;
+  std::erase_if(
+      known_, [&](const auto& item) { return &item.second != &known && item.second.uses == 0 && !item.second.graph; });
 }
 
 size_t Graphs::graph_count() const {
@@ -185,7 +197,7 @@ size_t Graphs::graph_count() const {
 bool Graphs::make_room(const Known& wanting) {
   if (graph_count() < kMost) return true;
   Known* least = nullptr;
-  for (auto& [sizes, known] : known_) {
+  for (auto& [signature, known] : known_) {
     if (known.graph && !known.kept && (least == nullptr || known.uses < least->uses)) least = &known;
   }
   if (least == nullptr || (!wanting.kept && wanting.uses <= least->uses + kMargin)) return false;
@@ -237,11 +249,12 @@ std::unique_ptr<Graphs::Graph> Graphs::recorded(const Tensors& inputs, Recorder:
   graph->recording = recorder_->record(prepare, work, how);
   const Tensors answers = like(graph->outputs);
   for (const Span& span : spans_of(answers)) {  // which may hold an earlier run's
-    if (span.bytes > 0) at::from_blob(span.address, int64_t(span.bytes), at::dtype(at::kByte).device(device_)).fill_(0xA5);
+    if (span.bytes > 0)
+      at::from_blob(span.address, int64_t(span.bytes), at::dtype(at::kByte).device(device_)).fill_(0xA5);
   }
   launch(*graph, given, answers, current_stream());
-  const bool same = answers.size() == expected.size() &&
-                    std::equal(expected.begin(), expected.end(), answers.begin(), same_bits);
+  const bool same =
+      answers.size() == expected.size() && std::equal(expected.begin(), expected.end(), answers.begin(), same_bits);
   TORCH_CHECK(same, "the graph does not answer as a call does: an operator works on another stream or on the host, or ",
               "two calls give different answers");
   return graph;

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <compare>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,7 +27,7 @@ class Graphs {
   using Call = std::function<Tensors(const Tensors&)>;
 
   static constexpr size_t kMost = 64;         // graphs; the least used one makes room
-  static constexpr size_t kMostKnown = 1024;  // sizes whose calls are counted
+  static constexpr size_t kMostKnown = 1024;  // signatures whose calls are counted
 
   // `call` runs the code on the current stream; its calls take turns. With `on_first_use`, sizes get a graph when they
   // are called, else only by `capture`.
@@ -49,7 +51,12 @@ class Graphs {
   std::string report() const;
 
  private:
-  using Sizes = std::vector<std::vector<int64_t>>;
+  // What a graph is made for: the inputs' sizes, and torch's settings that choose kernels.
+  struct Signature {
+    std::vector<std::vector<int64_t>> sizes;
+    std::array<int, 6> settings;
+    auto operator<=>(const Signature&) const = default;
+  };
   struct Graph;
   struct Known;
 
@@ -67,7 +74,7 @@ class Graphs {
   const std::unique_ptr<Recorder> recorder_;
   const bool on_first_use_;
   mutable std::mutex mutex_;  // guards what follows, `call_` and the recorder
-  std::map<Sizes, Known> known_;
+  std::map<Signature, Known> known_;
   uint64_t calls_ = 0;
   bool warned_ = false;
 };

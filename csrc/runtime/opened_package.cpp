@@ -56,7 +56,8 @@ Choice OpenedPackage::verified_choice() const {
   const Choice choice = choose(reader_.manifest(), options_);
   if (options_.cuda_graphs == CudaGraphs::kNone) return choice;
   if (choice.device_index < 0) {
-    throw Error(errors::kUsage, "CUDA graphs are for a model on CUDA; target " + choice.target->name + " is for the CPU",
+    throw Error(errors::kUsage,
+                "CUDA graphs are for a model on CUDA; target " + choice.target->name + " is for the CPU",
                 "Open it without graphs, or with the device cuda.");
   }
   if (const char* const reason = why_no_cuda_recorder()) {

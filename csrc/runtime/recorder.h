@@ -34,8 +34,8 @@ class Recorder {
 
   virtual ~Recorder() = default;
 
-  // The recordings share memory, so that only one may use it at a time. `acquire` lets a stream wait for the use before,
-  // and `release` ends the use that was begun last. Callers take turns.
+  // The recordings share memory, so that only one may use it at a time. `acquire` lets a stream wait for the use
+  // before, and `release` ends the use that was begun last. Callers take turns.
   virtual void acquire(c10::Stream stream) = 0;
   virtual void release(c10::Stream stream) = 0;
   // Returns when the last use has ended on the device.

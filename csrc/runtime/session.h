@@ -35,8 +35,8 @@ class Session {
   // Loads and runs a target's library, which must have been checked. torch finds the calls of custom operators in a
   // .json beside it, and CUDA kernels in files beside it. `constants` are all tensors that the code takes from outside,
   // on the CPU with the manifest's strides; empty if the weights are inside. CPU code uses these tensors without
-  // copying them, so they may be mapped from a file. Throws the errors of torch's loader, and c10::Error if there can be
-  // no CUDA graphs here.
+  // copying them, so they may be mapped from a file. Throws the errors of torch's loader, and c10::Error if there can
+  // be no CUDA graphs here.
   Session(const std::filesystem::path& library, const SessionOptions& options, Constants constants = {});
   ~Session();
 

@@ -36,8 +36,8 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     type=click.Choice(["eager", "compile", "library", "max-autotune", "reduce-overhead", "freezing"]),
     multiple=True,
     help="Time only this alternative; `compile` takes seconds per size. Repeatable. Default: eager, compile, library. "
-    "For packages also torch.compile with max-autotune, with reduce-overhead, or with freezing, which takes the weights "
-    "for constants.",
+    "For packages also torch.compile with max-autotune, with reduce-overhead (CUDA graphs), or with freezing, which "
+    "takes the weights for constants.",
 )
 @click.option(
     "--direction",

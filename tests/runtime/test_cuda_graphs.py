@@ -16,6 +16,7 @@ from exportkit.export.program_file import load_our_operators
 from exportkit.runtime.graphs import CudaGraph, empty_inputs, graph_report
 from exportkit.runtime.loader import load
 from tests.artifacts import artifact
+from tests.runtime import exportkit_run
 from tests.runtime.test_swap_weights import state
 
 MOST = 64  # graphs of a model
@@ -321,6 +322,16 @@ def test_memory_stays_the_same_over_replays_captures_and_swaps():
             model(x[64])
         torch.cuda.synchronize()
         assert free - torch.cuda.mem_get_info()[0] <= 2 << 20
+
+
+@pytest.mark.cuda
+def test_exportkit_run_has_graphs_in_threads_that_never_used_cuda():
+    document = exportkit_run.load(
+        artifact("triton-cuda"), "--device", "cuda", "--cuda-graphs", "--bench", "0.2", "--threads", "2"
+    )
+    assert document["ok"] is True
+    assert len(document["cuda_graphs"]["graphs"]) >= 1
+    assert document["cuda_graphs"]["refused"] == []
 
 
 @pytest.mark.cuda

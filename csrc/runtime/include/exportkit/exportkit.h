@@ -128,10 +128,10 @@ EXPORTKIT_API void exportkit_error_free(exportkit_error* error) EXPORTKIT_NOEXCE
 typedef uint64_t exportkit_model;
 
 /* Flags of exportkit_open_options. EXPORTKIT_VERIFY_ALWAYS checks every digest, also of a package that was checked on
- * this machine before. EXPORTKIT_CUDA_GRAPHS runs calls of a model on CUDA as CUDA graphs: as one launch in the place of
- * one for each kernel, with the same bits. The first call with any sizes takes longer, and launches of several threads
- * take turns; what cannot be a graph runs without one. For a model on the CPU, or a library without CUDA graphs, it is an
- * error. */
+ * this machine before. EXPORTKIT_CUDA_GRAPHS runs calls of a model on CUDA as CUDA graphs: as one launch in the place
+ * of one for each kernel, with the same bits. The first call with any sizes takes longer, and launches of several
+ * threads take turns; what cannot be a graph runs without one. For a model on the CPU, or a library without CUDA
+ * graphs, it is an error. */
 #define EXPORTKIT_VERIFY_ALWAYS UINT64_C(1)
 #define EXPORTKIT_CUDA_GRAPHS UINT64_C(2)
 

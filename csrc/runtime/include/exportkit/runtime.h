@@ -126,10 +126,10 @@ class EXPORTKIT_API Model {
   // loader refused the code that it loaded before. DigestMismatchError: the package was written to meanwhile.
   void swap_weights(const std::string& path);
 
-  // Makes a CUDA graph for the sizes of the model's dimensions, such as {{"batch", 1}, {"gh", 28}}, and keeps it. Returns
-  // the graph's own inputs: a call with these copies none. (Most graphs read any call's inputs where they are.) After a
-  // swap of weights there are new ones. UsageError: the package does not allow these sizes, or the model was opened without graphs.
-  // ModelRunError: calls with these sizes cannot be a graph; the message says why.
+  // Makes a CUDA graph for the sizes of the model's dimensions, such as {{"batch", 1}, {"gh", 28}}, and keeps it.
+  // Returns the graph's own inputs: a call with these copies none. (Most graphs read any call's inputs where they are.)
+  // After a swap of weights there are new ones. UsageError: the package does not allow these sizes, or the model was
+  // opened without graphs. ModelRunError: calls with these sizes cannot be a graph; the message says why.
   std::vector<at::Tensor> capture(const std::map<std::string, int64_t>& sizes) const;
   // The graphs of a model that was opened with graphs, as JSON: {"memory": bytes, "graphs": [{"shapes": of all inputs,
   // "uses": n, "copies_inputs": bool}], "refused": [{"shapes", "reason"}]}. Older uses count less. UsageError as above.

@@ -1,0 +1,286 @@
+"""Which calls become graphs, on a recorder without a GPU (graphs_on_cpu.cpp): every answer is the model's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.compiled import compile_once
+from tests.runtime import tiny
+
+ROOT = Path(__file__).parents[2]
+RUNTIME = ROOT / "csrc" / "runtime"
+TORCH = Path(torch.__file__).parent
+INCLUDES = [f"-I{ROOT / 'csrc'}", f"-I{RUNTIME / 'include'}", "-isystem", TORCH / "include"]
+INCLUDES += ["-isystem", TORCH / "include/torch/csrc/api/include", "-DAT_PER_OPERATOR_HEADERS"]
+MOST, MOST_KNOWN, AGEING, MARGIN = 64, 1024, 4096, 8  # of csrc/runtime/graphs
+
+
+@pytest.fixture(scope="module")
+def operators() -> Any:
+    sources = [Path(__file__).with_name("graphs_on_cpu.cpp"), RUNTIME / "graphs.cpp"]
+    sources += [ROOT / "csrc/package/text.cpp", ROOT / "csrc/package/json_text.cpp"]
+    command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *INCLUDES, *sources]
+    command += [f"-L{TORCH / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", "-Wl,--as-needed"]
+    headers = [RUNTIME / "graphs.h", RUNTIME / "recorder.h"]
+    content = [repr((torch.__version__, command)).encode(), *(file.read_bytes() for file in [*sources, *headers])]
+    key = hashlib.sha256(b"".join(content)).hexdigest()[:16]
+    torch.ops.load_library(str(compile_once(tiny.CACHE / f"graphs-{key}" / "libgraphs_on_cpu.so", command)))
+    return torch.ops.graphs_on_cpu
+
+
+class Model:
+    """The model with graphs. `inputs(n)` are some of n rows."""
+
+    def __init__(self, operators: Any, fault: str = "", *, on_first_use: bool = True) -> None:
+        self._operators, self._handle = operators, operators.open(fault, on_first_use)
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return self._operators.run(self._handle, list(inputs))
+
+    def check(self, rows: int, seed: int = 0) -> list[torch.Tensor]:
+        x, ids = inputs(rows, seed)
+        y, n = answer = self(x, ids)
+        assert torch.equal(y, x * 2 + 1)
+        assert torch.equal(n, ids + 1)
+        return answer
+
+    def capture(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return self._operators.capture(self._handle, list(inputs))
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return json.loads(self._operators.report(self._handle))
+
+    @property
+    def rows(self) -> set[int]:
+        return {graph["shapes"][0][0] for graph in self.report["graphs"]}
+
+    @property
+    def counted(self) -> tuple[int, int, int]:
+        calls, launches, recordings = self._operators.counted(self._handle)
+        return calls, launches, recordings
+
+    def close(self) -> None:
+        self._operators.forget(self._handle)
+
+
+def inputs(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(1000 * seed + rows)
+    return torch.randn(rows, 4, generator=draw), torch.randint(-9, 9, (rows,), generator=draw)
+
+
+@pytest.fixture
+def model(operators: Any) -> Iterator[Callable[..., Model]]:
+    made: list[Model] = []
+
+    def make(*given: Any, **named: Any) -> Model:
+        made.append(Model(operators, *given, **named))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("fault", ["", "cannot move", "overlooked"])
+def test_answers_are_the_models_and_stay_valid(model: Any, fault: str) -> None:
+    graphs = model(fault)
+    kept = [(rows, seed, graphs.check(rows, seed)) for seed in range(3) for rows in (1, 5, 0, 64)]
+    for rows, seed, (y, n) in kept:
+        x, ids = inputs(rows, seed)
+        assert torch.equal(y, x * 2 + 1)
+        assert torch.equal(n, ids + 1)
+    assert graphs.rows == {0, 1, 5, 64}
+    assert {graph["copies_inputs"] for graph in graphs.report["graphs"] if graph["shapes"][0][0]} == {bool(fault)}
+    calls, launches, recordings = graphs.counted
+    assert recordings == 4
+    assert launches >= 12  # and one for each attempt
+    assert calls <= 4 * 2 * 2  # a first run and a recorded one, for each attempt
+
+
+@pytest.mark.parametrize("fault", ["refuses", "wrong", "forgets"])
+def test_what_does_not_answer_as_the_model_is_no_graph(
+    model: Any, fault: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    graphs = model(fault)
+    for seed in range(3):
+        graphs.check(4, seed)
+        graphs.check(5, seed)
+    report = graphs.report
+    assert report["graphs"] == []
+    assert [refused["shapes"] for refused in report["refused"]] == [[[4, 4], [4]], [[5, 4], [5]]]
+    reason = report["refused"][0]["reason"]
+    assert reason == "it refuses" if fault == "refuses" else "does not answer as a call does" in reason
+    assert capfd.readouterr().err.count("run without a CUDA graph") == 1
+    with pytest.raises(RuntimeError, match=r"it refuses|does not answer"):
+        graphs.capture(*inputs(4))
+    graphs.check(4)
+
+
+def test_a_zero_input_hides_nothing(model: Any) -> None:
+    """A use that was overlooked reads the graph's own inputs, which are zero. So is the first call's input here."""
+    graphs = model("overlooked")
+    graphs(torch.zeros(4, 4), torch.ones(4, dtype=torch.int64))
+    graphs.check(4)
+    assert [graph["copies_inputs"] for graph in graphs.report["graphs"]] == [True]
+
+
+def test_only_what_is_asked_for_is_captured(model: Any) -> None:
+    graphs = model(on_first_use=False)
+    graphs.check(3)
+    assert graphs.rows == set()
+    x, ids = graphs.capture(*(torch.full_like(each, 7) for each in inputs(3)))
+    assert (x.shape, ids.shape) == ((3, 4), (3,))
+    given = inputs(3, seed=5)
+    x.copy_(given[0])
+    ids.copy_(given[1])
+    assert torch.equal(graphs(x, ids)[0], given[0] * 2 + 1)
+    graphs.check(3)
+    assert graphs.rows == {3}
+    assert graphs.capture(*inputs(3))[0].data_ptr() == x.data_ptr()
+
+
+def test_a_callers_own_recording_runs_the_model_itself(model: Any) -> None:
+    graphs = model("recorded by another")
+    graphs.check(3)
+    assert graphs.counted == (1, 0, 0)
+    with pytest.raises(RuntimeError, match="another graph is being captured"):
+        graphs.capture(*inputs(3))
+
+
+def test_settings_that_choose_kernels_have_graphs_of_their_own(model: Any) -> None:
+    graphs = model()
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        for precision in ("ieee", "tf32", "ieee"):
+            torch.backends.cuda.matmul.fp32_precision = precision
+            graphs.check(3)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert sorted(graph["uses"] for graph in graphs.report["graphs"]) == [1, 2]
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=st.lists(st.integers(1, 90), max_size=300))
+def test_graphs_are_bounded_whatever_is_called(operators: Any, rows: list[int]) -> None:
+    graphs = Model(operators)
+    try:
+        for seed, each in enumerate(rows):
+            graphs.check(each, seed % 3)
+        assert graphs.counted[2] == len(graphs.report["graphs"]) == min(len(set(rows)), MOST)
+    finally:
+        graphs.close()
+
+
+def test_with_more_sizes_than_graphs_none_is_made_in_vain(model: Any) -> None:
+    """If each new size took the place of another, every call of a cycle would make a graph."""
+    graphs = model()
+    sizes = range(1, MOST + 37)
+    for _ in range(4):
+        for rows in sizes:
+            graphs.check(rows)
+    calls, launches, recordings = graphs.counted
+    assert recordings == MOST
+    assert launches == 4 * MOST + MOST  # the first launch of each is compared
+    assert calls == 2 * MOST + 4 * (len(sizes) - MOST)
+
+
+def test_a_size_that_is_used_more_takes_the_place_of_the_least_used(model: Any) -> None:
+    graphs = model()
+    for rows in range(1, MOST + 1):
+        for _ in range(3 if rows == 7 else 5):
+            graphs.check(rows)
+    for _ in range(3 + MARGIN):
+        graphs.check(100)
+    assert graphs.rows == set(range(1, MOST + 1))
+    graphs.check(100)
+    assert graphs.rows == set(range(1, MOST + 1)) - {7} | {100}
+
+
+def test_after_a_while_old_uses_count_less(model: Any) -> None:
+    graphs = model()
+    for rows in range(1, MOST + 1):
+        for _ in range(200):
+            graphs.check(rows)
+    for _ in range(3 * AGEING):
+        graphs(*inputs(100))
+        if 100 in graphs.rows:
+            break
+    assert 100 in graphs.rows
+
+
+def test_what_was_asked_for_stays(model: Any) -> None:
+    graphs = model()
+    for rows in range(1, MOST + 1):
+        graphs.capture(*inputs(rows))
+    for _ in range(50):
+        graphs.check(100)
+    assert graphs.rows == set(range(1, MOST + 1))
+    with pytest.raises(RuntimeError, match="at most 64 graphs"):
+        graphs.capture(*inputs(100))
+    graphs.check(100)
+
+
+def test_the_number_of_sizes_that_are_counted_is_bounded(model: Any) -> None:
+    graphs = model("refuses")
+    for rows in range(1, MOST_KNOWN + 50):
+        graphs.check(rows)
+    assert len(graphs.report["refused"]) == MOST_KNOWN
+
+
+def test_threads_take_turns(model: Any) -> None:
+    graphs = model()
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(graphs.check, 1 + index % 7, index) for index in range(400)]:
+            done.result()
+    assert graphs.rows == set(range(1, 8))
+
+
+# --- the recorder of CUDA ---------------------------------------------------------------------------------------------
+
+
+def cuda_include() -> Path:
+    return Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "include"
+
+
+@pytest.mark.skipif(not (cuda_include() / "cuda_runtime_api.h").exists(), reason="there are no headers of CUDA")
+def test_the_recorder_of_cuda_compiles(tmp_path: Path) -> None:
+    """A torch for the CPU lacks one header of those that it has for CUDA."""
+    missing = tmp_path / "c10/cuda/impl/cuda_cmake_macros.h"
+    if not (TORCH / "include/c10/cuda/impl/cuda_cmake_macros.h").exists():
+        missing.parent.mkdir(parents=True)
+        missing.write_text("#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n")
+    command = [
+        "g++",
+        "-std=c++20",
+        "-fsyntax-only",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-DEXPORTKIT_CUDA_GRAPHS",
+        *INCLUDES,
+    ]
+    command += ["-isystem", tmp_path, "-isystem", cuda_include(), RUNTIME / "cuda_recorder.cpp"]
+    subprocess.run(command, check=True)
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="there is no ptxas")
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_the_kernel_that_copies_is_assembled(tmp_path: Path, architecture: str) -> None:
+    _, _, rest = (RUNTIME / "cuda_copies.cpp").read_text().partition('R"(')
+    kernel = tmp_path / "copies.ptx"
+    kernel.write_text(rest.partition(')";')[0])
+    subprocess.run(["ptxas", f"-arch={architecture}", kernel, "-o", tmp_path / "copies.cubin"], check=True)
