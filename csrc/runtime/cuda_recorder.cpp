@@ -181,14 +181,15 @@ class CudaRecorder final : public Recorder {
 
   bool is_recorded(c10::Stream stream) const override { return driver_.capture_of(stream.native_handle()) != 0; }
 
-  std::unique_ptr<Recording> record(const Step& prepare, const Step& work, Inputs inputs) override {
+  std::unique_ptr<Recording> record(const std::vector<Span>& inputs, Inputs how, const Prepare& prepare,
+                                    const Work& work) override {
     c10::Event given(device_.type());
     given.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
     return RecordingStream::of(device_).run([&](c10::Stream stream) {
       given.block(stream);
-      const std::vector<Span> read = prepare();
+      prepare();
       stream.synchronize();
-      return recorded(stream.native_handle(), read, work, inputs);
+      return recorded(stream.native_handle(), inputs, how, work);
     });
   }
 
@@ -199,10 +200,10 @@ class CudaRecorder final : public Recorder {
   }
 
  private:
-  std::unique_ptr<Recording> recorded(void* stream, const std::vector<Span>& read, const Step& work, Inputs inputs) {
+  std::unique_ptr<Recording> recorded(void* stream, const std::vector<Span>& inputs, Inputs how, const Work& work) {
     Capture capture(*pool_, driver_, stream);
     std::optional<CudaCopies> copied;
-    if (inputs == Inputs::kCopied) copied.emplace(driver_, device_, stream, copies(read));
+    if (how == Inputs::kCopied) copied.emplace(driver_, device_, stream, copies(inputs));
     std::vector<Span> written;
     try {
       written = work();
@@ -213,7 +214,7 @@ class CudaRecorder final : public Recorder {
     Graph graph = capture.end();
     driver_.check_nodes(graph.get());
     std::optional<CudaUses> uses;
-    if (inputs == Inputs::kMoved) uses.emplace(driver_, graph.get(), read);
+    if (how == Inputs::kMoved) uses.emplace(driver_, graph.get(), inputs);
     return std::make_unique<CudaRecording>(pool_, driver_, std::move(graph), std::move(uses), std::move(copied),
                                            std::move(outputs));
   }

@@ -22,6 +22,7 @@ using Tensors = Graphs::Tensors;
 
 constexpr uint64_t kAgeing = 4096;     // calls, after which all uses count half: a workload may change
 constexpr uintptr_t kAlignment = 256;  // of memory that torch allocates: kernels are chosen by their inputs' alignment
+constexpr int kFailures = 3;           // calls that fail, after which these sizes get no graph
 constexpr uint64_t kMargin = 8;        // uses more than another's, for taking its place: a capture costs some calls
 
 Tensors like(const Tensors& tensors) {
@@ -61,6 +62,25 @@ void set_example(const Tensors& tensors) {
   }
 }
 
+// The memory of new tensors may hold the right answer, of an earlier run.
+void set_noise(const Tensors& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    const Span span = span_of(tensor);
+    const auto bytes = static_cast<int64_t>(span.bytes);
+    if (bytes > 0) at::from_blob(span.address, bytes, tensor.options().dtype(at::kByte)).fill_(0xA5);
+  }
+}
+
+// The same values, but examples for tensors that are zero: these look like memory that nobody has read.
+Tensors tellable(const Tensors& inputs) {
+  Tensors given = like(inputs);
+  set_example(given);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].any().item<bool>()) given[i].copy_(inputs[i]);
+  }
+  return given;
+}
+
 // The settings that a call follows when it chooses kernels, and a graph cannot.
 std::array<int, 6> settings() {
   const at::Context& context = at::globalContext();
@@ -92,6 +112,7 @@ struct Graphs::Graph {
 
 struct Graphs::Known {
   uint64_t uses = 0;
+  int failures = 0;   // of calls, before there was a graph
   bool kept = false;  // it was asked for, and is never the one that makes room
   std::string refusal;
   std::unique_ptr<Graph> graph;
@@ -208,13 +229,16 @@ bool Graphs::make_room(const Known& wanting) {
 
 // Sets the graph, or the reason why there is none.
 void Graphs::make_graph(Known& known, const Tensors& inputs) {
+  const Tensors given = tellable(inputs);
   for (const auto how : {Recorder::Inputs::kMoved, Recorder::Inputs::kCopied}) {
+    bool answered = false;
     try {
-      known.graph = recorded(inputs, how);
-      known.refusal.clear();
+      known.graph = recorded(given, how, answered);
       if (how == Recorder::Inputs::kMoved && !known.kept) known.graph->inputs.clear();
       return;
     } catch (const std::exception& error) {
+      // A call that fails says nothing about calls with other values.
+      if (!answered && ++known.failures < kFailures && !known.kept) return;
       known.refusal = first_line(error.what());
     }
   }
@@ -222,36 +246,28 @@ void Graphs::make_graph(Known& known, const Tensors& inputs) {
   warned_ = true;
 }
 
-std::unique_ptr<Graphs::Graph> Graphs::recorded(const Tensors& inputs, Recorder::Inputs how) {
-  auto graph = std::make_unique<Graph>(Graph{how, {}, {}, nullptr});
-  Tensors given, expected;
+// `answered`: whether the code itself has answered.
+std::unique_ptr<Graphs::Graph> Graphs::recorded(const Tensors& given, Recorder::Inputs how, bool& answered) {
+  auto graph = std::make_unique<Graph>(Graph{how, like(given), {}, nullptr});
+  // What is not recorded runs meanwhile, on zeros and on memory that holds nothing yet, so that it is found out below.
+  set_zero(graph->inputs);
+  Tensors expected;
   // The first run loads kernels, which cannot be recorded, and says what the graph must answer.
   const auto prepare = [&] {
-    given = like(inputs);
-    set_example(given);
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (inputs[i].any().item<bool>()) given[i].copy_(inputs[i]);  // zeros would look like memory that nobody read
-    }
     for (const at::Tensor& output : call_(given)) {
       TORCH_CHECK(output.device() == device_, "an output is on ", output.device(), ", and a graph writes to ", device_);
       expected.push_back(output.clone());
     }
-    // What is not recorded runs now, on zeros and on memory that holds nothing yet, so that it is found out below.
-    graph->inputs = like(inputs);
-    set_zero(graph->inputs);
-    return spans_of(graph->inputs);
+    answered = true;
   };
   const auto work = [&] {
     graph->outputs = call_(graph->inputs);
     return spans_of(graph->outputs);
   };
   recorder_->wait_until_free();
-  graph->recording = recorder_->record(prepare, work, how);
+  graph->recording = recorder_->record(spans_of(graph->inputs), how, prepare, work);
   const Tensors answers = like(graph->outputs);
-  for (const Span& span : spans_of(answers)) {  // which may hold an earlier run's
-    if (span.bytes > 0)
-      at::from_blob(span.address, int64_t(span.bytes), at::dtype(at::kByte).device(device_)).fill_(0xA5);
-  }
+  set_noise(answers);
   launch(*graph, given, answers, current_stream());
   const bool same =
       answers.size() == expected.size() && std::equal(expected.begin(), expected.end(), answers.begin(), same_bits);

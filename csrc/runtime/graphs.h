@@ -63,7 +63,7 @@ class Graphs {
   Known* known(const Tensors& inputs);
   bool make_room(const Known& wanting);
   void make_graph(Known& known, const Tensors& inputs);
-  std::unique_ptr<Graph> recorded(const Tensors& inputs, Recorder::Inputs how);
+  std::unique_ptr<Graph> recorded(const Tensors& given, Recorder::Inputs how, bool& answered);
   void launch(Graph& graph, Tensors inputs, const Tensors& outputs, c10::Stream stream);
   void count(Known& known);
   size_t graph_count() const;

@@ -30,7 +30,8 @@ class Recorder {
  public:
   // Where a launch reads its inputs: where they are, or where they were recorded, after a copy.
   enum class Inputs { kMoved, kCopied };
-  using Step = std::function<std::vector<Span>()>;
+  using Prepare = std::function<void()>;
+  using Work = std::function<std::vector<Span>()>;
 
   virtual ~Recorder() = default;
 
@@ -43,13 +44,14 @@ class Recorder {
 
   // Whether somebody records this stream, so that nothing may be launched on it but what belongs to the recording.
   virtual bool is_recorded(c10::Stream stream) const = 0;
-  // Calls `prepare`, which returns the inputs, then records what `work` launches instead of running it; `work` returns
-  // the outputs. Both are called with a stream of the recorder as the current one, which has waited for the current one
-  // of the caller; all that `prepare` launches has run when this returns. What `work` allocates comes from memory that
-  // all recordings of this recorder share, and that nobody else gets while one of them exists. Throws what the two
-  // throw, and c10::Error if something cannot be recorded, or the inputs' uses are not found where they shall be moved.
-  // Uses may be overlooked: who moves inputs compares the first answers.
-  virtual std::unique_ptr<Recording> record(const Step& prepare, const Step& work, Inputs inputs) = 0;
+  // Calls `prepare`, then records what `work` launches instead of running it. `work` reads `inputs` and returns the
+  // outputs. Both are called with a stream of the recorder as the current one, which has waited for the current one of
+  // the caller; all that `prepare` launches has run when this returns. What `work` allocates comes from memory that all
+  // recordings of this recorder share, and that nobody else gets while one of them exists. Throws what the two throw,
+  // and c10::Error if something cannot be recorded, or the inputs' uses are not found where they shall be moved. Uses
+  // may be overlooked: who moves inputs compares the first answers.
+  virtual std::unique_ptr<Recording> record(const std::vector<Span>& inputs, Inputs how, const Prepare& prepare,
+                                            const Work& work) = 0;
   // The bytes that the recordings' shared memory takes.
   virtual int64_t memory() const = 0;
 };

@@ -218,13 +218,14 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
         "--drain-timeout": 9,
         "--traces": "http://localhost:4318/v1/traces",
     }
-    flags = ["--isolate", "--no-warm-up", "--shared-memory", "--no-access-log"]
+    flags = ["--isolate", "--cuda-graphs", "--no-warm-up", "--shared-memory", "--no-access-log"]
     assert main(["serve", str(tiny_package), *flags, *(str(word) for pair in words.items() for word in pair)]) == 0
     assert main(["serve", str(tiny_package), "--no-grpc"]) == 0
     given, plain = asked
     assert (given.packages, given.repository) == ((tiny_package,), folder)
     assert (given.load.devices, given.load.runners) == (("cpu",), 3)
-    assert (given.load.isolate, given.load.warm_up, given.load.public_keys) == (True, False, (folder / "server.pem",))
+    assert (given.load.isolate, given.load.warm_up, given.load.cuda_graphs) == (True, False, True)
+    assert given.load.public_keys == (folder / "server.pem",)
     limits = given.batch
     assert (limits.max_rows, limits.max_delay) == (4, 0.005)
     assert (limits.max_queued_rows, limits.max_queued_bytes) == (6, 7000)

@@ -61,8 +61,9 @@ class RepeatingRecorder final : public Recorder {
   void release(c10::Stream) override { check(--state_.using_memory == 0, "a release without acquire"); }
   void wait_until_free() override { check(state_.using_memory == 0, "a use that never ended"); }
   bool is_recorded(c10::Stream) const override { return state_.fault == "recorded by another"; }
-  std::unique_ptr<Recording> record(const Step& prepare, const Step& work, Inputs how) override {
-    const std::vector<Span> inputs = prepare();
+  std::unique_ptr<Recording> record(const std::vector<Span>& inputs, Inputs how, const Prepare& prepare,
+                                    const Work& work) override {
+    prepare();
     if (state_.fault == "refuses" || (state_.fault == "cannot move" && how == Inputs::kMoved)) {
       throw std::runtime_error("it refuses\nand says more");
     }
@@ -88,6 +89,7 @@ struct Model {
 
   Graphs::Tensors call(const Graphs::Tensors& inputs) {
     ++state.calls;
+    if (inputs[1].eq(99).any().item<bool>()) throw std::runtime_error("99 is out of range");
     return {inputs[0].mul(2).add(1), inputs[1].add(1)};
   }
 };

@@ -138,6 +138,28 @@ def test_a_zero_input_hides_nothing(model: Any) -> None:
     assert [graph["copies_inputs"] for graph in graphs.report["graphs"]] == [True]
 
 
+def test_one_call_that_fails_keeps_no_size_from_a_graph(model: Any) -> None:
+    graphs = model()
+    x, ids = inputs(4)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="99 is out of range"):
+            graphs(x, torch.full_like(ids, 99))
+    assert graphs.report["refused"] == []
+    graphs.check(4)
+    assert graphs.rows == {4}
+    y, n = graphs(x, torch.full_like(ids, 98))
+    assert torch.equal(y, x * 2 + 1)
+    assert torch.equal(n, torch.full_like(ids, 99))
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="99 is out of range"):
+            graphs(*(torch.full_like(each, 99) for each in inputs(5)))
+    (refused,) = graphs.report["refused"]
+    assert refused["reason"] == "99 is out of range"
+    calls = graphs.counted[0]
+    graphs.check(5)
+    assert graphs.counted[0] == calls + 1  # the call, and no further attempt
+
+
 def test_only_what_is_asked_for_is_captured(model: Any) -> None:
     graphs = model(on_first_use=False)
     graphs.check(3)
