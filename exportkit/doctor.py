@@ -67,6 +67,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "compile for CUDA": ("platform", "torch", "package reader", "compiler", "temporary files", "CUDA device"),
     "use the arr_coc operators on CUDA": ("platform", "torch", "arr_coc, CPU", "arr_coc, CUDA", "CUDA device"),
     "build CUDA operators": ("compiler", "nvcc"),
+    "run calls as CUDA graphs": ("torch", "C++ runtime", "CUDA device", "CUDA graphs"),
     "run packages in worker processes (isolate=True)": ("platform", "torch", "temporary files", "worker processes"),
 }
 BASIC = ("load and run a CPU package", "export an ExportedProgram", "compile for the CPU")
@@ -82,7 +83,7 @@ def diagnose(progress: Callable[[str], None] = lambda step: None) -> HostReport:
     findings = [_python(), _platform(), _torch(), _if_torch("libstdc++", _libstdcxx), _package_reader()]
     findings += [_signatures(), _onnx(), _if_reader("CPU", _cpu)]
     findings += [_if_torch("C++ runtime", _runtime), _if_torch("CUDA device", _cuda_device)]
-    findings.append(_if_torch("worker processes", _worker_processes))
+    findings += [_if_torch("CUDA graphs", _cuda_graphs), _if_torch("worker processes", _worker_processes)]
     progress("compiling a probe")
     findings += [_if_torch("compiler", _compiler), _nvcc(), _temporary_files()]
     findings.append(_if_reader("cache", _cache))
@@ -336,6 +337,20 @@ def _runtime() -> Finding:
         )
         return Finding("C++ runtime", False, reason, hint)
     return Finding("C++ runtime", True, str(library_path()))
+
+
+def _cuda_graphs() -> Finding:
+    from exportkit.errors import UsageError
+    from exportkit.runtime.native import why_no_graphs
+
+    try:
+        reason = why_no_graphs()
+    except UsageError as error:  # $EXPORTKIT_RUNTIME
+        reason = error.message
+    if reason:
+        hint = "`make build` builds the C++ runtime with them where torch and its headers are for CUDA."
+        return Finding("CUDA graphs", False, reason, hint)
+    return Finding("CUDA graphs", True, "exportkit.load(..., cuda_graphs=True)")
 
 
 def _library(device: str) -> Finding:

@@ -109,7 +109,7 @@ def _run(request: dict[str, Any], files: list[int], path: list[str], connection:
 
 def _end(status: int) -> None:
     """Ends this process as an interpreter does, but for taking torch apart, which takes 0.3 s."""
-    # An interpreter does these two at its end, and has no public function for either.
+    # The interpreter calls these two when it ends. Neither is public.
     threading._shutdown()  # type: ignore[attr-defined]  # typeshed does not list it
     atexit._run_exitfuncs()
     sys.stdout.flush()
