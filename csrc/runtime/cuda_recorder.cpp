@@ -251,7 +251,9 @@ std::unique_ptr<Recorder> cuda_recorder(c10::Device device) {
 #else
 
 namespace exportkit {
-const char* why_no_cuda_recorder() { return "the C++ runtime was built with a torch for the CPU, or without CUDA's headers"; }
+const char* why_no_cuda_recorder() {
+  return "the C++ runtime was built with a torch for the CPU, or without CUDA's headers";
+}
 std::unique_ptr<Recorder> cuda_recorder(c10::Device) { return nullptr; }
 }  // namespace exportkit
 
