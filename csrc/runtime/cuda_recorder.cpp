@@ -99,7 +99,7 @@ class Capture {
     driver_.end(stream_, &graph);
     if (graph != nullptr) driver_.destroy(graph);
     leave();
-    cudaGetLastError();  // forgets the error of what could not be recorded, which the next kernel would report
+    forget_error();
   }
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
@@ -109,6 +109,7 @@ class Capture {
     const int failed = driver_.end(stream_, &graph);
     capture_ = 0;
     leave();
+    if (failed != 0) forget_error();
     driver_.check(failed, kNotRepeatable);
     return Graph(graph, driver_.destroy);
   }
@@ -118,6 +119,9 @@ class Capture {
     allocator().endAllocateToPool(pool_.device, pool_.id);
     allocator().releasePool(pool_.device, pool_.id);  // `beginAllocateToPool` holds it once more
   }
+
+  // That of what could not be recorded: the next kernel would report it.
+  static void forget_error() { cudaGetLastError(); }
 
   const Pool& pool_;
   const GraphDriver& driver_;
