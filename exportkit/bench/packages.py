@@ -261,22 +261,25 @@ def _row(
     expected = _expected(package, spec, sizes, inputs[0])
     variants = [*loaded, *_eager_variants(spec, manifest, expected.replaced, options)]
     ready: list[Alternative] = []
+    errors: dict[str, float | None] = {}
     failed = [Measurement(name, "the eager model", note=note) for name in _against(options) if note]
     for variant in variants:
-        if (reason := _difference(variant, inputs[0], manifest, expected)) is None:
+        verdict = _judged(variant, inputs[0], manifest, expected)
+        if isinstance(verdict, Match):
+            errors[variant.name] = max((one.error.rms for one in verdict.outputs if one.error), default=None)
             calls = [partial(variant.function, *args, **kwargs) for args, kwargs in inputs]
             ready.append(Alternative(variant.name, variant.what, calls, variant.within))
         elif variant.name in COMPILERS:
-            failed.append(Measurement(variant.name, variant.what, note=reason))
+            failed.append(Measurement(variant.name, variant.what, note=verdict))
         else:
             raise WrongResultError(
-                f"the results of {variant.name} differ from eager's at {label_of(sizes)}: {reason}",
+                f"the results of {variant.name} differ from eager's at {label_of(sizes)}: {verdict}",
                 hint="It was not timed. `exportkit verify` shows details.",
             )
     load_ms = {one.name: one.load_ms for one in loaded}
     # No graphs: AOTInductor's runtime queries events while it runs, which a capture does not allow.
     timed = measure(ready, device, options.seconds, graphs=False)
-    measured = [msgspec.structs.replace(m, load_ms=load_ms.get(m.name)) for m in timed]
+    measured = [msgspec.structs.replace(m, load_ms=load_ms.get(m.name), error=errors[m.name]) for m in timed]
     return Row(
         subject=manifest.name,
         size=label_of(sizes),
@@ -351,8 +354,8 @@ def _eager_variants(
     return variants
 
 
-def _difference(variant: _Variant, inputs: _Inputs, manifest: Manifest, expected: _Expected) -> str | None:
-    """Returns how a variant's results differ from the expected ones; None if they agree."""
+def _judged(variant: _Variant, inputs: _Inputs, manifest: Manifest, expected: _Expected) -> Match | str:
+    """Returns that a variant's results agree with the expected ones, or how they differ."""
     args, kwargs = tree_map_only(Tensor, torch.clone, inputs)
     try:
         with variant.within():
@@ -363,7 +366,7 @@ def _difference(variant: _Variant, inputs: _Inputs, manifest: Manifest, expected
         # An error of a compiler is a result of the comparison.
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
     verdict = compare_outputs(manifest.call.outputs, expected.outputs, answer, reference=expected.reference)
-    return None if isinstance(verdict, Match) else verdict.message
+    return verdict if isinstance(verdict, Match) else verdict.message
 
 
 def _tensors(value: Any) -> list[Tensor]:

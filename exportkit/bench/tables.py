@@ -21,7 +21,7 @@ def table(
     Args:
         rows: The rows. The table has a column if any row has a value for it.
         full: Also show half the distance between the quartiles of exportkit's time, the time of its call if the main
-            time is the kernels', and the peak memory of exportkit and eager.
+            time is the kernels', errors in parentheses, and the peak memory of exportkit and eager.
         goals: Target times in milliseconds, by the rows' keys.
     """
     directions, dtypes = {row.direction for row in rows}, {row.dtype for row in rows}
@@ -32,12 +32,12 @@ def table(
     ]
     if len(dtypes) > 1:
         columns.append(("dtype", lambda row: row.dtype))
-    columns.append(("exportkit ms", lambda row: _time_text(row.time(OURS), spread=full)))
+    columns.append(("exportkit ms", partial(_our_text, full)))
     if goals:
         columns.append(("goal ms", lambda row: number(goals[row.key])))
     if full and any(ours.kernels for row in rows if (ours := row.get(OURS))):
         columns.append(("its call ms", _call_text))
-    columns += [(f"{title(name)} ms", partial(_other_text, name)) for name in names]
+    columns += [(f"{title(name)} ms", partial(_other_text, name, full)) for name in names]
     if any(row.limit is not None for row in rows):
         columns.append(("limit ms", lambda row: number(row.limit)))
         columns.append(("of limit", lambda row: "" if row.of_limit is None else f"{row.of_limit:.0%}"))
@@ -69,6 +69,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     """Returns loading times, and what is missing and why, once each."""
     loads = {m.name: m.load_ms for row in rows for m in row.measurements if m.load_ms is not None}
     loaded = ["loading took " + ", ".join(f"{title(name)} {ms:.0f} ms" for name, ms in loads.items())] if loads else []
+    if any(m.error is not None for row in rows for m in row.measurements):
+        loaded.append("in parentheses: the rms error of the least accurate output, against the model in a wider dtype")
     found: dict[str, list[str]] = {}
     for row in rows:
         for measurement in row.measurements:
@@ -94,17 +96,26 @@ def _time_text(timing: Timing | None, *, spread: bool = False) -> str:
     return number(timing.median) + (f" ±{timing.spread:.0%}" if spread else "")
 
 
+def _error_text(name: str, row: Row) -> str:
+    found = row.get(name)
+    return "" if found is None or found.error is None else f" ({found.error:.1e})"
+
+
 def _call_text(row: Row) -> str:
     """Returns the time of exportkit's call including Python's launches."""
     ours = row.get(OURS)
     return _time_text(ours.call if ours else None)
 
 
-def _other_text(name: str, row: Row) -> str:
+def _our_text(full: bool, row: Row) -> str:
+    return _time_text(row.time(OURS), spread=full) + (_error_text(OURS, row) if full else "")
+
+
+def _other_text(name: str, full: bool, row: Row) -> str:
     """Returns a time, marked if it includes Python's launches (it could not be captured) and exportkit's does not."""
     ours, other = row.get(OURS), row.get(name)
     launches = ours and ours.kernels and other and other.call and not other.kernels
-    return _time_text(row.time(name)) + (" (call)" if launches else "")
+    return _time_text(row.time(name)) + (" (call)" if launches else "") + (_error_text(name, row) if full else "")
 
 
 def number(value: float | None) -> str:

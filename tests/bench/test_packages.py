@@ -45,6 +45,7 @@ def test_a_package_is_timed_beside_eager_on_references_and_with_operators(packag
     assert [m.name for m in row.measurements] == ["exportkit", "eager", "eager with operators"]
     assert all(m.call.median > 0 for m in row.measurements)
     assert row.get("exportkit").load_ms > 0
+    assert all(0 < m.error < 1e-5 for m in row.measurements)  # against float64
     assert row.limit is None
 
 

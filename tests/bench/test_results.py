@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from exportkit.bench.results import Machine, Measurement, Results, Row, Timing, encode, merged, read
+from exportkit.bench.results import OURS_GRAPHS, Machine, Measurement, Results, Row, Timing, encode, merged, read
 from exportkit.errors import UsageError
 
 MACHINE = Machine("a GPU", "a CPU", 2, 2, 0.1, "a GPU", "1.2", "13.0", "2.11.0", "3.11", "Linux")
@@ -43,6 +43,7 @@ def test_the_best_alternative_is_the_fastest_and_its_ratio_is_to_ours():
     assert row(ours=2.0, eager=8.0, compile=3.0).best == ("compile", 1.5)
     assert row(ours=2.0, eager=1.0).best == ("eager", 0.5)
     assert row(ours=2.0, **{"eager": 4.0, "eager with operators": 3.0}).best == ("eager", 2.0)
+    assert row(ours=2.0, **{"eager": 4.0, OURS_GRAPHS: 0.1}).best == ("eager", 2.0)
     assert row().best is None
 
 

@@ -34,6 +34,15 @@ def test_a_time_with_launches_beside_one_without_is_marked():
     assert head[3] == "its call ms"
 
 
+def test_errors_stand_beside_the_times_in_a_full_table():
+    found = [Measurement("exportkit", "", call=timing(1.0), error=0.00123), Measurement("eager", "", call=timing(2.0))]
+    rows = [msgspec.structs.replace(row(), measurements=tuple(found))]
+    assert cells(tables.table(rows))[2][2:4] == ["1.00 ±10% (1.2e-03)", "2.00"]
+    assert cells(tables.table(rows, full=False))[2][2:4] == ["1.00", "2.00"]
+    assert any("rms error" in note for note in tables.notes(rows))
+    assert tables.notes([row(eager=1.0)]) == []
+
+
 def test_rows_without_a_limit_have_no_column_for_it():
     rows = [msgspec.structs.replace(row(eager=4.0), limit=None, moved_bytes=None)]
     assert "limit" not in tables.table(rows)
