@@ -61,6 +61,12 @@ def test_a_package_is_timed_and_what_loading_took_is_said(capsys):
     assert "loading took exportkit" in out
 
 
+def test_a_package_on_the_cpu_has_no_cuda_graphs(capsys):
+    code, _, err = run(capsys, artifact("patches"), *QUICK[:-1], "batch=1,rows=2,columns=2", "--cuda-graphs")
+    assert code == 2
+    assert "cuda_graphs is for a model on CUDA" in err
+
+
 def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
     """In a process of its own, since it loads their library."""
     path, library = artifact("softpool"), softpool_library()
@@ -82,6 +88,7 @@ def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
         (["x.pt2", "--dtype", "float16"], "are for operators"),
         (["x.pt2", "--against", "library"], "is for operators"),
         (["opponent_balance", "--against", "freezing"], "--against freezing is for packages"),
+        (["opponent_balance", "--cuda-graphs"], "--cuda-graphs is for packages"),
         (["opponent_balance", "--weights", __file__], "--weights is for packages"),
         (["opponent_balance", "--op-library", __file__], "--op-library is for packages"),
         (["opponent_balance", "--public-key", __file__], "--public-key is for packages"),

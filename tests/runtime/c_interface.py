@@ -11,6 +11,7 @@ import numpy as np
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLDataTypeCode by numpy's kind
 VERIFY_ALWAYS = 1
+CUDA_GRAPHS = 2
 HOST_TENSORS, CONTIGUOUS_OUTPUTS = 1, 2
 
 

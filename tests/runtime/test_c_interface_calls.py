@@ -104,8 +104,8 @@ def test_options_of_newer_and_broken_callers_are_told_apart(c_library, tiny_pack
         newer.known.size = size
         with pytest.raises(Refused, match=r"exportkit_open_options\.size must be sizeof\(exportkit_open_opt"):
             open_with(newer)
-    with pytest.raises(Refused, match=r"exportkit_open_options\.flags has flags .*: 2$"):
-        c_library.open(tiny_package, flags=3)
+    with pytest.raises(Refused, match=r"exportkit_open_options\.flags has flags .*: 4$"):
+        c_library.open(tiny_package, flags=5)
     views = list(map(view, arrays))
     assert r"exportkit_run_options.flags has flags" in c_interface.refused(c_model, *views, flags=4).message
     assert "stream must be null: the model is on cpu" in c_interface.refused(c_model, *views, stream=1).message
@@ -117,6 +117,7 @@ def test_options_of_newer_and_broken_callers_are_told_apart(c_library, tiny_pack
         ({"device": b"tpu"}, 200, "tpu"),
         ({"target": b"none"}, 200, "the package has no target 'none'"),
         ({"device": b"cuda:0"}, 401, "cuda"),
+        ({"flags": c_interface.CUDA_GRAPHS}, 200, "CUDA graphs are for a model on CUDA"),
         ({"runners": -1}, 200, "runners must be a positive integer, got -1"),
         ({"public_key_count": 1}, 200, "public_keys must not be null"),
         ({"public_keys": (c.c_char_p * 1)(), "public_key_count": 1}, 200, "an element of public_keys must not be null"),
