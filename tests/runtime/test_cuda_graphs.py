@@ -325,6 +325,20 @@ def test_memory_stays_the_same_over_replays_captures_and_swaps():
 
 
 @pytest.mark.cuda
+def test_memory_stays_the_same_over_evictions(graphs: exportkit.Model):
+    free = []
+    for batch in range(1, 257):  # each of them is used more than the last ones, and takes the place of one
+        for _ in range(12):
+            graphs(*mixed_inputs(batch, 0))
+        if batch in (MOST + 20, 256):
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            free.append(torch.cuda.mem_get_info()[0])
+    assert len(graphs.cuda_graphs.graphs) == MOST
+    assert free[0] - free[1] < 16 << 20
+
+
+@pytest.mark.cuda
 def test_exportkit_run_has_graphs_in_threads_that_never_used_cuda():
     document = exportkit_run.load(
         artifact("triton-cuda"), "--device", "cuda", "--cuda-graphs", "--bench", "0.2", "--threads", "2"
