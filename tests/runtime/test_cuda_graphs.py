@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,12 @@ def test_a_model_on_the_cpu_has_no_graphs():
             _ = model.cuda_graphs
     with pytest.raises(ModelClosedError):
         model.capture(batch=3)
+
+
+@pytest.mark.parametrize("wrong", ["yes", 1, None, {"batch": 1}, [3], ["batch"]])
+def test_what_is_neither_a_truth_nor_a_list_of_sizes_is_refused(wrong: Any):
+    with pytest.raises(UsageError, match=r"cuda_graphs must be True, False or a list of sizes, got"):
+        exportkit.load(artifact("weighted"), "cpu", cuda_graphs=wrong)
 
 
 def test_sizes_must_be_those_of_the_package():
