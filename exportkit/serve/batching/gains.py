@@ -64,17 +64,28 @@ class _Bucket:
         if self.in_trial:
             self.in_trial -= 1
             return self.trying_together
-        if not (self.together.known and self.alone.known):
-            return not self.together.known
+        if not self.together.known:
+            return True
+        if not self.alone.known:
+            return self._begin_trial(together=False)
         faster_together = self.alone.row_time > (1 - LEAST_GAIN) * self.together.row_time
         faster, slower = (self.together, self.alone) if faster_together else (self.alone, self.together)
-        # The first runs are slowed down by what the last run left behind: answers to send, and the next requests. They
-        # are as many as it had requests, and are forgotten at the end of the trial.
-        runs = self.requests + RECENT
-        if self.since_trial * TRIALS * faster.row_time < runs * slower.run_time * slower.row_time:
+        if self.since_trial * TRIALS * faster.row_time < self._trial_runs * slower.run_time * slower.row_time:
             return faster_together
-        self.trying_together, self.in_trial, self.since_trial = not faster_together, runs - 1, 0.0
-        return self.trying_together
+        return self._begin_trial(together=not faster_together)
+
+    @property
+    def _trial_runs(self) -> int:
+        """The runs of a trial.
+
+        The first are slowed down by what the last run left behind: answers to send, and the next requests. They are as
+        many as it had requests, and are forgotten at the end of the trial.
+        """
+        return self.requests + RECENT
+
+    def _begin_trial(self, *, together: bool) -> bool:
+        self.trying_together, self.in_trial, self.since_trial = together, self._trial_runs - 1, 0.0
+        return together
 
 
 def _lower_quartile(times: Iterable[float]) -> float:
