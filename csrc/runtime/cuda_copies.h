@@ -18,7 +18,7 @@ class CudaCopies {
     uint64_t bytes;
   };
 
-  // Adds the copies to what is captured on a stream of the device, which is current.
+  // Adds the copies to the graph that `stream` is capturing. The device must be the current one.
   CudaCopies(const GraphDriver& driver, c10::Device device, void* stream, std::vector<Copy> copies);
 
   // Sets where launches read, or write. A copy to its own place is left out.

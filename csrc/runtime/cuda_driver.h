@@ -7,13 +7,14 @@
 
 namespace exportkit {
 
-// The address of a function of the driver; null if it has none of this name. c10::Error if there is no driver.
+// Returns the address of one of the driver's functions, or null if the driver lacks it. Throws c10::Error if there is
+// no driver.
 void* driver_function(const char* name);
 template <class Function>
 void find_if_in_driver(const char* name, Function& function) {
   function = reinterpret_cast<Function>(driver_function(name));
 }
-// c10::Error if there is no such function.
+// The same, but throws c10::Error if the driver lacks the function.
 template <class Function>
 void find_in_driver(const char* name, Function& function) {
   find_if_in_driver(name, function);

@@ -75,8 +75,8 @@ void* GraphDriver::last_node(void* stream) const {
 void GraphDriver::check_nodes(void* graph) const {
   for_nodes(graph, [&](void* node, int type) {
     if (type == kKernel || type == kSet || type == kEmpty) return;
-    TORCH_CHECK(type == kCopy, "a call does what is not only a kernel or a copy on the GPU (node of type ", type,
-                "): it calls the host, or allocates memory outside of torch");
+    TORCH_CHECK(type == kCopy, "a call runs a function on the host, or allocates memory outside of torch (node type ",
+                type, ")");
     CopyNode copy{};
     const bool on_device =
         copy_node(node, &copy) == 0 && is_on_device(*this, copy.from) && is_on_device(*this, copy.to);

@@ -14,7 +14,7 @@ struct KernelNode {
   unsigned shared_bytes = 0;
   void** arguments = nullptr;
   void** extra = nullptr;
-  void* kernel = nullptr;  // in the place of `function`
+  void* kernel = nullptr;  // used if `function` is null
   void* context = nullptr;
 };
 static_assert(sizeof(KernelNode) == 72);
@@ -60,7 +60,8 @@ struct GraphDriver {
   int (*copy_node)(void* node, CopyNode* copy);
   int (*set_kernel)(void* launchable, void* node, const KernelNode* kernel);
   int (*set_copy)(void* launchable, void* node, const CopyNode* copy, void* context);
-  // The size of a kernel's argument; an error where there are no more. Null where the driver is older than CUDA 12.4.
+  // These two give the size of a kernel's argument, and fail after the last one. Drivers before CUDA 12.4 lack them;
+  // they are null then.
   int (*function_argument)(void* function, size_t index, size_t* offset, size_t* size);
   int (*kernel_argument)(void* kernel, size_t index, size_t* offset, size_t* size);
   int (*pointer_attribute)(void* value, int attribute, uint64_t pointer);
@@ -87,8 +88,8 @@ struct GraphDriver {
       each(all[i], type);
     }
   }
-  // c10::Error if a graph has a node that does not repeat what it did: it calls the host, copies from or to the host's
-  // memory, which may be other memory by then, or allocates memory that torch does not know.
+  // Throws c10::Error if a launch of the graph might do something else than the captured call. That is so if a node
+  // calls a function on the host, reads or writes the host's memory, or allocates memory.
   void check_nodes(void* graph) const;
 
  private:

@@ -1,5 +1,5 @@
-// Records CUDA streams into CUDA graphs. Functions of the driver are found at run time, and those of torch's CUDA part
-// are weak, so that one build of this library works with and without CUDA.
+// Records CUDA streams as CUDA graphs. This library also works without CUDA: it looks up the driver's functions when it
+// runs, and it declares torch's CUDA functions weak.
 #include "runtime/recorder.h"
 
 #ifdef EXPORTKIT_CUDA_GRAPHS
@@ -50,7 +50,7 @@ using Graph = std::unique_ptr<void, int (*)(void*)>;
 
 class CudaRecording final : public Recording {
  public:
-  // `uses` are those of the inputs, or `inputs` copies them; `graph` has the copies.
+  // Either `uses` says where the graph reads its inputs, or `inputs` copies them. The copies are nodes of `graph`.
   CudaRecording(std::shared_ptr<const Pool> pool, const GraphDriver& driver, Graph graph, std::optional<CudaUses> uses,
                 std::optional<CudaCopies> inputs, CudaCopies outputs)
       : pool_(std::move(pool)),
@@ -75,7 +75,7 @@ class CudaRecording final : public Recording {
  private:
   const std::shared_ptr<const Pool> pool_;
   const GraphDriver& driver_;
-  const Graph graph_;  // its nodes name those of the launchable, which change
+  const Graph graph_;  // kept because the driver changes a launchable's node by the handle of the graph's node
   std::optional<CudaUses> uses_;
   std::optional<CudaCopies> inputs_;
   CudaCopies outputs_;
@@ -160,7 +160,7 @@ class RecordingStream {
     ensure_cuda_context(device.index());
     void* stream = nullptr;
     const GraphDriver& driver = GraphDriver::get();
-    driver.check(driver.make_stream(&stream, GraphDriver::kNonBlocking), "CUDA gives no stream");
+    driver.check(driver.make_stream(&stream, GraphDriver::kNonBlocking), "CUDA cannot make a stream");
     return c10::Stream(c10::Stream::UNSAFE, device, reinterpret_cast<c10::StreamId>(stream));
   }
 

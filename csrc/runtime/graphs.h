@@ -1,4 +1,4 @@
-// Runs compiled code as graphs of launches: one launch in the place of one for each kernel.
+// Launches all kernels of a call at once, as a graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -45,7 +45,7 @@ class Session {
 
   // Graphs::capture.
   std::vector<at::Tensor> capture(const std::vector<at::Tensor>& inputs) const;
-  // Captures what was captured in another session of the same model.
+  // Makes the graphs that `capture` made for `other`, which runs the same model with other weights.
   void capture_as(const Session& other) const;
   // Graphs::report.
   std::string graph_report() const;
