@@ -36,7 +36,7 @@ CudaUses::CudaUses(const GraphDriver& driver, void* graph, const std::vector<Spa
 bool CudaUses::find(uint64_t value, size_t& part, uint64_t& offset) {
   for (part = 0; part < memory_.size(); ++part) {
     offset = value - reinterpret_cast<uint64_t>(memory_[part].address);
-    if (offset >= memory_[part].bytes) continue;
+    if (memory_[part].bytes == 0 || offset > memory_[part].bytes) continue;
     found_[part] = true;
     return true;
   }

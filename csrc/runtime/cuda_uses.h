@@ -12,8 +12,9 @@ namespace exportkit {
 
 class CudaUses {
  public:
-  // Finds the arguments that point into `memory`. c10::Error if none does for one of its parts, or the driver does not
-  // tell arguments. Addresses that kernels get in another form, or find in memory, are overlooked.
+  // Finds the arguments that point into `memory`, or to the end of one of its parts, which therefore must not touch one
+  // another. Throws c10::Error if no argument points into one of the parts, or the driver does not tell arguments.
+  // Overlooks addresses that kernels get in another form, or find in memory.
   CudaUses(const GraphDriver& driver, void* graph, const std::vector<Span>& memory);
 
   // Sets where launches read, in the order of `memory`.

@@ -33,6 +33,16 @@ Tensors like(const Tensors& tensors) {
   return made;
 }
 
+// The same, contiguous, with unused memory behind each: the end of one is not the beginning of another.
+Tensors apart_like(const Tensors& tensors) {
+  Tensors made;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor memory = at::empty({tensor.numel() + 1}, tensor.options());
+    made.push_back(memory.narrow(0, 0, tensor.numel()).view(tensor.sizes()));
+  }
+  return made;
+}
+
 // Memory that contains all elements of a tensor, and nothing of other tensors if it is dense.
 Span span_of(const at::Tensor& tensor) {
   size_t last = 0;
@@ -248,7 +258,7 @@ void Graphs::make_graph(Known& known, const Tensors& inputs) {
 
 // `answered`: whether the code itself has answered.
 std::unique_ptr<Graphs::Graph> Graphs::recorded(const Tensors& given, Recorder::Inputs how, bool& answered) {
-  auto graph = std::make_unique<Graph>(Graph{how, like(given), {}, nullptr});
+  auto graph = std::make_unique<Graph>(Graph{how, apart_like(given), {}, nullptr});
   // What is not recorded runs meanwhile, on zeros and on memory that holds nothing yet, so that it is found out below.
   set_zero(graph->inputs);
   Tensors expected;

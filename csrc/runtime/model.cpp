@@ -142,6 +142,20 @@ struct Model::Impl {
   }
 };
 
+namespace {
+
+// Makes the CUDA graphs of the session that `session` takes the place of: ModelRunError.
+void capture_as(const Session& session, const Session& old) {
+  try {
+    session.capture_as(old);
+  } catch (const std::exception& error) {
+    throw Error(errors::kModelRun, "the CUDA graphs cannot be made with the new weights: " + first_line(error.what()),
+                "The old weights stay. Both need memory during a swap.");
+  }
+}
+
+}  // namespace
+
 Model::Model(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Model Model::open(const std::string& path, const OpenOptions& options) {
@@ -158,7 +172,7 @@ void Model::swap_weights(const std::string& path) {
   impl_->session.replace([&] {
     const Weights weights = replaced_weights(manifest, impl_->package.target(), impl_->weights.tensors(), path);
     auto session = impl_->package.load_target(impl_->files, weights);
-    if (impl_->package.cuda_graphs()) session->capture_as(*impl_->session.get());
+    if (impl_->package.cuda_graphs()) capture_as(*session, *impl_->session.get());
     return session;
   });
 }

@@ -44,12 +44,12 @@ class Recorder {
 
   // Whether somebody records this stream, so that nothing may be launched on it but what belongs to the recording.
   virtual bool is_recorded(c10::Stream stream) const = 0;
-  // Calls `prepare`, then records what `work` launches instead of running it. `work` reads `inputs` and returns the
-  // outputs. Both are called with a stream of the recorder as the current one, which has waited for the current one of
-  // the caller; all that `prepare` launches has run when this returns. What `work` allocates comes from memory that all
-  // recordings of this recorder share, and that nobody else gets while one of them exists. Throws what the two throw,
-  // and c10::Error if something cannot be recorded, or the inputs' uses are not found where they shall be moved. Uses
-  // may be overlooked: who moves inputs compares the first answers.
+  // Calls `prepare`, then records what `work` launches instead of running it. `work` reads `inputs`, which must not
+  // touch one another, and returns the outputs. Both are called with a stream of the recorder as the current one, which
+  // has waited for the current one of the caller; all that `prepare` launches has run when this returns. What `work`
+  // allocates comes from memory that all recordings of this recorder share, and that nobody else gets while one of them
+  // exists. Throws what the two throw, and c10::Error if something cannot be recorded, or the inputs' uses are not
+  // found where they shall be moved. Uses may be overlooked: who moves inputs compares the first answers.
   virtual std::unique_ptr<Recording> record(const std::vector<Span>& inputs, Inputs how, const Prepare& prepare,
                                             const Work& work) = 0;
   // The bytes that the recordings' shared memory takes.

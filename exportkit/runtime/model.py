@@ -181,6 +181,7 @@ class Model:
         Raises:
             WeightsError: The weights do not fit the model, or the model's weights are inside the compiled code.
             ModelLoadError: torch's loader refused the code that it loaded before.
+            ModelRunError: The CUDA graphs that `capture` made cannot be made again.
             ModelClosedError: The model was closed.
         """
         if not self.weights:
@@ -196,9 +197,18 @@ class Model:
             # calls on a GPU might read the buffer while the next swap writes it. So a second runner is made.
             runner = self._construct(weights)
             if isinstance(runner, NativeRunner) and runner.graphs != "none":
-                runner.capture_as(self._graph_runner())
+                self._capture_as_before(runner)
             self._reader.check_unchanged()
             self._runner = runner
+
+    def _capture_as_before(self, runner: NativeRunner) -> None:
+        try:
+            runner.capture_as(self._graph_runner())
+        except RuntimeError as error:
+            raise ModelRunError(
+                f"the CUDA graphs cannot be made with the new weights: {str(error).partition(chr(10))[0]}",
+                hint="The old weights stay. Both need memory during a swap.",
+            ) from error
 
     def close(self) -> None:
         """Lets go of the compiled code and the file. Calls that have begun in other threads finish first."""

@@ -160,7 +160,7 @@ void try_uses(unsigned seed) {
   for (size_t i = 0; i < 1 + below(4); ++i) {
     const size_t bytes = below(8) == 0 ? 0 : 1 + below(5000);
     inputs.push_back({reinterpret_cast<void*>(free_address), bytes});
-    free_address += bytes + 512 * below(3);  // the next one may begin where this one ends
+    free_address += bytes + 1 + 511 * below(3);  // parts do not touch one another
   }
   graph.assign(1 + below(6), Node());
   std::vector<Use> uses;
@@ -184,7 +184,7 @@ void try_uses(unsigned seed) {
       for (size_t place = 0; place + 8 <= argument.size(); place += 8) {
         const size_t part = below(inputs.size());
         if (below(4) != 0 || inputs[part].bytes == 0) continue;
-        const uint64_t offset = below(inputs[part].bytes);
+        const uint64_t offset = below(inputs[part].bytes + 1);  // or the end
         const uint64_t address = reinterpret_cast<uint64_t>(inputs[part].address) + offset;
         std::memcpy(argument.data() + place, &address, 8);
         if (node.readable) used[part] = true, uses.push_back({n, a, place, part, offset});

@@ -72,6 +72,27 @@ def test_sizes_must_be_those_of_the_package():
         empty_inputs(call, sizes | {"depth": 1}, torch.device("meta"))
 
 
+def test_a_swap_whose_graphs_cannot_be_made_leaves_the_old_weights(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
+    x = torch.randn(3, 16)
+    with exportkit.load(artifact("weighted"), "cpu") as model:
+        construct, before = model._construct, model(x)
+        assert construct is not None
+
+        def with_graphs(weights: Any) -> Any:
+            runner = construct(weights)
+            runner.graphs = "captured"
+            return runner
+
+        monkeypatch.setattr(model, "_construct", with_graphs)
+        monkeypatch.setattr(model._runner, "graphs", "captured")
+        with pytest.raises(
+            ModelRunError, match="graphs cannot be made with the new weights: the model was loaded without"
+        ):
+            model.swap_weights(state(1))
+        assert torch.equal(model(x), before)
+
+
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ class _Way:
 
     Attributes:
         run_time: The seconds that a run takes.
-        row_time: The seconds of a run by its rows.
+        row_time: The seconds that a run takes for each of its rows.
     """
 
     run_time: float = 0.0
