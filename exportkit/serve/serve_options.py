@@ -19,7 +19,7 @@ class LoadOptions:
         public_keys: One of these keys must have signed each package. Empty: as the policies of this machine say.
         isolate: Whether each model runs in a worker process, which is started again if it dies.
         warm_up: Whether the recorded cases run before a model is ready.
-        cuda_graphs: Whether calls on a GPU run as CUDA graphs. There may be no models on the CPU then.
+        cuda_graphs: Whether calls run as CUDA graphs. A model that would run on the CPU is refused then.
     """
 
     devices: tuple[str, ...] = ("auto",)
