@@ -53,13 +53,13 @@ class OperatorOptions:
 
 
 def bench_operators(
-    device: torch.device, rate: float, options: OperatorOptions, progress: Callable[[str], None]
+    device: torch.device, rate: Callable[[], float], options: OperatorOptions, progress: Callable[[str], None]
 ) -> Iterator[Row]:
     """Times operators, row by row.
 
     Args:
         device: A device of this machine.
-        rate: GB/s of a large copy on the device.
+        rate: Returns the GB/s of a large copy on the device.
         options: The operators and the alternatives.
         progress: Called with a description of each row.
 
@@ -68,10 +68,11 @@ def bench_operators(
         WrongResultError: An operator's result or gradient differs from the reference's. It is not timed.
     """
     for subject, benchmark, dtype, direction in _chosen(subjects(device), options):
+        of_copies = rate()
         progress(f"{subject.name} {benchmark.size} {str(dtype)[6:]} {direction}")
         with torch.random.fork_rng():
             torch.manual_seed(options.seed)
-            yield _row(subject, benchmark, dtype, direction, device, rate, options)
+            yield _row(subject, benchmark, dtype, direction, device, of_copies, options)
 
 
 def _chosen(

@@ -1,11 +1,13 @@
-"""Runs a benchmark: describes the machine, measures the copy limit, then the rows."""
+"""Runs a benchmark: describes the machine, and measures the rows and the copy limit."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 
+import msgspec
 import torch
 
 from exportkit import __version__
@@ -15,18 +17,28 @@ from exportkit.bench.timing import copy_rate
 from exportkit.export.placement import usable_device
 from exportkit.export.provenance import provenance
 
-Rows = Callable[[torch.device, float], Iterator[Row]]
+Rows = Callable[[torch.device, Callable[[], float]], Iterator[Row]]
 
 
-def run(rows: Rows, *, device: str, command: str, threads: int | None, progress: Callable[[str], None]) -> Results:
-    """Measures the copy limit, then the rows.
+def run(
+    rows: Rows,
+    *,
+    device: str,
+    command: str,
+    threads: int | None,
+    progress: Callable[[str], None],
+    save: Callable[[Results], None] = lambda results: None,
+) -> Results:
+    """Measures the rows.
 
     Args:
-        rows: A function that measures the rows: (device, GB/s of a large copy) -> rows.
+        rows: A function that measures the rows: (device, rate) -> rows. `rate` returns the GB/s of a large copy, which
+            it measures once. So what is refused is refused before that.
         device: The device's name. "auto" is CUDA if there is a CUDA device.
         command: The command line, which the results record.
         threads: The number of torch's CPU threads. None: torch's default.
         progress: Called with a description of each step.
+        save: Called after each row with the results so far: later rows may fail, or take too long.
 
     Raises:
         HostError: This machine does not have the device.
@@ -37,20 +49,31 @@ def run(rows: Rows, *, device: str, command: str, threads: int | None, progress:
         machine = describe(on)  # before this run adds to the load
         if on.type == "cpu" and machine.load > machine.cores / 2:
             progress(f"this machine is busy (load {machine.load}), which affects the results")
-        progress("measuring the copy limit")
-        rate = copy_rate(on)
-        found = tuple(rows(on, rate))
+
+        @functools.cache
+        def rate() -> float:
+            progress("measuring the copy limit")
+            return copy_rate(on)
+
         origin = provenance()
-    return Results(
-        format_version=FORMAT_VERSION,
-        exportkit=__version__,
-        commit=origin.commit and origin.commit + "+" * bool(origin.dirty),
-        created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        command=command,
-        machine=machine,
-        copy_gb_s=rate,
-        rows=found,
-    )
+        results = Results(
+            format_version=FORMAT_VERSION,
+            exportkit=__version__,
+            commit=origin.commit and origin.commit + "+" * bool(origin.dirty),
+            created=_now(),
+            command=command,
+            machine=machine,
+            copy_gb_s=0,
+            rows=(),
+        )
+        for row in rows(on, rate):
+            results = msgspec.structs.replace(results, created=_now(), copy_gb_s=rate(), rows=(*results.rows, row))
+            save(results)
+    return results
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @contextmanager

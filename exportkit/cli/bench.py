@@ -82,7 +82,7 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     help="For packages: time ONNX Runtime with this model too, on the CPU with the same number of threads.",
 )
 @public_key_options("each package")
-@click.option("-o", "--output", type=OUTPUT_FILE, help="Write the results as JSON.")
+@click.option("-o", "--output", type=OUTPUT_FILE, help="Write the results as JSON, after each row.")
 @click.option(
     "--profile",
     type=OUTPUT_FILE,
@@ -132,14 +132,23 @@ def command(
         return
     # torch's profiler, which counts memory, prints a line to stderr when it starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with progress() as step:
-        step("importing torch and the operators")
-        from exportkit.bench.runs import run
+    kept = _Kept(output)
+    try:
+        with progress() as step:
+            step("importing torch and the operators")
+            from exportkit.bench.runs import run
 
-        text = shlex.join(["exportkit", *sys.argv[1:]])
-        rows = _of_packages(packages, step, **options) if packages else _of_operators(what, step, **options)
-        results = run(rows, device=device, command=text, threads=threads, progress=step)
-    _write(results, output, plot)
+            text = shlex.join(["exportkit", *sys.argv[1:]])
+            rows = _of_packages(packages, step, **options) if packages else _of_operators(what, step, **options)
+            results = run(rows, device=device, command=text, threads=threads, progress=step, save=kept.save)
+    except BaseException:
+        if kept.results is not None and not as_json:
+            _print(kept.results)  # what took minutes, before the error
+        raise
+    if plot is not None:
+        from exportkit.bench.plot import draw
+
+        draw(results, plot)
     if as_json:
         from exportkit.bench.results import encode
 
@@ -150,9 +159,10 @@ def command(
 
 def _check_files(output: Path | None, plot: Path | None) -> None:
     """Refuses paths that could not be written after the measurements."""
-    for option, path in (("--output", output), ("--plot", plot)):
-        if path is not None and not path.parent.is_dir():
-            raise click.UsageError(f"{option} {path}: there is no folder {path.parent}; make it first.")
+    from exportkit.package.atomic import check_writable
+
+    for path in filter(None, (output, plot)):
+        check_writable(path)
     if plot is not None:
         if plot.suffix not in (".svg", ".png"):
             raise click.UsageError(f"--plot {plot}: give a file that ends in .svg or .png.")
@@ -258,15 +268,21 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
     return lambda device, rate: bench_packages(packages, device, chosen, step)
 
 
-def _write(results: Results, output: Path | None, plot: Path | None) -> None:
-    if output is not None:
-        from exportkit.bench.results import encode
+class _Kept:
+    """The results so far, which a file has after each row."""
 
-        output.write_bytes(encode(results))
-    if plot is not None:
-        from exportkit.bench.plot import draw
+    results: Results | None = None
 
-        draw(results, plot)
+    def __init__(self, output: Path | None) -> None:
+        self._output = output
+
+    def save(self, results: Results) -> None:
+        self.results = results
+        if self._output is not None:
+            from exportkit.bench.results import encode
+            from exportkit.package.atomic import write_whole
+
+            write_whole(self._output, encode(results))
 
 
 def _print(results: Results) -> None:

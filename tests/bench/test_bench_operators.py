@@ -17,7 +17,7 @@ QUICK = OperatorOptions(names=["opponent_balance"], against=["eager"], sizes=["B
 
 
 def bench(**options):
-    return list(bench_operators(CPU, 10.0, dataclasses.replace(QUICK, **options), lambda step: None))
+    return list(bench_operators(CPU, lambda: 10.0, dataclasses.replace(QUICK, **options), lambda step: None))
 
 
 @pytest.fixture

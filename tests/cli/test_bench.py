@@ -6,9 +6,11 @@ import sys
 import pytest
 import torch
 
-from exportkit.bench import runs
+from exportkit.bench import operators, runs
+from exportkit.bench.operators import bench_operators
 from exportkit.bench.results import read
 from exportkit.cli import main
+from exportkit.errors import UsageError
 from tests.artifacts import ROOT, THIRD_PARTY, artifact, softpool_library
 from tests.fresh import run_exportkit
 
@@ -123,6 +125,36 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_timed(capsys,
     assert code == 4
     assert "--plot needs matplotlib" in err
     assert "exportkit[bench]" in err
+
+
+@pytest.mark.parametrize(
+    ("what", "message"), [("no_such_operator", "no operator 'no_such_operator'"), ("broken.pt2", "broken.pt2")]
+)
+def test_what_cannot_be_timed_is_refused_before_anything_is_timed(capsys, monkeypatch, tmp_path, what, message):
+    monkeypatch.setattr(runs, "copy_rate", lambda device: pytest.fail("measured"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.pt2").write_bytes(b"not a package")
+    code, out, err = run(capsys, what, "--device", "cpu")
+    assert code != 0
+    assert message in err
+    assert out == ""
+
+
+@pytest.mark.parametrize("failure", [UsageError("it does not fit into memory"), KeyboardInterrupt()])
+def test_rows_before_a_failure_are_kept_and_shown(capsys, monkeypatch, tmp_path, failure):
+    path = tmp_path / "results.json"
+
+    def rows(device, rate, options, progress):
+        yield from bench_operators(device, rate, options, progress)
+        assert len(read(path).rows) == 1  # on disk before the next row begins
+        raise failure
+
+    monkeypatch.setattr(operators, "bench_operators", rows)
+    code, out, err = run(capsys, "opponent_balance", *QUICK, "--direction", "forward", "-o", path)
+    assert code != 0
+    assert "| opponent_balance | B1 N1024 |" in out
+    assert str(failure) in err
+    assert [row.subject for row in read(path).rows] == ["opponent_balance"]
 
 
 def test_ops_beside_a_name_is_every_operator_still(capsys):
