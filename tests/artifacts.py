@@ -106,6 +106,7 @@ RECIPES: Mapping[str, Recipe] = {
     # For CUDA graphs: results of several kinds, and calls that no graph can repeat.
     "mixed-cuda": _GRAPHS,
     "selects-cuda": replace(_GRAPHS, model="tests/export/graph_models.py:selects"),
+    "products-cuda": replace(_GRAPHS, model="tests/export/graph_models.py:products"),
     "random-cuda": replace(
         _GRAPHS,
         model="tests/export/graph_models.py:random",

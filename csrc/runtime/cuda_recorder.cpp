@@ -5,12 +5,16 @@
 #ifdef EXPORTKIT_CUDA_GRAPHS
 #pragma weak _ZN3c104cuda20CUDACachingAllocator9allocatorE
 #include <ATen/Context.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <map>
 #include <mutex>
@@ -82,15 +86,35 @@ class CudaRecording final : public Recording {
   void* launchable_ = nullptr;
 };
 
+// While it lasts, what is allocated on the streams that `is_ours` names comes from the pool.
+class Pooled {
+ public:
+  Pooled(const Pool& pool, std::function<bool(cudaStream_t)> is_ours) : pool_(&pool) {
+    allocator().beginAllocateToPool(pool.device, pool.id, std::move(is_ours));
+  }
+  ~Pooled() { end(); }
+  Pooled(const Pooled&) = delete;
+  Pooled& operator=(const Pooled&) = delete;
+
+  void end() {
+    if (pool_ == nullptr) return;
+    allocator().endAllocateToPool(pool_->device, pool_->id);
+    allocator().releasePool(pool_->device, pool_->id);  // `beginAllocateToPool` holds it once more
+    pool_ = nullptr;
+  }
+
+ private:
+  const Pool* pool_;
+};
+
 // What is recorded between construction and `end`. Allocations on the stream meanwhile come from the pool.
 class Capture {
  public:
-  Capture(const Pool& pool, const GraphDriver& driver, void* stream) : pool_(pool), driver_(driver), stream_(stream) {
-    const auto is_ours = [this](cudaStream_t other) { return capture_ != 0 && driver_.capture_of(other) == capture_; };
-    allocator().beginAllocateToPool(pool_.device, pool_.id, is_ours);
-    const int failed = driver.begin(stream, GraphDriver::kThreadLocal);
-    if (failed != 0) leave();
-    driver.check(failed, "the stream cannot be recorded");
+  Capture(const Pool& pool, const GraphDriver& driver, void* stream)
+      : driver_(driver),
+        stream_(stream),
+        pooled_(pool, [this](cudaStream_t other) { return capture_ != 0 && driver_.capture_of(other) == capture_; }) {
+    driver.check(driver.begin(stream, GraphDriver::kThreadLocal), "the stream cannot be recorded");
     capture_ = driver.capture_of(stream);
   }
   ~Capture() {
@@ -98,7 +122,6 @@ class Capture {
     void* graph = nullptr;
     driver_.end(stream_, &graph);
     if (graph != nullptr) driver_.destroy(graph);
-    leave();
     forget_error();
   }
   Capture(const Capture&) = delete;
@@ -108,39 +131,42 @@ class Capture {
     void* graph = nullptr;
     const int failed = driver_.end(stream_, &graph);
     capture_ = 0;
-    leave();
+    pooled_.end();
     if (failed != 0) forget_error();
     driver_.check(failed, kNotRepeatable);
     return Graph(graph, driver_.destroy);
   }
 
  private:
-  void leave() {
-    allocator().endAllocateToPool(pool_.device, pool_.id);
-    allocator().releasePool(pool_.device, pool_.id);  // `beginAllocateToPool` holds it once more
-  }
-
   // That of what could not be recorded: the next kernel would report it.
   static void forget_error() { cudaGetLastError(); }
 
-  const Pool& pool_;
   const GraphDriver& driver_;
   void* const stream_;
   std::atomic<uint64_t> capture_ = 0;
+  Pooled pooled_;
 };
 
-// Recordings of a device take turns on one stream, in one thread at a time. cuBLAS takes 32 MB for each stream and
-// thread that it meets, and keeps them.
+// A stream for the recordings of one recorder. All recordings take turns, each in a thread of its own.
+//
+// cuBLAS has memory that its kernels write to, of up to 32 MB for each of its handles, one a thread, and each stream. A
+// graph's kernels go on writing there, so that graphs that run at the same time must not come from the same stream.
+// Streams are used again when their recorder has ended, because cuBLAS keeps the memory. Whoever tells torch to free
+// it, as torch.compile does for its own graphs, frees it to the stream's pool, from which nothing else is allocated.
 class RecordingStream {
  public:
-  static RecordingStream& of(c10::Device device) {
+  static std::shared_ptr<RecordingStream> lease(c10::Device device) {
     static std::mutex mutex;
-    static auto& streams = *new std::map<c10::DeviceIndex, RecordingStream>;  // in use until the process ends
+    static auto& unused = *new std::multimap<c10::DeviceIndex, RecordingStream*>;  // in use until the process ends
     const std::lock_guard lock(mutex);
-    return streams.try_emplace(device.index(), device).first->second;
+    const auto found = unused.find(device.index());
+    RecordingStream* stream = found != unused.end() ? found->second : new RecordingStream(device);
+    if (found != unused.end()) unused.erase(found);
+    return {stream, [](RecordingStream* ended) {
+              const std::lock_guard lock(mutex);
+              unused.emplace(ended->pool_.device, ended);
+            }};
   }
-
-  explicit RecordingStream(c10::Device device) : stream_(made(device)) {}
 
   template <class Work>
   auto run(const Work& work) {
@@ -149,12 +175,15 @@ class RecordingStream {
                       [&] {
                         const c10::StreamGuard guard(stream_);
                         ensure_cuda_context(stream_.device_index());
+                        give_cublas_memory();
                         return work(stream_);
                       })
         .get();
   }
 
  private:
+  explicit RecordingStream(c10::Device device) : stream_(made(device)), pool_(device.index()) {}
+
   static c10::Stream made(c10::Device device) {
     const c10::DeviceGuard guard(device);
     ensure_cuda_context(device.index());
@@ -164,8 +193,21 @@ class RecordingStream {
     return c10::Stream(c10::Stream::UNSAFE, device, reinterpret_cast<c10::StreamId>(stream));
   }
 
-  std::mutex one_at_a_time_;
-  c10::Stream stream_;
+  // A first product of each kind makes torch give memory to cuBLAS and to cublasLt.
+  void give_cublas_memory() const {
+    const Pooled pooled(pool_, [this](cudaStream_t other) { return other == stream_.native_handle(); });
+    const at::Tensor matrix = at::zeros({16, 16}, at::device(stream_.device()));
+    try {
+      at::addmm(at::zeros({16}, matrix.options()), at::mm(matrix, matrix), matrix);
+    } catch (const c10::OutOfMemoryError&) {
+      throw;
+    } catch (const c10::Error&) {  // torch's deterministic mode may refuse products, but then those of a model too
+    }
+  }
+
+  static inline std::mutex one_at_a_time_;
+  const c10::Stream stream_;
+  const Pool pool_;
 };
 
 class CudaRecorder final : public Recorder {
@@ -189,8 +231,9 @@ class CudaRecorder final : public Recorder {
                                     const Work& work) override {
     c10::Event given(device_.type());
     given.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-    return RecordingStream::of(device_).run([&](c10::Stream stream) {
+    return stream_->run([&](c10::Stream stream) {
       given.block(stream);
+      if (last_stream_) last_use_.block(stream);  // a recording and `prepare` share cuBLAS' memory
       prepare();
       stream.synchronize();
       return recorded(stream.native_handle(), inputs, how, work);
@@ -232,6 +275,7 @@ class CudaRecorder final : public Recorder {
 
   const c10::Device device_;
   const std::shared_ptr<const Pool> pool_;
+  const std::shared_ptr<RecordingStream> stream_ = RecordingStream::lease(device_);
   const GraphDriver& driver_ = GraphDriver::get();
   c10::Event last_use_{device_.type()};
   std::optional<c10::Stream> last_stream_;

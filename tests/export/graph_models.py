@@ -33,6 +33,18 @@ class Random(nn.Module):
         return x + torch.rand_like(x)
 
 
+class Products(nn.Module):
+    """Few results of long sums, for which cuBLAS divides the sums and writes their parts to memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8192, 64, generator=torch.Generator().manual_seed(0)).bfloat16())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.bfloat16()
+        return torch.cat([y @ self.weight, torch.addmm(self.weight[0], -y, self.weight)], -1)
+
+
 def _spec(model: nn.Module, name: str, *inputs: Tensor) -> ExportSpec:
     names = ("x", "ids")[: len(inputs)]
     return ExportSpec(
@@ -49,6 +61,10 @@ def mixed() -> ExportSpec:
 
 def selects() -> ExportSpec:
     return _spec(Selects(), "selects", torch.randn(3, 8))
+
+
+def products() -> ExportSpec:
+    return _spec(Products(), "products", torch.randn(3, 8192))
 
 
 def random() -> ExportSpec:

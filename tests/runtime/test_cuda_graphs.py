@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -263,6 +264,50 @@ def test_streams_wait_for_one_another(graphs: exportkit.Model, plain: exportkit.
             answers.append(graphs(*each))
     torch.cuda.synchronize()
     assert all(map(same, answers, expected))
+
+
+@pytest.mark.cuda
+def test_models_that_run_at_the_same_time_do_not_share_the_memory_of_cublas():
+    xs = [torch.randn(batch, 8192, device="cuda") for batch in (1, 3, 16)]
+    with exportkit.load(artifact("products-cuda"), "cuda") as plain:
+        known = [plain(x) for x in xs]
+
+    def wrong(model: exportkit.Model) -> int:
+        stream, count = torch.cuda.Stream(), 0
+        with torch.cuda.stream(stream):
+            for _ in range(200):
+                answers = [model(x) for x in xs]
+                stream.synchronize()
+                count += sum(not torch.equal(*each) for each in zip(answers, known))
+        return count
+
+    with ExitStack() as stack:
+        models = [
+            stack.enter_context(exportkit.load(artifact("products-cuda"), "cuda", cuda_graphs=True)) for _ in range(3)
+        ]
+        for model in models:
+            assert all(map(torch.equal, [model(x) for x in xs], known))
+            assert not model.cuda_graphs.refused
+        torch.cuda.synchronize()
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(wrong, models)) == [0, 0, 0]
+
+
+@pytest.mark.cuda
+def test_torch_may_free_the_memory_of_cublas():
+    """torch.compile does, for each CUDA graph of its own."""
+    x = torch.randn(3, 8192, device="cuda")
+    with exportkit.load(artifact("products-cuda"), "cuda", cuda_graphs=True) as model:
+        known = [model(x) for _ in range(2)][-1].clone()
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        others = [torch.full((4 << 20,), 7, dtype=torch.uint8, device="cuda") for _ in range(64)]
+        for _ in range(50):
+            assert torch.equal(model(x), known)
+        assert model(torch.cat([x, x])).shape == (6, 128)  # graphs of other sizes are still made
+        assert not model.cuda_graphs.refused
+        assert all((other == 7).all() for other in others)
 
 
 @pytest.mark.cuda
