@@ -86,7 +86,7 @@ class CudaRecording final : public Recording {
   void* launchable_ = nullptr;
 };
 
-// While it lasts, what is allocated on the streams that `is_ours` names comes from the pool.
+// Makes torch allocate from a pool, until it ends, on the streams for which `is_ours` returns true.
 class Pooled {
  public:
   Pooled(const Pool& pool, std::function<bool(cudaStream_t)> is_ours) : pool_(&pool) {
@@ -149,10 +149,10 @@ class Capture {
 
 // A stream for the recordings of one recorder. All recordings take turns, each in a thread of its own.
 //
-// cuBLAS has memory that its kernels write to, of up to 32 MB for each of its handles, one a thread, and each stream. A
-// graph's kernels go on writing there, so that graphs that run at the same time must not come from the same stream.
-// Streams are used again when their recorder has ended, because cuBLAS keeps the memory. Whoever tells torch to free
-// it, as torch.compile does for its own graphs, frees it to the stream's pool, from which nothing else is allocated.
+// torch gives cuBLAS up to 32 MB for each thread on each stream, and a graph's kernels go on writing there. So graphs
+// that run at the same time must come from different streams. A stream is used again when its recorder has ended,
+// because torch keeps the memory. torch.compile frees it for each graph of its own. It then goes back to the stream's
+// pool, and nothing else is allocated from there.
 class RecordingStream {
  public:
   static std::shared_ptr<RecordingStream> lease(c10::Device device) {
@@ -201,7 +201,7 @@ class RecordingStream {
       at::addmm(at::zeros({16}, matrix.options()), at::mm(matrix, matrix), matrix);
     } catch (const c10::OutOfMemoryError&) {
       throw;
-    } catch (const c10::Error&) {  // torch's deterministic mode may refuse products, but then those of a model too
+    } catch (const c10::Error&) {  // torch's deterministic mode may refuse products. Then it refuses a model's, too.
     }
   }
 

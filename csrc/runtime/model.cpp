@@ -150,7 +150,7 @@ void capture_as(const Session& session, const Session& old) {
     session.capture_as(old);
   } catch (const std::exception& error) {
     throw Error(errors::kModelRun, "the CUDA graphs cannot be made with the new weights: " + first_line(error.what()),
-                "The old weights stay. Both need memory during a swap.");
+                "The old weights stay. Free some GPU memory and swap again: both need memory meanwhile.");
   }
 }
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 
-import msgspec
 import torch
 
 from exportkit import __version__
@@ -21,24 +20,17 @@ Rows = Callable[[torch.device, Callable[[], float]], Iterator[Row]]
 
 
 def run(
-    rows: Rows,
-    *,
-    device: str,
-    command: str,
-    threads: int | None,
-    progress: Callable[[str], None],
-    save: Callable[[Results], None] = lambda results: None,
-) -> Results:
-    """Measures the rows.
+    rows: Rows, *, device: str, command: str, threads: int | None, progress: Callable[[str], None]
+) -> Iterator[Results]:
+    """Yields the results so far after each row, because later rows may fail.
 
     Args:
-        rows: A function that measures the rows: (device, rate) -> rows. `rate` returns the GB/s of a large copy, which
-            it measures once. So what is refused is refused before that.
+        rows: A function that measures the rows: (device, rate) -> rows. `rate` returns the GB/s of a large copy. Its
+            first call measures them, which takes seconds: check everything before.
         device: The device's name. "auto" is CUDA if there is a CUDA device.
         command: The command line, which the results record.
         threads: The number of torch's CPU threads. None: torch's default.
         progress: Called with a description of each step.
-        save: Called after each row with the results so far: later rows may fail, or take too long.
 
     Raises:
         HostError: This machine does not have the device.
@@ -56,24 +48,19 @@ def run(
             return copy_rate(on)
 
         origin = provenance()
-        results = Results(
-            format_version=FORMAT_VERSION,
-            exportkit=__version__,
-            commit=origin.commit and origin.commit + "+" * bool(origin.dirty),
-            created=_now(),
-            command=command,
-            machine=machine,
-            copy_gb_s=0,
-            rows=(),
-        )
+        found: list[Row] = []
         for row in rows(on, rate):
-            results = msgspec.structs.replace(results, created=_now(), copy_gb_s=rate(), rows=(*results.rows, row))
-            save(results)
-    return results
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+            found.append(row)
+            yield Results(
+                format_version=FORMAT_VERSION,
+                exportkit=__version__,
+                commit=origin.commit and origin.commit + "+" * bool(origin.dirty),
+                created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                command=command,
+                machine=machine,
+                copy_gb_s=rate(),
+                rows=tuple(found),
+            )
 
 
 @contextmanager

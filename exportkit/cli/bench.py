@@ -132,26 +132,29 @@ def command(
         return
     # torch's profiler, which counts memory, prints a line to stderr when it starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    kept = _Kept(output)
+    results: Results | None = None
     try:
         with progress() as step:
             step("importing torch and the operators")
+            from exportkit.bench.results import encode
             from exportkit.bench.runs import run
+            from exportkit.package.atomic import write_whole
 
             text = shlex.join(["exportkit", *sys.argv[1:]])
             rows = _of_packages(packages, step, **options) if packages else _of_operators(what, step, **options)
-            results = run(rows, device=device, command=text, threads=threads, progress=step, save=kept.save)
+            for results in run(rows, device=device, command=text, threads=threads, progress=step):
+                if output is not None:
+                    write_whole(output, encode(results))
     except BaseException:
-        if kept.results is not None and not as_json:
-            _print(kept.results)  # what took minutes, before the error
+        if results is not None and not as_json:
+            _print(results)  # what took minutes, before the error
         raise
+    assert results is not None  # nothing to time is an error
     if plot is not None:
         from exportkit.bench.plot import draw
 
         draw(results, plot)
     if as_json:
-        from exportkit.bench.results import encode
-
         click.echo(encode(results), nl=False)
     else:
         _print(results)
@@ -266,23 +269,6 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
         cuda_graphs=options["cuda_graphs"],
     )
     return lambda device, rate: bench_packages(packages, device, chosen, step)
-
-
-class _Kept:
-    """The results so far, which a file has after each row."""
-
-    results: Results | None = None
-
-    def __init__(self, output: Path | None) -> None:
-        self._output = output
-
-    def save(self, results: Results) -> None:
-        self.results = results
-        if self._output is not None:
-            from exportkit.bench.results import encode
-            from exportkit.package.atomic import write_whole
-
-            write_whole(self._output, encode(results))
 
 
 def _print(results: Results) -> None:

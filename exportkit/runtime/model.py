@@ -207,7 +207,7 @@ class Model:
         except RuntimeError as error:
             raise ModelRunError(
                 f"the CUDA graphs cannot be made with the new weights: {str(error).partition(chr(10))[0]}",
-                hint="The old weights stay. Both need memory during a swap.",
+                hint="The old weights stay. Free some GPU memory and swap again: both need memory meanwhile.",
             ) from error
 
     def close(self) -> None:
