@@ -87,15 +87,17 @@ class NaiveQueue:
         both, alone = (
             [(seconds, rows) for _, count, seconds, rows in runs if (count > 1) is kind] for kind in (True, False)
         )
-        if len(both) < 2 or len(alone) < 2:
-            return len(both) < 2
-        better = self.row_time(alone) > 0.95 * self.row_time(both)
-        faster, slower = (both, alone) if better else (alone, both)
-        ran = sum(seconds for _, _, seconds, _ in runs[began:])
+        if len(both) < 11:
+            return True
         length = runs[-1][1] + 11
-        trial = length * self.quartile([seconds for seconds, _ in slower])
-        if ran / 32 * self.row_time(faster) < trial * self.row_time(slower):
-            return better
+        better = True
+        if len(alone) >= 11:
+            better = self.row_time(alone) > 0.95 * self.row_time(both)
+            faster, slower = (both, alone) if better else (alone, both)
+            ran = sum(seconds for _, _, seconds, _ in runs[began:])
+            trial = length * self.quartile([seconds for seconds, _ in slower])
+            if ran / 32 * self.row_time(faster) < trial * self.row_time(slower):
+                return better
         self.trials[bucket] = not better, length - 1, len(runs)
         return not better
 
