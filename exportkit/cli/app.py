@@ -150,7 +150,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = "The operating system reported this error; --debug shows where."
         return _show(type(error).__name__, message, hint, HostError.exit_code, as_json)
     except Exception as error:  # every other error is a bug in exportkit
-        return _bug(error, as_json)
+        if not _is_lack_of_memory(error):
+            return _bug(error, as_json)
+        if debug:
+            _show_traceback()
+        # torch goes on with every process that has memory, and with how to set its allocator.
+        message = ". ".join(str(error).split(". ")[:3]) or "not enough memory"
+        hint = "Take smaller sizes, or end what else uses the memory; --debug shows where it was missing."
+        return _show(type(error).__name__, message, hint, HostError.exit_code, as_json)
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
 
 
 def _show_traceback() -> None:

@@ -7,6 +7,7 @@ import sys
 
 import click
 import pytest
+import torch
 
 from exportkit.cli import app
 from exportkit.cli.app import COMMANDS, group, main
@@ -154,6 +155,33 @@ def test_what_the_system_refuses_is_told_with_the_file_and_is_no_bug(broken, cap
     assert capsys.readouterr().err.startswith("error: No space left on device")
     broken(OSError("could not get source code"))
     assert main(["doctor"]) == 70
+
+
+OF_A_GPU = (
+    "CUDA out of memory. Tried to allocate 770.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 677.88 MiB is "
+    "free. Process 1953 has 7.20 GiB memory in use. If reserved but unallocated memory is large try ..."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError(OF_A_GPU), OF_A_GPU.partition(" Process")[0].rstrip(".")),
+        (MemoryError(), "not enough memory"),
+    ],
+)
+def test_a_lack_of_memory_is_no_bug(broken, capsys, error, message):
+    broken(error)
+    assert main(["doctor"]) == 4
+    assert capsys.readouterr().err.startswith(f"error: {message}\n  Take smaller sizes")
+
+
+def test_a_lack_of_the_hosts_memory_is_no_bug_either(broken, capsys):
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    broken(caught.value)
+    assert main(["doctor"]) == 4
+    assert "allocate 1152921504606846976 bytes" in capsys.readouterr().err
 
 
 def test_an_interrupt_exits_with_130_and_no_traceback(broken, capsys):
