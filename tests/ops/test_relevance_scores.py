@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -76,6 +78,54 @@ def test_sizes_of_which_one_sample_is_many_blocks(batch, rows, columns, width, s
     assert torch.equal(alone[0], actual[1])
 
 
+# On a GPU with clusters, rows of whole slices of 256 bytes are read once, in samples of up to 4096 of them. A block has
+# one group of rows or several, the last of which is smaller, and one team of warps or two.
+ONE_READ = [(1, 1, 128), (1, 5, 128), (14, 14, 384), (28, 28, 384), (32, 32, 256), (41, 50, 128), (64, 64, 128)]
+ROUNDING = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize(("rows", "columns", "width"), ONE_READ)
+def test_a_sample_has_the_same_bits_alone_and_among_many(rows, columns, width, dtype, device):
+    given = arguments(device, dtype, 3, rows, columns, width)
+    given[0].add_(torch.randn(width, device=device).to(dtype))  # otherwise the mean is almost zero
+    actual = relevance_scores(*given)
+    exact = relevance_scores(*(t.double() for t in given))
+    torch.testing.assert_close(actual.double(), exact, rtol=0, atol=ROUNDING[dtype])
+    assert torch.equal(relevance_scores(*(t[2:] for t in given))[0], actual[2])
+    many = relevance_scores(*(t.repeat(20, *[1] * (t.dim() - 1)) for t in given))  # more than run at a time
+    assert torch.equal(many, actual.repeat(20, 1))
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_rows_far_from_zero_and_infinite_elements(dtype, device):
+    """Powers of two of these elements are beyond float's range, or are not numbers once multiplied."""
+    given = arguments(device, dtype, 4, 28, 28, 384)
+    features = given[0]
+    features[0, 3] *= 1000
+    features[0, 5] += 300
+    features[0, 6] -= 300
+    features[0, 7, :128] += 300
+    features[1, 8, 9] = 80
+    features[2, 10] = 0
+    features[3, 11, 12] = -math.inf  # its mean is infinite, too
+    actual = relevance_scores(*given)
+    exact = relevance_scores(*(t.double() for t in given))
+    torch.testing.assert_close(actual.double()[:3], exact[:3], rtol=0, atol=ROUNDING[dtype])
+    assert torch.equal(actual.isnan(), exact.isnan())
+    assert exact[3].isnan().all()
+
+
+def test_a_token_that_is_masked_counts_nothing_even_if_it_is_not_a_number(device):
+    features, query, colours, edges, weights = arguments(device, torch.float32, 3, 28, 28, 384, 1)
+    mask = torch.tensor([[True], [False], [True]], device=device)
+    query[1] = math.nan
+    actual = relevance_scores(features, query, colours, edges, weights, mask)
+    exact = relevance_scores(*(t.double() for t in (features, query, colours, edges, weights)), mask)
+    torch.testing.assert_close(actual.double(), exact, rtol=0, atol=1e-5)
+    assert not actual.isnan().any()
+
+
 def test_features_that_need_a_wide_query_are_scored_alike(device):
     """A query of more bytes than a block's shared memory is given."""
     given = arguments(device, torch.float32, 2, 2, 3, 9000)
@@ -94,7 +144,7 @@ def test_a_query_that_just_fits_shared_memory(width, salience_weights, device):
 
 
 @pytest.mark.parametrize(("magnitude", "temperature"), [(1e10, 1.0), (1.0, 1e-10), (1e3, 1e-8)])
-@pytest.mark.parametrize("width", [8, 33, 2056])
+@pytest.mark.parametrize("width", [8, 33, 128, 2056])
 def test_features_far_larger_than_the_temperature(width, magnitude, temperature, device):
     """The rounding of features over a temperature is then past any exponent."""
     given = arguments(device, torch.float32, width=width)

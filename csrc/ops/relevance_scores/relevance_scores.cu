@@ -3,7 +3,9 @@
 #include "common/alignment.cuh"
 #include "common/column_units.cuh"
 #include "common/rows.cuh"
+#include "ops/relevance_scores/one_read.cuh"
 #include "ops/relevance_scores/relevance_scores.h"
+#include "ops/relevance_scores/scoring.cuh"
 
 namespace arr_coc {
 namespace {
@@ -19,43 +21,16 @@ constexpr int64_t kVectorBytes = 96 << 10;
 template <class T>
 struct Call {
   using A = accumulate_t<T>;
-  const T *features, *query, *colours, *edges, *weights;
-  const bool* mask;                     // of the one token, or null
+  Scoring<T> scoring;
+  const T *features, *query;
   const A* mean;                        // of each sample's features
   const A *alignment, *mean_alignment;  // [B, N], given where the kernel does not compute them; the second may be null
-  T* out;
-  int64_t batch, rows, columns, width, weight_stride;  // the grid of patches is rows x columns
+  int64_t batch, width;
   int64_t chunks;
   int warp_rows, step;  // rows a warp takes of a chunk, and how many at once
-  A scale, entropy_norm, edge_weight, contrast_weight, features_weight;
-  bool invert, query_aligned;
-
-  __host__ __device__ int64_t count() const { return rows * columns; }
+  A scale;
+  bool query_aligned;
 };
-
-// The mean colour distance of patch n from its up to 8 neighbours.
-template <class T>
-__device__ __forceinline__ accumulate_t<T> contrast(const Call<T>& call, const T* colours, int64_t n) {
-  using A = accumulate_t<T>;
-  const int64_t row = n / call.columns, column = n - row * call.columns;
-  const T *l = colours, *a = l + call.count(), *b = a + call.count();
-  A sum = 0;
-  int count = 0;
-#pragma unroll
-  for (int i = -1; i <= 1; ++i) {
-#pragma unroll
-    for (int j = -1; j <= 1; ++j) {
-      const bool exists =
-          (i || j) && row + i >= 0 && row + i < call.rows && column + j >= 0 && column + j < call.columns;
-      const int64_t other = exists ? n + i * call.columns + j : n;
-      const A dl = A(l[n]) - A(l[other]), da = A(a[n]) - A(a[other]), db = A(b[n]) - A(b[other]);
-      const A distance = sqrt(dl * dl + da * da + db * db);
-      sum += exists ? distance : A(0);
-      count += exists;
-    }
-  }
-  return sum / A(max(count, 1));
-}
 
 // All threads of the block write `vector` divided by its norm to shared memory; zeros if it is not kept.
 template <class V, class T, class A>
@@ -96,7 +71,8 @@ __global__ void __launch_bounds__(kThreads, 2) relevance_kernel(const Call<T> ca
   extern __shared__ uint4 memory[];
   __shared__ A shared[kWarps], outstanding[kThreads];
   const int lane = threadIdx.x % kWarpSize, group = lane / kGroup;
-  const int64_t count = call.count(), width = call.width;
+  const Scoring<T>& scoring = call.scoring;
+  const int64_t count = scoring.count(), width = call.width;
   SharedVector<T, A> vectors[2];
   vectors[0].data = reinterpret_cast<A*>(memory);
   vectors[1].data = vectors[0].data + vectors[0].size(width);
@@ -105,16 +81,12 @@ __global__ void __launch_bounds__(kThreads, 2) relevance_kernel(const Call<T> ca
   for (int64_t at = blockIdx.x; at < items; at += gridDim.x) {
     const int64_t item = items - 1 - at, sample = item / call.chunks;
     const int64_t first = (item % call.chunks * kWarps + threadIdx.x / kWarpSize) * call.warp_rows;
-    const T* weights = call.weights + sample * call.weight_stride;
-    const bool kept = !call.mask || call.mask[sample];
+    const bool kept = scoring.keeps(sample);
     const int64_t chunk = item % call.chunks * kWarps * call.warp_rows;
     const auto prepare = [&] {
       __syncthreads();  // the last chunk is done with shared memory
       if (const int64_t n = chunk + threadIdx.x; threadIdx.x < kWarps * call.warp_rows && n < count) {
-        const A edge = A(call.edges[sample * count + n]);
-        const A distance = contrast(call, call.colours + sample * 3 * count, n);
-        outstanding[threadIdx.x] = call.edge_weight * (edge / (edge + A(kEdgeHalf))) +
-                                   call.contrast_weight * (distance / (distance + A(kContrastHalf)));
+        outstanding[threadIdx.x] = scoring.salience(sample, n);
       }
       if constexpr (Query) keep_unit(call.query + sample * width, call.query_aligned, kept, width, vectors[0], shared);
       if constexpr (Mean) keep_unit(call.mean + sample * width, true, true, width, vectors[Query], shared);
@@ -123,8 +95,7 @@ __global__ void __launch_bounds__(kThreads, 2) relevance_kernel(const Call<T> ca
     const auto score = [&](int from, int rows, const RowSums<kVectors, A>& sums) {
       if (lane % kGroup != 0 || group >= rows) return;
       const int64_t index = sample * count + first + from + group;
-      const A w_entropy = A(weights[0]), w_salience = A(weights[1]), w_alignment = A(weights[2]);
-      const A inverse = inverse_norm(sqrt(sums.square)), entropy = sums.entropy.bits() * call.entropy_norm;
+      const A inverse = inverse_norm(sqrt(sums.square));
       A alignment, salience = outstanding[first - chunk + from + group];
       if constexpr (Query) {
         alignment = kept ? (1 + sums.products[0] * inverse) / 2 : A(0);
@@ -132,14 +103,11 @@ __global__ void __launch_bounds__(kThreads, 2) relevance_kernel(const Call<T> ca
         alignment = call.alignment[index];
       }
       if constexpr (Mean) {
-        salience += call.features_weight * (1 - sums.products[Query] * inverse) / 2;
+        salience += scoring.features_weight * (1 - sums.products[Query] * inverse) / 2;
       } else if (call.mean_alignment) {
-        salience += call.features_weight * (1 - call.mean_alignment[index]);
+        salience += scoring.features_weight * (1 - call.mean_alignment[index]);
       }
-      const A raw =
-          (w_entropy * (call.invert ? 1 - entropy : entropy) + w_salience * salience + w_alignment * alignment) /
-          (w_entropy + w_salience + w_alignment);
-      call.out[index] = T(raw < 0 ? A(0) : raw > 1 ? A(1) : raw);  // NaN stays, as in torch.clamp
+      scoring.write(sample, index, sums.entropy.bits(), salience, alignment);
     };
     const int rows = int(max(min(int64_t(call.warp_rows), count - first), int64_t(0)));
     scan_rows<Wide, Aligned, kVectors>(call.features + (sample * count + first) * width, rows, call.step, width,
@@ -178,18 +146,14 @@ void run(const Cuda& device, const RelevanceScores<T>& inputs) {
   std::optional<Queries<T>> queries;
   std::optional<Scratch<A>> partial, mean, alignment, mean_alignment;
   Call<T> call{};
-  call.features = inputs.features, call.query = inputs.query, call.colours = inputs.colours;
-  call.edges = inputs.edges, call.weights = inputs.weights, call.mask = inputs.mask, call.out = inputs.out;
+  call.scoring = Scoring<T>(inputs), call.features = inputs.features, call.query = inputs.query;
   if (width % kPerLane<T> == 0)  // so that alignment does not affect the result's bits
     call.features = features.emplace(device, inputs.features, batch * count * width).data();
-  call.batch = batch, call.rows = inputs.rows, call.columns = inputs.columns, call.width = width;
-  call.weight_stride = inputs.weight_stride;
+  if (is_vectorisable(call.features, width) && one_read::run(device, inputs, call.features)) return;
+  call.batch = batch, call.width = width;
   call.warp_rows = rows_per_warp(batch * count), call.step = std::min(call.warp_rows, kBatch);
   call.chunks = (count + kWarps * call.warp_rows - 1) / (kWarps * call.warp_rows);
-  call.scale = inputs.scale, call.entropy_norm = inputs.entropy_norm;
-  call.edge_weight = A(inputs.salience.edges), call.contrast_weight = A(inputs.salience.contrast);
-  call.features_weight = A(inputs.salience.features);
-  call.invert = inputs.invert, call.query_aligned = is_vectorisable(call.query, width);
+  call.scale = inputs.scale, call.query_aligned = is_vectorisable(call.query, width);
   const bool aligned = is_vectorisable(call.features, width);
   const bool fits = aligned && 2 * SharedVector<T, A>::size(width) * int64_t(sizeof(A)) <= kVectorBytes;
   if (inputs.salience.features > 0) {
@@ -207,9 +171,9 @@ void run(const Cuda& device, const RelevanceScores<T>& inputs) {
     }
   }
   if (tokens > 1 || !fits) {
-    queries.emplace(device, call.query, call.mask, batch * tokens, width);
+    queries.emplace(device, call.query, inputs.mask, batch * tokens, width);
     call.alignment = alignment.emplace(device, batch * count).data();
-    launch_alignment<T, A>(call.features, queries->unit.data(), call.mask, alignment->data(), batch, count, tokens,
+    launch_alignment<T, A>(call.features, queries->unit.data(), inputs.mask, alignment->data(), batch, count, tokens,
                            width, stream);
   }
   if (!aligned) return launch<true, false, false, false>(call, stream);
