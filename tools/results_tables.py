@@ -1,8 +1,9 @@
 """Writes the documents' numbers from benchmarks/results: `python -m tools.results_tables`.
 
 Run it after a file in benchmarks/results changed. It writes docs/measurements.md with every size, the sections
-`summary` and `packages` of docs/performance.md, the section `results` of README.md, the section `onnx` of docs/onnx.md,
-and the plots if matplotlib is installed. A test fails when a document is stale. Nothing here imports torch.
+`summary`, `half` and `packages` of docs/performance.md, the section `results` of README.md, the section `onnx` of
+docs/onnx.md, and the plots if matplotlib is installed. A test fails when a document is stale. Nothing here imports
+torch.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import importlib.util
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from exportkit.bench import tables
 from exportkit.bench.plot import draw
-from exportkit.bench.results import OURS, Key, Results, Row, merged, read
+from exportkit.bench.results import OURS, OURS_GRAPHS, Key, Results, Row, merged, read
 from tools.generated import DOCS, ROOT, with_section
 
 README = ROOT / "README.md"
@@ -33,15 +37,44 @@ GOALS = {
     ("bias_relu", "65536x1024"): 0.070,
 }
 
-# The README's rows: whether on a GPU, subject, size, and how the README describes it. The last one is slower than its
-# best alternative; the README shows that such operators exist.
+
+class ReadmeRow(NamedTuple):
+    """A row of the README's table: what is looked up, how the README describes it, and which times it shows."""
+
+    on_gpu: bool
+    subject: str
+    size: str
+    description: str
+    dtype: str | None = None
+    times: tuple[str, str, str] = (OURS, "eager", "compile")
+
+
+WITH_GRAPHS = (OURS_GRAPHS, "eager", "reduce-overhead")
+
+# The last one is slower than its best alternative; the README shows that such operators exist.
 README_ROWS = (
-    (True, "arr_coc_vit_small", "batch=1, gh=28, gw=28", "ARR-COC package with ViT-small, one image of 448x448"),
-    (True, "arr_coc_features", "batch=64, gh=28, gw=28", "ARR-COC package without encoder, 64 images of 448x448"),
-    (True, "fused_texture", "32x3x1024x1024", "operator `fused_texture`, 32 images of 1024x1024"),
-    (True, "top_k_patches", "B8 N4096 D1024 k200", "operator `top_k_patches`, 200 of 4096 patches, batch 8"),
-    (False, "fused_texture", "2x3x1024x1024", "operator `fused_texture`, 2 images of 1024x1024"),
-    (False, "relu", "4096x1024", "operator `relu`, 4096x1024"),
+    ReadmeRow(
+        True,
+        "arr_coc_vit_small",
+        "batch=1, gh=28, gw=28",
+        "ARR-COC package with ViT-small, one image of 448x448",
+        "float32",
+    ),
+    ReadmeRow(
+        True,
+        "arr_coc_vit_small",
+        "batch=1, gh=28, gw=28",
+        "the same in bfloat16, with CUDA graphs (torch.compile: `reduce-overhead`)",
+        "bfloat16",
+        WITH_GRAPHS,
+    ),
+    ReadmeRow(
+        True, "arr_coc_features", "batch=64, gh=28, gw=28", "ARR-COC package without encoder, 64 images of 448x448"
+    ),
+    ReadmeRow(True, "fused_texture", "32x3x1024x1024", "operator `fused_texture`, 32 images of 1024x1024"),
+    ReadmeRow(True, "top_k_patches", "B8 N4096 D1024 k200", "operator `top_k_patches`, 200 of 4096 patches, batch 8"),
+    ReadmeRow(False, "fused_texture", "2x3x1024x1024", "operator `fused_texture`, 2 images of 1024x1024"),
+    ReadmeRow(False, "relu", "4096x1024", "operator `relu`, 4096x1024"),
 )
 
 _HEAD = """\
@@ -58,19 +91,23 @@ def load_results(folder: Path = _RESULTS) -> list[Results]:
     return sorted(found, key=lambda results: (results.machine.gpu is None, results.machine.device))
 
 
-def readme_section(found: Sequence[Results]) -> str:
-    """Returns the README's six rows.
+def readme_section(found: Sequence[Results], half: Sequence[Results]) -> str:
+    """Returns the README's rows.
 
     Raises:
-        KeyError: The results do not have one of the rows.
+        StopIteration: The results do not have one of the rows.
     """
-    rows = {(r.machine.gpu is not None, row.subject, row.size): row for r in found for row in forward(r)}
+    rows = [(r.machine.gpu is not None, row) for r in (*found, *half) for row in forward(r)]
     lines = ["| milliseconds | on | exportkit | eager | torch.compile |", "| --- | --- | ---: | ---: | ---: |"]
-    for on_gpu, subject, size, description in README_ROWS:
-        row = rows[on_gpu, subject, size]
-        times = [row.time(name) for name in (OURS, "eager", "compile")]
+    for wanted in README_ROWS:
+        row = next(
+            row
+            for on_gpu, row in rows
+            if (on_gpu, row.subject, row.size, row.dtype) == (*wanted[:3], wanted.dtype or row.dtype)
+        )
+        times = [row.time(name) for name in wanted.times]
         cells = [tables.number(timing.median) if timing else "-" for timing in times]
-        lines.append(f"| {description} | {'GPU' if on_gpu else 'CPU'} | {' | '.join(cells)} |")
+        lines.append(f"| {wanted.description} | {'GPU' if wanted.on_gpu else 'CPU'} | {' | '.join(cells)} |")
     machines = {results.machine.gpu is not None: results.machine for results in found}
     lines.append(f"\nMedians. GPU: {machines[True].device}. CPU: {machines[False].device}.")
     return "\n".join(lines) + "\n"
@@ -120,6 +157,19 @@ def load_package_results(folder: Path = _RESULTS / "packages") -> list[Results]:
     return sorted(merged(read(path) for path in folder.glob("*.json")), key=lambda results: results.machine.threads)
 
 
+def load_half_results(folder: Path = _RESULTS / "half") -> list[Results]:
+    """Returns the packages in half precision: by model, dtype and size."""
+    return [
+        msgspec.structs.replace(run, rows=tuple(sorted(run.rows, key=_by_size)))
+        for run in merged(read(path) for path in folder.glob("*.json"))
+    ]
+
+
+def _by_size(row: Row) -> tuple[object, ...]:
+    batch, *sides = (int(number) for number in re.findall(r"\d+", row.size))
+    return row.subject, row.dtype, sides, batch
+
+
 def runs_section(runs: Iterable[Results], *, full: bool = False) -> str:
     """Returns a table for each run, with its machine; `full` shows the spread and the memory."""
     parts = []
@@ -162,9 +212,11 @@ def _listed(lines: Iterable[str]) -> list[str]:
 def write() -> None:
     """Writes the four documents, and the plots."""
     found = load_results()
-    README.write_text(with_section(README.read_text(), "results", readme_section(found)))
+    half = load_half_results()
+    README.write_text(with_section(README.read_text(), "results", readme_section(found, half)))
     performance = with_section(SUMMARY.read_text(), "summary", summary(found))
     packages = runs_section(load_package_results(), full=True)
+    performance = with_section(performance, "half", runs_section(half, full=True))
     SUMMARY.write_text(with_section(performance, "packages", packages))
     MEASUREMENTS.write_text(measurements(found))
     ONNX.write_text(with_section(ONNX.read_text(), "onnx", runs_section(load_onnx_results())))

@@ -105,13 +105,18 @@ class Row(ResultStruct, frozen=True):
         return (found.kernels or found.call) if found else None
 
     def ratio(self, name: str) -> float | None:
-        """Returns the other's time divided by exportkit's: the kernels' times if both have them, else the calls'."""
+        """Returns the other's time divided by exportkit's: the kernels' times if both have them, else the calls'.
+
+        Of a package with and without CUDA graphs, the faster call counts.
+        """
         ours, other = self.get(OURS), self.get(name)
         if ours is None or other is None:
             return None
         if ours.kernels and other.kernels:
             return other.kernels.median / ours.kernels.median
-        return other.call.median / ours.call.median if ours.call and other.call else None
+        graphs = self.get(OURS_GRAPHS)
+        calls = [m.call.median for m in (ours, graphs) if m and m.call]
+        return other.call.median / min(calls) if calls and other.call else None
 
     @property
     def best(self) -> tuple[str, float] | None:

@@ -43,7 +43,8 @@ def test_the_best_alternative_is_the_fastest_and_its_ratio_is_to_ours():
     assert row(ours=2.0, eager=8.0, compile=3.0).best == ("compile", 1.5)
     assert row(ours=2.0, eager=1.0).best == ("eager", 0.5)
     assert row(ours=2.0, **{"eager": 4.0, "eager with operators": 3.0}).best == ("eager", 2.0)
-    assert row(ours=2.0, **{"eager": 4.0, OURS_GRAPHS: 0.1}).best == ("eager", 2.0)
+    assert row(ours=2.0, **{"eager": 4.0, OURS_GRAPHS: 0.1}).best == ("eager", 40.0)
+    assert row(ours=2.0, **{"eager": 4.0, OURS_GRAPHS: 8.0}).best == ("eager", 2.0)
     assert row().best is None
 
 

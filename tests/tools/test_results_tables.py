@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from exportkit.bench import tables
-from exportkit.bench.results import Results
+from exportkit.bench.results import OURS_GRAPHS, Results, Row, encode
 from tests.bench.test_results import MACHINE, results, row
 from tools import results_tables
 from tools.generated import with_section
-from tools.results_tables import GOALS, MEASUREMENTS, ONNX, README, README_ROWS, SUMMARY
+from tools.results_tables import GOALS, MEASUREMENTS, ONNX, README, README_ROWS, SUMMARY, ReadmeRow
 
 CPU = msgspec.structs.replace(MACHINE, device="a CPU, 2 threads", gpu=None)
 
@@ -36,18 +36,24 @@ def test_the_measurements_show_every_row():
     assert "7.00x" in text
 
 
-def test_the_readme_shows_six_rows_and_names_both_machines():
-    rows = [msgspec.structs.replace(row(name, eager=4.0), size=size) for _, name, size, _ in README_ROWS]
+def test_the_readme_shows_its_rows_and_names_both_machines():
+    def measured(wanted: ReadmeRow) -> Row:
+        times = {"eager": 4.0, OURS_GRAPHS: 0.5, "reduce-overhead": 0.75}
+        return msgspec.structs.replace(row(wanted.subject, **times), size=wanted.size, dtype=wanted.dtype or "float32")
+
+    rows = [measured(wanted) for wanted in README_ROWS]
+    half = [one for one in rows if one.dtype != "float32"]
     found = [results(*rows), results(*rows, machine=CPU)]
-    lines = results_tables.readme_section(found).splitlines()
-    assert lines[2] == f"| {README_ROWS[0][3]} | GPU | 1.00 | 4.00 | - |"
-    assert len([line for line in lines if line.startswith("| ")]) == 2 + len(README_ROWS) == 8
+    lines = results_tables.readme_section(found, [results(*half)]).splitlines()
+    assert lines[2] == f"| {README_ROWS[0].description} | GPU | 1.00 | 4.00 | - |"
+    assert lines[3] == f"| {README_ROWS[1].description} | GPU | 0.500 | 4.00 | 0.750 |"
+    assert len([line for line in lines if line.startswith("| ")]) == 2 + len(README_ROWS) == 9
     assert lines[-1] == "Medians. GPU: a GPU. CPU: a CPU, 2 threads."
 
 
 def test_a_row_that_was_not_measured_is_an_error():
-    with pytest.raises(KeyError):
-        results_tables.readme_section(gpu_and_cpu())
+    with pytest.raises(StopIteration):
+        results_tables.readme_section(gpu_and_cpu(), [])
 
 
 def test_a_plot_is_named_after_its_device():
@@ -63,6 +69,15 @@ def test_packages_and_onnx_runtime_stand_beside_each_other_with_the_machine_of_t
     ]
 
 
+def test_packages_in_half_precision_are_ordered_by_size(tmp_path):
+    sizes = ["batch=64, gh=28, gw=28", "batch=1, gh=64, gw=64", "batch=8, gh=28, gw=28"]
+    for name, size in enumerate(sizes):
+        run = results(msgspec.structs.replace(row("arr_coc"), size=size))
+        (tmp_path / f"{name}.json").write_bytes(encode(run))
+    (run,) = results_tables.load_half_results(tmp_path)
+    assert [found.size for found in run.rows] == [sizes[2], sizes[0], sizes[1]]
+
+
 def test_a_table_of_one_package_has_the_spread_and_every_compiler():
     text = results_tables.runs_section([results(row("arr_coc", compile=2.0, freezing=1.5), machine=CPU)], full=True)
     head, _, line = (" ".join(line.split()) for line in text.splitlines()[2:5])
@@ -73,7 +88,10 @@ def test_a_table_of_one_package_has_the_spread_and_every_compiler():
 
 def test_the_documents_have_the_numbers_of_the_committed_results():
     found = results_tables.load_results()
-    assert README.read_text() == with_section(README.read_text(), "results", results_tables.readme_section(found))
+    half = results_tables.load_half_results()
+    assert README.read_text() == with_section(README.read_text(), "results", results_tables.readme_section(found, half))
+    section = results_tables.runs_section(half, full=True)
+    assert SUMMARY.read_text() == with_section(SUMMARY.read_text(), "half", section)
     assert SUMMARY.read_text() == with_section(SUMMARY.read_text(), "summary", results_tables.summary(found))
     section = results_tables.runs_section(results_tables.load_package_results(), full=True)
     assert SUMMARY.read_text() == with_section(SUMMARY.read_text(), "packages", section)
