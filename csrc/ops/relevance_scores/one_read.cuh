@@ -73,9 +73,9 @@ int clusters_at_a_time(int blocks) {
   constexpr int kBytes = sizeof(Memory<T>);
   int clusters = 0;
   if (attribute(cudaDevAttrClusterLaunch) && attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= kBytes) {
-    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    STD_CUDA_CHECK(cudaFuncSetAttribute(slices_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const Launch launch(blocks, 1, kBytes, nullptr);
-    STD_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel<T>, &launch.config));
+    STD_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, slices_kernel<T>, &launch.config));
   }
   if (device < kDevices) known[device][blocks] = clusters + 1;
   return clusters;
@@ -113,7 +113,7 @@ bool run(const Cuda& device, const RelevanceScores<T>& inputs, const T* features
                        inputs.scale,
                        1 / float(count)};
     const Launch launch(cut.blocks, unsigned(std::min<int64_t>(clusters, items)), sizeof(Memory<T>), device.stream());
-    STD_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, kernel<T>, call));
+    STD_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, slices_kernel<T>, call));
     const unsigned blocks = unsigned((count + kFinishThreads - 1) / kFinishThreads);
     finish_kernel<<<unsigned(batch) * blocks, kFinishThreads, 0, device.stream()>>>(call, blocks);
     STD_CUDA_KERNEL_LAUNCH_CHECK();

@@ -44,7 +44,7 @@ template <class T>
 struct Call {
   Scoring<T> scoring;
   const T *features, *query;
-  float4* parts;                        // [B, slices, N]: of a row's entropy: top, sum, weighted; of its square
+  float4* parts;                        // [B, slices, N]: a row's top, sum and weighted (OnlineEntropy), its square
   float *along_query, *along_mean;      // [B, slices, N]
   float *query_squares, *mean_squares;  // [B, slices]
   RowCut cut;
@@ -58,6 +58,7 @@ constexpr int kColumns = kSliceBytes / sizeof(T);  // of a slice
 
 template <class T>
 struct Memory {
+  // What is not rows: vectors, and less than 1 KiB of barriers.
   static constexpr int kVectors = 2 * kMostTeams * kMostBlocks + 2 * kWarps;
   static constexpr int kSlots = (kMemory - 1024 - kVectors * kColumns<T> * int(sizeof(float))) /
                                 (kGroupRows * kSliceBytes) / kMostTeams * kMostTeams;
@@ -329,7 +330,8 @@ struct Reader {
       const int64_t index = int64_t(item.number) * cut.count + place_of_row;
       uint4 row[kPieces];
       float columns[kPer] = {}, square = 0;
-      // All warps of the team have gone on to this turn's groups, so that the slot's last group but one is long gone.
+      // A phase is told from the one before it, but not from the one before that. That one ended long ago: no warp gets
+      // here before the whole team has read its last groups.
       wait(&memory.full[team * slots + slot], phase);
 #pragma unroll
       for (int k = 0; k < kPieces; ++k) row[k] = piece_of(memory.rows[team * slots + slot], place(lane, 0), k);
@@ -363,7 +365,7 @@ struct Reader {
 
 // A cluster's teams take one item after the other.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 1) kernel(const Call<T> call) {
+__global__ void __launch_bounds__(kThreads, 1) slices_kernel(const Call<T> call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(1024) char bytes[];
   auto& memory = *reinterpret_cast<Memory<T>*>(bytes);
