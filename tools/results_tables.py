@@ -39,7 +39,16 @@ GOALS = {
 
 
 class ReadmeRow(NamedTuple):
-    """A row of the README's table: what is looked up, how the README describes it, and which times it shows."""
+    """A row of the README's table.
+
+    Attributes:
+        on_gpu: Whether it was measured on a GPU.
+        subject: The operator or the package.
+        size: Its size, as in the results.
+        description: What the README calls it.
+        dtype: The dtype of the results' row; None if there is one row only.
+        times: The measurements under "exportkit", "eager" and "torch.compile".
+    """
 
     on_gpu: bool
     subject: str
