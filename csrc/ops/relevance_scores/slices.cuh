@@ -159,9 +159,10 @@ struct Reader {
     float top, sum, weighted, square, along;  // `top`: what powers of two are relative to
   };
 
-  // Everything of a row but its product with the mean, with powers of two relative to zero.
-  __device__ __forceinline__ RowSums sum_row(uint4 (&row)[kPieces]) const {
-    float sums[2] = {}, weighted[2] = {}, square[2] = {}, along[2] = {};
+  // Calls f(j, x, y) for each element x of a row and the warp's vector's element y in its column; j: the column
+  // modulo 4.
+  template <class F>
+  __device__ __forceinline__ void for_elements(uint4 (&row)[kPieces], const F& f) const {
 #pragma unroll
     for (int k = 0; k < kPieces; ++k) {
       float values[kPer];
@@ -169,17 +170,22 @@ struct Reader {
 #pragma unroll
       for (int i = 0; i < kPer; i += 4) {
         const float4 raw = *reinterpret_cast<const float4*>(vector + k * kPer + i);
-        const float query[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float x = values[i + j], scaled = x * call.scale, weight = power_of_two(scaled);
-          sums[j & 1] += weight;
-          weighted[j & 1] = fmaf(weight, scaled, weighted[j & 1]);
-          square[j & 1] = fmaf(x, x, square[j & 1]);
-          along[j & 1] = fmaf(x, query[j], along[j & 1]);
-        }
+        f(0, values[i], raw.x), f(1, values[i + 1], raw.y), f(2, values[i + 2], raw.z), f(3, values[i + 3], raw.w);
       }
     }
+  }
+
+  // Everything of a row but its product with the mean, with powers of two relative to zero. Sums are taken in parts, so
+  // that an addition need not wait for the one before.
+  __device__ __forceinline__ RowSums sum_row(uint4 (&row)[kPieces]) const {
+    float sums[2] = {}, weighted[2] = {}, square[2] = {}, along[2] = {};
+    for_elements(row, [&](int j, float x, float query) {
+      const float scaled = x * call.scale, weight = power_of_two(scaled);
+      sums[j & 1] += weight;
+      weighted[j & 1] = fmaf(weight, scaled, weighted[j & 1]);
+      square[j & 1] = fmaf(x, x, square[j & 1]);
+      along[j & 1] = fmaf(x, query, along[j & 1]);
+    });
     return {0, sums[0] + sums[1], weighted[0] + weighted[1], square[0] + square[1], along[0] + along[1]};
   }
 
@@ -290,17 +296,7 @@ struct Reader {
 
   __device__ __forceinline__ float along_mean(uint4 (&row)[kPieces]) const {
     float sums[4] = {};
-#pragma unroll
-    for (int k = 0; k < kPieces; ++k) {
-      float values[kPer];
-      unpack(row[k], values);
-#pragma unroll
-      for (int i = 0; i < kPer; i += 4) {
-        const float4 mean = *reinterpret_cast<const float4*>(vector + k * kPer + i);
-        sums[0] = fmaf(values[i], mean.x, sums[0]), sums[1] = fmaf(values[i + 1], mean.y, sums[1]);
-        sums[2] = fmaf(values[i + 2], mean.z, sums[2]), sums[3] = fmaf(values[i + 3], mean.w, sums[3]);
-      }
-    }
+    for_elements(row, [&](int j, float x, float mean) { sums[j] = fmaf(x, mean, sums[j]); });
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
