@@ -72,7 +72,11 @@ int clusters_at_a_time(int blocks) {
   };
   constexpr int kBytes = sizeof(Memory<T>);
   int clusters = 0;
-  if (attribute(cudaDevAttrClusterLaunch) && attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= kBytes) {
+  // A library that was built for older GPUs alone runs on this one, too, from PTX in which the kernel is empty.
+  cudaFuncAttributes built{};
+  STD_CUDA_CHECK(cudaFuncGetAttributes(&built, slices_kernel<T>));
+  if (built.ptxVersion >= 90 && attribute(cudaDevAttrClusterLaunch) &&
+      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= kBytes) {
     STD_CUDA_CHECK(cudaFuncSetAttribute(slices_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const Launch launch(blocks, 1, kBytes, nullptr);
     STD_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, slices_kernel<T>, &launch.config));
