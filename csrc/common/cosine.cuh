@@ -141,24 +141,41 @@ __global__ void unit_rows_kernel(const T* rows, const bool* keep, A* unit, A* no
 struct ColumnCut {
   int64_t batch, rows, width, groups, chunk_rows, chunks;
 
-  ColumnCut(int64_t batch, int64_t rows, int64_t width, int64_t groups)
-      : ColumnCut(batch, rows, width, groups, kColumnChunk * groups) {}
-
-  // For the mean of all rows: chunks are shorter if there are few rows, so that a single sample fills the device.
-  ColumnCut(int64_t batch, int64_t rows, int64_t width)
-      : ColumnCut(batch, rows, width, 1, std::clamp<int64_t>(rows / 64, 8, kColumnChunk)) {}
-
-  int64_t partial_size() const { return batch * chunks * groups * width; }
-
- private:
-  ColumnCut(int64_t batch, int64_t rows, int64_t width, int64_t groups, int64_t chunk_rows)
+  // Chunks are shorter if there are few rows, so that a single sample fills the device.
+  ColumnCut(int64_t batch, int64_t rows, int64_t width, int64_t groups = 1)
       : batch(batch),
         rows(rows),
         width(width),
         groups(groups),
-        chunk_rows(chunk_rows),
+        chunk_rows(groups * std::clamp<int64_t>(rows / 64, 8, kColumnChunk)),
         chunks((rows + chunk_rows - 1) / chunk_rows) {}
+
+  int64_t partial_size() const { return batch * chunks * groups * width; }
 };
+
+constexpr int kRowsInFlight = 8;
+
+// Adds factor[n] x[n, at...] to `sum` for `count` rows n (1 to kRowsInFlight), which next() returns one after the
+// other. A null factor is 1.
+template <bool Aligned, class T, class A, class F>
+__device__ __forceinline__ void add_rows(const T* x, const A* factor, int64_t at, int64_t width, int count,
+                                         const F& next, A (&sum)[kPerLane<T>]) {
+  T rows[kRowsInFlight][kPerLane<T>];
+  A scale[kRowsInFlight];
+#pragma unroll
+  for (int r = 0; r < kRowsInFlight; ++r) {
+    if (r >= count) continue;
+    const int64_t n = next();
+    load<Aligned>(x + n * width, at, width, rows[r]);
+    scale[r] = factor ? factor[n] : A(1);
+  }
+#pragma unroll
+  for (int r = 0; r < kRowsInFlight; ++r) {
+    if (r >= count) continue;
+#pragma unroll
+    for (int i = 0; i < kPerLane<T>; ++i) sum[i] += scale[r] * A(rows[r][i]);
+  }
+}
 
 // partial[b, k, g, :] = sum over the rows n of chunk k with group[b, n] = g of factor[b, n] x[b, n, :]. A null factor
 // is 1, a null group is 0; Plain means that the group is null. A block takes one (b, k, g) and kColumnThreads x
@@ -169,33 +186,43 @@ __global__ void column_sums_kernel(const T* x, const A* factor, const int64_t* g
   constexpr int kPer = kPerLane<T>;
   for (int64_t item = blockIdx.x; item < cut.batch * cut.chunks * cut.groups * slabs; item += gridDim.x) {
     const int64_t at = (item % slabs * blockDim.x + threadIdx.x) * kPer, which = item / slabs;
-    if (at >= cut.width) continue;
     const int64_t g = which % cut.groups, chunk = which / cut.groups % cut.chunks;
     const int64_t first = which / cut.groups / cut.chunks * cut.rows;
     const int64_t begin = first + chunk * cut.chunk_rows, end = min(begin + cut.chunk_rows, first + cut.rows);
     A sum[kPer] = {};
-    int64_t n = begin;
     if constexpr (Plain) {
-      constexpr int kDeep = 8;  // rows in flight
-      for (; n + kDeep <= end; n += kDeep) {
-        T rows[kDeep][kPer];
+      if (at >= cut.width) continue;
+      for (int64_t n = begin; n < end;) {
+        const int count = int(min(int64_t(kRowsInFlight), end - n));
+        add_rows<Aligned>(x, factor, at, cut.width, count, [&] { return n++; }, sum);
+      }
+    } else {
+      // Two words of bits, one for each row: whether it is of the group. The warp's lanes look at a row each.
+      const auto rows_from = [&](int64_t n) {
+        const int lane = threadIdx.x % kWarpSize;
+        uint64_t bits = 0;
 #pragma unroll
-        for (int r = 0; r < kDeep; ++r) load<Aligned>(x + (n + r) * cut.width, at, cut.width, rows[r]);
-#pragma unroll
-        for (int r = 0; r < kDeep; ++r) {
-          const A scale = factor ? factor[n + r] : A(1);
-#pragma unroll
-          for (int i = 0; i < kPer; ++i) sum[i] += scale * A(rows[r][i]);
+        for (int word = 0; word < 2; ++word) {
+          const int64_t row = n + word * kWarpSize + lane;
+          bits |= uint64_t(__ballot_sync(0xffffffffu, row < end && group[row] == g)) << (word * kWarpSize);
+        }
+        return bits;
+      };
+      uint64_t next = rows_from(begin);
+      for (int64_t n = begin; n < end; n += 2 * kWarpSize) {
+        uint64_t bits = next;
+        next = rows_from(n + 2 * kWarpSize);
+        while (bits && at < cut.width) {
+          const int count = min(kRowsInFlight, __popcll(bits));
+          const auto lowest = [&] {
+            const int64_t row = n + __ffsll(int64_t(bits)) - 1;
+            bits &= bits - 1;
+            return row;
+          };
+          add_rows<Aligned>(x, factor, at, cut.width, count, lowest, sum);
         }
       }
-    }
-    for (; n < end; ++n) {
-      if (!Plain && group && group[n] != g) continue;
-      A row[kPer];
-      load<Aligned>(x + n * cut.width, at, cut.width, row);
-      const A scale = factor ? factor[n] : A(1);
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) sum[i] += scale * row[i];
+      if (at >= cut.width) continue;
     }
     store<Aligned>(partial + which * cut.width, at, cut.width, sum);
   }

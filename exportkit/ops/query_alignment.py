@@ -97,13 +97,20 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         kept = torch.rand(batch, tokens, device=device) < 0.6
         return kept.index_fill(1, torch.tensor([0], device=device), True)
 
-    for batch, count, tokens, width in [(2, 6, 4, 8), (1, 3, 1, 7), (5, 33, 9, 8), (0, 3, 2, 4), (2, 0, 2, 4)]:
+    for batch, count, tokens, width in [
+        (2, 6, 4, 8),
+        (1, 3, 1, 7),
+        (5, 33, 9, 8),
+        (3, 30, 1, 16),
+        (0, 3, 2, 4),
+        (2, 0, 2, 4),
+    ]:
         args = normal(batch, count, width), normal(batch, tokens, width), mask(batch, tokens)
         yield Sample(f"B, N, T, D = {batch}, {count}, {tokens}, {width}, masked", args)
     for batch, count, tokens, width in [(2, 5, 3, 6), (1, 7, 17, 65), (3, 130, 2, 264), (2, 9, 8, 1030)]:
         unmasked = normal(batch, count, width), normal(batch, tokens, width)
         yield Sample(f"B, N, T, D = {batch}, {count}, {tokens}, {width}", unmasked)
-    for batch, count, width in [(2, 5, 6), (1, 1, 1), (5, 300, 40), (0, 2, 3)]:
+    for batch, count, width in [(2, 5, 6), (1, 1, 1), (5, 300, 40), (0, 2, 3), (2, 70, 1024), (2, 9, 1032)]:
         yield Sample(f"B, N, D = {batch}, {count}, {width}", (normal(batch, count, width), normal(batch, width)))
     nothing = torch.tensor([[False, True, True], [False, False, False]], device=device)
     yield Sample("a sample without a token", (normal(2, 5, 4), normal(2, 3, 4), nothing))

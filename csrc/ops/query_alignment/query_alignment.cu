@@ -2,6 +2,7 @@
 
 #include "common/alignment.cuh"
 #include "common/column_units.cuh"
+#include "ops/query_alignment/one_token_gradient.cuh"
 #include "ops/query_alignment/query_alignment.h"
 
 namespace arr_coc {
@@ -66,6 +67,9 @@ void run(const Cuda& device, const QueryAlignmentGrad<T>& call) {
     const size_t bytes = call.grad_query ? batch * tokens * width * sizeof(T) : 0;
     if (bytes > 0) STD_CUDA_CHECK(cudaMemsetAsync(call.grad_query, 0, bytes, stream));
     return;
+  }
+  if constexpr (!std::is_same_v<T, double>) {
+    if (one_token::takes(call)) return one_token::run(device, call);
   }
   Queries<T> queries(device, call.query, call.mask, batch * tokens, width);
   Scratch<A> factor(device, call.grad_query ? batch * count : 0);
