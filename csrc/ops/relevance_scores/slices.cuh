@@ -56,6 +56,11 @@ struct Call {
 template <class T>
 constexpr int kColumns = kSliceBytes / sizeof(T);  // of a slice
 
+// The lanes that send a block's sums, four columns each. They store asynchronously, and the barrier counts bytes; but a
+// cluster of one block stores as usual, which compute-sanitizer asks for, and its barrier counts these lanes.
+template <class T>
+constexpr int kSenders = kColumns<T> / 4;
+
 template <class T>
 struct Memory {
   // What is not rows: vectors, and less than 1 KiB of barriers.
@@ -248,7 +253,6 @@ struct Reader {
 
   // Tells the cluster's blocks the sums of this block's rows. The order of all sums depends on N, D and T alone.
   __device__ __forceinline__ void send(unsigned turn, float (&columns)[kPer]) const {
-    constexpr int kVectors = kColumns<T> / 4;
     float (*sums)[kColumns<T>] = memory.sums + team * call.cut.groups;
     const int threads = call.cut.groups * kWarpSize, which = 1 + team;
 #pragma unroll
@@ -259,17 +263,22 @@ struct Reader {
     }
     if (group != 0) return arrive_for_some(which, threads);
     Barrier* exchanged = &memory.exchanged[team][turn % 2];
-    if (lane == 0) expect(exchanged, call.cut.blocks * kColumns<T> * sizeof(float));
+    const bool alone = call.cut.blocks == 1;
+    if (lane == 0 && !alone) expect(exchanged, call.cut.blocks * kColumns<T> * sizeof(float));
     sync_some(which, threads);
-    if (lane >= kVectors) return;
+    if (lane >= kSenders<T>) return;
     float4 sum{};
     for (int other = 0; other < call.cut.groups; ++other) {
       const float4 one = *reinterpret_cast<const float4*>(&sums[other][lane * 4]);
       sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
     }
+    float* mine = &memory.means[team][turn % 2][rank][lane * 4];
+    if (alone) {
+      *reinterpret_cast<float4*>(mine) = sum;
+      return expect(exchanged, 0);
+    }
     // This block comes last: a warp that has its sums may write the next ones.
-    for (int i = 1; i <= call.cut.blocks; ++i)
-      store_async(&memory.means[team][turn % 2][rank][lane * 4], exchanged, (rank + i) % call.cut.blocks, sum);
+    for (int i = 1; i <= call.cut.blocks; ++i) store_async(mine, exchanged, (rank + i) % call.cut.blocks, sum);
   }
 
   // Waits for the blocks' sums; the warp's vector becomes the mean. Returns the sum of the lane's squares.
@@ -370,7 +379,7 @@ __global__ void __launch_bounds__(kThreads, 1) slices_kernel(const Call<T> call)
   if (threadIdx.x == 0) {
     for (Barrier& full : memory.full) start_barrier(&full, kWarpSize);
     for (auto& exchanged : memory.exchanged)
-      for (Barrier& of_turn : exchanged) start_barrier(&of_turn, 1);
+      for (Barrier& of_turn : exchanged) start_barrier(&of_turn, blocks == 1 ? kSenders<T> : 1);
     publish_barriers();
   }
   __syncthreads();
