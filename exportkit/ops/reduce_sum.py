@@ -96,4 +96,7 @@ SPEC = OpSpec(
     differentiable=("x",),
     second_order=True,
     autocast="float32",
+    # A sum of 9000 numbers of both signs may be near zero. One after the other, as ONNX Runtime adds them, is off by up
+    # to 6e-4; our tree and torch's by 8e-5.
+    tolerances={torch.float32: (1e-4, 1e-3)},
 )
