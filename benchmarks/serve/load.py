@@ -9,7 +9,8 @@
 
 The server has the first cores, the client the last (`--server-cores`). Engines take turns; the median round is given.
 With `--model-cores N`, the model has N threads, direct calls have N cores, and server and client share all cores: the
-rest of them receives and sends. `--clients` processes send at saturation.
+rest of them receives and sends. With `--server-cores N+1` as well, model, event loop and clients have cores of their
+own. `--clients` processes send at saturation. `--measure saturation` leaves out the rest.
 The engine `shared-memory` is exportkit whose clients write the inputs to shared memory, once.
 `--peers-python` is an interpreter with litserve, kserve, ray[serve] and what exportkit needs; without it, only
 exportkit and `echo` are measured. Prints Markdown tables; `-o` writes every round as JSON.
@@ -31,12 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serve.load_client import Connection, Load, closed_loop, closed_loop_of_processes, open_loop
-from benchmarks.serve.load_tables import Figures, Round, print_many, print_one
+from benchmarks.serve.load_tables import OURS, SHARED, Figures, Round, print_many, print_one
 from benchmarks.serve.running import ROOT, Server, free_port, running, serve_command
 from benchmarks.serve.workload import Workload, http_post, workload
 
-SHARED = "shared-memory"
-OURS = ("exportkit", SHARED)
+MEASUREMENTS = ("one", "saturation", "half-load")
 PEERS = {"litserve": "litserve_app", "kserve": "kserve_app", "ray": "ray_plain"}
 
 
@@ -45,11 +45,13 @@ class Plan:
     """What is measured, and where."""
 
     package: Path
+    measure: set[str]
     one: str
     many: str
     max_batch: int
     connections: int
     seconds: float
+    direct_seconds: float
     device: str
     server_cores: set[int]
     model_cores: set[int]
@@ -62,11 +64,15 @@ class Plan:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path)
-    parser.add_argument("--one", required=True, help="the sizes of a request that comes alone")
+    parser.add_argument("--one", help="the sizes of a request that comes alone. Default: those of --many")
     parser.add_argument("--many", required=True, help="the sizes of each of many requests; batch=1 in most models")
     parser.add_argument("--max-batch", type=int, default=16)
     parser.add_argument("--connections", type=int, help="at saturation. Default: four batches")
+    parser.add_argument(
+        "--measure", nargs="+", choices=MEASUREMENTS, default=MEASUREMENTS, metavar="WHAT", help="default: all"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--direct-seconds", type=float, default=2.0, help="of direct calls with each number of rows")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--server-cores", type=int, help="default: half of them")
@@ -85,11 +91,13 @@ def main() -> None:
     print(f"logs of the servers: {log}", file=sys.stderr)
     plan = Plan(
         package=options.package.resolve(),
-        one=options.one,
+        measure=set(options.measure),
+        one=options.one or options.many,
         many=options.many,
         max_batch=options.max_batch,
         connections=options.connections or 4 * options.max_batch,
         seconds=options.seconds,
+        direct_seconds=options.direct_seconds,
         device=options.device,
         server_cores=server_cores,
         model_cores=set(cores[: options.model_cores or len(server_cores)]),
@@ -103,8 +111,9 @@ def main() -> None:
     if options.output:
         options.output.write_text(json.dumps(rounds, indent=1) + "\n")
     one, many = (f"{workload(plan.package, sizes).size / 1e6:.2f} MB ({sizes})" for sizes in (plan.one, plan.many))
-    print(f"One request at a time, {one}:\n")
-    print_one(engines, rounds)
+    if "one" in plan.measure:
+        print(f"One request at a time, {one}:\n")
+        print_one(engines, rounds)
     print(f"\nMany requests, {many}, at most {plan.max_batch} rows a batch, {plan.connections} connections:\n")
     print_many(engines, rounds)
 
@@ -114,23 +123,28 @@ def main() -> None:
 
 def _round(plan: Plan, engines: Sequence[str]) -> Round:
     """Measures every engine once. Direct calls come first and last; their mean counts."""
-    before = {"one": _direct(plan, plan.one, 1), "many": _direct(plan, plan.many, plan.max_batch)}
+    before = _direct_parts(plan)
     found: Round = {}
     for engine in engines:
         try:
             found[engine] = _engine(plan, engine, before["many"])
         except (OSError, RuntimeError) as error:
             print(f"{engine} was not measured: {error}", file=sys.stderr)
-    after = {"one": _direct(plan, plan.one, 1), "many": _direct(plan, plan.many, plan.max_batch)}
+    after = _direct_parts(plan)
     direct = {part: {rows: (before[part][rows] + after[part][rows]) / 2 for rows in before[part]} for part in before}
     found["direct"] = {part: {str(rows): seconds for rows, seconds in times.items()} for part, times in direct.items()}
     return found
 
 
+def _direct_parts(plan: Plan) -> dict[str, dict[int, float]]:
+    one = {"one": _direct(plan, plan.one, 1)} if "one" in plan.measure else {}
+    return {**one, "many": _direct(plan, plan.many, plan.max_batch)}
+
+
 def _direct(plan: Plan, sizes: str, most_rows: int) -> dict[int, float]:
     """Returns seconds of a call by rows, without an engine."""
     command = [sys.executable, "-m", "benchmarks.serve.peers.called", str(plan.package), "--sizes", sizes]
-    command += ["--max-batch", str(most_rows), "--device", plan.device]
+    command += ["--max-batch", str(most_rows), "--device", plan.device, "--seconds", str(plan.direct_seconds)]
     ran = subprocess.run(
         command,
         cwd=ROOT,
@@ -144,9 +158,10 @@ def _direct(plan: Plan, sizes: str, most_rows: int) -> dict[int, float]:
 
 def _engine(plan: Plan, engine: str, direct: Mapping[int, float]) -> dict[str, Figures]:
     """Measures one engine."""
-    found = {"one": _served(plan, engine, plan.one, 1, lambda port, body: closed_loop(port, body, 1, plan.seconds))}
-    if engine != "echo":
-        rate = 0.5 / next(iter(direct.values()))
+    found = {}
+    if "one" in plan.measure:
+        found["one"] = _served(plan, engine, plan.one, 1, lambda port, body: closed_loop(port, body, 1, plan.seconds))
+    if engine != "echo" and "saturation" in plan.measure:
         found["saturation"] = _served(
             plan,
             engine,
@@ -154,6 +169,8 @@ def _engine(plan: Plan, engine: str, direct: Mapping[int, float]) -> dict[str, F
             plan.max_batch,
             lambda port, body: closed_loop_of_processes(port, body, plan.connections, plan.seconds, plan.clients),
         )
+    if engine != "echo" and "half-load" in plan.measure:
+        rate = 0.5 / next(iter(direct.values()))
         found["half load"] = _served(
             plan, engine, plan.many, plan.max_batch, lambda port, body: open_loop(port, body, rate, plan.seconds)
         )

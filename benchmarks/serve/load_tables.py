@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
+SHARED = "shared-memory"
+OURS = ("exportkit", SHARED)
 Figures = dict[str, float]
 Round = dict[
     str, dict[str, Figures]
@@ -36,8 +39,11 @@ def print_many(engines: Sequence[str], rounds: Sequence[Round]) -> None:
             )
             p50, p99 = (_median(rounds, _figure(engine, "half load", name)) for name in ("p50", "p99"))
             print(f"| {engine} | {rate:.0f} | {part:.2f} | {failed:.0f} | {_ms(p50)} | {_ms(p99)} |")
-    same, rows = _median(rounds, _same_rows), _median(rounds, _mean_rows)
-    print(f"\nexportkit at saturation: {same:.2f} of direct calls with the same rows, {rows:.1f} rows a batch.\n")
+    print()
+    for engine in filter(OURS.__contains__, engines):
+        same = _median(rounds, lambda one, e=engine: _same_rows(one, e))
+        rows = _median(rounds, lambda one, e=engine: _mean_rows(one, e))
+        print(f"{engine} at saturation: {same:.2f} of direct calls with the same rows, {rows:.1f} rows a batch.\n")
     for count in rounds[0]["direct"]["many"]:
         print(f"- a direct call of {count} rows: {_ms(_median(rounds, lambda one, c=count: one['direct']['many'][c]))}")
 
@@ -68,7 +74,7 @@ def _beside(engine: str) -> Callable[[Round], float]:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms"
+    return "-" if math.isnan(seconds) else f"{1e3 * seconds:.1f} ms"
 
 
 def _fastest(one: Round) -> float:
@@ -76,21 +82,22 @@ def _fastest(one: Round) -> float:
     return max(int(rows) / seconds for rows, seconds in one["direct"]["many"].items())
 
 
-def _batches(one: Round) -> dict[int, float]:
+def _batches(one: Round, engine: str) -> dict[int, float]:
     """How many batches of each number of rows exportkit ran at saturation."""
-    found = one["exportkit"]["saturation"]
+    found = one[engine]["saturation"]
     return {int(name.split()[-1]): count for name, count in found.items() if name.startswith("batches of ")}
 
 
-def _mean_rows(one: Round) -> float:
-    return sum(rows * count for rows, count in _batches(one).items()) / sum(_batches(one).values())
+def _mean_rows(one: Round, engine: str) -> float:
+    batches = _batches(one, engine)
+    return sum(rows * count for rows, count in batches.items()) / sum(batches.values())
 
 
-def _same_rows(one: Round) -> float:
+def _same_rows(one: Round, engine: str) -> float:
     """Seconds that direct calls need for the same batches, over the seconds that passed."""
     times = {int(rows): seconds for rows, seconds in one["direct"]["many"].items()}
-    needed = sum(count * _between(times, rows) for rows, count in _batches(one).items())
-    return needed / one["exportkit"]["saturation"]["elapsed"]
+    needed = sum(count * _between(times, rows) for rows, count in _batches(one, engine).items())
+    return needed / one[engine]["saturation"]["elapsed"]
 
 
 def _between(times: Mapping[int, float], rows: int) -> float:

@@ -25,7 +25,6 @@ from exportkit.serve.engine.checked_request import arguments_of
 from exportkit.serve.engine.model_copy import tensors_in
 from exportkit.serve.engine.tensor_bytes import bytes_of
 
-_SECONDS = 2.0  # for each number of rows
 _COPIES = 8  # of the inputs, which take turns as requests do: caches hold no more of them than in use
 
 
@@ -38,6 +37,7 @@ class Options:
     port: int
     device: str
     max_batch: int
+    seconds: float
 
     @staticmethod
     def parse(description: str | None) -> Options:
@@ -48,6 +48,7 @@ class Options:
         parser.add_argument("--port", type=int, default=8000)
         parser.add_argument("--device", default="cpu")
         parser.add_argument("--max-batch", type=int, default=1)
+        parser.add_argument("--seconds", type=float, default=2.0, help="for each number of rows, without an engine")
         return Options(**vars(parser.parse_args()))
 
 
@@ -102,7 +103,7 @@ def main() -> None:
         turns = itertools.cycle([[torch.cat([tensor] * count) for tensor in one] for _ in range(_COPIES)])
         times: list[float] = []
         called.outputs(next(turns))
-        while sum(times) < _SECONDS or len(times) < 5:
+        while sum(times) < options.seconds or len(times) < 5:
             inputs = next(turns)
             start = time.perf_counter()
             called.outputs(inputs)
