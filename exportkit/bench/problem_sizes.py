@@ -170,6 +170,14 @@ def _top_k_patches(on_gpu: bool) -> Iterator[Benchmark]:
         )
 
 
+def _select_patches(on_gpu: bool) -> Iterator[Benchmark]:
+    for b, n, d in _FEATURES[on_gpu]:
+        side = round(n**0.5)
+        # k rows and scores are read and written; indices, tokens and positions of 8 bytes each.
+        moved = BytesMoved(b * (n + 2 * K * d + K), 24 * b * K)
+        yield Benchmark(f"B{b} N{n} D{d} k{K}", (uniform(b, n), normal(b, n, d), K, side, side), moved=moved)
+
+
 def _allocate_lod_tokens(on_gpu: bool) -> Iterator[Benchmark]:
     for b in (1, 8, 64):
         yield Benchmark(f"B{b} K{K}", (uniform(b, K),))
@@ -251,6 +259,7 @@ _TABLE: Mapping[str, Callable[[bool], Iterable[Benchmark]]] = {
     "relevance_scores": _relevance_scores,
     "top_k_patches": _top_k_patches,
     "allocate_lod_tokens": _allocate_lod_tokens,
+    "select_patches": _select_patches,
     "fused_layer_norm": _fused_layer_norm,
     "rms_norm_quantize": _rms_norm_quantize,
     "softmax": _softmax,
@@ -274,14 +283,11 @@ def _scores_to_budgets(on_gpu: bool) -> Subject:
     """Computes selected patches and their budgets from features, like the model in eval mode; reads features once."""
 
     def chain(which: str) -> Callable[..., Any]:
-        scores, choose, budget = (
-            getattr(SPECS[name], which) for name in ("relevance_scores", "top_k_patches", "allocate_lod_tokens")
-        )
+        scores, select = (getattr(SPECS[name], which) for name in ("relevance_scores", "select_patches"))
 
         def run(features: Tensor, query: Tensor, colours: Tensor, edges: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
             relevance = scores(features, query, colours, edges, weights, salience_weights=[0.5, 0.5, 0.0])
-            kept, indices = choose(relevance, features, K)
-            return kept, indices, budget(relevance.gather(1, indices))
+            return select(relevance, features, K, *colours.shape[2:])
 
         return run
 
@@ -289,8 +295,9 @@ def _scores_to_budgets(on_gpu: bool) -> Subject:
     for b, n, d in _FEATURES[on_gpu]:
         side = round(n**0.5)
         args = (normal(b, n, d), normal(b, d), normal(b, 3, side, side), uniform(b, 1, side, side), _WEIGHTS)
-        # Every feature once for its score; selected features read again and written; colours, edges; indices, budgets.
-        moved = BytesMoved(b * (n * (d + 4) + 2 * K * d), 16 * b * K)
+        # Every feature once for its score; selected features read again and written; colours, edges; selected scores;
+        # indices, budgets, positions.
+        moved = BytesMoved(b * (n * (d + 4) + 2 * K * d + K), 24 * b * K)
         benchmarks.append(Benchmark(f"B{b} N{n} D{d} k{K}", args, moved=moved, agreement=0.98))
     tolerance = SPECS["relevance_scores"].tolerance
     return Subject("scores_to_budgets", chain("wrapper"), chain("reference"), tolerance, (), tuple(benchmarks))

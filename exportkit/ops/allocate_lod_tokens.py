@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +83,8 @@ def allocate_lod_tokens_reference(
     return min_tokens + torch.where(full, spread, share + (place < missing).long())
 
 
-def _check_ranges(op: str, scores: Tensor, min_tokens: int, max_tokens: int, gamma: float, total: int | None) -> None:
+def check_budgets(op: str, count: int, min_tokens: int, max_tokens: int, gamma: float, total: int | None) -> None:
+    """Checks the numbers for `count` patches a sample, which may be symbolic."""
     given = f"got min_tokens = {min_tokens}, max_tokens = {max_tokens}"
     out_of_order = f"{op}: 0 <= min_tokens <= max_tokens must hold, {given}"
     check(min_tokens >= 0, out_of_order)
@@ -91,7 +93,6 @@ def _check_ranges(op: str, scores: Tensor, min_tokens: int, max_tokens: int, gam
     check(gamma > 0 and math.isfinite(gamma), f"{op}: gamma must be > 0 and finite, got {gamma:g}")
     if total is None:
         return
-    count = scores.shape[1]
     # A symbolic K has no known bound; the kernel still refuses a K that is too large.
     too_many = statically_known_true(count * max_tokens > MAX_TOKENS)
     limit = f"{op}: with a total, K * max_tokens must be at most {MAX_TOKENS}, got K = "
@@ -100,6 +101,10 @@ def _check_ranges(op: str, scores: Tensor, min_tokens: int, max_tokens: int, gam
     out_of_range = f"{op}: total must be in [K * min_tokens, K * max_tokens] = [{lowest}, {highest}], got {total}"
     check(lowest <= total, out_of_range)
     check(total <= highest, out_of_range)
+
+
+def _check_numbers(op: str, scores: Tensor, **numbers: Any) -> None:
+    check_budgets(op, scores.shape[1], **numbers)
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
@@ -145,7 +150,7 @@ SPEC = OpSpec(
     name="allocate_lod_tokens",
     wrapper=allocate_lod_tokens,
     reference=allocate_lod_tokens_reference,
-    layout=Layout(inputs={"scores": "B K"}, outputs=["B K: int64"], further=_check_ranges),
+    layout=Layout(inputs={"scores": "B K"}, outputs=["B K: int64"], further=_check_numbers),
     samples=_samples,
     more_refusals=_refusals,
 )

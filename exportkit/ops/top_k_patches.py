@@ -62,7 +62,8 @@ def top_k_patches_grad_reference(grad: Tensor, indices: Tensor, num_patches: int
 top_k_patches_grad = operator_like("top_k_patches_grad", top_k_patches_grad_reference)
 
 
-def _check_k(op: str, relevance_scores: Tensor, k: int, **_: Tensor) -> None:
+def check_k(op: str, relevance_scores: Tensor, k: int, **_: Any) -> None:
+    """Checks that k is in [0, N]. It may be symbolic."""
     patches = relevance_scores.shape[1]
     out_of_range = (op, ": k must be in [0, N], got k = ", k, " with N = ", patches)
     check(k >= 0, *out_of_range)
@@ -152,7 +153,7 @@ SPEC = OpSpec(
     layout=Layout(
         inputs={"relevance_scores": "B N", "features": "B N D: floating"},
         outputs=["B k D: like features", "B k: int64"],
-        further=_check_k,
+        further=check_k,
     ),
     static=("D",),
     samples=_samples,

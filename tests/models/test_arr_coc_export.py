@@ -64,7 +64,7 @@ def test_the_exported_graph_has_the_fused_forms(kwargs: dict[str, Any], texture:
     spec = export_spec(**kwargs)
     program = _exported(spec)
     called = {str(node.target) for node in program.graph.nodes if str(node.target).startswith("arr_coc.")}
-    names = {"texture_statistics", "relevance_scores", "top_k_patches", "allocate_lod_tokens", *texture}
+    names = {"texture_statistics", "relevance_scores", "select_patches", *texture}
     assert called - {"arr_coc.fused_layer_norm.default"} == {f"arr_coc.{name}.default" for name in names}
 
 

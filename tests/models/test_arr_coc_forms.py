@@ -14,13 +14,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exportkit.errors import InputError, UsageError
 from exportkit.models.arr_coc import ARRCOC, FromFeatures, build
+from exportkit.models.arr_coc.attending import Attending
 from exportkit.models.arr_coc.encoder import LayerNorm, VisionTransformer
 from exportkit.models.arr_coc.linear import LINEARS, LinearForm, SampleLinear
 from tests.models.model_cases import ALL, FILTERS, FILTERS_14, VIT, VIT_14, answer, inputs
 
 CONFIGS = [pytest.param(kwargs, id=name) for name, kwargs in ALL.items()]
-FUSED = {"texture_statistics", "relevance_scores"}
-COMPOSED = {"fused_texture", "compute_entropy", "compute_salience", "query_alignment", "opponent_balance"}
+FUSED = {"texture_statistics", "relevance_scores", "select_patches"}
+COMPOSED = {
+    "fused_texture",
+    "compute_entropy",
+    "compute_salience",
+    "query_alignment",
+    "opponent_balance",
+    "top_k_patches",
+    "allocate_lod_tokens",
+}
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
@@ -60,6 +69,24 @@ def test_the_fused_forms_give_what_the_differentiable_ones_give(
         composed, fused = model(image, query, mask), answer(model, image, query, mask)
         assert list(composed) == list(fused)
         torch.testing.assert_close(fused["relevance"], composed["relevance"], rtol=0, atol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("mean_tokens", [None, 100])
+@pytest.mark.parametrize(("rows", "columns"), [(5, 4), (13, 17)], ids=["all patches", "some"])
+def test_attending_selects_the_same_in_both_forms(rows: int, columns: int, mean_tokens: int | None, dtype: torch.dtype):
+    attending = Attending(k=50, gamma=1.5, mean_tokens=mean_tokens).eval()
+    relevance = torch.rand(3, rows * columns).to(dtype)
+    relevance[:, 7:11] = relevance[:, 3:4]
+    given = relevance, torch.randn(3, rows * columns, 24).to(dtype), (rows, columns)
+    with _Calls() as calls:
+        composed = attending(*given)
+    assert calls.names == {"top_k_patches", "allocate_lod_tokens"}
+    with torch.no_grad(), _Calls() as calls:
+        fused = attending(*given)
+    assert calls.names == {"select_patches"}
+    assert composed.feature_scales is fused.feature_scales is None
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(fused[:-1], composed[:-1]))
 
 
 @contextmanager

@@ -28,7 +28,14 @@ from tests.ops.test_contract import Call
 # Of the gradients, which belong to training, two: with several results, flags, and outputs of size 0.
 ALL = {name for name in SPECS if not name.endswith("_grad")} | {"muladd_grad", "opponent_balance_grad"}
 IN_FLOAT32 = ALL - {"compute_salience_forward"}  # compute_salience, with more results
-IN_HALF = {"allocate_lod_tokens", "compute_entropy", "fused_layer_norm", "query_alignment", "top_k_patches"}
+IN_HALF = {
+    "allocate_lod_tokens",
+    "compute_entropy",
+    "fused_layer_norm",
+    "query_alignment",
+    "select_patches",
+    "top_k_patches",
+}
 LARGE = {"compute_salience", "fused_texture", "relevance_scores", "texture_statistics"}
 
 

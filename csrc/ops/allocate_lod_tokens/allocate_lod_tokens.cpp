@@ -94,6 +94,11 @@ void run(const Cpu&, const AllocateLodTokens<T>& call) {
   });
 }
 
+template void run(const Cpu&, const AllocateLodTokens<float>&);
+template void run(const Cpu&, const AllocateLodTokens<double>&);
+template void run(const Cpu&, const AllocateLodTokens<Half>&);
+template void run(const Cpu&, const AllocateLodTokens<BFloat16>&);
+
 STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
   m.def(
       "allocate_lod_tokens(Tensor scores, SymInt min_tokens=64, SymInt max_tokens=400, float gamma=1.0, "

@@ -1,7 +1,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "common/radix_select.cuh"
-#include "ops/allocate_lod_tokens/allocate_lod_tokens.h"
+#include "ops/allocate_lod_tokens/budget.cuh"
 
 namespace arr_coc {
 namespace {
@@ -10,9 +10,7 @@ template <class T>
 __global__ void allocate_kernel(const T* scores, int64_t* tokens, int64_t size, int64_t min_tokens, int64_t spread,
                                 double gamma) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < size; i += int64_t(gridDim.x) * blockDim.x) {
-    // The intrinsics are never fused. A fused operation would round once, but the reference rounds twice.
-    const double scaled = __dmul_rn(double(spread), lod_power(lod_score(double(scores[i])), gamma));
-    tokens[i] = min_tokens + int64_t(floor(__dadd_rn(scaled, 0.5)));
+    tokens[i] = lod_budget(double(scores[i]), min_tokens, spread, gamma);
   }
 }
 
@@ -121,6 +119,11 @@ void run(const Cuda& device, const AllocateLodTokens<T>& call) {
   }
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
+
+template void run(const Cuda&, const AllocateLodTokens<float>&);
+template void run(const Cuda&, const AllocateLodTokens<double>&);
+template void run(const Cuda&, const AllocateLodTokens<Half>&);
+template void run(const Cuda&, const AllocateLodTokens<BFloat16>&);
 
 STABLE_TORCH_LIBRARY_IMPL(arr_coc, CUDA, m) { m.impl("allocate_lod_tokens", TORCH_BOX(&allocate_lod_tokens<Cuda>)); }
 

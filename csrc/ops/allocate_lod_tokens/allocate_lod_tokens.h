@@ -11,27 +11,35 @@
 
 namespace arr_coc {
 
+struct Cpu;
+class Cuda;
+
 // The most tokens of one patch and, with a total, of one sample. Then every product of the exact allocation fits int64:
 // tokens < 2^31 times weights <= 2^32.
 constexpr int64_t kMaxTokens = 2147483647;
 constexpr double kWeightOne = 4294967296.0;  // 2^32: the weight of the highest score
+
+// Checks the numbers for `count` patches a sample.
+inline void check_budgets(const char* op, int64_t count, int64_t min_tokens, int64_t max_tokens, double gamma,
+                          std::optional<int64_t> total) {
+  check(0 <= min_tokens && min_tokens <= max_tokens, op,
+        ": 0 <= min_tokens <= max_tokens must hold, got min_tokens = ", min_tokens, ", max_tokens = ", max_tokens);
+  check(max_tokens <= kMaxTokens, op, ": max_tokens must be at most ", kMaxTokens, ", got ", max_tokens);
+  check(gamma > 0 && std::isfinite(gamma), op, ": gamma must be > 0 and finite, got ", gamma);
+  if (!total) return;
+  check(max_tokens == 0 || count <= kMaxTokens / max_tokens, op, ": with a total, K * max_tokens must be at most ",
+        kMaxTokens, ", got K = ", count, ", max_tokens = ", max_tokens);
+  check(count * min_tokens <= *total && *total <= count * max_tokens, op,
+        ": total must be in [K * min_tokens, K * max_tokens] = [", count * min_tokens, ", ", count * max_tokens,
+        "], got ", *total);
+}
 
 inline void check_allocate_lod_tokens(const Tensor& scores, int64_t min_tokens, int64_t max_tokens, double gamma,
                                       std::optional<int64_t> total) {
   const char* op = "allocate_lod_tokens";
   check_rank(op, "scores", scores, 2, "[B, K]");
   check_floating(op, "scores", scores);
-  check(0 <= min_tokens && min_tokens <= max_tokens, op,
-        ": 0 <= min_tokens <= max_tokens must hold, got min_tokens = ", min_tokens, ", max_tokens = ", max_tokens);
-  check(max_tokens <= kMaxTokens, op, ": max_tokens must be at most ", kMaxTokens, ", got ", max_tokens);
-  check(gamma > 0 && std::isfinite(gamma), op, ": gamma must be > 0 and finite, got ", gamma);
-  if (!total) return;
-  const int64_t count = scores.size(1);
-  check(max_tokens == 0 || count <= kMaxTokens / max_tokens, op, ": with a total, K * max_tokens must be at most ",
-        kMaxTokens, ", got K = ", count, ", max_tokens = ", max_tokens);
-  check(count * min_tokens <= *total && *total <= count * max_tokens, op,
-        ": total must be in [K * min_tokens, K * max_tokens] = [", count * min_tokens, ", ", count * max_tokens,
-        "], got ", *total);
+  check_budgets(op, scores.size(1), min_tokens, max_tokens, gamma, total);
 }
 
 // clamp(score, 0, 1) in float64, NaN as 0.
@@ -79,6 +87,20 @@ struct AllocateLodTokens {
   std::optional<int64_t> extra;
 };
 
+// Numbers as the adapters get them.
+template <class T>
+AllocateLodTokens<T> lod_allocation(const T* scores, int64_t* tokens, int64_t batch, int64_t count, int64_t min_tokens,
+                                    int64_t max_tokens, double gamma, std::optional<int64_t> total) {
+  const auto extra = total ? std::make_optional(*total - count * min_tokens) : std::nullopt;
+  return {scores, tokens, batch, count, min_tokens, max_tokens - min_tokens, gamma, extra};
+}
+
+// select_patches calls these, too; the sources of allocate_lod_tokens have them for every T.
+template <class T>
+void run(const Cpu& device, const AllocateLodTokens<T>& call);
+template <class T>
+void run(const Cuda& device, const AllocateLodTokens<T>& call);
+
 template <class Device>
 Tensor allocate_lod_tokens(const Tensor& scores, int64_t min_tokens, int64_t max_tokens, double gamma,
                            std::optional<int64_t> total) {
@@ -88,11 +110,10 @@ Tensor allocate_lod_tokens(const Tensor& scores, int64_t min_tokens, int64_t max
   const int64_t batch = x.size(0), count = x.size(1);
   Tensor tokens = allocate(x, {batch, count}, ScalarType::Long);
   if (batch * count == 0) return tokens;
-  const auto extra = total ? std::make_optional(*total - count * min_tokens) : std::nullopt;
   dispatch_floating(x.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
-    run(device, AllocateLodTokens<T>{data_of<T>(x), data_of<int64_t>(tokens), batch, count, min_tokens,
-                                     max_tokens - min_tokens, gamma, extra});
+    run(device,
+        lod_allocation(data_of<T>(x), data_of<int64_t>(tokens), batch, count, min_tokens, max_tokens, gamma, total));
   });
   return tokens;
 }

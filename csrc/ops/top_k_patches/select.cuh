@@ -1,4 +1,4 @@
-// Helpers of the kernels of top_k_patches for selecting and placing. A key's digits are counted as in
+// Helpers of the kernels of top_k_patches for selecting and copying. A key's digits are counted as in
 // common/radix_select.cuh; here a block holds its keys in registers, or has a part of one sample's keys.
 #pragma once
 
@@ -171,31 +171,8 @@ inline RowCopy row_copy(const RowsOf& from, const RowsOf& to, int64_t bytes) {
 
 // Calls f with the unit as a constant.
 template <class F>
-void with_unit(const RowCopy& rows, const F& f) {
-  if (rows.unit == 16) return f(std::integral_constant<int, 16>{});
-  f(std::integral_constant<int, 0>{});
-}
-
-// `keys` are a sample's chosen keys, in the order of the index. For each slot, one warp finds its key's rank among
-// them, which is its place in the result, and copies its row (or a segment) there. This is block `part` of the sample's
-// `parts`.
-template <int kUnit, class Key, class IndexAt>
-__device__ __forceinline__ void place_rows(const Key* keys, const IndexAt& index_at, int64_t sample, unsigned k,
-                                           const RowCopy& rows, int64_t* indices, unsigned part, unsigned parts) {
-  const int lane = threadIdx.x % kWarpSize;
-  const unsigned warps = blockDim.x / kWarpSize;
-  for (unsigned item = part * warps + threadIdx.x / kWarpSize; item < k * rows.segments; item += parts * warps) {
-    const unsigned slot = item % k;
-    const int64_t index = index_at(slot), first = item / k * rows.segment;
-    const Key key = keys[slot];
-    unsigned rank = 0;
-    for (unsigned j = lane; j < k; j += kWarpSize) rank += j < slot ? keys[j] <= key : keys[j] < key;
-    rank = __reduce_add_sync(kFullWarp, rank);
-    if (lane == 0 && first == 0) indices[sample * k + rank] = index;
-    copy_row<kUnit>(rows.from.base + sample * rows.from.sample_stride + index * rows.from.row_stride + first,
-                    rows.to.base + sample * rows.to.sample_stride + rank * rows.to.row_stride + first,
-                    min(rows.segment, rows.bytes - first), rows.unit);
-  }
+auto with_unit(const RowCopy& rows, const F& f) {
+  return rows.unit == 16 ? f(std::integral_constant<int, 16>{}) : f(std::integral_constant<int, 0>{});
 }
 
 }  // namespace arr_coc

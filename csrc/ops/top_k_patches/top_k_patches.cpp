@@ -116,12 +116,22 @@ class RowSelection {
 }  // namespace
 
 template <class T>
-void run(const Cpu&, const TopKPatches<T>& call) {
-  const int64_t n = call.n, k = call.k, bytes = call.row_bytes;
-  parallel_rows(call.batch, n * 8, [&](int64_t begin, int64_t end) {
+void select_best(const T* scores, int64_t* indices, int64_t batch, int64_t n, int64_t k) {
+  parallel_rows(batch, n * 8, [&](int64_t begin, int64_t end) {
     RowSelection<T> select;
-    for (int64_t b = begin; b < end; ++b) select(call.scores + b * n, n, k, call.indices + b * k);
+    for (int64_t b = begin; b < end; ++b) select(scores + b * n, n, k, indices + b * k);
   });
+}
+
+template void select_best(const float*, int64_t*, int64_t, int64_t, int64_t);
+template void select_best(const double*, int64_t*, int64_t, int64_t, int64_t);
+template void select_best(const Half*, int64_t*, int64_t, int64_t, int64_t);
+template void select_best(const BFloat16*, int64_t*, int64_t, int64_t, int64_t);
+
+template <class T>
+void run(const Cpu&, const TopKPatches<T>& call) {
+  const int64_t k = call.k, bytes = call.row_bytes;
+  select_best(call.scores, call.indices, call.batch, call.n, k);
   const int64_t* chosen = call.indices;
   const RowsOf from = call.from, to = call.to;
   parallel_rows(bytes ? call.batch * k : 0, bytes / 4, [=](int64_t begin, int64_t end) {

@@ -4,12 +4,26 @@
 #include <tuple>
 #include <utility>
 
+#include "ops/top_k_patches/select_and_place.cuh"
 #include "ops/top_k_patches/select_shared.cuh"
 
 namespace arr_coc {
 namespace {
 
-constexpr int kMostPlaced = 2048;  // chosen keys that a block holds in shared memory
+// A chosen row is copied to its place, and its index is written.
+template <int kUnit>
+struct CopiedRows {
+  RowCopy rows;
+  int64_t* indices;
+
+  __device__ __forceinline__ void operator()(int64_t sample, unsigned k, int64_t index, unsigned rank,
+                                             int64_t first) const {
+    if (threadIdx.x % kWarpSize == 0 && first == 0) indices[sample * k + rank] = index;
+    copy_row<kUnit>(rows.from.base + sample * rows.from.sample_stride + index * rows.from.row_stride + first,
+                    rows.to.base + sample * rows.to.sample_stride + rank * rows.to.row_stride + first,
+                    min(rows.segment, rows.bytes - first), rows.unit);
+  }
+};
 
 // Selection keeps the order of the index, so an element's slot breaks ties like its index.
 template <class Key>
@@ -50,67 +64,17 @@ __device__ void sort_items(Item<Key>* items, int count) {
   }
 }
 
-// Handles a whole sample if a block's registers hold its keys and shared memory holds the k chosen ones. Each of a
-// sample's `parts` blocks does the whole selection, which is faster than communication, and copies its share of rows.
-template <class T, int kUnit, int kThreads, int kItems>
-__global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_and_place_kernel(const T* scores, RowCopy rows,
-                                                                                     int64_t* indices, int64_t batch,
-                                                                                     unsigned n, unsigned k,
-                                                                                     unsigned parts) {
-  using Key = ordered_key_t<T>;
-  __shared__ union {
-    struct {
-      unsigned histogram[kSelectBins];
-      FoundBin<unsigned> found;
-    } select;
-    struct {
-      Key keys[kMostPlaced];
-      uint16_t index[kMostPlaced];
-    } chosen;
-  } shared;
-  __shared__ TileCounts<kThreads, kItems> counts;
-  static_assert(Keys<Key, kThreads, kItems>::size <= 1 << 16, "indices in 16 bits");
-  for (int64_t item = blockIdx.x; item < batch * parts; item += gridDim.x) {
-    const int64_t b = item / parts;
-    for (int bin = threadIdx.x; bin < kSelectBins; bin += kThreads) shared.select.histogram[bin] = 0;
-    Keys<Key, kThreads, kItems> keys;
-    keys.load(scores + b * n, n);
-    __syncthreads();
-    Search<Key> search{0, k, OrderedKey<T>::bits, false};
-    while (!search.done) {
-      keys.count(search, OrderedKey<T>::bits, n, shared.select.histogram);
-      __syncthreads();
-      const auto take = [&](int bin) {  // and leave it empty for the next digit
-        const unsigned count = shared.select.histogram[bin];
-        shared.select.histogram[bin] = 0;
-        return count;
-      };
-      advance<kThreads, unsigned>(search, take, shared.select.found);
-    }
-    unsigned below = 0, equal = 0;
-    compact(keys, search.cut(), n, below, equal, counts, [&](unsigned i, unsigned slot, Key key) {
-      shared.chosen.keys[slot] = key;
-      shared.chosen.index[slot] = uint16_t(i);
-    });
-    __syncthreads();
-    place_rows<kUnit>(
-        shared.chosen.keys, [&](unsigned slot) { return int64_t(shared.chosen.index[slot]); }, b, k, rows, indices,
-        unsigned(item % parts), parts);
-    __syncthreads();
-  }
-}
-
 // The chosen keys and indices, in the order of the index.
-template <class Key, int kUnit>
-__global__ __launch_bounds__(kThreads) void place_kernel(const Key* chosen, const int64_t* chosen_indices, RowCopy rows,
-                                                         int64_t* indices, int64_t batch, unsigned k, unsigned parts) {
+template <class Key, class Placing>
+__global__ __launch_bounds__(kThreads) void place_kernel(const Key* chosen, const int64_t* chosen_indices,
+                                                         Placing placing, int64_t batch, unsigned k, unsigned parts) {
   __shared__ Key keys[kMostPlaced];
   for (int64_t item = blockIdx.x; item < batch * parts; item += gridDim.x) {
     const int64_t b = item / parts;
     for (unsigned j = threadIdx.x; j < k; j += kThreads) keys[j] = chosen[b * k + j];
     __syncthreads();
-    place_rows<kUnit>(
-        keys, [&](unsigned slot) { return chosen_indices[b * k + slot]; }, b, k, rows, indices, unsigned(item % parts),
+    place_rows(
+        keys, [&](unsigned slot) { return chosen_indices[b * k + slot]; }, b, k, placing, unsigned(item % parts),
         parts);
     __syncthreads();
   }
@@ -194,39 +158,6 @@ void copy_rows(const RowCopy& rows, const int64_t* indices, int64_t limit, int64
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-unsigned blocks_at_once(int blocks_per_multiprocessor) {
-  int device = 0, multiprocessors = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  return unsigned(multiprocessors * blocks_per_multiprocessor);
-}
-
-// The number of blocks of `threads` per sample for placing rows: enough to fill the GPU, but each has work.
-unsigned parts_for(int threads, int64_t batch, int64_t k, const RowCopy& rows) {
-  const int64_t warps = threads / kWarpSize, useful = (k * rows.segments + warps - 1) / warps;
-  return unsigned(std::clamp<int64_t>(blocks_at_once(1024 / threads) / batch, 1, useful));
-}
-
-template <class T>
-bool select_and_place(const TopKPatches<T>& call, const RowCopy& rows, cudaStream_t stream) {
-  using Key = ordered_key_t<T>;
-  const int64_t batch = call.batch, n = call.n, k = call.k;
-  constexpr int kMostItems = 64 / sizeof(Key);  // registers of a thread
-  if (k > kMostPlaced || n > Keys<Key, 1024, kMostItems>::size) return false;
-  const auto launch = [&](auto kernel, int threads) {
-    const unsigned parts = parts_for(threads, batch, k, rows);
-    kernel<<<grid_size(batch * parts, 1), threads, 0, stream>>>(call.scores, rows, call.indices, batch, unsigned(n),
-                                                                unsigned(k), parts);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  };
-  with_unit(rows, [&](auto unit) {
-    if (n <= Keys<Key, 512, 2>::size) return launch(select_and_place_kernel<T, unit, 512, 2>, 512);
-    if (n <= Keys<Key, 512, 8>::size) return launch(select_and_place_kernel<T, unit, 512, 8>, 512);
-    launch(select_and_place_kernel<T, unit, 1024, kMostItems>, 1024);
-  });
-  return true;
-}
-
 // Sorts each tile, then merges runs of doubling length so that the last merge writes `merged`.
 template <class Key>
 void sort_chosen(Key* keys, Key* merged_keys, int64_t* places, int64_t* merged, int64_t batch, int64_t k,
@@ -278,8 +209,8 @@ void select_then_place(const Cuda& device, const TopKPatches<T>& call, const Row
   if (k <= kMostPlaced) {
     const unsigned parts = parts_for(kThreads, batch, k, rows);
     with_unit(rows, [&](auto unit) {
-      place_kernel<Key, unit>
-          <<<grid_size(batch * parts, 1), kThreads, 0, stream>>>(keys, chosen, rows, result, batch, unsigned(k), parts);
+      place_kernel<Key><<<grid_size(batch * parts, 1), kThreads, 0, stream>>>(
+          keys, chosen, CopiedRows<unit>{rows, result}, batch, unsigned(k), parts);
     });
     STD_CUDA_KERNEL_LAUNCH_CHECK();
     return;
@@ -293,8 +224,17 @@ void select_then_place(const Cuda& device, const TopKPatches<T>& call, const Row
 template <class T>
 void run(const Cuda& device, const TopKPatches<T>& call) {
   const RowCopy rows = row_copy(call.from, call.to, call.row_bytes);
-  if (!select_and_place(call, rows, device.stream())) select_then_place(device, call, rows);
+  const bool placed = with_unit(rows, [&](auto unit) {
+    return select_and_place(call.scores, CopiedRows<unit>{rows, call.indices}, call.batch, call.n, call.k,
+                            device.stream());
+  });
+  if (!placed) select_then_place(device, call, rows);
 }
+
+template void run(const Cuda&, const TopKPatches<float>&);
+template void run(const Cuda&, const TopKPatches<double>&);
+template void run(const Cuda&, const TopKPatches<Half>&);
+template void run(const Cuda&, const TopKPatches<BFloat16>&);
 
 void run(const Cuda& device, const TopKPatchesGrad& call) {
   const int64_t bytes = call.batch * call.n * call.row_bytes;

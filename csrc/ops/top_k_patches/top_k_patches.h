@@ -7,6 +7,12 @@
 
 namespace arr_coc {
 
+class Cuda;
+
+inline void check_k(const char* op, int64_t k, int64_t n) {
+  check(0 <= k && k <= n, op, ": k must be in [0, N], got k = ", k, " with N = ", n);
+}
+
 inline void check_top_k_patches(const Tensor& scores, const Tensor& features, int64_t k) {
   const char* op = "top_k_patches";
   check_rank(op, "relevance_scores", scores, 2, "[B, N]");
@@ -16,7 +22,7 @@ inline void check_top_k_patches(const Tensor& scores, const Tensor& features, in
   check(features.device() == scores.device(), op, ": features and relevance_scores must be on one device");
   check_same_size(op, "B", "features", features.size(0), "relevance_scores", scores.size(0));
   check_same_size(op, "N", "features", features.size(1), "relevance_scores", scores.size(1));
-  check(0 <= k && k <= scores.size(1), op, ": k must be in [0, N], got k = ", k, " with N = ", scores.size(1));
+  check_k(op, k, scores.size(1));
 }
 
 // Does not check the values of `indices`, because reading them here would stall the GPU. The CPU kernel refuses an
@@ -62,6 +68,14 @@ struct TopKPatches {
   RowsOf from, to;
   int64_t row_bytes, batch, n, k;
 };
+
+// select_patches calls these two, too; the sources of top_k_patches have them for every T.
+template <class T>
+void run(const Cuda& device, const TopKPatches<T>& call);
+
+// On the CPU: the indices of each sample's k best scores, best first.
+template <class T>
+void select_best(const T* scores, int64_t* indices, int64_t batch, int64_t n, int64_t k);
 
 // Row j of a sample of `from` goes to row indices[j] of `to`, whose other rows become 0.
 struct TopKPatchesGrad {

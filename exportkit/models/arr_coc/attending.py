@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from exportkit.errors import UsageError
+from exportkit.models.arr_coc.fused_forms import differentiates
 from exportkit.ops.allocate_lod_tokens import allocate_lod_tokens
 from exportkit.ops.rms_norm_quantize import rms_norm_quantize
+from exportkit.ops.select_patches import centres, select_patches
 from exportkit.ops.top_k_patches import top_k_patches
 
 Gating = Literal["scale", "straight-through"]
@@ -43,7 +45,8 @@ class Selection(NamedTuple):
 class Attending(nn.Module):
     """Selects the K most relevant patches, or all patches if there are fewer.
 
-    A ranking has no gradient. Relevance learns because the selected features are gated by their scores.
+    A ranking has no gradient. Relevance learns because the selected features are gated by their scores. In eval mode
+    without gradients, gating by "scale" uses the fused operator `select_patches`, unless features become int8.
 
     Args:
         k: The number of patches to select, at least 1.
@@ -96,11 +99,16 @@ class Attending(nn.Module):
         count = relevance.shape[1]
         # torch 2.11 cannot compile sym_min of plain numbers.
         k = min(self.k, count) if isinstance(count, int) else torch.sym_min(self.k, count)
+        total = None if self.mean_tokens is None else k * self.mean_tokens
+        limits = self.min_tokens, self.max_tokens, self.gamma, total
+        rows, columns = grid
+        if self.gating == "scale" and self.feature_dtype == "float" and not differentiates(self):
+            gated, indices, budgets, scores, positions = select_patches(relevance, features, k, rows, columns, *limits)
+            return Selection(gated, indices, budgets, scores, positions)
         kept, indices = top_k_patches(relevance, features, k)
         scores = relevance.gather(1, indices)
-        total = None if self.mean_tokens is None else k * self.mean_tokens
-        budgets = allocate_lod_tokens(scores.detach(), self.min_tokens, self.max_tokens, self.gamma, total)
-        positions = centres(indices, grid)
+        budgets = allocate_lod_tokens(scores.detach(), *limits)
+        positions = centres(indices, rows, columns)
         if self.feature_dtype == "int8" and not self.training:
             steps, scales = self._quantise(kept.detach(), scores)
             return Selection(steps, indices, budgets, scores, positions, scales)
@@ -124,12 +132,3 @@ class Attending(nn.Module):
         steps, scales = rms_norm_quantize(kept, kept.new_ones(kept.shape[-1]), RMS_FLOOR)
         scales = scales * (kept.float().square().mean(-1) + RMS_FLOOR).sqrt()
         return steps, scales * scores.float() if self.gating == "scale" else scales
-
-
-def centres(indices: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Returns centres of patches, float32 [..., 2] as (y, x) in (0, 1), for row-major indices in a grid."""
-    rows, columns = grid
-    row = torch.div(indices, columns, rounding_mode="floor")
-    y = (row.to(torch.float32) + 0.5) / rows
-    x = ((indices - row * columns).to(torch.float32) + 0.5) / columns
-    return torch.stack([y, x], dim=-1)

@@ -15,6 +15,7 @@ from exportkit.models.arr_coc.attending import Attending
 from exportkit.models.arr_coc.balancing import Balancing
 from exportkit.models.arr_coc.encoder import GivenFeatures, VisionTransformer
 from exportkit.models.arr_coc.filters import FilterBank
+from exportkit.models.arr_coc.fused_forms import differentiates
 from exportkit.models.arr_coc.knowing import Knowing
 from exportkit.models.arr_coc.linear import SampleLinear
 from exportkit.models.arr_coc.texture import Texture, TextureMaps, patch_grid
@@ -25,8 +26,8 @@ from exportkit.ops.texture_statistics import texture_statistics
 class ARRCOC(nn.Module):
     """The pipeline.
 
-    In eval mode without gradients, it uses the fused operators `texture_statistics` and `relevance_scores`, which read
-    pixels and features once. Otherwise it uses separate operators, which have gradients.
+    In eval mode without gradients, it uses the fused operators `texture_statistics`, `relevance_scores` and
+    `select_patches`, which read pixels and features once. Otherwise it uses separate operators, which have gradients.
 
     Args:
         encoder: Computes features from an image; its patch size is the model's.
@@ -75,7 +76,7 @@ class ARRCOC(nn.Module):
         """
         self._check_grid(patch_grid(image, self.encoder.patch_size))
         self._check_query(image, query, mask)
-        maps = self.texture(image) if self.encoder.needs_maps or self._differentiates() else None
+        maps = self.texture(image) if self.encoder.needs_maps or differentiates(self) else None
         return self._choose(image, maps, self.encoder(image, maps), query, mask)
 
     def encode(self, image: Tensor) -> Tensor:
@@ -92,14 +93,14 @@ class ARRCOC(nn.Module):
                 f"features must be [B, N, D] = {[image.shape[0], grid[0] * grid[1], self.encoder.dim]} of the image's "
                 f"patches in its dtype, got {features.dtype} of shape {list(features.shape)}"
             )
-        return self._choose(image, self.texture(image) if self._differentiates() else None, features, query, mask)
+        return self._choose(image, self.texture(image) if differentiates(self) else None, features, query, mask)
 
     def _choose(
         self, image: Tensor, maps: TextureMaps | None, features: Tensor, query: Tensor, mask: Tensor | None
     ) -> dict[str, Tensor]:
         query = self._project(query)
         weights = self.balancing.balancer(features, query, mask)
-        if maps is not None and self._differentiates():
+        if maps is not None and differentiates(self):
             relevance = self.balancing(self.knowing(features, maps, query, mask), weights)
         else:
             relevance = relevance_scores(
@@ -115,9 +116,6 @@ class ARRCOC(nn.Module):
         selection = self.attending(relevance, features, patch_grid(image, self.encoder.patch_size))
         chosen = {name: tensor for name, tensor in selection._asdict().items() if tensor is not None}
         return {**chosen, "relevance": relevance}
-
-    def _differentiates(self) -> bool:
-        return self.training or torch.is_grad_enabled()
 
     def _project(self, query: Tensor) -> Tensor:
         if self.query_projection is None:
