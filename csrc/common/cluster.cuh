@@ -9,6 +9,20 @@ namespace arr_coc {
 
 using Barrier = uint64_t;  // in shared memory
 
+// A kernel that was launched with programmatic stream serialisation may start as soon as every block of the kernel
+// before it has called this; what that kernel writes is there once wait_for_earlier_kernel returns.
+__device__ __forceinline__ void let_later_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ __forceinline__ void wait_for_earlier_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 __device__ __forceinline__ uint32_t shared_address(const void* data) {

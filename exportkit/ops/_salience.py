@@ -68,7 +68,8 @@ def compute_salience_forward_reference(
 
     Returns:
         The salience, the mean of each sample's features divided by its norm, that norm (both 0 if N = 0), and for each
-        patch the norm of its features, their cosine with the mean, the mean edge strength, and the mean L, a and b.
+        patch the norm of its features, their cosine with the mean, the mean edge strength, the mean L, a and b, and the
+        mean distance of that colour from the neighbours'.
     """
     x, pixels, gx, gy = (accumulated(t) for t in (features, lab, sobel_x, sobel_y))
     w_e, w_c, w_f = normalised(weights)
@@ -80,7 +81,7 @@ def compute_salience_forward_reference(
     cosine = (unit(x) * unit(mean)).sum(-1)
     m = edges.flatten(1)
     salience = w_e * m / (m + EDGE_HALF) + w_c * d / (d + CONTRAST_HALF) + w_f * (1 - cosine) / 2
-    patches = torch.cat([norm(x).mT, cosine.unsqueeze(1), edges.flatten(2), colours.flatten(2)], 1)
+    patches = torch.cat([norm(x).mT, cosine.unsqueeze(1), edges.flatten(2), colours.flatten(2), d.unsqueeze(1)], 1)
     statistics = (unit(mean)[:, 0], norm(mean)[:, 0], patches)
     return salience.to(features.dtype), *(statistic.detach() for statistic in statistics)
 
@@ -99,11 +100,10 @@ def features_grad(slope: Tensor, x: Tensor, mean: Tensor, mean_norm: Tensor, nor
     return own + of_mean / max(x.shape[1], 1)
 
 
-def colours_grad(upstream: Tensor, colours: Tensor) -> Tensor:
+def colours_grad(upstream: Tensor, colours: Tensor, mean_distances: Tensor) -> Tensor:
     """Computes the gradient of the patches' mean colours [B, 3, h, w] from the gradient of C [B, h, w]."""
     distances, neighbours = neighbour_distances(colours)
-    count = neighbours.clamp(min=1)
-    slope = upstream * CONTRAST_HALF / (sum(distances) / count + CONTRAST_HALF) ** 2 / count
+    slope = upstream * CONTRAST_HALF / (mean_distances + CONTRAST_HALF) ** 2 / neighbours.clamp(min=1)
     exists = colours.new_ones(colours.shape[-2:])
     gradient = torch.zeros_like(colours)
     for distance, (dy, dx) in zip(distances, AROUND):
@@ -134,9 +134,10 @@ def compute_salience_grad_reference(
     w_e, w_c, w_f = normalised(weights)
     grid = tuple(size // patch_size for size in sobel_x.shape[2:])
     norms, cosines = patches[:, 0].unsqueeze(-1), patches[:, 1].unsqueeze(-1)
-    edges, colours, g_patches = (
+    edges, colours, distances, g_patches = (
         patches[:, 2].unflatten(1, grid),
-        patches[:, 3:].unflatten(2, grid),
+        patches[:, 3:6].unflatten(2, grid),
+        patches[:, 6].unflatten(1, grid),
         g.unflatten(1, grid),
     )
     edge_slope = w_e * g_patches * EDGE_HALF / (edges + EDGE_HALF) ** 2
@@ -144,7 +145,7 @@ def compute_salience_grad_reference(
     mean = (mean_unit.unsqueeze(1), mean_norm.unsqueeze(1))
     gradients = (
         (need_features, lambda: features_grad(-w_f * g / 2, x, *mean, norms, cosines)),
-        (need_lab, lambda: over_patches(colours_grad(w_c * g_patches, colours), patch_size)),
+        (need_lab, lambda: over_patches(colours_grad(w_c * g_patches, colours, distances), patch_size)),
         (need_sobel_x, lambda: per_pixel * gx),
         (need_sobel_y, lambda: per_pixel * gy),
     )

@@ -171,7 +171,7 @@ FORWARD_SPEC = replace(
     name="compute_salience_forward",
     wrapper=compute_salience_forward,
     reference=compute_salience_forward_reference,
-    layout=replace(SPEC.layout, outputs=["B N", "B D: accumulated", "B 1: accumulated", "B 6 N: accumulated"]),
+    layout=replace(SPEC.layout, outputs=["B N", "B D: accumulated", "B 1: accumulated", "B 7 N: accumulated"]),
 )
 GRAD_SPEC = OpSpec(
     name="compute_salience_grad",
@@ -185,7 +185,7 @@ GRAD_SPEC = OpSpec(
             "sobel_y": "B 1 H W",
             "mean_unit": "B D of features: accumulated",
             "mean_norm": "B 1 of features: accumulated",
-            "patches": "B 6 N of features: accumulated",
+            "patches": "B 7 N of features: accumulated",
             "grad": "B N",
         },
         outputs=[

@@ -9,7 +9,7 @@ import torch
 
 from exportkit.errors import InputError, UsageError
 from exportkit.models.arr_coc import build
-from tests.models.model_cases import ALL, FILTERS, FILTERS_14, VIT, VIT_14, answer, inputs
+from tests.models.model_cases import ALL, FILTERS, FILTERS_14, VIT, VIT_14, answer, inputs, shallow
 
 NAMES = ["features", "indices", "budgets", "scores", "positions", "relevance"]
 CONFIGS = [pytest.param(kwargs, id=name) for name, kwargs in ALL.items()]
@@ -130,6 +130,21 @@ def test_a_sample_gets_the_same_bits_alone_and_in_any_batch(kwargs: dict[str, An
 @pytest.mark.parametrize(("rows", "columns"), [(4, 4), (5, 9), (15, 14)])
 def test_so_does_a_sample_of_a_transformer(kwargs: dict[str, Any], rows: int, columns: int):
     _assert_the_same_bits_in_any_batch(kwargs, rows, columns)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("encoder", ["filters", "vit-small", "vit-base"])
+def test_on_a_gpu_a_sample_gets_the_same_bits_in_batches_of_1_8_and_64(encoder: str, dtype: torch.dtype):
+    """At sizes where a matrix library has several kernels to choose from."""
+    model = shallow(build(encoder=encoder), blocks=2).to("cuda", dtype)
+    few = inputs(model, 4, 28, 28)
+    image, query = (t.to("cuda", dtype).repeat(16, *[1] * (t.dim() - 1)) for t in few)
+    together = answer(model, image, query)
+    for size, start in [(1, 0), (1, 63), (8, 0), (8, 56)]:
+        part = slice(start, start + size)
+        for name, tensor in answer(model, image[part].clone(), query[part].clone()).items():
+            assert torch.equal(tensor, together[name][part]), (name, size, start)
 
 
 @pytest.mark.parametrize("kwargs", CONFIGS)

@@ -167,22 +167,21 @@ A neighbours_of(const PatchGrid& grid, int64_t row, int64_t column) {
   return A(std::max<int64_t>(rows * columns - 1, 1));
 }
 
-// [B, N]: the patches' mean colour distance from their neighbours.
+// Writes the mean distance of each patch's colour from its neighbours' to `patches`.
 template <class A>
-std::vector<A> mean_distances(const A* patches, const PatchGrid& grid) {
-  std::vector<A> distances(grid.batch * grid.count());
+void mean_distances(const PatchGrid& grid, A* patches) {
   parallel_rows(grid.batch * grid.rows, grid.columns * 32, [&](int64_t begin, int64_t end) {
     for (int64_t band = begin; band < end; ++band) {
       const int64_t row = band % grid.rows;
       const A* of_sample = patches + (band / grid.rows * kStatistics + kColours) * grid.count();
-      A* sums = distances.data() + band * grid.columns;
+      A* sums = of_band(patches, grid, band, kDistances);
+      std::fill_n(sums, grid.columns, A(0));
       for_neighbour_runs(grid, row, [&](int64_t j, int64_t at, int64_t other, int64_t size) {
         add_distances(of_sample + at, of_sample + other, grid.count(), sums + j, size);
       });
       for (int64_t j = 0; j < grid.columns; ++j) sums[j] /= neighbours_of<A>(grid, row, j);
     }
   });
-  return distances;
 }
 
 // --- the operators ---------------------------------------------------------------------------------------------------
@@ -235,9 +234,9 @@ void features_grad(const T* grad, const T* features, const A* unit, const A* nor
 template <class T, class A = accumulate_t<T>>
 void lab_grad(const T* grad, const A* patches, T* out, const PatchGrid& grid, A weight, int64_t written) {
   const int64_t count = grid.count(), patch = grid.patch;
-  std::vector<A> slopes = mean_distances(patches, grid);
-  parallel_patches(grid, 8, [&](int64_t item, int64_t, int64_t n) {
-    const A shifted = slopes[item] + A(kContrastHalf),
+  std::vector<A> slopes(grid.batch * count);
+  parallel_patches(grid, 8, [&](int64_t item, int64_t sample, int64_t n) {
+    const A shifted = patches[(sample * kStatistics + kDistances) * count + n] + A(kContrastHalf),
             neighbours = neighbours_of<A>(grid, n / grid.columns, n % grid.columns);
     slopes[item] = load(grad[item]) * weight * A(kContrastHalf) / (shifted * shifted) / neighbours / A(patch * patch);
   });
@@ -299,7 +298,7 @@ void run(const Cpu&, const Salience<T>& call) {
   const SalienceWeights& weights = call.weights;
   mean_edges(call.sobel_x, call.sobel_y, call.grid, call.patches);
   mean_colours(call.lab, call.grid, call.patches);
-  const std::vector<A> distances = mean_distances<A>(call.patches, call.grid);
+  mean_distances(call.grid, call.patches);
   mean_features(call.features, batch, count, width, call.mean_unit, call.mean_norm);
   parallel_rows(batch * count, width * 2 + 64, [&](int64_t begin, int64_t end) {
     std::vector<A> buffer;
@@ -311,7 +310,7 @@ void run(const Cpu&, const Salience<T>& call) {
       const A norm = std::sqrt(both.square), cosine = both.dot * inverse_norm(norm);
       of_patch[kNorms * count] = norm, of_patch[kCosines * count] = cosine;
       const A strength = of_patch[kEdges * count], edge = strength / (strength + A(kEdgeHalf)),
-              distance = distances[item], contrast = distance / (distance + A(kContrastHalf));
+              distance = of_patch[kDistances * count], contrast = distance / (distance + A(kContrastHalf));
       call.out[item] =
           store<T>(A(weights.edges) * edge + A(weights.contrast) * contrast + A(weights.features) * (1 - cosine) / 2);
     }

@@ -39,64 +39,10 @@ struct PatchGrid {
   ARR_COC_ANYWHERE int64_t corner(int64_t n) const { return (n / columns * width + n % columns) * patch; }
 };
 
-// Calls f(k) for each of the up to 8 patches k around patch n; returns how many there are.
-template <class F>
-ARR_COC_ANYWHERE int for_neighbours(const PatchGrid& grid, int64_t n, const F& f) {
-  const int64_t row = n / grid.columns, column = n % grid.columns;
-  int count = 0;
-  for (int64_t i = row > 0 ? row - 1 : 0; i <= row + 1 && i < grid.rows; ++i) {
-    for (int64_t j = column > 0 ? column - 1 : 0; j <= column + 1 && j < grid.columns; ++j) {
-      if (i == row && j == column) continue;
-      f(i * grid.columns + j);
-      ++count;
-    }
-  }
-  return count;
-}
-
-// The colour distance of two patches of a sample's colours [3, N].
-template <class A>
-ARR_COC_ANYWHERE A colour_distance(const A* colours, int64_t count, int64_t n, int64_t k) {
-  const A l = colours[n] - colours[k], a = colours[count + n] - colours[count + k],
-          b = colours[2 * count + n] - colours[2 * count + k];
-  return std::sqrt(l * l + a * a + b * b);
-}
-
-// The mean colour distance of patch n from its neighbours; 0 without neighbours. `colours` are the sample's, [3, N].
-template <class A>
-struct Contrast {
-  A distance = 0;
-  int neighbours = 0;
-
-  ARR_COC_ANYWHERE Contrast(const A* colours, const PatchGrid& grid, int64_t n) {
-    neighbours = for_neighbours(grid, n, [&](int64_t k) { distance += colour_distance(colours, grid.count(), n, k); });
-    if (neighbours > 0) distance /= A(neighbours);
-  }
-
-  // d C / d d, spread over the neighbours.
-  ARR_COC_ANYWHERE A slope() const {
-    const A shifted = distance + A(kContrastHalf);
-    return A(kContrastHalf) / (shifted * shifted) / A(neighbours > 0 ? neighbours : 1);
-  }
-};
-
-// The gradient of patch n's colour, from its contrast and each neighbour's: the sum over neighbours k of
-// (slope_n + slope_k) (mu_n - mu_k) / |mu_n - mu_k|. Equal colours contribute nothing.
-template <class A>
-ARR_COC_ANYWHERE void colour_gradient(const A* colours, const A* slopes, const PatchGrid& grid, int64_t n,
-                                      A (&gradient)[3]) {
-  const int64_t count = grid.count();
-  gradient[0] = gradient[1] = gradient[2] = 0;
-  for_neighbours(grid, n, [&](int64_t k) {
-    const A distance = colour_distance(colours, count, n, k), slope = slopes[n] + slopes[k];
-    for (int c = 0; c < 3; ++c)
-      gradient[c] += distance == 0 ? A(0) : slope * ((colours[c * count + n] - colours[c * count + k]) / distance);
-  });
-}
-
 // The statistics of each patch that the forward call computes for the gradient, [B, kStatistics, N]: the features'
-// norm, their cosine with the mean, the mean edge strength, and the mean L, a and b.
-constexpr int64_t kNorms = 0, kCosines = 1, kEdges = 2, kColours = 3, kStatistics = 6;
+// norm, their cosine with the mean, the mean edge strength, the mean L, a and b, and the mean distance of that colour
+// from the neighbours'.
+constexpr int64_t kNorms = 0, kCosines = 1, kEdges = 2, kColours = 3, kDistances = 6, kStatistics = 7;
 
 // The weights of edges, colour contrast and features, divided by their sum.
 struct SalienceWeights {
@@ -180,7 +126,7 @@ inline void check_compute_salience_grad(const SalienceGradInputs& in) {
   const int64_t batch = in.features.size(0), count = in.features.size(1), width = in.features.size(2);
   check_statistic(op, "mean_unit", in.mean_unit, in.features, "[B, D]", {batch, width});
   check_statistic(op, "mean_norm", in.mean_norm, in.features, "[B, 1]", {batch, 1});
-  check_statistic(op, "patches", in.patches, in.features, "[B, 6, N]", {batch, kStatistics, count});
+  check_statistic(op, "patches", in.patches, in.features, "[B, 7, N]", {batch, kStatistics, count});
   check_patch_grad(op, in.grad, in.features);
 }
 

@@ -1,4 +1,4 @@
-// Means over patches of pixels, and their gradients. compute_salience.cpp has the formulas.
+// Means over patches of pixels on CUDA. compute_salience.cpp has the formulas.
 #pragma once
 
 #include "common/cosine.cuh"
@@ -71,102 +71,6 @@ __global__ void __launch_bounds__(kCosineThreads)
     }
     const A sum = patch_sum<Warps>(sums[3], shared);
     if (thread == 0) of_patch[kEdges * grid.count()] = sum / area;
-  }
-}
-
-// The parts of a patch's gradients, each [B, N]: h / |f| and c / |f| for its features; the gradient of each pixel's
-// magnitude; and the gradient of each distance to a neighbour, per pixel.
-template <class A>
-struct Slopes {
-  A *features, *along, *edges, *contrast;
-};
-
-// One thread per patch.
-template <class T, class A>
-__global__ void slopes_kernel(const T* grad, const A* patches, Slopes<A> slopes, PatchGrid grid,
-                              SalienceWeights weight) {
-  const A area = A(grid.patch * grid.patch);
-  const int64_t count = grid.count();
-  for (int64_t item = int64_t(blockIdx.x) * kCosineThreads + threadIdx.x; item < grid.batch * count;
-       item += int64_t(gridDim.x) * kCosineThreads) {
-    const int64_t n = item % count;
-    const A* of_sample = patches + item / count * kStatistics * count;
-    const A upstream = A(grad[item]), norm = of_sample[kNorms * count + n], inverse = inverse_norm(norm);
-    slopes.features[item] = -upstream * A(weight.features) / 2 * inverse;
-    slopes.along[item] = norm_passes(norm) * of_sample[kCosines * count + n] * inverse;
-    const A shifted = of_sample[kEdges * count + n] + A(kEdgeHalf);
-    slopes.edges[item] = upstream * A(weight.edges) * A(kEdgeHalf) / (shifted * shifted) / area;
-    const Contrast<A> contrast(of_sample + kColours * count, grid, n);
-    slopes.contrast[item] = upstream * A(weight.contrast) * contrast.slope() / area;
-  }
-}
-
-// One thread per patch computes the gradient of each pixel's colour, [B, N, 3].
-template <class A>
-__global__ void colour_gradient_kernel(const A* patches, const A* slopes, A* gradients, PatchGrid grid) {
-  const int64_t count = grid.count();
-  for (int64_t item = int64_t(blockIdx.x) * kCosineThreads + threadIdx.x; item < grid.batch * count;
-       item += int64_t(gridDim.x) * kCosineThreads) {
-    const int64_t n = item % count, sample = item / count;
-    A gradient[3];
-    colour_gradient(patches + (sample * kStatistics + kColours) * count, slopes + sample * count, grid, n, gradient);
-    for (int c = 0; c < 3; ++c) gradients[item * 3 + c] = gradient[c];
-  }
-}
-
-// A block takes `height` rows of pixels, which lie in one row of patches.
-struct Strips {
-  int height;
-  int64_t per_patch, count;
-
-  // Threads take `pieces` of a row one by one: enough work for a block, but also enough blocks for a single image.
-  Strips(const PatchGrid& grid, int64_t pieces)
-      : height(int(std::clamp<int64_t>(4 * kCosineThreads / pieces, 1, grid.patch))),
-        per_patch((grid.patch + height - 1) / height),
-        count(grid.batch * grid.rows * per_patch) {}
-};
-
-// The pixels' gradients, along rows of the image. A null output is not computed. `out_lab` needs `gradients`, the other
-// outputs need `slopes`.
-template <int Pixels, class T, class A>
-__global__ void __launch_bounds__(kCosineThreads)
-    pixels_grad_kernel(const T* sobel_x, const T* sobel_y, const A* gradients, const A* slopes, T* out_lab, T* out_x,
-                       T* out_y, PatchGrid grid, Strips strips) {
-  constexpr bool kAligned = Pixels > 1;
-  const int pieces = int(grid.width / Pixels), patch = int(grid.patch);
-  for (int64_t strip = blockIdx.x; strip < strips.count; strip += gridDim.x) {
-    const int64_t band = strip / strips.per_patch, sample = band / grid.rows, first_patch = band * grid.columns;
-    const int top = int(strip % strips.per_patch) * strips.height, height = min(strips.height, patch - top);
-    const int64_t corner = (band % grid.rows * patch + top) * grid.width, base = sample * grid.plane + corner;
-    int row = threadIdx.x / pieces, piece = threadIdx.x % pieces;
-    const int down = kCosineThreads / pieces, right = kCosineThreads % pieces;
-    while (row < height) {
-      const int64_t at = row * grid.width + piece * Pixels, n = first_patch + piece * Pixels / patch;
-      if (out_x || out_y) {
-        A x[Pixels], y[Pixels];
-        load<kAligned>(sobel_x + base, at, at + Pixels, x);
-        load<kAligned>(sobel_y + base, at, at + Pixels, y);
-#pragma unroll
-        for (int i = 0; i < Pixels; ++i) {
-          const A scale = slopes[n] / sqrt(x[i] * x[i] + y[i] * y[i] + A(kEdgeFloor));
-          x[i] *= scale, y[i] *= scale;
-        }
-        if (out_x) store<kAligned>(out_x + base, at, at + Pixels, x);
-        if (out_y) store<kAligned>(out_y + base, at, at + Pixels, y);
-      }
-      if (out_lab) {
-        T* of_lab = out_lab + sample * 3 * grid.plane + corner;
-#pragma unroll
-        for (int c = 0; c < 3; ++c) {
-          A gradient[Pixels];
-#pragma unroll
-          for (int i = 0; i < Pixels; ++i) gradient[i] = gradients[n * 3 + c];
-          store<kAligned>(of_lab + c * grid.plane, at, at + Pixels, gradient);
-        }
-      }
-      row += down, piece += right;
-      if (piece >= pieces) piece -= pieces, ++row;
-    }
   }
 }
 

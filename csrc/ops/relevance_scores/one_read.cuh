@@ -10,52 +10,123 @@ namespace arr_coc {
 namespace one_read {
 
 constexpr int kFinishThreads = 128;
+constexpr int kParts = 4;               // of a row: each has every fourth slice
+constexpr int64_t kSharedRows = 32768;  // up to this many rows, as many threads as parts share a row
 
-// One thread per row puts the parts of all slices together. A block's rows are of one sample.
-template <class T>
+// What slices of a row add up to; the first three are its OnlineEntropy.
+struct RowParts {
+  float top, sum, weighted, square, along_query, along_mean;
+
+  __device__ __forceinline__ OnlineEntropy<float> entropy() const { return {top, sum, weighted}; }
+
+  __device__ __forceinline__ void add(const RowParts& other, float scale) {
+    OnlineEntropy<float> mine = entropy(), others = other.entropy();
+    if (mine.top != others.top) {  // seldom: most are zero
+      const float higher = max(mine.top, others.top);
+      mine.raise(higher, scale), others.raise(higher, scale);
+    }
+    *this = {mine.top,
+             mine.sum + others.sum,
+             mine.weighted + others.weighted,
+             square + other.square,
+             along_query + other.along_query,
+             along_mean + other.along_mean};
+  }
+};
+
+// Puts the slices of rows together. kSharers threads share a row, each in a warp of its own; the order of the sums is
+// the same for one as for kParts. A block's rows are of one sample.
+template <int kSharers, class T>
 __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const Call<T> call, unsigned blocks) {
+  constexpr int kRows = kFinishThreads / kSharers, kMine = kParts / kSharers, kDeep = kSharers == 1 ? 2 : 4;
+  __shared__ RowParts shared[kSharers][kRows];
+  __shared__ float salience[kRows];
   const unsigned sample = blockIdx.x / blocks, slices = call.slices;
-  const int n = int(blockIdx.x % blocks) * kFinishThreads + int(threadIdx.x), lane = threadIdx.x % kWarpSize;
+  const int sharer = int(threadIdx.x) / kRows, row = int(threadIdx.x) % kRows, lane = threadIdx.x % kWarpSize;
+  const int n = int(blockIdx.x % blocks) * kRows + row;
+  const bool exists = n < call.cut.count;
+  if (exists && sharer == kSharers - 1) salience[row] = call.scoring.salience(sample, n);
+  wait_for_earlier_kernel();
   float query_square = 0, mean_square = 0;
-  for (unsigned slice = lane; slice < slices; slice += kWarpSize) {
+  for (unsigned slice = lane; sharer == 0 && slice < slices; slice += kWarpSize) {
     query_square += call.query_squares[sample * slices + slice];
     mean_square += call.mean_squares[sample * slices + slice];
   }
+  RowParts mine[kMine];
+  for (unsigned first = sharer * kMine; exists && first < slices; first += kParts * kDeep) {
+    RowParts loaded[kDeep][kMine];
+    const auto for_slices = [&](const auto& f) {
+#pragma unroll
+      for (int k = 0; k < kDeep; ++k) {
+#pragma unroll
+        for (int i = 0; i < kMine; ++i)
+          if (const unsigned slice = first + k * kParts + i; slice < slices) f(slice, loaded[k][i], mine[i]);
+      }
+    };
+    for_slices([&](unsigned slice, RowParts& part, RowParts&) {
+      const int64_t at = (int64_t(sample) * slices + slice) * call.cut.count + n;
+      const float4 raw = __ldcs(call.parts + at);
+      part = {raw.x, raw.y, raw.z, raw.w, __ldcs(call.along_query + at), __ldcs(call.along_mean + at)};
+    });
+    for_slices([&](unsigned slice, const RowParts& part, RowParts& sum) {
+      if (slice < kParts) {
+        sum = part;
+      } else {
+        sum.add(part, call.scale);
+      }
+    });
+  }
+  if constexpr (kSharers > 1) {
+    shared[sharer][row] = mine[0];
+    __syncthreads();
+    if (sharer > 0) return;
+  }
   const float inverse_query = inverse_norm(sqrtf(warp_sum(query_square)));
   const float inverse_mean = inverse_norm(sqrtf(warp_sum(mean_square)));
-  if (n >= call.cut.count) return;
-  float salience = call.scoring.salience(sample, n), square = 0, along_query = 0, along_mean = 0;
-  OnlineEntropy<float> entropy;
-  int64_t at = int64_t(sample) * slices * call.cut.count + n;
-#pragma unroll 8
-  for (unsigned slice = 0; slice < slices; ++slice, at += call.cut.count) {
-    const float4 raw = __ldcs(call.parts + at);
-    OnlineEntropy<float> part{raw.x, raw.y, raw.z};
-    const float top = max(entropy.top, part.top);
-    entropy.raise(top, call.scale), part.raise(top, call.scale);
-    entropy.sum += part.sum, entropy.weighted += part.weighted, square += raw.w;
-    along_query += __ldcs(call.along_query + at), along_mean += __ldcs(call.along_mean + at);
+  if (!exists) return;
+  const auto part = [&](int i) { return kSharers > 1 ? shared[i % kSharers][row] : mine[i % kMine]; };
+  RowParts whole = part(0);
+  if (slices > 1) whole.add(part(1), call.scale);
+  if (slices > 2) {
+    RowParts others = part(2);
+    if (slices > 3) others.add(part(3), call.scale);
+    whole.add(others, call.scale);
   }
-  const float inverse = inverse_norm(sqrtf(square));
-  salience += call.scoring.features_weight * (1 - along_mean * inverse_mean * inverse) / 2;
-  const float alignment = call.scoring.keeps(sample) ? (1 + along_query * inverse_query * inverse) / 2 : 0.0f;
-  call.scoring.write(sample, int64_t(sample) * call.cut.count + n, entropy.bits(), salience, alignment);
+  const float inverse = inverse_norm(sqrtf(whole.square));
+  const float unlike = (1 - whole.along_mean * inverse_mean * inverse) / 2;
+  const float alignment = call.scoring.keeps(sample) ? (1 + whole.along_query * inverse_query * inverse) / 2 : 0.0f;
+  call.scoring.write(sample, int64_t(sample) * call.cut.count + n, whole.entropy().bits(),
+                     salience[row] + call.scoring.features_weight * unlike, alignment);
 }
 
 // How a grid of clusters is launched.
 struct Launch {
-  cudaLaunchAttribute cluster{};
+  cudaLaunchAttribute attribute{};
   cudaLaunchConfig_t config{};
 
   Launch(int blocks, unsigned clusters, size_t bytes, cudaStream_t stream) {
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = unsigned(blocks), cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = unsigned(blocks), attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
     config.gridDim = clusters * unsigned(blocks), config.blockDim = kThreads, config.dynamicSmemBytes = bytes;
-    config.stream = stream, config.attrs = &cluster, config.numAttrs = 1;
+    config.stream = stream, config.attrs = &attribute, config.numAttrs = 1;
   }
 
-  Launch(const Launch&) = delete;  // `config` points to `cluster`
+  Launch(const Launch&) = delete;  // `config` points to `attribute`
 };
+
+// Its blocks start while those of slices_kernel still run, and wait for them.
+template <int kSharers, class T>
+void launch_finish(const Call<T>& call, int64_t batch, cudaStream_t stream) {
+  constexpr int kRows = kFinishThreads / kSharers;
+  const unsigned blocks = unsigned((call.cut.count + kRows - 1) / kRows);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = unsigned(batch) * blocks, config.blockDim = kFinishThreads, config.stream = stream;
+  config.attrs = &early, config.numAttrs = 1;
+  STD_CUDA_CHECK(cudaLaunchKernelEx(&config, finish_kernel<kSharers, T>, call, blocks));
+}
 
 // How many clusters of `blocks` blocks the current device runs at a time; 0 if it runs none.
 template <class T>
@@ -118,9 +189,8 @@ bool run(const Cuda& device, const RelevanceScores<T>& inputs, const T* features
                        1 / float(count)};
     const Launch launch(cut.blocks, unsigned(std::min<int64_t>(clusters, items)), sizeof(Memory<T>), device.stream());
     STD_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, slices_kernel<T>, call));
-    const unsigned blocks = unsigned((count + kFinishThreads - 1) / kFinishThreads);
-    finish_kernel<<<unsigned(batch) * blocks, kFinishThreads, 0, device.stream()>>>(call, blocks);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    const auto finish = batch * count <= kSharedRows ? launch_finish<kParts, T> : launch_finish<1, T>;
+    finish(call, batch, device.stream());
     return true;
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/cuda.cuh"
+#include "ops/compute_salience/contrast.cuh"
 #include "ops/relevance_scores/relevance_scores.h"
 
 namespace arr_coc {
@@ -41,7 +42,8 @@ struct Scoring {
 
   // Patch n's salience, but for the features' part.
   __device__ __forceinline__ A salience(int64_t sample, int64_t n) const {
-    const A edge = A(edges[sample * count() + n]), distance = contrast(colours + sample * 3 * count(), n);
+    const A edge = A(edges[sample * count() + n]);
+    const A distance = mean_distance<A>(colours + sample * 3 * count(), Place(n, rows, columns));
     return edge_weight * (edge / (edge + A(kEdgeHalf))) + contrast_weight * (distance / (distance + A(kContrastHalf)));
   }
 
@@ -53,28 +55,6 @@ struct Scoring {
     const A raw = (w_entropy * (invert ? 1 - entropy : entropy) + w_salience * salience + w_alignment * alignment) /
                   (w_entropy + w_salience + w_alignment);
     out[index] = T(raw < 0 ? A(0) : raw > 1 ? A(1) : raw);  // NaN stays, as in torch.clamp
-  }
-
- private:
-  // The mean colour distance of patch n from its up to 8 neighbours.
-  __device__ __forceinline__ A contrast(const T* colours, int64_t n) const {
-    const int64_t row = n / columns, column = n - row * columns;
-    const T *l = colours, *a = l + count(), *b = a + count();
-    A sum = 0;
-    int neighbours = 0;
-#pragma unroll
-    for (int i = -1; i <= 1; ++i) {
-#pragma unroll
-      for (int j = -1; j <= 1; ++j) {
-        const bool exists = (i || j) && row + i >= 0 && row + i < rows && column + j >= 0 && column + j < columns;
-        const int64_t other = exists ? n + i * columns + j : n;
-        const A dl = A(l[n]) - A(l[other]), da = A(a[n]) - A(a[other]), db = A(b[n]) - A(b[other]);
-        const A distance = sqrt(dl * dl + da * da + db * db);
-        sum += exists ? distance : A(0);
-        neighbours += exists;
-      }
-    }
-    return sum / A(max(neighbours, 1));
   }
 };
 

@@ -374,6 +374,7 @@ __global__ void __launch_bounds__(kThreads, 1) slices_kernel(const Call<T> call)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(1024) char bytes[];
   auto& memory = *reinterpret_cast<Memory<T>*>(bytes);
+  let_later_kernel_start();
   const int blocks = call.cut.blocks, rank = int(rank_in_cluster());
   const int rows = max(0, min(call.cut.block_rows, call.cut.count - rank * call.cut.block_rows));
   if (threadIdx.x == 0) {
