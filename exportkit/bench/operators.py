@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 

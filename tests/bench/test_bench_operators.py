@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from exportkit.bench import alternatives, operators, problem_sizes
 from exportkit.bench.operators import OperatorOptions, bench_operators
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.ops import SPECS
+from tests.fresh import run_python
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 QUICK = OperatorOptions(names=["opponent_balance"], against=["eager"], sizes=["B1 "], seconds=1e-3)
 
@@ -42,6 +45,16 @@ def test_a_call_and_its_gradient_are_timed_beside_eager():
             assert 0 < measurement.call.q1 <= measurement.call.median <= measurement.call.q3
             assert measurement.kernels is None
             assert measurement.peak_bytes >= 1024 * 4
+
+
+def test_a_gradient_can_be_the_first_thing_that_is_timed(tmp_path):
+    """In a process in which nothing was compiled: torch imports parts of itself only then."""
+    code = """
+from tests.bench.test_bench_operators import bench
+(row,) = bench(directions=["backward"])
+print(row.direction)
+"""
+    assert run_python(code, cwd=tmp_path, PYTHONPATH=str(ROOT)).split() == ["backward"]
 
 
 def test_what_must_move_is_every_input_and_output_once():
