@@ -55,7 +55,7 @@ def build(
     layer_scale: bool = False,
     activation: Activation = "gelu",
     attention: AttentionForm = "sdpa",
-    linear: LinearForm = "per-sample",
+    linear: LinearForm = "auto",
     weights: str | Path | None = None,
     encoder_weights: str | Path | None = None,
     seed: int = 0,
@@ -87,7 +87,8 @@ def build(
         layer_scale: Whether a transformer has layer scales, as DINOv2 has.
         activation: "gelu" or "relu", for a transformer.
         attention: "sdpa", which is faster, or "explicit", for a transformer. See Attention.
-        linear: "per-sample", or "folded", whose last bits depend on the batch, for a transformer. See SampleLinear.
+        linear: "auto", one product per sample ("per-sample") or one for all ("folded"), for a transformer. See
+            SampleLinear.
         weights: A safetensors file of the whole model.
         encoder_weights: A safetensors file of the encoder alone.
         seed: The seed of weights that are not loaded.

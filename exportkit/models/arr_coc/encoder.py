@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from exportkit.errors import UsageError
-from exportkit.models.arr_coc.linear import LINEARS, LinearForm, SampleLinear
+from exportkit.models.arr_coc.linear import LINEARS, LinearForm, SampleLinear, product
 from exportkit.models.arr_coc.texture import TextureMaps, cut_patches
 from exportkit.ops.bias_relu import bias_relu
 from exportkit.ops.fused_layer_norm import fused_layer_norm
@@ -50,12 +50,12 @@ class VitForms:
     Attributes:
         activation: The MLPs' activation: "gelu", as published weights need, or "relu", which is fused with the bias.
         attention: "sdpa", torch's fused form, or "explicit", see Attention.
-        linear: "per-sample", which gives a sample the same bits in every batch, or "folded", see SampleLinear.
+        linear: "auto", "per-sample" or "folded", see SampleLinear.
     """
 
     activation: Activation = "gelu"
     attention: AttentionForm = "sdpa"
-    linear: LinearForm = "per-sample"
+    linear: LinearForm = "auto"
 
     def __post_init__(self) -> None:
         """Raises UsageError for a form that does not exist."""
@@ -180,12 +180,8 @@ class PatchEmbed(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """[B, 3, H, W] -> [B, N, D]."""
         weight, bias = self.proj.weight, self.proj.bias
-        assert bias is not None
         patches = cut_patches(image, self.patch_size).flatten(2).to(weight.dtype)
-        if self.form == "folded":
-            return functional.linear(patches, weight.flatten(1), bias)
-        # One product per sample, see SampleLinear.
-        return torch.baddbmm(bias, patches, weight.flatten(1).t().expand(image.shape[0], -1, -1))
+        return product(patches, weight.flatten(1), bias, self.form)
 
 
 class Block(nn.Module):

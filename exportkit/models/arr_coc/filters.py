@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from exportkit.errors import UsageError
 from exportkit.models.arr_coc.encoder import PATCH_SIZES
+from exportkit.models.arr_coc.linear import product
 from exportkit.models.arr_coc.texture import TextureMaps, cut_patches
 
 HUES = 12
@@ -95,11 +96,10 @@ class FilterBank(nn.Module):
         """Returns band responses [B, N, 12] of L* [B, 1, H, W]."""
         patches = cut_patches(luminance / 100, self.patch_size).flatten(1, 2)
         batch, count, side, _ = patches.shape
-        basis = self.basis.expand(batch, -1, -1)
-        # Columns, then rows: two small products per sample instead of one with all 64 basis images.
-        half = torch.bmm(patches.reshape(batch, count * side, side), basis)
+        # Columns, then rows: two small products instead of one with all 64 basis images.
+        half = product(patches.reshape(batch, count * side, side), self.basis.t())
         half = half.reshape(batch, count, side, FREQUENCIES).transpose(2, 3).reshape(batch, -1, side)
-        coefficients = torch.bmm(half, basis).reshape(batch, count, FREQUENCIES * FREQUENCIES)
+        coefficients = product(half, self.basis.t()).reshape(batch, count, FREQUENCIES * FREQUENCIES)
         scaled = (coefficients * self.coefficient_scales).clamp(-LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
         # Sums instead of a product with a matrix of ones and zeros: for fewer than 16 rows, as in a small image, a
         # matrix library computes one product with other last bits than several.

@@ -8,38 +8,42 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-LinearForm = Literal["per-sample", "folded"]
-LINEARS: tuple[LinearForm, ...] = ("per-sample", "folded")
+LinearForm = Literal["auto", "per-sample", "folded"]
+LINEARS: tuple[LinearForm, ...] = ("auto", "per-sample", "folded")
 
 
 class SampleLinear(nn.Linear):
-    """`nn.Linear` over [B, M, in] with one matrix product per sample in eval mode.
+    """`nn.Linear` over [B, M, in] whose result for one sample does not depend on the batch, in eval mode.
 
     nn.Linear computes one product of B*M rows. A matrix library picks its kernel, and so the order of summation, by
-    that number. Then an image gets other last bits in a batch of 8 than alone, and a near tie in a ranking may flip.
-    One product per sample has the same shape in every batch. From 16 rows on, it costs nothing measurable on the CPU.
-    On a GPU it does in large batches: `form` "folded" chooses the product of nn.Linear, and gives up equal bits.
+    that number. Then an image may get other last bits in a batch of 8 than alone, and a near tie in a ranking may flip.
+
+    - "per-sample" computes one product per sample, which has the same shape in every batch. On a CPU this gives equal
+      bits, and from 16 rows on it costs nothing measurable.
+    - "folded" computes the product of nn.Linear. On GPUs this takes half of the time in large batches and half
+      precision. docs/performance.md says where its bits were equal on an H200: in half precision everywhere, in
+      float32 for images of 448 x 448 and more. One product per sample has other bits in float32 for one sample there.
+    - "auto" folds on a GPU and not elsewhere.
 
     Training uses the single product, because the gradient of a weight shared by B products would need B copies of it.
     """
 
-    def __init__(self, width: int, out: int, form: LinearForm = "per-sample") -> None:
+    def __init__(self, width: int, out: int, form: LinearForm = "auto") -> None:
         super().__init__(width, out)
         self.form = form
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, M, in] -> [B, M, out]."""
-        if self._folded:
-            return super().forward(x)
-        return self.product(x) if self.bias is None else torch.baddbmm(self.bias, x, self._shared_weight(x))
+        return product(x, self.weight, self.bias, "folded" if self.training else self.form)
 
     def product(self, x: Tensor) -> Tensor:
         """Computes [B, M, in] -> [B, M, out] without the bias."""
-        return functional.linear(x, self.weight) if self._folded else torch.bmm(x, self._shared_weight(x))
+        return product(x, self.weight, form="folded" if self.training else self.form)
 
-    @property
-    def _folded(self) -> bool:
-        return self.training or self.form == "folded"
 
-    def _shared_weight(self, x: Tensor) -> Tensor:
-        return self.weight.t().expand(x.shape[0], -1, -1)
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, form: LinearForm = "auto") -> Tensor:
+    """Multiplies [B, M, in] by the transpose of a weight [out, in], as SampleLinear says."""
+    if form == "folded" or (form == "auto" and x.is_cuda):
+        return functional.linear(x, weight, bias)
+    shared = weight.t().expand(x.shape[0], -1, -1)
+    return torch.bmm(x, shared) if bias is None else torch.baddbmm(bias, x, shared)
