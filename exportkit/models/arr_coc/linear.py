@@ -10,6 +10,7 @@ from torch.nn import functional
 
 LinearForm = Literal["auto", "per-sample", "folded"]
 LINEARS: tuple[LinearForm, ...] = ("auto", "per-sample", "folded")
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class SampleLinear(nn.Linear):
@@ -18,12 +19,11 @@ class SampleLinear(nn.Linear):
     nn.Linear computes one product of B*M rows. A matrix library picks its kernel, and so the order of summation, by
     that number. Then an image may get other last bits in a batch of 8 than alone, and a near tie in a ranking may flip.
 
-    - "per-sample" computes one product per sample, which has the same shape in every batch. On a CPU this gives equal
-      bits, and from 16 rows on it costs nothing measurable.
-    - "folded" computes the product of nn.Linear. On GPUs this takes half of the time in large batches and half
-      precision. docs/performance.md says where its bits were equal on an H200: in half precision everywhere, in
-      float32 for images of 448 x 448 and more. One product per sample has other bits in float32 for one sample there.
-    - "auto" folds on a GPU and not elsewhere.
+    - "per-sample" computes one product per sample, which has the same shape in every batch. From 16 rows on, this costs
+      nothing measurable on the CPU. On a GPU it does: twice the time in large batches of half precision.
+    - "folded" computes the product of nn.Linear.
+    - "auto" folds where that was seen to change no bits: in half precision on a GPU. docs/performance.md has what was
+      compared.
 
     Training uses the single product, because the gradient of a weight shared by B products would need B copies of it.
     """
@@ -43,7 +43,7 @@ class SampleLinear(nn.Linear):
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, form: LinearForm = "auto") -> Tensor:
     """Multiplies [B, M, in] by the transpose of a weight [out, in], as SampleLinear says."""
-    if form == "folded" or (form == "auto" and x.is_cuda):
+    if form == "folded" or (form == "auto" and x.is_cuda and x.dtype in _HALF):
         return functional.linear(x, weight, bias)
     shared = weight.t().expand(x.shape[0], -1, -1)
     return torch.bmm(x, shared) if bias is None else torch.baddbmm(bias, x, shared)
