@@ -19,6 +19,7 @@ from exportkit.libraries import built_in_libraries
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from tests.artifacts import ROOT, artifact
+from tests.made_once import one_maker
 
 SITE = Path(torch.__file__).parents[1]
 WITHOUT_TORCH = ("click", "rich", "msgspec", "pyelftools", "typing-extensions")
@@ -50,10 +51,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `make wheel` makes, without CUDA kernels."""
     if shutil.which("make") is None or importlib.util.find_spec("auditwheel") is None:
         pytest.skip("make or auditwheel is not installed")
-    folder = tmp_path_factory.mktemp("wheel")
-    command = ["make", "wheel", "EXPORTKIT_CUDA=0", f"BIN={Path(sys.executable).parent}", "READY=", f"WHEELS={folder}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
+    # Two builds at a time would write to the same folder, build/runtime.
+    with one_maker(folder) as ours:
+        if ours:
+            settings = ["EXPORTKIT_CUDA=0", f"BIN={Path(sys.executable).parent}", "READY=", f"WHEELS={folder}"]
+            done = subprocess.run(["make", "wheel", *settings], cwd=ROOT, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.iterdir()
     return built
 
