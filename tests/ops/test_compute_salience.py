@@ -101,6 +101,22 @@ def flat_image(device, batch=1, rows=2, columns=3, patch=4, width=5):
     return features, lab, flat, flat.clone(), patch
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_a_sample_has_the_same_gradients_alone_and_among_many(dtype, device):
+    """On a GPU the parts of a gradient are kernels of their own in large batches, and one kernel in small ones."""
+    batch, side, patch, width = 300, 16, 4, 24
+
+    def normal(*shape, scale=1.0):
+        return (torch.randn(shape, device=device) * scale).to(dtype)
+
+    size = (side * patch, side * patch)
+    given = normal(batch, side**2), normal(batch, side**2, width) + 0.5, normal(batch, 3, *size, scale=20)
+    given += normal(batch, 1, *size, scale=0.1), normal(batch, 1, *size, scale=0.1)
+    together = gradients(*given, patch, (3.0, 4.0, 5.0), *[True] * 4)
+    alone = gradients(*(t[7:9].clone() for t in given), patch, (3.0, 4.0, 5.0), *[True] * 4)
+    assert all(torch.equal(one, all_[7:9]) for one, all_ in zip(alone, together, strict=True))
+
+
 def test_nothing_stands_out_of_a_flat_image_and_its_gradients_are_finite(device):
     *inputs, patch = flat_image(device)
     inputs = [t.requires_grad_() for t in inputs]
