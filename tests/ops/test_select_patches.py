@@ -144,6 +144,13 @@ def test_a_grid_of_less_than_nothing_is_refused(rows: int, columns: int, device:
         select_patches(scores, torch.rand(2, rows * columns, 3, device=device), 0, rows, columns)
 
 
+def test_a_grid_of_more_patches_than_int64_counts_is_refused(device: torch.device):
+    rows, columns = 7047956753329, 2617318  # 2^64 + 6 patches, which wrap around to 6
+    scores, features = torch.rand(1, 6, device=device), torch.rand(1, 6, 2, device=device)
+    with pytest.raises(RuntimeError, match="relevance_scores has N = 6, the grid of patches has N = "):
+        select_patches(scores, features, 2, rows, columns)
+
+
 def test_a_gradient_is_refused_with_what_to_train_with(device: torch.device):
     scores = torch.rand(2, 6, device=device, requires_grad=True)
     gated, *_ = select_patches(scores, torch.randn(2, 6, 3, device=device), 4, 2, 3)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <tuple>
 
@@ -21,7 +22,9 @@ inline void check_select_patches(const Tensor& scores, const Tensor& features, i
   check_same_size(op, "N", "features", features.size(1), "relevance_scores", scores.size(1));
   check(rows >= 0, op, ": rows must be >= 0, got ", rows);
   check(columns >= 0, op, ": columns must be >= 0, got ", columns);
-  check_same_size(op, "N", "relevance_scores", scores.size(1), "the grid of patches", rows * columns);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const int64_t patches = columns > 0 && rows > kMost / columns ? kMost : rows * columns;
+  check_same_size(op, "N", "relevance_scores", scores.size(1), "the grid of patches", patches);
   check_k(op, k, scores.size(1));
   check_budgets(op, k, min_tokens, max_tokens, gamma, total);
 }
