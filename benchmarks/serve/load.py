@@ -64,7 +64,7 @@ class Plan:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path)
-    parser.add_argument("--one", help="the sizes of a request that comes alone. Default: those of --many")
+    parser.add_argument("--one", help="the sizes of one request at a time. Default: those of --many")
     parser.add_argument("--many", required=True, help="the sizes of each of many requests; batch=1 in most models")
     parser.add_argument("--max-batch", type=int, default=16)
     parser.add_argument("--connections", type=int, help="at saturation. Default: four batches")

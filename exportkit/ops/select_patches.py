@@ -34,10 +34,10 @@ def select_patches(
 ) -> Selected:
     """Selects the k patches with the highest scores, multiplies each by its score, and computes its tokens and centre.
 
-    The order is that of top_k_patches, and the tokens are allocate_lod_tokens(selected scores, min_tokens, max_tokens,
-    gamma, total), both exactly.
+    Patches come in the order of top_k_patches. Their tokens are exactly allocate_lod_tokens(selected scores,
+    min_tokens, max_tokens, gamma, total).
 
-    It is for inference and has no gradient. Train with these two operators instead.
+    This operator has no gradient. Train with top_k_patches and allocate_lod_tokens.
 
     Args:
         relevance_scores: One score for each patch, row by row of the grid.

@@ -19,6 +19,17 @@ VIT_14: dict[str, Any] = {
     "layer_scale": True,
     "mean_tokens": 100,
 }
+PIPELINE = [
+    "fused_texture",
+    "compute_entropy",
+    "compute_salience",
+    "query_alignment",
+    "opponent_balance",
+    "top_k_patches",
+    "allocate_lod_tokens",
+]
+"""The operators that the model is made of where it uses no fused form."""
+
 ALL = {"filters": FILTERS, "filters, patch 14": FILTERS_14, "vit": VIT, "vit, patch 14": VIT_14}
 
 
@@ -44,4 +55,4 @@ def answer(model: ARRCOC, *args: Tensor | None) -> dict[str, Tensor]:
         return model(*args)
 
 
-__all__ = ["ALL", "FILTERS", "FILTERS_14", "VIT", "VIT_14", "answer", "build", "inputs", "shallow"]
+__all__ = ["ALL", "FILTERS", "FILTERS_14", "PIPELINE", "VIT", "VIT_14", "answer", "build", "inputs", "shallow"]

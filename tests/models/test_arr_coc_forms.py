@@ -17,19 +17,11 @@ from exportkit.models.arr_coc import ARRCOC, FromFeatures, build
 from exportkit.models.arr_coc.attending import Attending
 from exportkit.models.arr_coc.encoder import LayerNorm, VisionTransformer
 from exportkit.models.arr_coc.linear import LINEARS, LinearForm, SampleLinear
-from tests.models.model_cases import ALL, FILTERS, FILTERS_14, VIT, VIT_14, answer, inputs
+from tests.models.model_cases import ALL, FILTERS, FILTERS_14, PIPELINE, VIT, VIT_14, answer, inputs
 
 CONFIGS = [pytest.param(kwargs, id=name) for name, kwargs in ALL.items()]
 FUSED = {"texture_statistics", "relevance_scores", "select_patches"}
-COMPOSED = {
-    "fused_texture",
-    "compute_entropy",
-    "compute_salience",
-    "query_alignment",
-    "opponent_balance",
-    "top_k_patches",
-    "allocate_lod_tokens",
-}
+COMPOSED = set(PIPELINE)
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 

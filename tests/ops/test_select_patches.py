@@ -1,4 +1,4 @@
-"""select_patches against the operators it is composed of, bit for bit, and what it promises beyond them."""
+"""select_patches has the bits of the operators that it joins, and keeps what it promises beyond them."""
 
 from __future__ import annotations
 

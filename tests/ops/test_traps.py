@@ -12,6 +12,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from exportkit import ops
+from tests.models.model_cases import PIPELINE
 
 ROOT = Path(__file__).parents[2]
 PATCHES, WIDTH, PATCH = 6, 16, 16
@@ -38,15 +39,6 @@ def inputs_of(name: str, batch: int, device: torch.device, dtype: torch.dtype = 
     return arguments[name]()
 
 
-PIPELINE = [
-    "fused_texture",
-    "compute_entropy",
-    "compute_salience",
-    "query_alignment",
-    "opponent_balance",
-    "top_k_patches",
-    "allocate_lod_tokens",
-]
 DIFFERENTIABLE = [name for name in PIPELINE if ops.SPECS[name].differentiable]
 
 

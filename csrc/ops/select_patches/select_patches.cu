@@ -22,21 +22,12 @@ __device__ __forceinline__ uint4 gated(const uint4& raw, accumulate_t<T> score) 
   return pack<T>(values);
 }
 
-// One warp multiplies the elements of a row: kFlight loads before the first store. `to` may be `from`.
+// One warp multiplies the elements of a row. `to` may be `from`, so that loads must not be those of constants.
 template <class T, class Unit, int kFlight>
 __device__ __forceinline__ void gate_row_as(const char* from, char* to, int64_t bytes, accumulate_t<T> score) {
-  const Unit* source = reinterpret_cast<const Unit*>(from);
-  Unit* target = reinterpret_cast<Unit*>(to);
-  const int64_t units = bytes / int64_t(sizeof(Unit));
-  for (int64_t first = threadIdx.x % kWarpSize; first < units; first += kFlight * kWarpSize) {
-    Unit values[kFlight];
-#pragma unroll
-    for (int i = 0; i < kFlight; ++i)
-      if (first + i * kWarpSize < units) values[i] = source[first + i * kWarpSize];
-#pragma unroll
-    for (int i = 0; i < kFlight; ++i)
-      if (first + i * kWarpSize < units) target[first + i * kWarpSize] = gated<T>(values[i], score);
-  }
+  map_row_as<Unit, kFlight>(
+      from, to, bytes, [](const Unit* unit) { return *unit; },
+      [score](const Unit& unit) { return gated<T>(unit, score); });
 }
 
 // kUnit is 16, or 0 for rows that are not vectors of 16 bytes.

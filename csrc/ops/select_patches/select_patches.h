@@ -29,7 +29,7 @@ inline void check_select_patches(const Tensor& scores, const Tensor& features, i
   check_budgets(op, k, min_tokens, max_tokens, gamma, total);
 }
 
-// Patches are those of a grid of `rows` x `columns`.
+// The patches form a grid of `rows` x `columns`.
 template <class T>
 struct SelectPatches {
   TopKPatches<T> selection;      // its rows are multiplied by their scores

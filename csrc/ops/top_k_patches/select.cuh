@@ -125,9 +125,9 @@ __device__ __forceinline__ void compact(const Keys<Key, kThreads, kItems>& keys,
   }
 }
 
-// One warp copies a row of units: kFlight loads before the first store.
-template <class Unit, int kFlight>
-__device__ __forceinline__ void copy_row_as(const char* from, char* to, int64_t bytes) {
+// One warp writes f(unit) for each unit of a row: kFlight calls of `read` before the first store.
+template <class Unit, int kFlight, class Read, class F>
+__device__ __forceinline__ void map_row_as(const char* from, char* to, int64_t bytes, const Read& read, const F& f) {
   const Unit* source = reinterpret_cast<const Unit*>(from);
   Unit* target = reinterpret_cast<Unit*>(to);
   const int64_t units = bytes / int64_t(sizeof(Unit));
@@ -135,11 +135,17 @@ __device__ __forceinline__ void copy_row_as(const char* from, char* to, int64_t 
     Unit values[kFlight];
 #pragma unroll
     for (int i = 0; i < kFlight; ++i)
-      if (first + i * kWarpSize < units) values[i] = __ldg(source + first + i * kWarpSize);
+      if (first + i * kWarpSize < units) values[i] = read(source + first + i * kWarpSize);
 #pragma unroll
     for (int i = 0; i < kFlight; ++i)
-      if (first + i * kWarpSize < units) target[first + i * kWarpSize] = values[i];
+      if (first + i * kWarpSize < units) target[first + i * kWarpSize] = f(values[i]);
   }
+}
+
+template <class Unit, int kFlight>
+__device__ __forceinline__ void copy_row_as(const char* from, char* to, int64_t bytes) {
+  map_row_as<Unit, kFlight>(
+      from, to, bytes, [](const Unit* unit) { return __ldg(unit); }, [](Unit unit) { return unit; });
 }
 
 // kUnit is 16, or 0 where the width is known only here.

@@ -45,8 +45,8 @@ class Selection(NamedTuple):
 class Attending(nn.Module):
     """Selects the K most relevant patches, or all patches if there are fewer.
 
-    A ranking has no gradient. Relevance learns because the selected features are gated by their scores. In eval mode
-    without gradients, gating by "scale" uses the fused operator `select_patches`, unless features become int8.
+    A ranking passes no gradient. Scores multiply the selected features, and so relevance learns. In eval mode without
+    gradients, the fused operator `select_patches` does this, unless gating is "straight-through" or features are int8.
 
     Args:
         k: The number of patches to select, at least 1.

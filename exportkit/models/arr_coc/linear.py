@@ -14,7 +14,9 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class SampleLinear(nn.Linear):
-    """`nn.Linear` over [B, M, in] whose result for one sample does not depend on the batch, in eval mode.
+    """`nn.Linear` over [B, M, in], which gives a sample the same bits in every batch, in eval mode.
+
+    One case is left: in float32 on a GPU, a single sample may have other last bits than in a batch.
 
     nn.Linear computes one product of B*M rows. A matrix library picks its kernel, and so the order of summation, by
     that number. Then an image may get other last bits in a batch of 8 than alone, and a near tie in a ranking may flip.
@@ -22,8 +24,7 @@ class SampleLinear(nn.Linear):
     - "per-sample" computes one product per sample, which has the same shape in every batch. From 16 rows on, this costs
       nothing measurable on the CPU. On a GPU it does: twice the time in large batches of half precision.
     - "folded" computes the product of nn.Linear.
-    - "auto" folds where that was seen to change no bits: in half precision on a GPU. docs/performance.md has what was
-      compared.
+    - "auto" folds in half precision on a GPU, where it changed no bits in any comparison (docs/performance.md).
 
     Training uses the single product, because the gradient of a weight shared by B products would need B copies of it.
     """
