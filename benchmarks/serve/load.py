@@ -114,8 +114,9 @@ def main() -> None:
     if "one" in plan.measure:
         print(f"One request at a time, {one}:\n")
         print_one(engines, rounds)
-    print(f"\nMany requests, {many}, at most {plan.max_batch} rows a batch, {plan.connections} connections:\n")
-    print_many(engines, rounds)
+    if plan.measure != {"one"}:
+        print(f"\nMany requests, {many}, at most {plan.max_batch} rows a batch, {plan.connections} connections:\n")
+        print_many(engines, rounds)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

@@ -38,12 +38,13 @@ def print_many(engines: Sequence[str], rounds: Sequence[Round]) -> None:
                 _median(rounds, _figure(engine, "saturation", "failed")),
             )
             p50, p99 = (_median(rounds, _figure(engine, "half load", name)) for name in ("p50", "p99"))
-            print(f"| {engine} | {rate:.0f} | {part:.2f} | {failed:.0f} | {_ms(p50)} | {_ms(p99)} |")
+            print(f"| {engine} | {_number(rate)} | {_number(part, 2)} | {_number(failed)} | {_ms(p50)} | {_ms(p99)} |")
     print()
     for engine in filter(OURS.__contains__, engines):
         same = _median(rounds, lambda one, e=engine: _same_rows(one, e))
         rows = _median(rounds, lambda one, e=engine: _mean_rows(one, e))
-        print(f"{engine} at saturation: {same:.2f} of direct calls with the same rows, {rows:.1f} rows a batch.\n")
+        if not math.isnan(same):
+            print(f"{engine} at saturation: {same:.2f} of direct calls with the same rows, {rows:.1f} rows a batch.\n")
     for count in rounds[0]["direct"]["many"]:
         print(f"- a direct call of {count} rows: {_ms(_median(rounds, lambda one, c=count: one['direct']['many'][c]))}")
 
@@ -75,6 +76,10 @@ def _beside(engine: str) -> Callable[[Round], float]:
 
 def _ms(seconds: float) -> str:
     return "-" if math.isnan(seconds) else f"{1e3 * seconds:.1f} ms"
+
+
+def _number(value: float, digits: int = 0) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _fastest(one: Round) -> float:
