@@ -1,11 +1,54 @@
 // What Hopper adds for blocks that work together: barriers in shared memory that copies and other blocks complete.
 #pragma once
 
-#include <cuda_runtime.h>
-
+#include <atomic>
 #include <cstdint>
 
+#include "common/cuda.cuh"
+
 namespace arr_coc {
+
+// How a grid of clusters is launched: `clusters` of `blocks` blocks.
+struct ClusterLaunch {
+  cudaLaunchAttribute attribute{};
+  cudaLaunchConfig_t config{};
+
+  ClusterLaunch(int blocks, unsigned clusters, int threads, size_t bytes, cudaStream_t stream) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = unsigned(blocks), attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+    config.gridDim = clusters * unsigned(blocks), config.blockDim = unsigned(threads), config.dynamicSmemBytes = bytes;
+    config.stream = stream, config.attrs = &attribute, config.numAttrs = 1;
+  }
+
+  ClusterLaunch(const ClusterLaunch&) = delete;  // `config` points to `attribute`
+};
+
+// How many clusters of `blocks` blocks the current device runs at a time; 0 if it runs none.
+template <auto kKernel>
+int clusters_at_a_time(int blocks, int threads, int bytes) {
+  constexpr int kDevices = 64, kMostBlocks = 8;
+  static std::atomic<int> known[kDevices][kMostBlocks + 1] = {};  // plus one
+  int device = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  if (device < kDevices && known[device][blocks] > 0) return known[device][blocks] - 1;
+  const auto attribute = [device](cudaDeviceAttr which) {
+    int value = 0;
+    STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
+    return value;
+  };
+  int clusters = 0;
+  // A library that was built for older GPUs alone runs on this one, too, from PTX in which the kernel is empty.
+  cudaFuncAttributes built{};
+  STD_CUDA_CHECK(cudaFuncGetAttributes(&built, kKernel));
+  if (built.ptxVersion >= 90 && attribute(cudaDevAttrClusterLaunch) &&
+      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= bytes) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    const ClusterLaunch launch(blocks, 1, threads, size_t(bytes), nullptr);
+    STD_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &launch.config));
+  }
+  if (device < kDevices) known[device][blocks] = clusters + 1;
+  return clusters;
+}
 
 using Barrier = uint64_t;  // in shared memory
 
@@ -33,6 +76,12 @@ __device__ __forceinline__ uint32_t rank_in_cluster() {
   uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
+}
+
+__device__ __forceinline__ uint32_t blocks_in_cluster() {
+  uint32_t blocks;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return blocks;
 }
 
 __device__ __forceinline__ void sync_cluster() {
@@ -88,6 +137,14 @@ __device__ __forceinline__ void store_async(float* to, Barrier* barrier, uint32_
       "}" ::"r"(shared_address(to)),
       "r"(shared_address(barrier)), "r"(rank), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
       : "memory");
+}
+
+// The place of `data` in the shared memory of the cluster's block `rank`.
+template <class T>
+__device__ __forceinline__ const T* in_block(const T* data, uint32_t rank) {
+  const T* there;
+  asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(data), "r"(rank));
+  return there;
 }
 
 // Waits for `threads` threads of the block that name the same `which`, from 1 to 15.

@@ -50,7 +50,8 @@ def register_gradient(name: str, gradient: Callable[..., Any], **constants: Any)
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
             return nothing
-        needed = [ctx.needs_input_grad[place] for place in targets]
+        asked = ctx.needs_input_grad  # without arguments that were left out
+        needed = [place < len(asked) and asked[place] for place in targets]
         given = (grad, *ctx.saved_tensors, *ctx.numbers, *needed, *constants.values())
         gradients = gradient(*[given[place] for place in given_at])
         if not targets:

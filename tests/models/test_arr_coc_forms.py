@@ -255,6 +255,15 @@ def test_the_folded_form_has_one_product_for_all_samples():
     assert not {op for op in products if "bmm" in op}, products
 
 
+@pytest.mark.parametrize("form", LINEARS)
+def test_training_has_one_product_for_all_samples_in_the_dtype_of_autocast(form: LinearForm):
+    model = _shallow(**VIT, linear=form).train()
+    image, _ = inputs(model, 3, 5, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.encoder.patch_embed(image).dtype == torch.bfloat16
+        assert model.encoder.blocks[0].mlp(torch.randn(3, 30, 192)).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_relu_is_torchs_after_the_same_linear_layer(training: bool):
     mlp = build(**VIT, activation="relu").encoder.blocks[0].mlp.train(training)
@@ -288,7 +297,7 @@ def test_with_relu_and_explicit_attention_a_sample_gets_the_same_bits_in_any_bat
     [
         ({**VIT, "activation": "silu"}, "activation must be one of gelu, relu, got 'silu'"),
         ({**VIT, "attention": "flash"}, "attention must be one of sdpa, explicit, got 'flash'"),
-        ({**VIT, "linear": "fast"}, "linear must be one of auto, per-sample, folded, got 'fast'"),
+        ({**VIT, "linear": "fast"}, "linear must be one of auto, invariant, per-sample, folded, got 'fast'"),
         ({"activation": "relu"}, "need a transformer"),
         ({"linear": "folded"}, "need a transformer"),
         ({"feature_dtype": "int4"}, "feature_dtype must be one of float, int8, got 'int4'"),

@@ -133,10 +133,10 @@ def test_so_does_a_sample_of_a_transformer(kwargs: dict[str, Any], rows: int, co
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("encoder", ["filters", "vit-small", "vit-base"])
 def test_on_a_gpu_a_sample_has_the_same_bits_alone_and_in_batches_of_8_and_64(encoder: str, dtype: torch.dtype):
-    """At sizes where a matrix library has several kernels to choose from. docs/performance.md has float32."""
+    """At sizes where a matrix library has several kernels to choose from."""
     model = shallow(build(encoder=encoder), blocks=2).to("cuda", dtype)
     few = inputs(model, 4, 28, 28)
     image, query = (t.to("cuda", dtype).repeat(16, *[1] * (t.dim() - 1)) for t in few)

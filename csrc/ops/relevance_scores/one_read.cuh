@@ -99,21 +99,6 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const Call<T> ca
                      salience[row] + call.scoring.features_weight * unlike, alignment);
 }
 
-// How a grid of clusters is launched.
-struct Launch {
-  cudaLaunchAttribute attribute{};
-  cudaLaunchConfig_t config{};
-
-  Launch(int blocks, unsigned clusters, size_t bytes, cudaStream_t stream) {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = unsigned(blocks), attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
-    config.gridDim = clusters * unsigned(blocks), config.blockDim = kThreads, config.dynamicSmemBytes = bytes;
-    config.stream = stream, config.attrs = &attribute, config.numAttrs = 1;
-  }
-
-  Launch(const Launch&) = delete;  // `config` points to `attribute`
-};
-
 // Its blocks start while those of slices_kernel still run, and wait for them.
 template <int kSharers, class T>
 void launch_finish(const Call<T>& call, int64_t batch, cudaStream_t stream) {
@@ -128,34 +113,6 @@ void launch_finish(const Call<T>& call, int64_t batch, cudaStream_t stream) {
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, finish_kernel<kSharers, T>, call, blocks));
 }
 
-// How many clusters of `blocks` blocks the current device runs at a time; 0 if it runs none.
-template <class T>
-int clusters_at_a_time(int blocks) {
-  constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices][kMostBlocks + 1] = {};  // plus one
-  int device = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  if (device < kDevices && known[device][blocks] > 0) return known[device][blocks] - 1;
-  const auto attribute = [device](cudaDeviceAttr which) {
-    int value = 0;
-    STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
-    return value;
-  };
-  constexpr int kBytes = sizeof(Memory<T>);
-  int clusters = 0;
-  // A library that was built for older GPUs alone runs on this one, too, from PTX in which the kernel is empty.
-  cudaFuncAttributes built{};
-  STD_CUDA_CHECK(cudaFuncGetAttributes(&built, slices_kernel<T>));
-  if (built.ptxVersion >= 90 && attribute(cudaDevAttrClusterLaunch) &&
-      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= kBytes) {
-    STD_CUDA_CHECK(cudaFuncSetAttribute(slices_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    const Launch launch(blocks, 1, kBytes, nullptr);
-    STD_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, slices_kernel<T>, &launch.config));
-  }
-  if (device < kDevices) known[device][blocks] = clusters + 1;
-  return clusters;
-}
-
 // Returns whether it computed the scores. That depends on N, D, T, the device and the weights, not on B, so that a
 // sample has the same bits in every batch. `features` starts on 16 bytes.
 template <class T>
@@ -168,7 +125,7 @@ bool run(const Cuda& device, const RelevanceScores<T>& inputs, const T* features
     if (inputs.tokens != 1 || inputs.salience.features <= 0) return false;
     if (width == 0 || width % kColumns<T> != 0 || count > kMostBlocks * kThreads) return false;
     const RowCut cut(count);
-    const int clusters = clusters_at_a_time<T>(cut.blocks);
+    const int clusters = clusters_at_a_time<slices_kernel<T>>(cut.blocks, kThreads, sizeof(Memory<T>));
     if (clusters == 0) return false;
     const int64_t slices = width / kColumns<T>, items = batch * slices, parts = items * count;
     Scratch<float> along_query(device, parts), along_mean(device, parts), squares(device, 2 * items);
@@ -187,7 +144,8 @@ bool run(const Cuda& device, const RelevanceScores<T>& inputs, const T* features
                        width,
                        inputs.scale,
                        1 / float(count)};
-    const Launch launch(cut.blocks, unsigned(std::min<int64_t>(clusters, items)), sizeof(Memory<T>), device.stream());
+    const ClusterLaunch launch(cut.blocks, unsigned(std::min<int64_t>(clusters, items)), kThreads, sizeof(Memory<T>),
+                               device.stream());
     STD_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, slices_kernel<T>, call));
     const auto finish = batch * count <= kSharedRows ? launch_finish<kParts, T> : launch_finish<1, T>;
     finish(call, batch, device.stream());

@@ -87,8 +87,7 @@ def build(
         layer_scale: Whether a transformer has layer scales, as DINOv2 has.
         activation: "gelu" or "relu", for a transformer.
         attention: "sdpa", which is faster, or "explicit", for a transformer. See Attention.
-        linear: "auto", one product per sample ("per-sample") or one for all ("folded"), for a transformer. See
-            SampleLinear.
+        linear: "auto", "invariant", "per-sample" or "folded", for a transformer. See SampleLinear.
         weights: A safetensors file of the whole model.
         encoder_weights: A safetensors file of the encoder alone.
         seed: The seed of weights that are not loaded.

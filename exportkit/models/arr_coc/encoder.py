@@ -50,7 +50,7 @@ class VitForms:
     Attributes:
         activation: The MLPs' activation: "gelu", as published weights need, or "relu", which is fused with the bias.
         attention: "sdpa", torch's fused form, or "explicit", see Attention.
-        linear: "auto", "per-sample" or "folded", see SampleLinear.
+        linear: "auto", "invariant", "per-sample" or "folded", see SampleLinear.
     """
 
     activation: Activation = "gelu"
@@ -181,7 +181,7 @@ class PatchEmbed(nn.Module):
         """[B, 3, H, W] -> [B, N, D]."""
         weight, bias = self.proj.weight, self.proj.bias
         patches = cut_patches(image, self.patch_size).flatten(2).to(weight.dtype)
-        return product(patches, weight.flatten(1), bias, self.form)
+        return product(patches, weight.flatten(1), bias, "folded" if self.training else self.form)
 
 
 class Block(nn.Module):

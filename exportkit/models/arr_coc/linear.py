@@ -8,23 +8,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-LinearForm = Literal["auto", "per-sample", "folded"]
-LINEARS: tuple[LinearForm, ...] = ("auto", "per-sample", "folded")
+from exportkit.ops.invariant_linear import invariant_linear
+
+LinearForm = Literal["auto", "invariant", "per-sample", "folded"]
+LINEARS: tuple[LinearForm, ...] = ("auto", "invariant", "per-sample", "folded")
 _HALF = (torch.float16, torch.bfloat16)
 
 
 class SampleLinear(nn.Linear):
     """`nn.Linear` over [B, M, in], which gives a sample the same bits in every batch, in eval mode.
 
-    One case is left: in float32 on a GPU, a single sample may have other last bits than in a batch.
-
     nn.Linear computes one product of B*M rows. A matrix library picks its kernel, and so the order of summation, by
     that number. Then an image may get other last bits in a batch of 8 than alone, and a near tie in a ranking may flip.
 
+    - "invariant" computes `invariant_linear`, whose order of summation does not depend on the rows.
     - "per-sample" computes one product per sample, which has the same shape in every batch. From 16 rows on, this costs
-      nothing measurable on the CPU. On a GPU it does: twice the time in large batches of half precision.
+      nothing measurable on the CPU. On a GPU it is slower than the others, and in float32 a batch of one sample may
+      have other last bits.
     - "folded" computes the product of nn.Linear.
-    - "auto" folds in half precision on a GPU, where it changed no bits in any comparison (docs/performance.md).
+    - "auto" is "per-sample" on a CPU. On a GPU it is "invariant", and "folded" in half precision, where this changed
+      no bits in any comparison (docs/performance.md).
 
     Training uses the single product, because the gradient of a weight shared by B products would need B copies of it.
     """
@@ -44,7 +47,12 @@ class SampleLinear(nn.Linear):
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, form: LinearForm = "auto") -> Tensor:
     """Multiplies [B, M, in] by the transpose of a weight [out, in], as SampleLinear says."""
-    if form == "folded" or (form == "auto" and x.is_cuda and x.dtype in _HALF):
+    if form == "auto":
+        on_gpu: LinearForm = "folded" if x.dtype in _HALF else "invariant"
+        form = on_gpu if x.is_cuda else "per-sample"
+    if form == "folded":
         return functional.linear(x, weight, bias)
+    if form == "invariant":
+        return invariant_linear(x, weight, bias)
     shared = weight.t().expand(x.shape[0], -1, -1)
     return torch.bmm(x, shared) if bias is None else torch.baddbmm(bias, x, shared)

@@ -1,0 +1,89 @@
+#include "ops/invariant_linear/invariant_linear.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <vector>
+
+#include "common/convert.h"
+
+namespace arr_coc {
+namespace {
+
+constexpr int64_t kPanel = 16;     // columns, whose weights lie side by side
+constexpr int64_t kGroup = 6;      // rows whose sums of a panel fit a processor's registers
+constexpr int64_t kRowBlock = 48;  // rows that stay in the caches while panels change
+
+// The weights of up to kPanel columns: those of a product side by side, zero for columns that are not there.
+template <class T, class A>
+void pack(const T* weight, int64_t in, int64_t columns, A* panel) {
+  std::vector<A> buffer;
+  std::fill(panel, panel + in * kPanel, A(0));
+  for (int64_t c = 0; c < columns; ++c) {
+    const A* row = accumulated(weight + c * in, in, buffer);
+    for (int64_t k = 0; k < in; ++k) panel[k * kPanel + c] = row[k];
+  }
+}
+
+// Adds up products [begin, end) of kGroup rows and a panel, one fused multiply-add each.
+template <class A>
+ARR_COC_EVERY_ISA void add_products(const A* const* rows, const A* panel, int64_t begin, int64_t end,
+                                    A (*sums)[kPanel]) {
+  A part[kGroup][kPanel] = {};
+  for (int64_t k = begin; k < end; ++k)
+    for (int64_t r = 0; r < kGroup; ++r)
+#pragma omp simd
+      for (int64_t c = 0; c < kPanel; ++c) part[r][c] = std::fma(rows[r][k], panel[k * kPanel + c], part[r][c]);
+  std::memcpy(sums, part, sizeof part);
+}
+
+// The sums of kGroup rows and a panel, part by part.
+template <class A>
+void sums_of_group(const A* const* rows, const A* panel, const SumOrder& order, A (*sums)[kPanel]) {
+  for (int64_t begin = 0; begin < order.products; begin += order.part_length) {
+    A part[kGroup][kPanel];
+    add_products(rows, panel, begin, std::min(begin + order.part_length, order.products), part);
+    for (int64_t r = 0; r < kGroup; ++r)
+      for (int64_t c = 0; c < kPanel; ++c) sums[r][c] += part[r][c];
+  }
+}
+
+}  // namespace
+
+template <class T>
+void run(const Cpu&, const InvariantLinear<T>& call) {
+  using A = accumulate_t<T>;
+  const int64_t panels = (call.width + kPanel - 1) / kPanel, blocks = (call.rows + kRowBlock - 1) / kRowBlock;
+  std::vector<A> packed(panels * kPanel * call.in);
+  parallel_rows(panels, kPanel * call.in, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p)
+      pack(call.weight + p * kPanel * call.in, call.in, std::min(kPanel, call.width - p * kPanel),
+           &packed[p * kPanel * call.in]);
+  });
+  parallel_rows(blocks * panels, kRowBlock * call.in, [&](int64_t begin, int64_t end) {
+    std::vector<A> rows;
+    const A* x = nullptr;
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task / panels * kRowBlock, column = task % panels * kPanel;
+      const int64_t count = std::min(kRowBlock, call.rows - first), columns = std::min(kPanel, call.width - column);
+      if (task == begin || column == 0) x = accumulated(call.x + first * call.in, count * call.in, rows);
+      for (int64_t group = 0; group < count; group += kGroup) {
+        A sums[kGroup][kPanel] = {};
+        const A* group_rows[kGroup];  // the last may repeat one
+        for (int64_t r = 0; r < kGroup; ++r) group_rows[r] = x + std::min(group + r, count - 1) * call.in;
+        sums_of_group(group_rows, &packed[column * call.in], call.order, sums);
+        for (int64_t r = 0; r < std::min(kGroup, count - group); ++r)
+          for (int64_t c = 0; c < columns; ++c)
+            call.out[(first + group + r) * call.width + column + c] =
+                store<T>(sums[r][c] + (A(0) + (call.bias ? A(load(call.bias[column + c])) : A(0))));
+      }
+    }
+  });
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(arr_coc, m) {
+  m.def("invariant_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(arr_coc, CPU, m) { m.impl("invariant_linear", TORCH_BOX(&invariant_linear<Cpu>)); }
+
+}  // namespace arr_coc
