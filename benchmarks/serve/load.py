@@ -61,6 +61,18 @@ class Plan:
     log: Path
 
 
+@dataclass(frozen=True)
+class Counted:
+    """What exportkit has run: batches by their rows, and the seconds inside of the model."""
+
+    batches: Mapping[int, int]
+    seconds: float
+
+    def __sub__(self, earlier: Counted) -> Counted:
+        batches = {rows: count - earlier.batches.get(rows, 0) for rows, count in self.batches.items()}
+        return Counted(batches, self.seconds - earlier.seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path)
@@ -193,12 +205,11 @@ def _served(plan: Plan, engine: str, sizes: str, max_batch: int, load: Callable[
             _register(port, region, asked.size)
         _wait_until_it_answers(server, request)
         closed_loop(port, request, 4, plan.seconds / 5)
-        counted = _batches(port, asked) if engine in OURS else {}
+        before = _counted(port, asked) if engine in OURS else None
         cpu = server.cpu_seconds()
         seen = load(port, request)
         cpu = server.cpu_seconds() - cpu
-        if engine in OURS:
-            counted = {rows: count - counted.get(rows, 0) for rows, count in _batches(port, asked).items()}
+        ran = _counted(port, asked) - before if before is not None else Counted({}, 0.0)
     if not seen.seconds:
         raise RuntimeError(f"no request was answered: {seen.failed}; see {log}")
     answers = len(seen.seconds)
@@ -210,7 +221,9 @@ def _served(plan: Plan, engine: str, sizes: str, max_batch: int, load: Callable[
         "failed": float(sum(seen.failed.values())),
         "elapsed": seen.elapsed,
     }
-    return figures | {f"batches of {rows}": float(count) for rows, count in counted.items() if count}
+    if before is not None:
+        figures["in the model"] = ran.seconds / seen.elapsed
+    return figures | {f"batches of {rows}": float(count) for rows, count in ran.batches.items() if count}
 
 
 def _request(engine: str, asked: Workload) -> bytes:
@@ -266,14 +279,16 @@ def _wait_until_it_answers(server: Server, request: bytes) -> None:
     raise RuntimeError(f"the server answers with {status}: {body[:300]!r}")
 
 
-def _batches(port: int, asked: Workload) -> dict[int, int]:
-    """Returns how many batches of each number of rows exportkit has run."""
+def _counted(port: int, asked: Workload) -> Counted:
+    """Returns what exportkit has run."""
     post = http_post(f"/v2/models/{asked.model}/stats", b"", {}).replace(b"POST", b"GET", 1)
     status, body = Connection(port).request(post)
     if status != 200:
         raise RuntimeError(f"the statistics' status is {status}: {body[:300]!r}")
     model: Any = json.loads(body)["model_stats"][0]
-    return {int(batch["batch_size"]): int(batch["compute_infer"]["count"]) for batch in model["batch_stats"]}
+    ran = {int(batch["batch_size"]): batch["compute_infer"] for batch in model["batch_stats"]}
+    seconds = sum(int(infer["ns"]) for infer in ran.values()) / 1e9
+    return Counted({rows: int(infer["count"]) for rows, infer in ran.items()}, seconds)
 
 
 if __name__ == "__main__":

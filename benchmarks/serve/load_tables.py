@@ -44,7 +44,11 @@ def print_many(engines: Sequence[str], rounds: Sequence[Round]) -> None:
         same = _median(rounds, lambda one, e=engine: _same_rows(one, e))
         rows = _median(rounds, lambda one, e=engine: _mean_rows(one, e))
         if not math.isnan(same):
-            print(f"{engine} at saturation: {same:.2f} of direct calls with the same rows, {rows:.1f} rows a batch.\n")
+            inside = _median(rounds, _figure(engine, "saturation", "in the model"))
+            print(
+                f"{engine} at saturation: {same:.2f} of direct calls with the same rows, {rows:.1f} rows a batch, "
+                f"{inside:.0%} of the time inside of the model.\n"
+            )
     for count in rounds[0]["direct"]["many"]:
         print(f"- a direct call of {count} rows: {_ms(_median(rounds, lambda one, c=count: one['direct']['many'][c]))}")
 
