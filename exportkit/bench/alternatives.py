@@ -87,6 +87,7 @@ CATEGORICAL = LibraryCall("torch.distributions.Categorical.entropy", _categorica
 COSINE_SIMILARITY = LibraryCall("torch.nn.functional.cosine_similarity", _cosine_similarity)
 TOPK = LibraryCall("torch.topk and gather", _topk)
 LAYER_NORM = LibraryCall("torch.nn.functional.layer_norm", _layer_norm)
+LINEAR = LibraryCall("torch.nn.functional.linear", functional.linear)
 RMS_NORM = LibraryCall("torch.nn.functional.rms_norm, amax, round, clamp", _rms_norm_quantize)
 SOFTMAX = LibraryCall("torch.softmax", lambda x: torch.softmax(x, -1))
 SUM = LibraryCall("torch.sum", lambda x, dim: torch.sum(x, dim))

@@ -198,6 +198,17 @@ def _fused_layer_norm(on_gpu: bool) -> Iterator[Benchmark]:
         yield Benchmark(_rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=alternatives.LAYER_NORM)
 
 
+def _invariant_linear(on_gpu: bool) -> Iterator[Benchmark]:
+    """The layers of ViT-small, for one image of 448x448 and, on a GPU, for 64."""
+    for images in (1, 64) if on_gpu else (1,):
+        for products, width in [(384, 1152), (384, 384), (384, 1536), (1536, 384)]:
+            yield Benchmark(
+                f"{784 * images}x{products} to {width}",
+                (normal(784 * images, products), normal(width, products), normal(width)),
+                library=alternatives.LINEAR,
+            )
+
+
 def _rms_norm_quantize(on_gpu: bool) -> Iterator[Benchmark]:
     for rows, columns in _ROWS[on_gpu]:
         args = (normal(rows, columns), normal(columns))
@@ -261,6 +272,7 @@ _TABLE: Mapping[str, Callable[[bool], Iterable[Benchmark]]] = {
     "allocate_lod_tokens": _allocate_lod_tokens,
     "select_patches": _select_patches,
     "fused_layer_norm": _fused_layer_norm,
+    "invariant_linear": _invariant_linear,
     "rms_norm_quantize": _rms_norm_quantize,
     "softmax": _softmax,
     "reduce_sum": _reduce_sum,
