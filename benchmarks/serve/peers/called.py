@@ -24,6 +24,7 @@ from exportkit.runtime.model import Model
 from exportkit.serve.engine.checked_request import arguments_of
 from exportkit.serve.engine.model_copy import tensors_in
 from exportkit.serve.engine.tensor_bytes import bytes_of
+from exportkit.serve.process_settings import keep_freed_memory
 
 _COPIES = 8  # of the inputs, which take turns as requests do: caches hold no more of them than in use
 
@@ -96,6 +97,7 @@ def answer(outputs: list[torch.Tensor]) -> bytes:
 
 def main() -> None:
     options = Options.parse(__doc__)
+    keep_freed_memory()  # as `exportkit serve` does
     called = Called(options)
     one, seconds, rows = called.inputs(b"".join(called.request.arrays)), {}, called.request.rows
     while rows <= options.max_batch:
