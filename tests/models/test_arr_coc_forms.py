@@ -16,7 +16,8 @@ from exportkit.errors import InputError, UsageError
 from exportkit.models.arr_coc import ARRCOC, FromFeatures, build
 from exportkit.models.arr_coc.attending import Attending
 from exportkit.models.arr_coc.encoder import LayerNorm, VisionTransformer
-from exportkit.models.arr_coc.linear import LINEARS, LinearForm, SampleLinear
+from exportkit.models.arr_coc.linear import LINEARS, LinearForm, SampleLinear, form_of_auto
+from exportkit.precision import with_tf32
 from tests.models.model_cases import ALL, FILTERS, FILTERS_14, PIPELINE, VIT, VIT_14, answer, inputs
 
 CONFIGS = [pytest.param(kwargs, id=name) for name, kwargs in ALL.items()]
@@ -253,6 +254,27 @@ def test_the_folded_form_has_one_product_for_all_samples():
         model.encode(image)
     products = {str(op) for op in counted.get_flop_counts()["Global"]}
     assert not {op for op in products if "bmm" in op}, products
+
+
+@pytest.mark.parametrize(
+    ("device_type", "dtype", "tf32", "form"),
+    [
+        ("cpu", torch.float32, False, "per-sample"),
+        ("cpu", torch.bfloat16, True, "per-sample"),
+        ("cuda", torch.float32, False, "invariant"),
+        ("cuda", torch.float32, True, "per-sample"),
+        ("cuda", torch.float64, True, "invariant"),
+        ("cuda", torch.float16, False, "folded"),
+        ("cuda", torch.bfloat16, True, "folded"),
+    ],
+)
+def test_the_form_of_auto_suits_device_and_precision(device_type: str, dtype: torch.dtype, tf32: bool, form: str):
+    with with_tf32(tf32):
+        assert form_of_auto(device_type, dtype) == form
+        compiled = torch.compile(
+            lambda x: x + LINEARS.index(form_of_auto(device_type, dtype)), fullgraph=True, backend="eager"
+        )
+        assert LINEARS[int(compiled(torch.zeros(())))] == form
 
 
 @pytest.mark.parametrize("form", LINEARS)

@@ -58,7 +58,7 @@ __device__ __forceinline__ bool stores_fours(const InvariantLinear<T>& call) {
   return call.width % 4 == 0 && reinterpret_cast<uintptr_t>(call.out) % 16 == 0;
 }
 
-// Stores four neighbouring numbers; `whole`: at once.
+// Stores four neighbouring numbers; `whole`: at once, by a function that the compiler does not take apart again.
 template <class T>
 __device__ __forceinline__ void store_four(const InvariantLinear<T>& call, int64_t row, int64_t column,
                                            const FourNumbers<accumulate_t<T>>& numbers, bool whole) {
@@ -162,6 +162,8 @@ class Sums {
       }
   }
 
+  // Earlier parts are zero at first, and never just a part: sums that are stored as they are come to lie in
+  // neighbouring registers, and then most products read two numbers of one register bank.
   __device__ __forceinline__ void start_parts() {
 #pragma unroll
     for (int i = 0; i < kDown; ++i)

@@ -27,7 +27,8 @@ class SampleLinear(nn.Linear):
       have other last bits.
     - "folded" computes the product of nn.Linear.
     - "auto" is "per-sample" on a CPU. On a GPU it is "invariant", and "folded" in half precision, where this changed
-      no bits in any comparison (docs/performance.md).
+      no bits in any comparison (docs/performance.md). If torch may round the factors of float32 products to TF32, it
+      is "per-sample", because only torch's products do that.
 
     Training uses the single product, because the gradient of a weight shared by B products would need B copies of it.
     """
@@ -48,11 +49,24 @@ class SampleLinear(nn.Linear):
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, form: LinearForm = "auto") -> Tensor:
     """Multiplies [B, M, in] by the transpose of a weight [out, in], as SampleLinear says."""
     if form == "auto":
-        on_gpu: LinearForm = "folded" if x.dtype in _HALF else "invariant"
-        form = on_gpu if x.is_cuda else "per-sample"
+        form = form_of_auto(x.device.type, x.dtype)
     if form == "folded":
         return functional.linear(x, weight, bias)
     if form == "invariant":
         return invariant_linear(x, weight, bias)
     shared = weight.t().expand(x.shape[0], -1, -1)
     return torch.bmm(x, shared) if bias is None else torch.baddbmm(bias, x, shared)
+
+
+def form_of_auto(device_type: str, dtype: torch.dtype) -> LinearForm:
+    """Returns the form that "auto" stands for."""
+    if device_type != "cuda":
+        return "per-sample"
+    if dtype in _HALF:
+        return "folded"
+    return "per-sample" if dtype == torch.float32 and _rounds_to_tf32() else "invariant"
+
+
+@torch.compiler.assume_constant_result
+def _rounds_to_tf32() -> bool:
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
