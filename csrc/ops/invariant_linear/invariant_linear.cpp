@@ -24,27 +24,34 @@ void pack(const T* weight, int64_t in, int64_t columns, A* panel) {
   }
 }
 
-// Adds up products [begin, end) of kGroup rows and a panel, one fused multiply-add each.
+// Adds up products [begin, end) of kGroup rows and a panel, one fused multiply-add each, and adds them to the sums,
+// which are zero before the `first` part.
 template <class A>
-ARR_COC_EVERY_ISA void add_products(const A* const* rows, const A* panel, int64_t begin, int64_t end,
-                                    A (*sums)[kPanel]) {
+ARR_COC_EVERY_ISA void add_part(const A* const* rows, const A* panel, int64_t begin, int64_t end, bool first,
+                                A (*sums)[kPanel]) {
   A part[kGroup][kPanel] = {};
   for (int64_t k = begin; k < end; ++k)
     for (int64_t r = 0; r < kGroup; ++r)
 #pragma omp simd
       for (int64_t c = 0; c < kPanel; ++c) part[r][c] = std::fma(rows[r][k], panel[k * kPanel + c], part[r][c]);
-  std::memcpy(sums, part, sizeof part);
+  for (int64_t r = 0; r < kGroup; ++r)
+#pragma omp simd
+    for (int64_t c = 0; c < kPanel; ++c) sums[r][c] = (first ? A(0) : sums[r][c]) + part[r][c];
 }
 
-// The sums of kGroup rows and a panel, part by part.
-template <class A>
-void sums_of_group(const A* const* rows, const A* panel, const SumOrder& order, A (*sums)[kPanel]) {
-  for (int64_t begin = 0; begin < order.products; begin += order.part_length) {
-    A part[kGroup][kPanel];
-    add_products(rows, panel, begin, std::min(begin + order.part_length, order.products), part);
-    for (int64_t r = 0; r < kGroup; ++r)
-      for (int64_t c = 0; c < kPanel; ++c) sums[r][c] += part[r][c];
-  }
+// Adds the bias and stores `rows` rows of a panel that has kPanel columns.
+template <class T, class A>
+ARR_COC_EVERY_ISA void store_panel(const A (*sums)[kPanel], const A* bias, T* out, int64_t rows, int64_t width) {
+  for (int64_t r = 0; r < rows; ++r, out += width)
+#pragma omp simd
+    for (int64_t c = 0; c < kPanel; ++c) out[c] = store<T>(sums[r][c] + bias[c]);
+}
+
+template <class T, class A>
+void store_columns(const A (*sums)[kPanel], const A* bias, T* out, int64_t rows, int64_t columns, int64_t width) {
+  if (columns == kPanel) return store_panel(sums, bias, out, rows, width);
+  for (int64_t r = 0; r < rows; ++r, out += width)
+    for (int64_t c = 0; c < columns; ++c) out[c] = store<T>(sums[r][c] + bias[c]);
 }
 
 }  // namespace
@@ -54,6 +61,8 @@ void run(const Cpu&, const InvariantLinear<T>& call) {
   using A = accumulate_t<T>;
   const int64_t panels = (call.width + kPanel - 1) / kPanel, blocks = (call.rows + kRowBlock - 1) / kRowBlock;
   std::vector<A> packed(panels * kPanel * call.in);
+  std::vector<A> bias(panels * kPanel);  // never -0, so that a sum of -0 is 0, as on a GPU
+  for (int64_t c = 0; call.bias && c < call.width; ++c) bias[c] = A(0) + A(load(call.bias[c]));
   parallel_rows(panels, kPanel * call.in, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p)
       pack(call.weight + p * kPanel * call.in, call.in, std::min(kPanel, call.width - p * kPanel),
@@ -67,14 +76,14 @@ void run(const Cpu&, const InvariantLinear<T>& call) {
       const int64_t count = std::min(kRowBlock, call.rows - first), columns = std::min(kPanel, call.width - column);
       if (task == begin || column == 0) x = accumulated(call.x + first * call.in, count * call.in, rows);
       for (int64_t group = 0; group < count; group += kGroup) {
-        A sums[kGroup][kPanel] = {};
+        A sums[kGroup][kPanel];
         const A* group_rows[kGroup];  // the last may repeat one
         for (int64_t r = 0; r < kGroup; ++r) group_rows[r] = x + std::min(group + r, count - 1) * call.in;
-        sums_of_group(group_rows, &packed[column * call.in], call.order, sums);
-        for (int64_t r = 0; r < std::min(kGroup, count - group); ++r)
-          for (int64_t c = 0; c < columns; ++c)
-            call.out[(first + group + r) * call.width + column + c] =
-                store<T>(sums[r][c] + (A(0) + (call.bias ? A(load(call.bias[column + c])) : A(0))));
+        for (int64_t k = 0; k == 0 || k < call.in; k += call.order.part_length)
+          add_part(group_rows, &packed[column * call.in], k, std::min(k + call.order.part_length, call.in), k == 0,
+                   sums);
+        store_columns(sums, &bias[column], call.out + (first + group) * call.width + column,
+                      std::min(kGroup, count - group), columns, call.width);
       }
     }
   });
