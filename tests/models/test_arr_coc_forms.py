@@ -16,7 +16,7 @@ from exportkit.errors import InputError, UsageError
 from exportkit.models.arr_coc import ARRCOC, FromFeatures, build
 from exportkit.models.arr_coc.attending import Attending
 from exportkit.models.arr_coc.encoder import LayerNorm, VisionTransformer
-from exportkit.models.arr_coc.linear import LINEARS, LinearForm, SampleLinear, form_of_auto
+from exportkit.models.arr_coc.linear import LINEARS, LinearForm, SampleLinear, dtype_of_product, form_of_auto
 from exportkit.precision import with_tf32
 from tests.models.model_cases import ALL, FILTERS, FILTERS_14, PIPELINE, VIT, VIT_14, answer, inputs
 
@@ -275,6 +275,20 @@ def test_the_form_of_auto_suits_device_and_precision(device_type: str, dtype: to
             lambda x: x + LINEARS.index(form_of_auto(device_type, dtype)), fullgraph=True, backend="eager"
         )
         assert LINEARS[int(compiled(torch.zeros(())))] == form
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_form_of_auto_knows_autocast(compiled: bool):
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if dtype_of_product(x) == torch.bfloat16 else x
+
+    tried = torch.compile(halved, fullgraph=True, backend="eager") if compiled else halved
+    zeros = torch.zeros(2)
+    assert not tried(zeros).any()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert tried(zeros).all()
+        assert not tried(zeros.double()).any()
+    assert not tried(zeros).any()
 
 
 @pytest.mark.parametrize("form", LINEARS)

@@ -26,8 +26,8 @@ class SampleLinear(nn.Linear):
       nothing measurable on the CPU. On a GPU it is slower than the others, and in float32 a batch of one sample may
       have other last bits.
     - "folded" computes the product of nn.Linear.
-    - "auto" is "per-sample" on a CPU. On a GPU it is "invariant", and "folded" in half precision, where this changed
-      no bits in any comparison (docs/performance.md). If torch may round the factors of float32 products to TF32, it
+    - "auto" is "per-sample" on a CPU. On a GPU it is "invariant", and "folded" in half precision and under autocast,
+      where this changed no bits in any comparison (docs/performance.md). If torch may round the factors of float32 products to TF32, it
       is "per-sample", because only torch's products do that.
 
     Training uses the single product, because the gradient of a weight shared by B products would need B copies of it.
@@ -49,7 +49,7 @@ class SampleLinear(nn.Linear):
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, form: LinearForm = "auto") -> Tensor:
     """Multiplies [B, M, in] by the transpose of a weight [out, in], as SampleLinear says."""
     if form == "auto":
-        form = form_of_auto(x.device.type, x.dtype)
+        form = form_of_auto(x.device.type, dtype_of_product(x))
     if form == "folded":
         return functional.linear(x, weight, bias)
     if form == "invariant":
@@ -65,6 +65,13 @@ def form_of_auto(device_type: str, dtype: torch.dtype) -> LinearForm:
     if dtype in _HALF:
         return "folded"
     return "per-sample" if dtype == torch.float32 and _rounds_to_tf32() else "invariant"
+
+
+def dtype_of_product(x: Tensor) -> torch.dtype:
+    """Returns the dtype in which torch multiplies x, which is autocast's if that is on."""
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
 
 
 @torch.compiler.assume_constant_result
