@@ -27,8 +27,8 @@ class SampleLinear(nn.Linear):
       have other last bits.
     - "folded" computes the product of nn.Linear.
     - "auto" is "per-sample" on a CPU. On a GPU it is "invariant", and "folded" in half precision and under autocast,
-      where this changed no bits in any comparison (docs/performance.md). If torch may round the factors of float32 products to TF32, it
-      is "per-sample", because only torch's products do that.
+      where this changed no bits in any comparison (docs/performance.md). If torch may round the factors of float32
+      products to TF32, it is "per-sample", because only torch's products do that.
 
     Training uses the single product, because the gradient of a weight shared by B products would need B copies of it.
     """
