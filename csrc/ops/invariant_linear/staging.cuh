@@ -7,7 +7,7 @@
 
 namespace arr_coc {
 
-// Stores a number, or zero. It is there for the block after finish_copies and a barrier.
+// Stores a number, or zero. It is there for others after wait_for_groups_but and a barrier.
 template <class T, class A>
 __device__ __forceinline__ void copy_number(A* to, const T* from, bool valid) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
