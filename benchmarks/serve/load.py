@@ -76,7 +76,9 @@ class Counted:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path)
-    parser.add_argument("--one", help="the sizes of one request at a time. Default: those of --many")
+    parser.add_argument(
+        "--one", help="the sizes of the request that `one` sends again and again. Default: those of --many"
+    )
     parser.add_argument("--many", required=True, help="the sizes of each of many requests; batch=1 in most models")
     parser.add_argument("--max-batch", type=int, default=16)
     parser.add_argument("--connections", type=int, help="at saturation. Default: four batches")
@@ -209,7 +211,7 @@ def _served(plan: Plan, engine: str, sizes: str, max_batch: int, load: Callable[
         cpu = server.cpu_seconds()
         seen = load(port, request)
         cpu = server.cpu_seconds() - cpu
-        ran = _counted(port, asked) - before if before is not None else Counted({}, 0.0)
+        ran = _counted(port, asked) - before if before is not None else None
     if not seen.seconds:
         raise RuntimeError(f"no request was answered: {seen.failed}; see {log}")
     answers = len(seen.seconds)
@@ -221,8 +223,9 @@ def _served(plan: Plan, engine: str, sizes: str, max_batch: int, load: Callable[
         "failed": float(sum(seen.failed.values())),
         "elapsed": seen.elapsed,
     }
-    if before is not None:
-        figures["in the model"] = ran.seconds / seen.elapsed
+    if ran is None:
+        return figures
+    figures["in the model"] = ran.seconds / seen.elapsed
     return figures | {f"batches of {rows}": float(count) for rows, count in ran.batches.items() if count}
 
 

@@ -31,17 +31,12 @@ int clusters_at_a_time(int blocks, int threads, int bytes) {
   int device = 0;
   STD_CUDA_CHECK(cudaGetDevice(&device));
   if (device < kDevices && known[device][blocks] > 0) return known[device][blocks] - 1;
-  const auto attribute = [device](cudaDeviceAttr which) {
-    int value = 0;
-    STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
-    return value;
-  };
   int clusters = 0;
   // A library that was built for older GPUs alone runs on this one, too, from PTX in which the kernel is empty.
   cudaFuncAttributes built{};
   STD_CUDA_CHECK(cudaFuncGetAttributes(&built, kKernel));
-  if (built.ptxVersion >= 90 && attribute(cudaDevAttrClusterLaunch) &&
-      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= bytes) {
+  if (built.ptxVersion >= 90 && device_attribute(cudaDevAttrClusterLaunch) &&
+      device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= bytes) {
     STD_CUDA_CHECK(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     const ClusterLaunch launch(blocks, 1, threads, size_t(bytes), nullptr);
     STD_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &launch.config));

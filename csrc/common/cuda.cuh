@@ -51,6 +51,16 @@ class Scratch {
   Tensor bytes_;
 };
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// An attribute of the current device.
+inline int device_attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
+  return value;
+}
+
 // The blocks for `work` items, `per_block` each, with a cap for grid-stride loops (a grid's x is at most 2^31 - 1).
 inline unsigned grid_size(int64_t work, int64_t per_block, int64_t cap = 1 << 20) {
   return static_cast<unsigned>(std::max<int64_t>(1, std::min(cap, (work + per_block - 1) / per_block)));

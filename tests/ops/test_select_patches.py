@@ -1,4 +1,4 @@
-"""select_patches has the bits of the operators that it joins, and keeps what it promises beyond them."""
+"""select_patches returns the same bits as the operators that it replaces, and refuses what they do not know."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ __device__ __forceinline__ uint4 gated(const uint4& raw, accumulate_t<T> score) 
   return pack<T>(values);
 }
 
-// One warp multiplies the elements of a row. `to` may be `from`, so that loads must not be those of constants.
+// One warp multiplies a row by its score. `to` may be `from`, so it must not read through the cache of constants
+// (__ldg).
 template <class T, class Unit, int kFlight>
 __device__ __forceinline__ void gate_row_as(const char* from, char* to, int64_t bytes, accumulate_t<T> score) {
   map_row_as<Unit, kFlight>(

@@ -145,8 +145,6 @@ __global__ void __launch_bounds__(kThreads, sizeof(accumulate_t<T>) == 4 ? 2 : 1
   }
 }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 template <class T, int n, int m>
 void launch(const TextureStatistics<T>& call, cudaStream_t stream) {
   const auto [rgb, colours, edges, batch, height, width, patch_size] = call;

@@ -79,10 +79,7 @@ __global__ __launch_bounds__(kThreads, 1024 / kThreads) void select_and_place_ke
 }
 
 unsigned blocks_at_once(int blocks_per_multiprocessor) {
-  int device = 0, multiprocessors = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  return unsigned(multiprocessors * blocks_per_multiprocessor);
+  return unsigned(device_attribute(cudaDevAttrMultiProcessorCount) * blocks_per_multiprocessor);
 }
 
 // The number of blocks of `threads` per sample for placing rows: enough to fill the GPU, but each has work.

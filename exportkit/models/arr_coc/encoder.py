@@ -181,7 +181,7 @@ class PatchEmbed(nn.Module):
         """[B, 3, H, W] -> [B, N, D]."""
         weight, bias = self.proj.weight, self.proj.bias
         patches = cut_patches(image, self.patch_size).flatten(2).to(weight.dtype)
-        return product(patches, weight.flatten(1), bias, "folded" if self.training else self.form)
+        return product(patches, weight.flatten(1), bias, self.form, training=self.training)
 
 
 class Block(nn.Module):

@@ -30,7 +30,7 @@ class SampleLinear(nn.Linear):
       where this changed no bits in any comparison (docs/performance.md). If torch may round the factors of float32
       products to TF32, it is "per-sample", because only torch's products do that.
 
-    Training uses the single product, because the gradient of a weight shared by B products would need B copies of it.
+    Training folds.
     """
 
     def __init__(self, width: int, out: int, form: LinearForm = "auto") -> None:
@@ -39,15 +39,22 @@ class SampleLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, M, in] -> [B, M, out]."""
-        return product(x, self.weight, self.bias, "folded" if self.training else self.form)
+        return product(x, self.weight, self.bias, self.form, training=self.training)
 
     def product(self, x: Tensor) -> Tensor:
         """Computes [B, M, in] -> [B, M, out] without the bias."""
-        return product(x, self.weight, form="folded" if self.training else self.form)
+        return product(x, self.weight, form=self.form, training=self.training)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, form: LinearForm = "auto") -> Tensor:
-    """Multiplies [B, M, in] by the transpose of a weight [out, in], as SampleLinear says."""
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, form: LinearForm = "auto", *, training: bool = False
+) -> Tensor:
+    """Multiplies [B, M, in] by the transpose of a weight [out, in], as SampleLinear says.
+
+    Training folds, because the gradient of a weight that B products share would need B copies of it.
+    """
+    if training:
+        form = "folded"
     if form == "auto":
         form = form_of_auto(x.device.type, dtype_of_product(x))
     if form == "folded":
