@@ -8,25 +8,23 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import sympy
 import torch
 from torch._inductor import config, exc
-from torch._inductor.codegen.cpp import CppKernel
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError, ExportError, UsageError
 from exportkit.export.cases import eager_mode
+from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.model_sources import compiling_model_sources
 from exportkit.export.program_weights import ProgramWeights
 from exportkit.export.toolchain import compiling_for, last_lines, torch_minor, usable_compiler
-from exportkit.export.torch_internals import replaced
 from exportkit.export.trace import Progress, Traced
 from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
 from exportkit.package.consistency import AOTINDUCTOR_DIR
@@ -45,8 +43,6 @@ _FOR_EMBEDDED_WEIGHTS = (
     *("freezing", "always_keep_tensor_constants", "joint_graph_constant_folding"),
     "aot_inductor.use_runtime_constant_folding",
 )
-
-_LOOP_THREADS = 8  # with which Inductor decides how many loops are divided among threads
 
 
 @dataclass(frozen=True)
@@ -168,9 +164,7 @@ def _compile(
             # Inductor decides about TF32 for the kernels that it writes.
             contexts.enter_context(eager_mode(tf32=tf32))
             contexts.enter_context(_rare_collections())
-            contexts.enter_context(_quick_simplify())
-            contexts.enter_context(_divided_loops())
-            contexts.enter_context(_room_for_every_thread())
+            contexts.enter_context(changed_inductor())
             contexts.enter_context(compiling_model_sources())
             contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.
@@ -208,62 +202,6 @@ def _rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
-
-
-def _quick_simplify() -> AbstractContextManager[None]:
-    """Expands polynomials where Inductor calls SymPy's `simplify`.
-
-    Inductor simplifies the differences of indices to see their strides, hundreds of times. Nearly all are polynomials,
-    for which `expand` finds the same in a tenth of the time.
-    """
-
-    def quick(simplify: Callable[..., Any]) -> Callable[..., Any]:
-        def expand_or_simplify(expression: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(expression, sympy.Expr) and expression.is_polynomial():
-                return sympy.expand(expression)
-            return simplify(expression, *args, **kwargs)
-
-        return expand_or_simplify
-
-    return replaced(sympy, "simplify", quick)
-
-
-def _divided_loops() -> AbstractContextManager[None]:
-    """Lets the threads of a CPU share more loops than the one over the batch.
-
-    Inductor joins outer loops until the example's sizes occupy the threads of the machine that compiles. With two
-    threads and an example of two samples this is the loop over the batch, and a batch of one would run on one thread
-    on every machine. With one number for all machines, all write the same code.
-    """
-
-    def for_our_threads(decide: Callable[..., Any]) -> Callable[..., Any]:
-        def decided(kernel: CppKernel, deepest: Any, threads: int) -> Any:
-            return decide(kernel, deepest, threads if config.cpp.threads > 0 else _LOOP_THREADS)
-
-        return decided
-
-    return replaced(CppKernel, "decide_parallel_depth", for_our_threads)
-
-
-class _ThreadsAtRunTime(int):
-    """A number of threads that is written into code as the number there will be."""
-
-    def __str__(self) -> str:
-        return "at::get_num_threads()"
-
-
-def _room_for_every_thread() -> AbstractContextManager[None]:
-    """Lets attention with a function (flex_attention) have memory for each thread that runs it.
-
-    Inductor writes the number of threads of the machine that compiles. With more, a package would write beyond it.
-    """
-    from torch._inductor.codegen import cpp_flex_attention_template  # which imports itself unless Inductor is there
-
-    return replaced(
-        cpp_flex_attention_template,
-        "parallel_num_threads",
-        lambda count: lambda: _ThreadsAtRunTime(count()),
-    )
 
 
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -6,7 +6,9 @@ torch 2.11 to 2.13 have no option for any of these, so export replaces:
 - `cpu_vec_isa.valid_vec_isa_list` and, on torch 2.11, `cpp_builder._get_optimization_cflags`, so that the code is for
   the chosen instruction set and not for this machine's (`toolchain`).
 - `CppBuilder.build`, so that the two sources of a model are compiled at the same time, and once (`model_sources`).
-- `sympy.simplify`, which takes seconds where Inductor looks for strides (`aot_inductor`).
+- `sympy.simplify`, which takes seconds where Inductor looks for strides, `sizevars.join_dimensions`, which misses rows
+  that lie one after the other, `CppKernel.decide_parallel_depth`, so that every machine writes the same loops, and
+  `cpp_flex_attention_template.parallel_num_threads`, so that every thread has its memory (`inductor_changes`).
 - `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`), and that a
   decomposition does not branch on a size (`exportkit.onnx.branches`).
 - `ONNXRegistry.from_torchlib`, so that the table of translations to ONNX is made once (`exportkit.onnx.registry`).

@@ -1,14 +1,20 @@
-"""Which loops of the compiled code threads share, and their memory, do not depend on the machine that compiles."""
+"""What export changes in the code that Inductor writes: loops that threads share, their memory, and useless copies."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import sympy
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._inductor import sizevars
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.export.aot_inductor import compile_program
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.resolve import resolve
 from exportkit.export.toolchain import default_cpu_isa
 from exportkit.export.trace import Traced, silent, trace
@@ -53,6 +59,34 @@ def attention():
 """
 
 
+TOKENS = """\
+import torch
+from torch.nn import functional
+
+from exportkit.spec import ExportSpec
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.rand(1, 1, 8))
+        self.wide, self.narrow = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x):
+        patches = x.reshape(x.shape[0], x.shape[1] * x.shape[2], 8)
+        tokens = torch.cat([self.first.expand(x.shape[0], -1, -1), patches], 1)
+        return self.narrow(functional.gelu(self.wide(tokens)))
+
+
+def tokens():
+    return ExportSpec(
+        model=Tokens().eval(),
+        example_inputs=(torch.rand(2, 3, 5, 8),),
+        dynamic_shapes={"x": {0: "batch[1:64]", 1: "gh[2:60]", 2: "gw[2:60]"}},
+    )
+"""
+
+
 def _kernels(traced: Traced, folder: Path, threads: int) -> str:
     """Returns the kernels that a machine with so many threads compiles."""
     before = torch.get_num_threads()
@@ -89,3 +123,30 @@ def test_attention_has_memory_for_each_thread_that_runs_it(tmp_path: Path) -> No
     (tmp_path / "model.py").write_text(ATTENTION)
     traced = trace(resolve(f"{tmp_path}/model.py:attention"), TraceOptions(), CPU, silent)
     assert "int64_t num_thread = at::get_num_threads();" in _kernels(traced, tmp_path / "compiled", 2)
+
+
+def test_a_product_reads_its_input_where_it_is(tmp_path: Path) -> None:
+    """Inductor's own code copies what gelu wrote: an image's gh * gw + 1 tokens do not look like whole rows to it."""
+    (tmp_path / "model.py").write_text(TOKENS)
+    traced = trace(resolve(f"{tmp_path}/model.py:tokens"), TraceOptions(), CPU, silent)
+    kernels = _kernels(traced, tmp_path / "compiled", 2)
+    assert ".erf()" in kernels
+    assert "div_floor_integer" not in kernels, kernels
+
+
+SYMBOLS = sympy.symbols("row gh gw column", integer=True, nonnegative=True)
+TERMS = st.lists(st.tuples(st.integers(1, 5), st.sampled_from(SYMBOLS[1:])), min_size=1, max_size=3)
+
+
+@given(TERMS, st.integers(1, 3), st.integers(1, 4), st.integers(1, 2000), st.integers(-2, 2), st.data())
+def test_joined_indices_have_the_same_value(terms, constant, divisor, scale, off, data) -> None:
+    """`off` spoils the sum: then there is nothing to join."""
+    row, *_, column = SYMBOLS
+    size = sum((factor * symbol for factor, symbol in terms), sympy.Integer(constant))
+    whole = FloorDiv(row, divisor * size)
+    index = sympy.expand(scale * size * whole + scale * ModularIndexing(row, divisor, size) + off * whole + column)
+    with changed_inductor():
+        joined = sizevars.join_dimensions(index)
+    values = {symbol: data.draw(st.integers(0, 10_000 if symbol in (row, column) else 60)) for symbol in SYMBOLS}
+    assert joined.subs(values) == index.subs(values)
+    assert joined.has(ModularIndexing) == (off != 0)

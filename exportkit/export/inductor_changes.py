@@ -1,0 +1,108 @@
+"""Changes how Inductor writes code, while a program is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import sympy
+from torch._inductor import config, sizevars
+from torch._inductor.codegen.cpp import CppKernel
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from exportkit.export.torch_internals import replaced
+
+_LOOP_THREADS = 8  # with which Inductor decides how many loops are divided among threads
+
+
+@contextmanager
+def changed_inductor() -> Iterator[None]:
+    """Makes all changes while the block runs.
+
+    Raises:
+        ExportError: This torch does not define what is to be changed.
+    """
+    with ExitStack() as changes:
+        for change in (_quick_simplify, _whole_rows, _divided_loops, _room_for_every_thread):
+            changes.enter_context(change())
+        yield
+
+
+def _quick_simplify() -> AbstractContextManager[None]:
+    """Expands polynomials where Inductor calls SymPy's `simplify`.
+
+    Inductor simplifies the differences of indices to see their strides, hundreds of times. Nearly all are polynomials,
+    for which `expand` finds the same in a tenth of the time.
+    """
+
+    def quick(simplify: Callable[..., Any]) -> Callable[..., Any]:
+        def expand_or_simplify(expression: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(expression, sympy.Expr) and expression.is_polynomial():
+                return sympy.expand(expression)
+            return simplify(expression, *args, **kwargs)
+
+        return expand_or_simplify
+
+    return replaced(sympy, "simplify", quick)
+
+
+def _whole_rows() -> AbstractContextManager[None]:
+    """Lets Inductor see that `n * (i // n) + i % n` is `i` where n is a sum, such as an image's gh * gw + 1 tokens.
+
+    It looks for one term `n * (i // n)`. But it multiplies products out, so that there is one for each term of n. It
+    then takes rows that lie one after the other for rows with gaps, and copies the input of a matrix product.
+    """
+
+    def with_sums(join: Callable[[sympy.Expr], sympy.Expr]) -> Callable[[sympy.Expr], sympy.Expr]:
+        def joined(index: sympy.Expr) -> sympy.Expr:
+            index = join(index)
+            for rest in index.atoms(ModularIndexing):
+                base, divisor, size = rest.args
+                quotient, scale = FloorDiv(base, divisor * size), index.coeff(rest)
+                if size.is_Add and scale != 0 and sympy.expand(index.coeff(quotient) - scale * size) == 0:
+                    others = sympy.expand(index - scale * (rest + size * quotient))
+                    return joined(others + scale * FloorDiv(base, divisor))
+            return index
+
+        return joined
+
+    return replaced(sizevars, "join_dimensions", with_sums)
+
+
+def _divided_loops() -> AbstractContextManager[None]:
+    """Lets the threads of a CPU share more loops than the one over the batch.
+
+    Inductor joins outer loops until the example's sizes occupy the threads of the machine that compiles. With two
+    threads and an example of two samples this is the loop over the batch, and a batch of one would run on one thread
+    on every machine. With one number for all machines, all write the same code.
+    """
+
+    def for_our_threads(decide: Callable[..., Any]) -> Callable[..., Any]:
+        def decided(kernel: CppKernel, deepest: Any, threads: int) -> Any:
+            return decide(kernel, deepest, threads if config.cpp.threads > 0 else _LOOP_THREADS)
+
+        return decided
+
+    return replaced(CppKernel, "decide_parallel_depth", for_our_threads)
+
+
+class _ThreadsAtRunTime(int):
+    """A number of threads that is written into code as the number there will be."""
+
+    def __str__(self) -> str:
+        return "at::get_num_threads()"
+
+
+def _room_for_every_thread() -> AbstractContextManager[None]:
+    """Lets attention with a function (flex_attention) have memory for each thread that runs it.
+
+    Inductor writes the number of threads of the machine that compiles. With more, a package would write beyond it.
+    """
+    from torch._inductor.codegen import cpp_flex_attention_template  # which imports itself unless Inductor is there
+
+    return replaced(
+        cpp_flex_attention_template,
+        "parallel_num_threads",
+        lambda count: lambda: _ThreadsAtRunTime(count()),
+    )
