@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--server-cores", type=int, help="default: half of them")
     parser.add_argument("--model-cores", type=int, help="default: the server's")
     parser.add_argument("--clients", type=int, default=1, help="processes that send at saturation")
-    parser.add_argument("--cuda-graphs", action="store_true", help="exportkit serves with CUDA graphs")
+    parser.add_argument("--cuda-graphs", action="store_true", help="for exportkit, and for direct calls")
     parser.add_argument("--engines", nargs="+", default=["echo", "exportkit", *PEERS])
     parser.add_argument("--peers-python", type=Path)
     parser.add_argument("-o", "--output", type=Path)
@@ -160,6 +160,7 @@ def _direct(plan: Plan, sizes: str, most_rows: int) -> dict[int, float]:
     """Returns seconds of a call by rows, without an engine."""
     command = [sys.executable, "-m", "benchmarks.serve.peers.called", str(plan.package), "--sizes", sizes]
     command += ["--max-batch", str(most_rows), "--device", plan.device, "--seconds", str(plan.direct_seconds)]
+    command += ["--cuda-graphs"] if plan.cuda_graphs else []
     ran = subprocess.run(
         command,
         cwd=ROOT,

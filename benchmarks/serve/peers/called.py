@@ -39,6 +39,7 @@ class Options:
     device: str
     max_batch: int
     seconds: float
+    cuda_graphs: bool
 
     @staticmethod
     def parse(description: str | None) -> Options:
@@ -50,6 +51,7 @@ class Options:
         parser.add_argument("--device", default="cpu")
         parser.add_argument("--max-batch", type=int, default=1)
         parser.add_argument("--seconds", type=float, default=2.0, help="for each number of rows, without an engine")
+        parser.add_argument("--cuda-graphs", action="store_true")
         return Options(**vars(parser.parse_args()))
 
 
@@ -65,7 +67,7 @@ class Called:
         """Loads the package."""
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         self.request: Workload = workload(options.package, options.sizes)
-        self.model: Model = exportkit.load(options.package, device=options.device)
+        self.model: Model = exportkit.load(options.package, device=options.device, cuda_graphs=options.cuda_graphs)
         self._arguments = arguments_of(self.model.manifest.call)
 
     def inputs(self, body: bytes) -> list[torch.Tensor]:
