@@ -5,6 +5,7 @@
 #include <set>
 
 #include "package/fork_gate.h"
+#include "runtime/batches.h"
 #include "runtime/handles.h"
 #include "runtime/session.h"
 
@@ -59,6 +60,16 @@ void close(int64_t handle) {
   handles<const Session>().remove(handle);
 }
 
+std::vector<at::Tensor> join_requests(const std::vector<at::Tensor>& tensors, int64_t requests, c10::Device device) {
+  const Work work;
+  return join(tensors, requests, device);
+}
+
+std::vector<at::Tensor> fetch_outputs(const std::vector<at::Tensor>& tensors) {
+  const Work work;
+  return fetch(tensors);
+}
+
 // Every namespace with an operator.
 std::vector<std::string> namespaces() {
   std::set<std::string> found;
@@ -80,6 +91,8 @@ TORCH_LIBRARY(exportkit, m) {
   m.def("graph_report(int handle) -> str", graph_report);
   m.def("why_no_graphs() -> str", why_no_graphs);
   m.def("close(int handle) -> ()", close);
+  m.def("join(Tensor[] tensors, int requests, Device device) -> Tensor[]", join_requests);
+  m.def("fetch(Tensor[] tensors) -> Tensor[]", fetch_outputs);
   m.def("namespaces() -> str[]", namespaces);
 }
 

@@ -100,12 +100,10 @@ class Runner:
         wanted = sorted({place for request in requests for place in request.outputs})
         started = time.perf_counter()
         with self._transfer.on_stream():
-            try:
-                inputs = self._transfer.join([request.inputs for request in requests])
-                joined = time.perf_counter()
-                outputs = self._copy.call(inputs)
-            finally:  # also after a failure: the next batch writes to the memory that a copy may still read
-                self._transfer.finish()
+            inputs = self._transfer.join([request.inputs for request in requests])
+            joined = time.perf_counter()
+            outputs = self._copy.call(inputs)
+            self._transfer.finish()
             ran = time.perf_counter()
             answers = dict(zip(wanted, self._transfer.back([outputs[place] for place in wanted])))
         sizes = [request.inputs[0].shape[0] for request in requests] if len(requests) > 1 else None

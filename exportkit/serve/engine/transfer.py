@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+
+from exportkit.runtime.native import use_native
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}  # for older torch's `cat`
 
@@ -44,11 +45,7 @@ class HostTransfer:
         """Returns the model's inputs."""
         if len(requests) == 1:
             return list(requests[0])
-        joined = []
-        for parts in zip(*requests):
-            dtype, shape = _kind(parts)
-            joined.append(_joined(parts, torch.empty(shape, dtype=dtype, device=parts[0].device)))
-        return joined
+        return [_concatenated(parts) for parts in zip(*requests)]
 
     def finish(self) -> None:
         """Does nothing: the call returns when the model has run."""
@@ -59,25 +56,28 @@ class HostTransfer:
 
 
 class CudaTransfer:
-    """The model is on a GPU. Copies go through pinned memory on a stream of this runner."""
+    """The model is on a GPU. Copies go on a stream of this runner.
+
+    The C++ runtime copies all tensors in one call, through pinned memory: at each operation of torch, this thread would
+    wait for the interpreter's lock, up to 0.1 ms while the event loop works.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        """Makes the stream. The pinned memory grows with the batches."""
+        """Makes the stream."""
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._pinned: dict[int, torch.Tensor] = {}  # by the input's place
+        self._native = use_native()
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """Returns a context in which the stream is the current one."""
         return torch.cuda.stream(self._stream)
 
     def join(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """Returns the model's inputs. The copy may still run."""
-        joined = []
-        for place, parts in enumerate(zip(*requests)):
-            dtype, shape = _kind(parts)
-            pinned = self._pinned_bytes(place, math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-            joined.append(_joined(parts, pinned).to(self._device, non_blocking=True))
+        """Returns the model's inputs. The copies may still run."""
+        if not self._native:
+            return [tensor.to(self._device) for tensor in HostTransfer().join(requests)]
+        tensors = [tensor for request in requests for tensor in request]
+        joined: list[torch.Tensor] = torch.ops.exportkit.join.default(tensors, len(requests), self._device)
         return joined
 
     def finish(self) -> None:
@@ -85,31 +85,15 @@ class CudaTransfer:
         self._stream.synchronize()
 
     def back(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the outputs in pinned memory, which torch keeps for later answers."""
-        answers = [torch.empty(output.shape, dtype=output.dtype, pin_memory=True) for output in outputs]
-        for answer, output in zip(answers, outputs):
-            answer.copy_(output, non_blocking=True)
-        self._stream.synchronize()
-        return answers
-
-    def _pinned_bytes(self, place: int, size: int) -> torch.Tensor:
-        """Returns pinned memory for an input. Each batch ends before the next writes here."""
-        if place not in self._pinned or self._pinned[place].numel() < size:
-            self._pinned[place] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        return self._pinned[place][:size]
+        """Returns the outputs, in pinned memory, which torch keeps for later answers."""
+        if not self._native:
+            return [output.cpu().contiguous() for output in outputs]
+        fetched: list[torch.Tensor] = torch.ops.exportkit.fetch.default(list(outputs))
+        return fetched
 
 
-def _joined(parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-    """Writes contiguous tensors into `out`, one after the other along axis 0, and returns it. One may be a scalar."""
-    if len(parts) == 1:
-        return out.copy_(parts[0])
-    if (signed := _SIGNED.get(out.dtype)) is not None:
-        torch.cat([part.view(signed) for part in parts], out=out.view(signed))
-        return out
-    return torch.cat(list(parts), out=out)
-
-
-def _kind(parts: Sequence[torch.Tensor]) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Returns the dtype and the shape of tensors that are put together along axis 0."""
-    shape = tuple(parts[0].shape)
-    return parts[0].dtype, shape if len(parts) == 1 else (sum(part.shape[0] for part in parts), *shape[1:])
+def _concatenated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    dtype = parts[0].dtype
+    if (signed := _SIGNED.get(dtype)) is None:
+        return torch.cat(list(parts))
+    return torch.cat([part.view(signed) for part in parts]).view(dtype)

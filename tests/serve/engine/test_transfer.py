@@ -1,4 +1,4 @@
-"""Inputs of several requests are put together to the byte, on the CPU and through pinned memory on CUDA."""
+"""Inputs of several requests are put together to the byte, on the CPU and on CUDA, with and without the C++ runtime."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import exportkit
+from exportkit.runtime.native import use_native
 from exportkit.serve.engine.transfer import HostTransfer, transfer_to
 from exportkit.serve.protocol.datatypes import DATATYPES
 from tests.artifacts import artifact
@@ -26,10 +27,12 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("dtype", DATATYPES)
-def test_rows_of_every_dtype_are_put_together(device, dtype):
+@pytest.mark.parametrize("runtime", ["auto", "python"])
+def test_rows_of_every_dtype_are_put_together(device, dtype, runtime, monkeypatch):
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", runtime)
     transfer = transfer_to(device)
     with transfer.on_stream():
-        for sizes in ((2, 1, 3), (1, 1), (40,), (0, 2)):  # the pinned memory grows, and is used again
+        for sizes in ((2, 1, 3), (1, 1), (40,), (0, 2)):
             parts = [[drawn(dtype, size, 3, 2), drawn(dtype, size)] for size in sizes]
             joined = transfer.join(parts)
             assert all(tensor.device.type == device.type for tensor in joined)
@@ -39,7 +42,9 @@ def test_rows_of_every_dtype_are_put_together(device, dtype):
             assert [tuple(tensor.shape) for tensor in back] == [(sum(sizes), 3, 2), (sum(sizes),)]
 
 
-def test_scalars_and_empty_tensors_go_and_come(device):
+@pytest.mark.parametrize("runtime", ["auto", "python"])
+def test_scalars_and_empty_tensors_go_and_come(device, runtime, monkeypatch):
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", runtime)
     transfer = transfer_to(device)
     with transfer.on_stream():
         inputs = [torch.tensor(3.5), torch.zeros(2, 0), torch.zeros(0, dtype=torch.int64)]
@@ -52,6 +57,36 @@ def test_a_request_that_runs_alone_is_not_copied():
     assert HostTransfer().back(inputs)[0] is inputs[0]
     turned = torch.rand(3, 2).t()
     assert HostTransfer().back([turned])[0].is_contiguous()
+
+
+@pytest.fixture
+def native():
+    if not use_native():
+        pytest.skip("the C++ runtime is not built for this torch")
+    return torch.ops.exportkit
+
+
+@pytest.mark.parametrize("dtype", DATATYPES)
+def test_the_cpp_runtime_puts_requests_together(native, dtype):
+    for sizes in ((2, 1, 3), (1,), (0, 2), (0,)):
+        parts = [[drawn(dtype, size, 3, 2), drawn(dtype, size)] for size in sizes]
+        joined = native.join([tensor for part in parts for tensor in part], len(sizes), torch.device("cpu"))
+        expected = HostTransfer().join(parts)
+        assert all(map(same, joined, expected))
+        assert all(map(same, native.fetch(joined), expected))
+
+
+def test_the_cpp_runtime_refuses_what_does_not_fit_together(native):
+    one, cpu = torch.zeros(2, 3), torch.device("cpu")
+    for other in (torch.zeros(2, 4), torch.zeros(2), torch.zeros(2, 3, dtype=torch.int32), torch.zeros(3, 2).t()):
+        with pytest.raises(RuntimeError, match=r"fit together|not contiguous"):
+            native.join([one, other], 2, cpu)
+    for given, requests in (([one], 0), ([one], -1), ([one, one, one], 2), ([torch.tensor(1.0)] * 2, 2)):
+        with pytest.raises(RuntimeError, match=r"of -?\d requests|fit together"):
+            native.join(given, requests, cpu)
+    turned = torch.rand(3, 2).t()
+    assert native.fetch([turned])[0].is_contiguous()
+    assert torch.equal(native.fetch([turned])[0], turned)
 
 
 @pytest.mark.parametrize(("asked", "runners"), [(None, 1), (2, 2)])
