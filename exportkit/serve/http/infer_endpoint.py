@@ -20,8 +20,8 @@ from exportkit.serve.http.exchange import JSON, headers_of
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.datatypes import item_size
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest
-from exportkit.serve.protocol.parameters import OutputForms
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor
+from exportkit.serve.protocol.parameters import OutputForm, OutputForms
 from exportkit.serve.protocol.request_body import ParsedBody, parse_body
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError, NotReadyError
@@ -33,7 +33,8 @@ _JSON_BYTES = 64 << 10  # of names, shapes and parameters
 _ELEMENT_TEXT = 26  # bytes of JSON for an element, at most: `-2.2250738585072014e-308, `
 _SENT_AT_ONCE = 1 << 20  # bytes that a transport may have to copy if the client takes them slowly
 _SMALL = 64 << 10  # bytes up to which parts of an answer are put together, which costs less than sending each
-_LONG = 1 << 20  # bytes from which work is done in a thread, because other requests would wait for it
+_LONG = 1 << 20  # bytes of JSON from which work is done in a thread, because other requests would wait for it
+_COPIED = 8  # bytes of shared memory that are copied while a byte of JSON is read or written, at least
 _BINARY = (b"content-type", b"application/octet-stream")
 
 
@@ -61,9 +62,9 @@ class InferEndpoint:
         record.model, record.version = model.name, model.version
         forms, answer = await self._infer(headers, BodySource.of(scope, receive), model)
         record.timing = answer.timing
-        text_bytes = sum(output.data.nbytes for output in answer.outputs if not forms.of(output.name).binary)
         write = partial(encode_answer, answer, forms, self._options.shared_memory)
-        json_length, parts = await self._maybe_in_thread(text_bytes, write)
+        work = sum(_work_of(output, forms.of(output.name)) for output in answer.outputs)
+        json_length, parts = await _maybe_in_thread(work, write)
         del answer, write
         coding = None if scope["http_version"] == "1.0" else coding_of_answer(headers.get("accept-encoding"))
         kind = [JSON] if json_length is None else [_BINARY, _json_length(json_length)]
@@ -104,13 +105,29 @@ class InferEndpoint:
             max_bytes=model.max_body,
             shared_memory=self._options.shared_memory,
         )
-        return await self._maybe_in_thread(len(body) if head.json_length is None else head.json_length, parse)
+        text = body if head.json_length is None else body[: head.json_length]
+        return await _maybe_in_thread(len(text) + self._most_copied(text) // _COPIED, parse)
 
-    async def _maybe_in_thread(self, text_bytes: int, work: Callable[[], T]) -> T:
-        """Reads or writes JSON, in another thread if there is much. Shared memory is for the loop's thread only."""
-        if text_bytes < _LONG or self._options.shared_memory is not None:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(None, work)
+    def _most_copied(self, text: memoryview) -> int:
+        """Returns the bytes that a request may read of shared memory. Its JSON is not read yet."""
+        memory = self._options.shared_memory
+        if memory is None or len(text) >= _LONG or b"shared_memory_region" not in bytes(text):
+            return 0
+        return memory.largest
+
+
+def _work_of(output: OutputTensor, form: OutputForm) -> int:
+    """Returns the work of writing an output, in bytes of JSON."""
+    if form.region is not None:
+        return output.data.nbytes // _COPIED
+    return 0 if form.binary else output.data.nbytes
+
+
+async def _maybe_in_thread(work: int, do: Callable[[], T]) -> T:
+    """Reads a request or writes an answer, in another thread if that is much work, in bytes of JSON."""
+    if work < _LONG:
+        return do()
+    return await asyncio.get_running_loop().run_in_executor(None, do)
 
 
 def _limit(head: BodyHead, model: ServedModel) -> int:

@@ -8,7 +8,7 @@ import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -49,7 +49,7 @@ class SharedMemory:
     def __init__(self) -> None:
         """Nothing is registered."""
         self._regions: dict[str, _Region] = {}
-        self._lock = threading.Lock()  # a descriptor that is closed while it is read could become another file's
+        self._lock = threading.Lock()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Registers `byte_size` bytes from `offset` of the file `key` under /dev/shm.
@@ -110,6 +110,12 @@ class SharedMemory:
             for each, region in regions.items()
         ]
 
+    @property
+    def largest(self) -> int:
+        """The bytes of the largest region."""
+        with self._lock:
+            return max((region.byte_size for region in self._regions.values()), default=0)
+
     def read(self, where: RegionSlice) -> memoryview:
         """Returns a copy of a slice, which starts at a multiple of 64 bytes.
 
@@ -159,7 +165,10 @@ class SharedMemory:
 
     @contextmanager
     def _held(self, where: RegionSlice) -> Iterator[tuple[_Region, int]]:
-        """Gives the region of a slice, and where the slice starts in its file. The region stays open meanwhile."""
+        """Gives the region of a slice, and where the slice starts in its file.
+
+        It has a descriptor of its own. That of the registration may be closed meanwhile, and become another file's.
+        """
         with self._lock:
             region = self._regions.get(where.region)
             if region is None:
@@ -169,11 +178,23 @@ class SharedMemory:
                     f"{where.size} bytes from {where.offset} leave the region {shown(where.region)}, "
                     f"which has {region.byte_size} bytes"
                 )
-            try:
-                yield region, region.offset + where.offset
-            except OSError as error:
-                said = os.strerror(error.errno or 0)
-                raise BadRequestError(f"the region {shown(where.region)} cannot be used: {said}") from None
+            with _said_of(where.region):
+                descriptor = os.dup(region.descriptor)
+        try:
+            with _said_of(where.region):
+                yield replace(region, descriptor=descriptor), region.offset + where.offset
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _said_of(region: str) -> Iterator[None]:
+    """Turns the system's refusals into the client's."""
+    try:
+        yield
+    except OSError as error:
+        said = os.strerror(error.errno or 0)
+        raise BadRequestError(f"the region {shown(region)} cannot be used: {said}") from None
 
 
 def offered(shared_memory: SharedMemory | None) -> SharedMemory:

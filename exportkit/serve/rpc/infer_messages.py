@@ -29,6 +29,7 @@ _MOST_INPUTS = 1024
 _MOST_FIELDS_OF_AN_INPUT = 256
 _MOST_BYTES = 256 << 10  # of names, datatypes, shapes and parameters
 _LONG = 1 << 20  # bytes of `contents` from which reading them would keep other requests waiting
+_COPIED = 8  # bytes of shared memory that are copied while a byte of `contents` is read, at least
 
 # The field of InferTensorContents of each datatype. There is none for 16-bit floats.
 _TYPED: Mapping[str, str] = {
@@ -72,8 +73,7 @@ class ReceivedRequest:
         self.version: str = self._message.model_version
         self.size = sum(source.size for source in self._sources)
         self.regions = _regions(self._message.outputs)
-        typed = sum(len(source.typed) for source in self._sources)
-        self.long = typed > _LONG and not any(source.region for source in self._sources)
+        self.long = sum(source.work for source in self._sources) > _LONG
 
     def request(self, seconds_left: float | None, shared_memory: SharedMemory | None) -> InferRequest:
         """Returns the request, whose inputs do not need the message any more.
@@ -151,6 +151,11 @@ class _Source:
         if self.raw is not None:
             return self.raw.nbytes
         return input_bytes(self.message.name, self.message.datatype, self.message.shape)
+
+    @property
+    def work(self) -> int:
+        """The work of reading the elements, in bytes of `contents`."""
+        return len(self.typed) if self.region is None else self.region.size // _COPIED
 
     def tensor(self, shared_memory: SharedMemory | None) -> InputTensor:
         """Returns the checked input."""

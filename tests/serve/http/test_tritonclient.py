@@ -16,6 +16,7 @@ from tritonclient.http.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as regions
 
+from tests.serve.http.off_the_loop import off_the_loop
 from tests.serve.page.in_thread import Site
 
 X = np.array([1.5, -2.0, 3.25], np.float32)
@@ -233,3 +234,28 @@ def test_shared_memory(sharing_site: Site) -> None:
             assert client.get_system_shared_memory_status() == []
     finally:
         regions.destroy_shared_memory_region(handle)
+
+
+@pytest.mark.parametrize(("size", "elsewhere"), [(1 << 20, False), (12 << 20, True)])
+def test_large_tensors_in_shared_memory_keep_no_other_request_waiting(
+    sharing_site: Site, size: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read and written in another thread than the event loop's."""
+    seen = off_the_loop(monkeypatch, "read", "write")
+    key = f"/exportkit-{sharing_site.port}"
+    sent = np.arange(size // 4, dtype=np.float32)
+    handle = regions.create_shared_memory_region("ours", key, 2 * size)
+    try:
+        regions.set_shared_memory_region(handle, [sent])
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{sharing_site.port}") as client:
+            client.register_system_shared_memory("ours", key, 2 * size)
+            given = tritonclient.http.InferInput("x", [size // 4], "FP32")
+            given.set_shared_memory("ours", size)
+            wanted = tritonclient.http.InferRequestedOutput("x")
+            wanted.set_shared_memory("ours", size, size)
+            client.infer("echo", [given], outputs=[wanted])
+            assert (regions.get_contents_as_numpy(handle, np.float32, [size // 4], offset=size) == sent).all()
+            client.unregister_system_shared_memory("ours")
+    finally:
+        regions.destroy_shared_memory_region(handle)
+    assert seen == {"read": elsewhere, "write": elsewhere}

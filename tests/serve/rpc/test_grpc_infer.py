@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from exportkit.serve.protocol.shared_memory import SharedMemory
+from tests.serve.http.off_the_loop import off_the_loop
 from tests.serve.rpc.hostile_messages import SEEDS, make, message, raw, survives, typed
 from tests.serve.rpc.serving_echo import Served, served
 
@@ -312,3 +313,17 @@ def test_tensors_in_shared_memory(loop: Any, region: Path):
             client.infer("echo", [plain, shared])
         with pytest.raises(InferenceServerException, match="INVALID_ARGUMENT"):
             client.register_system_shared_memory("other", "/../etc/passwd", 1)
+
+
+@pytest.mark.parametrize(("size", "elsewhere"), [(1 << 20, False), (12 << 20, True)])
+def test_large_tensors_in_shared_memory_keep_no_other_request_waiting(
+    loop: Any, region: Path, size: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+):
+    region.write_bytes(bytes(size))
+    seen = off_the_loop(monkeypatch, "read")
+    with served(loop, shared_memory=SharedMemory()) as echo, triton.InferenceServerClient(echo.address) as client:
+        client.register_system_shared_memory("mine", f"/{region.name}", size)
+        shared = triton.InferInput("shared", [size], "INT8")
+        shared.set_shared_memory("mine", size)
+        client.infer("echo", [shared])
+    assert seen == {"read": elsewhere}
