@@ -47,6 +47,7 @@ def run(*arguments: object, json_output: bool = True, **environment: str) -> Ans
         timeout=3000,
     )
     assert done.returncode >= 0, f"it died of signal {-done.returncode}\n{done.stderr}"
+    assert done.stdout or not json_output, f"it said nothing, exit status {done.returncode}\n{done.stderr}"
     return Answer(done.returncode, json.loads(done.stdout) if json_output else {"text": done.stdout}, done.stderr)
 
 
