@@ -87,6 +87,8 @@ class _Application:
             _log.exception("request %s: %s %s failed", exchange.record.id, scope["method"], scope["path"][:_SHOWN])
             text = f"the server failed ({type(error).__name__})"
             refusal = ServeError(text, hint="Its log says why, by the x-request-id.")
+        finally:
+            exchange.end()
         await exchange.refuse(refusal, headers)
 
 

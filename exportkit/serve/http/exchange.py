@@ -98,6 +98,11 @@ class Exchange:
         except OSError as error:  # uvicorn ignores what it cannot send; other servers say so
             raise CancelledError("the client went away before it had its answer") from error
 
+    def end(self) -> None:
+        """No more of the body is read by `fill`, which would keep all that belongs to the request in a circle."""
+        self._fill = None
+        self._scope.pop("extensions", None)
+
     async def refuse(self, error: ServeError, headers: Mapping[str, str] | None = None) -> None:
         """Answers with an error. An answer that has begun already is left incomplete, and the server disconnects."""
         began = self.record.status != 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,8 +15,12 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.body_source import FILL
+from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.operations.connections import ConnectionLimits
+from exportkit.serve.request_record import RequestRecord
+from tests.serve.http.conftest import repository
 from tests.serve.operations.certificates import make_certificates
 from tests.serve.operations.limited_server import Connect, serving_app
 
@@ -213,3 +218,27 @@ def test_over_tls(loop: Any, tmp_path: Path) -> None:
             assert sum(app.parts) == 1 << 20
 
     run(scenario, loop)
+
+
+def test_a_request_leaves_nothing_that_python_must_look_for() -> None:
+    """Circles would keep each request until Python looks for them, which takes time from others."""
+    app = make_app(repository(), HttpOptions())
+    json = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}'
+
+    async def scenario() -> None:
+        async with serving_app(app, LIMITS) as connect:
+            reader, writer = await connect()
+            for body, status in [(json, b"200"), (json[:-1] + b"x", b"400")] * 5:
+                writer.write(request(body, b"/v2/models/echo/infer"))
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.split()[1] == status, head
+                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+            left = [each for each in gc.get_objects() if type(each) is RequestRecord]
+            assert len(left) <= 1  # the connection knows its last request
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
