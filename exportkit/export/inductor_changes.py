@@ -57,7 +57,7 @@ def _whole_rows() -> AbstractContextManager[None]:
     def with_sums(join: Callable[[sympy.Expr], sympy.Expr]) -> Callable[[sympy.Expr], sympy.Expr]:
         def joined(index: sympy.Expr) -> sympy.Expr:
             index = join(index)
-            for rest in index.atoms(ModularIndexing):
+            for rest in sorted(index.atoms(ModularIndexing), key=sympy.default_sort_key):
                 base, divisor, size = rest.args
                 quotient, scale = FloorDiv(base, divisor * size), index.coeff(rest)
                 if size.is_Add and scale != 0 and sympy.expand(index.coeff(quotient) - scale * size) == 0:
