@@ -23,6 +23,7 @@ from exportkit.serve.protocol.datatypes import item_size
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
 from exportkit.serve.protocol.request_body import ParsedBody, parse_body
+from exportkit.serve.protocol.work import LONG, work_of_copying
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError, NotReadyError
 
@@ -33,8 +34,6 @@ _JSON_BYTES = 64 << 10  # of names, shapes and parameters
 _ELEMENT_TEXT = 26  # bytes of JSON for an element, at most: `-2.2250738585072014e-308, `
 _SENT_AT_ONCE = 1 << 20  # bytes that a transport may have to copy if the client takes them slowly
 _SMALL = 64 << 10  # bytes up to which parts of an answer are put together, which costs less than sending each
-_LONG = 1 << 20  # bytes of JSON from which work is done in a thread, because other requests would wait for it
-_COPIED = 8  # bytes of shared memory that are copied while a byte of JSON is read or written, at least
 _BINARY = (b"content-type", b"application/octet-stream")
 
 
@@ -106,26 +105,26 @@ class InferEndpoint:
             shared_memory=self._options.shared_memory,
         )
         text = body if head.json_length is None else body[: head.json_length]
-        return await _maybe_in_thread(len(text) + self._most_copied(text) // _COPIED, parse)
+        return await _maybe_in_thread(len(text) + work_of_copying(self._most_copied(text)), parse)
 
     def _most_copied(self, text: memoryview) -> int:
         """Returns the bytes that a request may read of shared memory. Its JSON is not read yet."""
         memory = self._options.shared_memory
-        if memory is None or len(text) >= _LONG or b"shared_memory_region" not in bytes(text):
+        if memory is None or len(text) >= LONG or b"shared_memory_region" not in bytes(text):
             return 0
         return memory.largest
 
 
 def _work_of(output: OutputTensor, form: OutputForm) -> int:
-    """Returns the work of writing an output, in bytes of JSON."""
+    """Returns the work of writing an output, in the unit of LONG."""
     if form.region is not None:
-        return output.data.nbytes // _COPIED
+        return work_of_copying(output.data.nbytes)
     return 0 if form.binary else output.data.nbytes
 
 
 async def _maybe_in_thread(work: int, do: Callable[[], T]) -> T:
-    """Reads a request or writes an answer, in another thread if that is much work, in bytes of JSON."""
-    if work < _LONG:
+    """Reads a request or writes an answer, in another thread if that is much work."""
+    if work < LONG:
         return do()
     return await asyncio.get_running_loop().run_in_executor(None, do)
 

@@ -10,6 +10,7 @@ from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputT
 from exportkit.serve.protocol.parameters import OutputForm, RegionSlice, checked_request, output_form, region_slice
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.protocol.tensor_checks import checked_input, input_bytes, input_of_values
+from exportkit.serve.protocol.work import LONG, work_of_copying
 from exportkit.serve.rpc.message_classes import message_class, read_message
 from exportkit.serve.rpc.wire import join, split
 from exportkit.serve.statuses import BadRequestError, NotOfferedError
@@ -28,8 +29,6 @@ _MOST_FIELDS = 4096
 _MOST_INPUTS = 1024
 _MOST_FIELDS_OF_AN_INPUT = 256
 _MOST_BYTES = 256 << 10  # of names, datatypes, shapes and parameters
-_LONG = 1 << 20  # bytes of `contents` from which reading them would keep other requests waiting
-_COPIED = 8  # bytes of shared memory that are copied while a byte of `contents` is read, at least
 
 # The field of InferTensorContents of each datatype. There is none for 16-bit floats.
 _TYPED: Mapping[str, str] = {
@@ -73,7 +72,7 @@ class ReceivedRequest:
         self.version: str = self._message.model_version
         self.size = sum(source.size for source in self._sources)
         self.regions = _regions(self._message.outputs)
-        self.long = sum(source.work for source in self._sources) > _LONG
+        self.long = sum(source.work for source in self._sources) > LONG
 
     def request(self, seconds_left: float | None, shared_memory: SharedMemory | None) -> InferRequest:
         """Returns the request, whose inputs do not need the message any more.
@@ -154,8 +153,8 @@ class _Source:
 
     @property
     def work(self) -> int:
-        """The work of reading the elements, in bytes of `contents`."""
-        return len(self.typed) if self.region is None else self.region.size // _COPIED
+        """The work of reading the elements, in the unit of LONG."""
+        return len(self.typed) if self.region is None else work_of_copying(self.region.size)
 
     def tensor(self, shared_memory: SharedMemory | None) -> InputTensor:
         """Returns the checked input."""
