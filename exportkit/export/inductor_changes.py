@@ -99,7 +99,8 @@ def _room_for_every_thread() -> AbstractContextManager[None]:
 
     Inductor writes the number of threads of the machine that compiles. With more, a package would write beyond it.
     """
-    from torch._inductor.codegen import cpp_flex_attention_template  # which imports itself unless Inductor is there
+    import torch._inductor.compile_fx  # noqa: F401  (without it, the next module would import itself)
+    from torch._inductor.codegen import cpp_flex_attention_template
 
     return replaced(
         cpp_flex_attention_template,
