@@ -14,7 +14,7 @@ at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::ScalarType dtype, bool pinned
   return at::empty(sizes, at::TensorOptions().dtype(dtype).pinned_memory(pinned));
 }
 
-// The tensor that has the rows of all. A single one may have no rows, such as a scalar.
+// Makes room for the rows of all parts. A part that is alone may be a scalar.
 at::Tensor empty_for(const std::vector<const at::Tensor*>& parts, bool pinned) {
   const at::Tensor& first = *parts.front();
   auto sizes = first.sizes().vec();

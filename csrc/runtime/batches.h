@@ -7,12 +7,12 @@
 
 namespace exportkit {
 
-// Joins the inputs of `requests` requests along axis 0, on `device`. `tensors` are on the CPU and contiguous: all
-// inputs of the first request, then those of the second. The copies to a GPU go through pinned memory on the current
-// stream, and may still run. c10::Error if the requests' tensors do not fit together.
+// Joins the inputs of several requests along axis 0, and puts them on a device. `tensors` has all inputs of the first
+// request, then all of the second; each is contiguous and on the CPU. A GPU gets them through pinned memory, on the
+// current stream; the copies may still run when this returns. Throws c10::Error if the tensors do not fit together.
 std::vector<at::Tensor> join(const std::vector<at::Tensor>& tensors, int64_t requests, c10::Device device);
 
-// Copies tensors to the CPU, contiguous, and waits for the current stream. Those of a GPU come into pinned memory.
+// Copies tensors to the CPU, and waits for the copies. The results are contiguous; a GPU writes to pinned memory.
 std::vector<at::Tensor> fetch(const std::vector<at::Tensor>& tensors);
 
 }  // namespace exportkit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ def changed_inductor() -> Iterator[None]:
     """Makes all changes while the block runs.
 
     Raises:
-        ExportError: This torch does not define what is to be changed.
+        ExportError: This torch lacks a function that export changes.
     """
     with ExitStack() as changes:
         for change in (_quick_simplify, _whole_rows, _divided_loops, _room_for_every_thread):
@@ -99,7 +100,7 @@ def _room_for_every_thread() -> AbstractContextManager[None]:
 
     Inductor writes the number of threads of the machine that compiles. With more, a package would write beyond it.
     """
-    import torch._inductor.compile_fx  # noqa: F401  (without it, the next module would import itself)
+    importlib.import_module("torch._inductor.compile_fx")  # otherwise the next module would import itself
     from torch._inductor.codegen import cpp_flex_attention_template
 
     return replaced(

@@ -48,7 +48,7 @@ def _rows(tensor: Tensor) -> Tensor:
 def _gradient(
     grad: Tensor, x: Tensor, weight: Tensor, need_x: bool, need_weight: bool, need_bias: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Computes the gradients as torch computes those of `torch.nn.functional.linear`."""
+    """Computes the gradients by torch's products, as `torch.nn.functional.linear` does."""
     rows = _rows(grad)
     with torch.autocast(grad.device.type, enabled=False):  # a gradient has its argument's dtype
         of_x = grad @ weight if need_x else None

@@ -1,4 +1,4 @@
-"""select_patches returns the same bits as the operators that it replaces, and refuses what they do not know."""
+"""select_patches returns the bits of the operators that it replaces. It refuses impossible grids, and gradients."""
 
 from __future__ import annotations
 

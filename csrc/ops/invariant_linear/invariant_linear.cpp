@@ -13,7 +13,7 @@ constexpr int64_t kPanel = 16;     // columns, whose weights lie side by side
 constexpr int64_t kGroup = 6;      // rows whose sums of a panel fit a processor's registers
 constexpr int64_t kRowBlock = 48;  // rows that stay in the caches while panels change
 
-// Copies the weights of up to kPanel columns, so that those of one product lie side by side. Missing columns are zero.
+// Copies up to kPanel columns of weights into a panel, [in, kPanel]. Columns that are missing become zero.
 template <class T, class A>
 void pack(const T* weight, int64_t in, int64_t columns, A* panel) {
   std::vector<A> buffer;

@@ -12,6 +12,7 @@ from exportkit.runtime.native import use_native
 from exportkit.serve.engine.transfer import HostTransfer, transfer_to
 from exportkit.serve.protocol.datatypes import DATATYPES
 from tests.artifacts import artifact
+from tests.runtime import exportkit_run
 from tests.serve.engine.asking import only, request, serving, tensors
 
 
@@ -61,8 +62,8 @@ def test_a_request_that_runs_alone_is_not_copied():
 
 @pytest.fixture
 def native():
-    if not use_native():
-        pytest.skip("the C++ runtime is not built for this torch")
+    exportkit_run.require_built()
+    assert use_native()
     return torch.ops.exportkit
 
 
