@@ -109,6 +109,9 @@ def compile_program(
             # ld and objcopy put the kernels into the library. Without these tools the kernels are files beside it.
             options["aot_inductor.embed_kernel_binary"] = bool(shutil.which("ld") and shutil.which("objcopy"))
             options["aot_inductor.emit_multi_arch_kernel"] = ptx
+            # Otherwise Inductor times two forms of each kernel, at the example's sizes and on a GPU that may be busy.
+            # Its choice costs other sizes up to a tenth of a call (docs/performance.md).
+            options["triton.autotune_pointwise"] = False
         files, constants = _compile(traced.program, {**options, **inductor_config}, tf32=traced.provenance.tf32)
     target = _target(device, cpu_isa, ptx, _library(files))
     if weights:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, NoReturn
 
+import pytest
 import sympy
 import torch
 from hypothesis import given
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 from torch._inductor import sizevars
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from exportkit.export.aot_inductor import compile_program
+from exportkit.errors import ExportError
+from exportkit.export.aot_inductor import compile_program, read_inductor_config
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.resolve import resolve
@@ -150,3 +153,33 @@ def test_joined_indices_have_the_same_value(terms, constant, divisor, scale, off
     values = {symbol: data.draw(st.integers(0, 10_000 if symbol in (row, column) else 60)) for symbol in SYMBOLS}
     assert joined.subs(values) == index.subs(values)
     assert joined.has(ModularIndexing) == (off != 0)
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+def test_kernels_of_a_gpu_do_not_depend_on_what_else_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool | None
+) -> None:
+    """Inductor times no forms of kernels against each other, unless it is asked to. Simulated: there is a GPU."""
+    seen: dict[str, Any] = {}
+
+    def compiled(module: Any, args: Any, kwargs: Any, *, options: dict[str, Any]) -> NoReturn:
+        seen.update(options)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(torch._inductor, "aot_compile", compiled)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    (tmp_path / "model.py").write_text(MODEL)
+    traced = trace(resolve(f"{tmp_path}/model.py:heads"), TraceOptions(), CPU, silent)
+    config = {} if wanted is None else read_inductor_config({"triton.autotune_pointwise": str(wanted)})
+    with pytest.raises(ExportError, match="enough"):
+        compile_program(
+            traced,
+            tmp_path / "target",
+            device=torch.device("cuda"),
+            cpu_isa=None,
+            cuda_arch="native",
+            inductor_config=config,
+            weights=None,
+            progress=silent,
+        )
+    assert seen["triton.autotune_pointwise"] is bool(wanted)
