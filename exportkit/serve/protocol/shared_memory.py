@@ -8,7 +8,7 @@ import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,12 +31,18 @@ class _Registration(msgspec.Struct, forbid_unknown_fields=True):
     offset: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Region:
     key: str
     offset: int
     byte_size: int
     descriptor: int
+    users: int = 0  # threads that read or write the file now
+    forgotten: bool = False
+
+    def close_if_unused(self) -> None:
+        if self.forgotten and not self.users:
+            os.close(self.descriptor)
 
 
 class SharedMemory:
@@ -93,7 +99,8 @@ class SharedMemory:
             for each in [name] if name else list(self._regions):
                 region = self._regions.pop(each, None)
                 if region is not None:
-                    os.close(region.descriptor)
+                    region.forgotten = True
+                    region.close_if_unused()
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Returns the regions, or one: `name`, `key`, `offset` and `byte_size` of each.
@@ -123,11 +130,11 @@ class SharedMemory:
             BadRequestError: No such region, the slice leaves it, or the file was truncated.
         """
         with self._held(where) as (region, start):
-            _check_fits(region.key, region.descriptor, start + where.size)
             data, done = aligned_bytes(where.size), 0
             while done < where.size:  # one call reads at most 2 GiB
                 count = os.preadv(region.descriptor, [data[done:]], start + done)
                 if not count:
+                    _check_fits(region.key, region.descriptor, start + where.size)
                     raise BadRequestError(f"the shared memory {shown(region.key)} was truncated while it was read")
                 done += count
             return data
@@ -167,7 +174,8 @@ class SharedMemory:
     def _held(self, where: RegionSlice) -> Iterator[tuple[_Region, int]]:
         """Gives the region of a slice, and where the slice starts in its file.
 
-        It has a descriptor of its own. That of the registration may be closed meanwhile, and become another file's.
+        The file stays open meanwhile, even if the region is forgotten. A descriptor that is closed becomes another
+        file's.
         """
         with self._lock:
             region = self._regions.get(where.region)
@@ -178,23 +186,16 @@ class SharedMemory:
                     f"{where.size} bytes from {where.offset} leave the region {shown(where.region)}, "
                     f"which has {region.byte_size} bytes"
                 )
-            with _said_of(where.region):
-                descriptor = os.dup(region.descriptor)
+            region.users += 1
         try:
-            with _said_of(where.region):
-                yield replace(region, descriptor=descriptor), region.offset + where.offset
+            yield region, region.offset + where.offset
+        except OSError as error:
+            said = os.strerror(error.errno or 0)
+            raise BadRequestError(f"the region {shown(where.region)} cannot be used: {said}") from None
         finally:
-            os.close(descriptor)
-
-
-@contextmanager
-def _said_of(region: str) -> Iterator[None]:
-    """Turns the system's refusals into the client's."""
-    try:
-        yield
-    except OSError as error:
-        said = os.strerror(error.errno or 0)
-        raise BadRequestError(f"the region {shown(region)} cannot be used: {said}") from None
+            with self._lock:
+                region.users -= 1
+                region.close_if_unused()
 
 
 def offered(shared_memory: SharedMemory | None) -> SharedMemory:

@@ -207,7 +207,7 @@ def test_a_region_that_is_unregistered_while_it_is_read_gives_no_other_file(
     other = Path("/dev/shm") / name
     other.write_bytes(b"\2" * 4096)
     shared_file.write_bytes(b"\1" * 4096)
-    memory, read = SharedMemory(), os.preadv
+    before, memory, read = _descriptors(), SharedMemory(), os.preadv
     memory.register("r", shared_file.name, 0, 4096)
 
     def exchange() -> None:
@@ -226,6 +226,7 @@ def test_a_region_that_is_unregistered_while_it_is_read_gives_no_other_file(
     thread.join()
     assert [region["name"] for region in memory.status()] == ["other"]
     memory.close()
+    assert _descriptors() == before
 
 
 def test_a_tensor_does_not_change_when_the_client_writes_again(region: SharedMemory, shared_file: Path) -> None:
