@@ -3,10 +3,11 @@
 #include <torch/library.h>
 
 #include <set>
+#include <tuple>
 
 #include "package/fork_gate.h"
-#include "runtime/batches.h"
 #include "runtime/handles.h"
+#include "runtime/requests.h"
 #include "runtime/session.h"
 
 namespace exportkit {
@@ -60,14 +61,13 @@ void close(int64_t handle) {
   handles<const Session>().remove(handle);
 }
 
-std::vector<at::Tensor> join_requests(const std::vector<at::Tensor>& tensors, int64_t requests, c10::Device device) {
+std::tuple<std::vector<at::Tensor>, double, double, double> run_all(int64_t handle,
+                                                                    const std::vector<at::Tensor>& tensors,
+                                                                    int64_t requests,
+                                                                    const std::vector<int64_t>& outputs) {
   const Work work;
-  return join(tensors, requests, device);
-}
-
-std::vector<at::Tensor> fetch_outputs(const std::vector<at::Tensor>& tensors) {
-  const Work work;
-  return fetch(tensors);
+  Answer answer = run_requests(*session(handle), tensors, requests, outputs);
+  return {std::move(answer.outputs), answer.input_seconds, answer.run_seconds, answer.output_seconds};
 }
 
 // Every namespace with an operator.
@@ -91,8 +91,8 @@ TORCH_LIBRARY(exportkit, m) {
   m.def("graph_report(int handle) -> str", graph_report);
   m.def("why_no_graphs() -> str", why_no_graphs);
   m.def("close(int handle) -> ()", close);
-  m.def("join(Tensor[] tensors, int requests, Device device) -> Tensor[]", join_requests);
-  m.def("fetch(Tensor[] tensors) -> Tensor[]", fetch_outputs);
+  m.def("run_requests(int handle, Tensor[] tensors, int requests, int[] outputs) -> (Tensor[], float, float, float)",
+        run_all);
   m.def("namespaces() -> str[]", namespaces);
 }
 

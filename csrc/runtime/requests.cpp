@@ -1,70 +1,105 @@
-#include "runtime/batches.h"
+#include "runtime/requests.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chrono>
 #include <cstring>
-#include <optional>
 
 namespace exportkit {
 namespace {
 
-at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::ScalarType dtype, bool pinned) {
-  return at::empty(sizes, at::TensorOptions().dtype(dtype).pinned_memory(pinned));
+using Tensors = std::vector<at::Tensor>;
+
+at::Tensor pinned(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::empty(sizes, at::TensorOptions().dtype(dtype).pinned_memory(true));
 }
 
-// Makes room for the rows of all parts. A part that is alone may be a scalar.
-at::Tensor empty_for(const std::vector<const at::Tensor*>& parts, bool pinned) {
-  const at::Tensor& first = *parts.front();
+// Returns the sizes of all parts together.
+std::vector<int64_t> joined_sizes(const Tensors& parts) {
+  const at::Tensor& first = parts.front();
   auto sizes = first.sizes().vec();
-  for (const at::Tensor* part : parts) {
-    TORCH_CHECK(part->device().is_cpu() && part->is_contiguous(), "a request's tensor is not contiguous on the CPU");
-    if (part == parts.front()) continue;
-    TORCH_CHECK(part->scalar_type() == first.scalar_type() && !sizes.empty() && part->dim() == first.dim() &&
-                    part->sizes().slice(1) == first.sizes().slice(1),
+  for (const at::Tensor& part : parts) {
+    TORCH_CHECK(part.device().is_cpu() && part.is_contiguous(), "a request's tensor is not contiguous on the CPU");
+    if (&part == &first) continue;
+    TORCH_CHECK(part.scalar_type() == first.scalar_type() && !sizes.empty() && part.dim() == first.dim() &&
+                    part.sizes().slice(1) == first.sizes().slice(1),
                 "the tensors of the requests do not fit together");
-    sizes[0] += part->size(0);
+    sizes[0] += part.size(0);
   }
-  return empty_on_cpu(sizes, first.scalar_type(), pinned);
+  return sizes;
 }
 
-}  // namespace
+at::Tensor join_on_cpu(const Tensors& parts, at::IntArrayRef sizes) {
+  if (parts.size() == 1) return parts.front();
+  Tensors bytes;  // `cat` lacks some dtypes
+  for (const at::Tensor& part : parts) bytes.push_back(part.view({-1}).view(at::kByte));
+  return at::cat(bytes).view(parts.front().scalar_type()).view(sizes);
+}
 
-std::vector<at::Tensor> join(const std::vector<at::Tensor>& tensors, int64_t requests, c10::Device device) {
+// The copy may still run when this returns. torch uses the pinned memory again when it has ended, and not before.
+at::Tensor join_on_gpu(const Tensors& parts, at::IntArrayRef sizes, c10::Device device) {
+  const at::Tensor whole = pinned(sizes, parts.front().scalar_type());
+  char* to = static_cast<char*>(whole.mutable_data_ptr());
+  for (const at::Tensor& part : parts) {
+    if (part.nbytes() != 0) std::memcpy(to, part.const_data_ptr(), part.nbytes());
+    to += part.nbytes();
+  }
+  return whole.to(whole.options().device(device).pinned_memory(false), /*non_blocking=*/true);
+}
+
+Tensors join(const Tensors& tensors, int64_t requests, c10::Device device) {
   TORCH_CHECK(requests > 0 && int64_t(tensors.size()) % requests == 0, tensors.size(), " tensors of ", requests,
               " requests");
   const size_t inputs = tensors.size() / size_t(requests);
-  std::vector<at::Tensor> joined;
+  Tensors joined;
   for (size_t place = 0; place < inputs; ++place) {
-    std::vector<const at::Tensor*> parts;
-    for (size_t i = place; i < tensors.size(); i += inputs) parts.push_back(&tensors[i]);
-    const at::Tensor whole = empty_for(parts, !device.is_cpu());
-    char* to = static_cast<char*>(whole.mutable_data_ptr());
-    for (const at::Tensor* part : parts) {
-      if (part->nbytes() != 0) std::memcpy(to, part->const_data_ptr(), part->nbytes());
-      to += part->nbytes();
-    }
-    // torch uses the pinned memory again when the copy has ended, and not before.
-    joined.push_back(whole.to(whole.options().device(device).pinned_memory(false), /*non_blocking=*/true));
+    Tensors parts;
+    for (size_t i = place; i < tensors.size(); i += inputs) parts.push_back(tensors[i]);
+    const auto sizes = joined_sizes(parts);
+    joined.push_back(device.is_cpu() ? join_on_cpu(parts, sizes) : join_on_gpu(parts, sizes, device));
   }
   return joined;
 }
 
-std::vector<at::Tensor> fetch(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> fetched;
-  std::optional<c10::Device> device;
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.device().is_cpu()) {
-      fetched.push_back(tensor.contiguous());
-      continue;
-    }
-    device = tensor.device();
-    fetched.push_back(empty_on_cpu(tensor.sizes(), tensor.scalar_type(), /*pinned=*/true));
-    fetched.back().copy_(tensor, /*non_blocking=*/true);
-  }
-  if (device) c10::impl::VirtualGuardImpl(device->type()).getStream(*device).synchronize();
+// The copies from a GPU may still run when this returns.
+at::Tensor fetch(const at::Tensor& output) {
+  if (output.device().is_cpu()) return output.contiguous();
+  at::Tensor fetched = pinned(output.sizes(), output.scalar_type());
+  fetched.copy_(output, /*non_blocking=*/true);
   return fetched;
+}
+
+// Waits for what runs on the current stream.
+void wait(c10::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+}
+
+}  // namespace
+
+Answer run_requests(const Session& session, const Tensors& tensors, int64_t requests,
+                    const std::vector<int64_t>& outputs) {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds = [](Clock::duration time) { return std::chrono::duration<double>(time).count(); };
+  const c10::Device device = session.device();
+  const auto started = Clock::now();
+  const Tensors inputs = join(tensors, requests, device);
+  const auto joined = Clock::now();
+  const Tensors found = session.run(inputs);
+  wait(device);
+  const auto ran = Clock::now();
+  Answer answer;
+  for (const int64_t output : outputs) {
+    TORCH_CHECK(output >= 0 && output < int64_t(found.size()), "the model has no output ", output);
+    answer.outputs.push_back(fetch(found[size_t(output)]));
+  }
+  wait(device);
+  answer.input_seconds = seconds(joined - started);
+  answer.run_seconds = seconds(ran - joined);
+  answer.output_seconds = seconds(Clock::now() - ran);
+  return answer;
 }
 
 }  // namespace exportkit

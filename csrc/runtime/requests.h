@@ -1,18 +1,26 @@
-// Batches on their way to a device and back: the tensors of several requests become the model's inputs.
+// Runs several requests in one call of a model, from the CPU's memory and back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <vector>
 
+#include "runtime/session.h"
+
 namespace exportkit {
 
-// Joins the inputs of several requests along axis 0, and puts them on a device. `tensors` has all inputs of the first
-// request, then all of the second; each is contiguous and on the CPU. A GPU gets them through pinned memory, on the
-// current stream; the copies may still run when this returns. Throws c10::Error if the tensors do not fit together.
-std::vector<at::Tensor> join(const std::vector<at::Tensor>& tensors, int64_t requests, c10::Device device);
+struct Answer {
+  std::vector<at::Tensor> outputs;  // on the CPU, contiguous; a GPU writes to pinned memory
+  // What it took to bring the inputs to the device, to run, and to bring the outputs back.
+  double input_seconds, run_seconds, output_seconds;
+};
 
-// Copies tensors to the CPU, and waits for the copies. The results are contiguous; a GPU writes to pinned memory.
-std::vector<at::Tensor> fetch(const std::vector<at::Tensor>& tensors);
+// Joins the inputs of the requests along axis 0, runs them on the current stream, waits, and returns the outputs of
+// these numbers. `tensors` has all inputs of the first request, then all of the second; each is contiguous, on the CPU,
+// and what the package allows. Inputs of a request that is alone may have no axis. A server calls this without Python's
+// lock; if it made each step from Python, it would wait for the lock after each. Throws c10::Error if the tensors do
+// not fit together, and what Session::run throws.
+Answer run_requests(const Session& session, const std::vector<at::Tensor>& tensors, int64_t requests,
+                    const std::vector<int64_t>& outputs);
 
 }  // namespace exportkit

@@ -40,6 +40,8 @@ class Session {
   Session(const std::filesystem::path& library, const SessionOptions& options, Constants constants = {});
   ~Session();
 
+  c10::Device device() const { return device_; }
+
   // Runs flat inputs that the package allows on the current stream of the model's device, and returns flat outputs.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
 

@@ -93,13 +93,17 @@ class InputPlan:
             elif address % alignment:
                 flat[index] = value.clone()
             shapes.append(shape)
+        self.check_shapes(shapes)
+        return flat
+
+    def check_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Checks the shapes of the flat inputs. Raises InputError if the package does not allow them."""
         key = tuple(shapes)
         if key not in self._allowed_shapes:
-            self._check_shapes(shapes)
+            self._check_new_shapes(shapes)
             if len(self._allowed_shapes) >= _REMEMBERED_SHAPES:
                 self._allowed_shapes.clear()
             self._allowed_shapes.add(key)
-        return flat
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """Returns the parameters' values in order when some were given by name."""
@@ -118,7 +122,7 @@ class InputPlan:
             raise InputError(f"`{missing[0]}` was not given: {self}")
         return [given[name] for name in self._names]
 
-    def _check_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
+    def _check_new_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         bound: dict[str, tuple[int, str]] = {}  # dimension -> its number, and the input that gave it
         for shape, expected in zip(shapes, self._inputs):
             sizes = expected.tensor.shape

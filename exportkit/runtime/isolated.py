@@ -6,13 +6,14 @@ import contextlib
 import os
 import socket
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,14 +24,25 @@ from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
 from exportkit.package.trust import demand
 from exportkit.runtime.inputs import InputPlan
-from exportkit.runtime.isolated_messages import Connect, LoadPackage, PackageLoaded, Ran, Run, Swap, TorchSettings
+from exportkit.runtime.isolated_messages import (
+    Connect,
+    LoadPackage,
+    PackageLoaded,
+    Ran,
+    Run,
+    RunRequests,
+    Swap,
+    TorchSettings,
+)
 from exportkit.runtime.model import Model
+from exportkit.runtime.requests import Answers
 from exportkit.runtime.targets import named
 from exportkit.runtime.tensor_socket import TensorSocket
 from exportkit.runtime.weights import WeightsSource, read_state
 
-_Outcome = list[torch.Tensor] | BaseException
-_Job = tuple[Callable[[], list[torch.Tensor]], SimpleQueue[_Outcome]]
+T = TypeVar("T")
+
+_Job = tuple[Callable[[], Any], SimpleQueue[Any]]  # the queue gets the result, or the exception
 _Control = TensorSocket[PackageLoaded | Failed]
 _Calls = TensorSocket[Ran | Failed]
 
@@ -66,6 +78,9 @@ class IsolatedModel(Model):
         """
         super().close()
         self._worker.close(timeout)
+
+    def use_own_stream(self) -> None:
+        """Does nothing: each of the worker's threads has a stream."""
 
     def swap_weights(self, source: WeightsSource) -> None:
         """Works like `Model.swap_weights`. The worker reads the file, or receives copies of the tensors."""
@@ -109,19 +124,33 @@ class IsolatedRunner:
 
     def _call(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with self._in_flight(), self._free:
-            return self._ask(Run(), inputs)
+            return self._ask(Run(), inputs, self._device)[1]
+
+    def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
+        """Runs requests together. See `Model.run_requests`. Only the worker brings tensors to the device and back."""
+        return self._run_off_main_thread(partial(self._call_for, requests, outputs))
+
+    def _call_for(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int]) -> Answers:
+        with self._in_flight(), self._free:
+            started = time.perf_counter()
+            tensors = [tensor for request in requests for tensor in request]
+            message = RunRequests(len(requests), tuple(outputs))
+            answer, received = self._ask(message, tensors, torch.device("cpu"))
+            _, run_seconds, output_seconds = answer.seconds
+            spent = time.perf_counter() - started
+            return Answers(received, spent - run_seconds - output_seconds, run_seconds, output_seconds)
 
     def swap_weights(self, source: WeightsSource) -> None:
         """Replaces the worker's weights. Raises the errors of `Model.swap_weights` and `run`."""
         with self._in_flight():
             if isinstance(source, (str, os.PathLike)):
-                self._ask(Swap(path=os.path.abspath(source), names=()), [], keep=False)
+                self._ask(Swap(path=os.path.abspath(source), names=()), [], self._device, keep=False)
                 return
             # The connection is closed afterwards, which frees the shared memory.
             state = read_state(source)
-            self._ask(Swap(path=None, names=tuple(state)), list(state.values()), keep=False)
+            self._ask(Swap(path=None, names=tuple(state)), list(state.values()), self._device, keep=False)
 
-    def _run_off_main_thread(self, call: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+    def _run_off_main_thread(self, call: Callable[[], T]) -> T:
         """Makes a call in a thread that no signal can interrupt.
 
         A signal handler may raise between any two steps of the main thread, so a runner that it just took would never
@@ -132,9 +161,9 @@ class IsolatedRunner:
         self._check_ours()  # a fork does not have the other thread
         if self._closed_reason is not None:
             raise self._closed()
-        answers: SimpleQueue[_Outcome] = SimpleQueue()
+        answers: SimpleQueue[T | BaseException] = SimpleQueue()
         self._jobs.put((call, answers))
-        outcome = None
+        outcome: T | BaseException | None = None
         while outcome is None:
             try:
                 outcome = answers.get(timeout=_EXIT_GRACE_SECONDS)
@@ -180,8 +209,10 @@ class IsolatedRunner:
     def _closed(self) -> ModelClosedError:
         return ModelClosedError(f"the model {self._name} {self._closed_reason}", hint="Load the package again.")
 
-    def _ask(self, message: Run | Swap, tensors: list[torch.Tensor], *, keep: bool = True) -> list[torch.Tensor]:
-        """Sends a message with tensors and returns copies of the answer's tensors."""
+    def _ask(
+        self, message: Run | RunRequests | Swap, tensors: list[torch.Tensor], to: torch.device, *, keep: bool = True
+    ) -> tuple[Ran, list[torch.Tensor]]:
+        """Sends a message with tensors, and returns the answer with copies of its tensors on a device."""
         with contextlib.ExitStack() as undo:
             try:
                 calls = (self._idle_connection() if keep else None) or self._connect()
@@ -189,7 +220,7 @@ class IsolatedRunner:
                 undo.callback(calls.close)
                 calls.send(message, tensors)
                 answer, received, _ = calls.receive()
-                outputs = [tensor.to(self._device, copy=True) for tensor in received]
+                outputs = [tensor.to(to, copy=True) for tensor in received]
             except (ConnectionError, ValueError) as error:
                 raise self._worker_exited() from error
             except OSError as error:
@@ -204,7 +235,7 @@ class IsolatedRunner:
                 self._idle.append(calls)
         if isinstance(answer, Failed):
             raise answer.exception()
-        return outputs
+        return answer, outputs
 
     def _idle_connection(self) -> _Calls | None:
         with self._state:

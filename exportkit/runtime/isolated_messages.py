@@ -55,6 +55,13 @@ class Run(Message, frozen=True):
     """A call. Its tensors are flat inputs that the package allows. The answer is Ran."""
 
 
+class RunRequests(Message, frozen=True):
+    """A call for several requests: `Model.run_requests`. Its tensors are the inputs of one after the other."""
+
+    requests: int
+    outputs: tuple[int, ...]
+
+
 class Swap(Message, frozen=True):
     """Other weights: a safetensors file, or the message's tensors with these names. The answer is Ran."""
 
@@ -63,4 +70,10 @@ class Swap(Message, frozen=True):
 
 
 class Ran(Message, frozen=True):
-    """A call or a swap is done. Its tensors are a call's flat outputs."""
+    """A call or a swap is done. Its tensors are a call's flat outputs, or those that were wanted.
+
+    Attributes:
+        seconds: How long each step of a call for several requests took.
+    """
+
+    seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)

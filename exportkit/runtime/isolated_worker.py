@@ -12,10 +12,21 @@ import threading
 import torch
 
 from exportkit.child.messages import Failed
-from exportkit.runtime.isolated_messages import Connect, LoadPackage, PackageLoaded, Ran, Run, Swap, TorchSettings
+from exportkit.runtime.isolated_messages import (
+    Connect,
+    LoadPackage,
+    PackageLoaded,
+    Ran,
+    Run,
+    RunRequests,
+    Swap,
+    TorchSettings,
+)
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.runtime.tensor_socket import TensorSocket
+
+_Calls = TensorSocket[Run | RunRequests | Swap]
 
 
 def main(connection: socket.socket) -> None:
@@ -34,21 +45,22 @@ def main(connection: socket.socket) -> None:
         while True:
             _, _, descriptor = control.receive()
             assert descriptor is not None
-            calls: TensorSocket[Run | Swap] = TensorSocket(socket.socket(fileno=descriptor), Run | Swap)
+            calls: _Calls = TensorSocket(socket.socket(fileno=descriptor), Run | RunRequests | Swap)
             threading.Thread(target=_serve, args=(model, calls, message.settings), daemon=True).start()
     except ConnectionError:
         # The parent closed the connection. It removes the unpacked files, and it does not wait for running calls.
         os._exit(0)
 
 
-def _serve(model: Model, calls: TensorSocket[Run | Swap], settings: TorchSettings) -> None:
+def _serve(model: Model, calls: _Calls, settings: TorchSettings) -> None:
     """Answers one call after another until the parent closes the socket."""
     torch.set_num_threads(settings.threads)  # OpenMP keeps the number for each thread
+    model.use_own_stream()
     try:
         while True:
             message, tensors, _ = calls.receive()
             try:
-                calls.send(Ran(), _answer(model, message, tensors))
+                calls.send(*_answer(model, message, tensors))
             except ConnectionError:
                 raise
             except Exception as error:
@@ -57,10 +69,17 @@ def _serve(model: Model, calls: TensorSocket[Run | Swap], settings: TorchSetting
         calls.close()
 
 
-def _answer(model: Model, message: Run | Swap, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _answer(
+    model: Model, message: Run | RunRequests | Swap, tensors: list[torch.Tensor]
+) -> tuple[Ran, list[torch.Tensor]]:
     if isinstance(message, Swap):
         model.swap_weights(dict(zip(message.names, tensors)) if message.path is None else message.path)
-        return []
+        return Ran(), []
     runner = model._runner
     assert runner is not None
-    return runner.run([tensor.to(model.device) for tensor in tensors])
+    if isinstance(message, Run):
+        return Ran(), runner.run([tensor.to(model.device) for tensor in tensors])
+    width = len(tensors) // message.requests
+    requests = [tensors[place * width : (place + 1) * width] for place in range(message.requests)]
+    answers = runner.run_requests(requests, message.outputs)
+    return Ran((answers.input_seconds, answers.run_seconds, answers.output_seconds)), answers.outputs

@@ -19,6 +19,7 @@ from exportkit.runtime.case_tensors import read_case, tensor_text
 from exportkit.runtime.graphs import GraphReport, empty_inputs, graph_report
 from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.runtime.native import NativeRunner
+from exportkit.runtime.requests import Answers, joined_shapes, use_own_stream
 from exportkit.runtime.runner import Runner
 from exportkit.runtime.weights import Weights, WeightsSource, mapped_weights, replaced_weights
 
@@ -96,25 +97,59 @@ class Model:
             ModelRunError: The compiled code failed.
             ModelClosedError: The model was closed.
         """
-        runner = self._runner  # a local reference, which close() in another thread cannot remove
-        if runner is None:
-            raise ModelClosedError(f"the model {self.manifest.name} was closed")
+        runner = self._open_runner()
         inputs = self._inputs.prepare(args, kwargs)
         try:
             outputs = runner.run(inputs)
         except RuntimeError as error:
-            raise ModelRunError(
-                f"the compiled model failed on ({', '.join(tensor_text(tensor) for tensor in inputs)}): "
-                f"{str(error).partition(chr(10))[0]}",
-                hint="CUDA does not work in a fork of a process that used it: use the start method spawn."
-                if self.device.type == "cuda" and torch.cuda._is_in_bad_fork()
-                else "The operator's own message may be on stderr: torch's C interface drops it.",
-            ) from error
+            raise self._run_error(error, inputs) from error
         if len(outputs) != self._output_count:
             raise ManifestConsistencyError(
                 f"target {self.target.name} returned {len(outputs)} tensors; the manifest lists {self._output_count}"
             )
         return self._build_result(outputs)
+
+    def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int]) -> Answers:
+        """Runs several requests in one call, from the CPU's memory and back: what a server does with a batch.
+
+        Args:
+            requests: For each request its flat inputs in the manifest's order: on the CPU, contiguous, with the
+                manifest's dtypes. They are joined along axis 0.
+            outputs: The numbers of the outputs that are wanted.
+
+        Returns:
+            The outputs with the rows of all requests, on the CPU, and how long each step took.
+
+        Raises:
+            InputError: The package does not allow so many rows. Nothing was run.
+            ModelRunError: The compiled code failed.
+            ModelClosedError: The model was closed.
+        """
+        runner = self._open_runner()
+        self._inputs.check_shapes(joined_shapes(requests))
+        try:
+            return runner.run_requests(requests, outputs)
+        except RuntimeError as error:
+            raise self._run_error(error, [tensor for request in requests for tensor in request]) from error
+
+    def use_own_stream(self) -> None:
+        """Lets this thread's calls run beside those of other threads, if the model is on a GPU."""
+        use_own_stream(self.device)
+
+    def _open_runner(self) -> Runner:
+        runner = self._runner  # close() in another thread cannot remove the caller's reference
+        if runner is None:
+            raise ModelClosedError(f"the model {self.manifest.name} was closed")
+        return runner
+
+    def _run_error(self, error: RuntimeError, inputs: Sequence[torch.Tensor]) -> ModelRunError:
+        return ModelRunError(
+            f"the compiled model failed on ({', '.join(tensor_text(tensor) for tensor in inputs)}): "
+            f"{str(error).partition(chr(10))[0]}",
+            hint="CUDA does not work in a fork of a process that used it: use the start method spawn."
+            if self.device.type == "cuda" and torch.cuda._is_in_bad_fork()
+            else "The operator's own message may be on stderr: torch's C interface drops it.",
+        )
 
     @property
     def alive(self) -> bool:
@@ -153,9 +188,7 @@ class Model:
         return graph_report(self._graph_runner().graph_report(), self.manifest.call)
 
     def _graph_runner(self) -> NativeRunner:
-        runner = self._runner
-        if runner is None:
-            raise ModelClosedError(f"the model {self.manifest.name} was closed")
+        runner = self._open_runner()
         if not isinstance(runner, NativeRunner) or runner.graphs == "none":
             raise UsageError(
                 f"{self.manifest.name} was loaded without CUDA graphs",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from exportkit.errors import HostError, UsageError
 from exportkit.libraries import LIBRARY_DIR
 from exportkit.runtime.cache import Entry
 from exportkit.runtime.graphs import GraphUse
+from exportkit.runtime.requests import Answers
 from exportkit.runtime.targets import Choice
 
 _NAME = "libexportkit_runtime.so"
@@ -79,6 +80,11 @@ class NativeRunner:
         """Returns the flat outputs for flat, valid inputs. Raises RuntimeError if the compiled code fails."""
         outputs: list[torch.Tensor] = self._run(self._handle, inputs)
         return outputs
+
+    def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
+        """Runs requests together, without the GIL from the first step to the last. See `Model.run_requests`."""
+        tensors = [tensor for request in requests for tensor in request]
+        return Answers(*torch.ops.exportkit.run_requests.default(self._handle, tensors, len(requests), list(outputs)))
 
     def capture(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
         """Makes a graph for the inputs' sizes, and returns its own inputs. Raises RuntimeError if there can be none."""

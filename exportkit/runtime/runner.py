@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from exportkit.errors import ModelLoadError
 from exportkit.runtime.cache import Entry
 from exportkit.runtime.native import NativeRunner, RunnerOptions, use_native
+from exportkit.runtime.requests import Answers, run_in_steps
 from exportkit.runtime.targets import Choice
 from exportkit.runtime.weights import Weights, borrowed, constants_of
 
@@ -22,6 +23,9 @@ class Runner(Protocol):
 
     def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
         """Returns the flat outputs for flat, valid inputs."""
+
+    def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
+        """Runs requests together. See `Model.run_requests`."""
 
 
 class ContainerRunner:
@@ -47,7 +51,12 @@ class ContainerRunner:
             constants if choice.target.device == "cpu" else {}
         )  # the code reads these tensors without a copy
         self._entry = entry
+        self._device = torch.device(choice.device)
         self.run = container.run
+
+    def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
+        """Runs requests together. See `Model.run_requests`."""
+        return run_in_steps(self.run, self._device, requests, outputs)
 
 
 RunnerClass = type[NativeRunner] | type[ContainerRunner]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,7 +15,6 @@ from exportkit.serve.engine.checked_request import CheckedRequest, datatypes
 from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.tensor_bytes import bytes_of
-from exportkit.serve.engine.transfer import transfer_to
 from exportkit.serve.engine.warm_up import flat_inputs
 from exportkit.serve.protocol.inference import OutputTensor, Timing
 from exportkit.serve.statuses import BackendError, NotReadyError, ServeError
@@ -49,11 +47,11 @@ class Runner:
         self._copy = copy
         self._outputs = list(zip([output.name for output in outputs], datatypes(outputs)))
         self._counted = counted
-        self._transfer = transfer_to(copy.device)
+        copy.model.use_own_stream()
         if warm_up and copy.model.cases:
-            inputs = [tensor.cpu() for tensor in flat_inputs(copy.model.manifest, copy.model.cases[0])]
-            with self._transfer.on_stream(), copy.turn():
-                self._transfer.back(copy.call(self._transfer.join([inputs])))
+            inputs = [tensor.cpu().contiguous() for tensor in flat_inputs(copy.model.manifest, copy.model.cases[0])]
+            with copy.turn():
+                copy.run_requests([inputs], range(len(outputs)))
 
     def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> list[Ran | ServeError]:
         """Runs requests together. If that fails, each runs once more alone, so that only the bad one fails.
@@ -98,19 +96,12 @@ class Runner:
     def _together(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> Sequence[Ran]:
         """Runs requests in one call. Raises what the model raises."""
         wanted = sorted({place for request in requests for place in request.outputs})
-        started = time.perf_counter()
-        with self._transfer.on_stream():
-            inputs = self._transfer.join([request.inputs for request in requests])
-            joined = time.perf_counter()
-            outputs = self._copy.call(inputs)
-            self._transfer.finish()
-            ran = time.perf_counter()
-            answers = dict(zip(wanted, self._transfer.back([outputs[place] for place in wanted])))
+        ran = self._copy.run_requests([request.inputs for request in requests], wanted)
         sizes = [request.inputs[0].shape[0] for request in requests] if len(requests) > 1 else None
-        parts = {place: self._parts(place, answer, sizes) for place, answer in answers.items()}
+        parts = {place: self._parts(place, answer, sizes) for place, answer in zip(wanted, ran.outputs)}
         tensors = [tuple(parts[place][index] for place in r.outputs) for index, r in enumerate(requests)]
-        spent = (joined - started, ran - joined, time.perf_counter() - ran)
         rows = sum(request.rows for request in requests)
+        spent = (ran.input_seconds, ran.run_seconds, ran.output_seconds)
         self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
         return [Ran(outputs, Timing(seconds, *spent, rows)) for outputs, seconds in zip(tensors, waited)]
 

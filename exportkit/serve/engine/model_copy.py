@@ -6,16 +6,20 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
 from exportkit.errors import ExportkitError, ModelClosedError, ModelLoadError, ModelRunError
 from exportkit.package.structure import flatten
 from exportkit.runtime.model import Model
+from exportkit.runtime.requests import Answers
 from exportkit.serve.engine.checked_request import arguments_of
 
 # Seconds before a worker process is started again, where the one before died without an answer: doubled each time.
 _FIRST_DELAY, _LONGEST_DELAY = 0.25, 10.0
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -68,16 +72,23 @@ class ModelCopy:
             ModelRunError: The compiled code failed.
             WorkerLostError: The worker process died. `restore` starts another.
         """
-        model = self._model
         args, kwargs = self._arguments(inputs)
+        return tensors_in(self._answered(lambda model: model(*args, **kwargs)))
+
+    def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int]) -> Answers:
+        """Does what `Model.run_requests` does. Raises the errors of `call`."""
+        return self._answered(lambda model: model.run_requests(requests, outputs))
+
+    def _answered(self, ask: Callable[[Model], T]) -> T:
+        model = self._model
         try:
-            outputs = tensors_in(model(*args, **kwargs))
+            answer = ask(model)
         except (ModelRunError, ModelClosedError) as error:
             if model.alive:
                 raise
             raise WorkerLostError(error.message) from error
         self._delay = 0.0
-        return outputs
+        return answer
 
     @contextmanager
     def turn(self, *, alone: bool = False) -> Iterator[None]:

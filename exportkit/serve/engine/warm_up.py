@@ -12,9 +12,9 @@ from exportkit.errors import ExportkitError, ModelRunError
 from exportkit.package.case_files import recorded_errors
 from exportkit.package.manifest import ANY_VALUE, FIRST_WITH_REFERENCES, Dimension, Manifest, TensorOutput
 from exportkit.runtime.model import LoadedCase
+from exportkit.runtime.requests import joined
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError, tensors_in
-from exportkit.serve.engine.transfer import HostTransfer
 from exportkit.serve.statuses import BackendError
 from exportkit.verify.compare import Match, Reference, compare_outputs
 
@@ -153,7 +153,7 @@ def _varying_output(outputs: Sequence[TensorOutput], answers: Sequence[_Flat]) -
 def _repeated(parts: Sequence[_Flat], count: int) -> _Flat:
     """Puts `count` of the parts together along axis 0: the first, then from the last on."""
     chosen = [parts[-place % len(parts)] for place in range(count)]
-    return HostTransfer().join([[tensor.contiguous() for tensor in part] for part in chosen])
+    return joined([[tensor.contiguous() for tensor in part] for part in chosen])
 
 
 def flat_inputs(manifest: Manifest, case: LoadedCase) -> list[torch.Tensor]:

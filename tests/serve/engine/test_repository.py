@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from exportkit.errors import ExportkitError, NotAnArchiveError, SignatureMissingError, UsageError
 from exportkit.package.signing import sign_package
+from exportkit.runtime.model import Model
 from exportkit.serve.batching.limits import BatchLimits
 from exportkit.serve.engine.folder import newest_last, packages_in, single_package
 from exportkit.serve.engine.loading import load_copies
@@ -129,13 +130,13 @@ def test_a_package_that_answers_its_recorded_case_wrongly_is_not_served(tmp_path
 def test_a_runner_that_cannot_begin_is_an_error_of_loading(rows_package, monkeypatch):
     """Simulated: the device gives no stream."""
 
-    def broken(device):
+    def broken(self):
         raise RuntimeError("no stream")
 
     async def ask():
         async with serving(rows_package) as repository:
             before = only(repository)
-            monkeypatch.setattr("exportkit.serve.engine.execution.transfer_to", broken)
+            monkeypatch.setattr(Model, "use_own_stream", broken)
             await repository.unload("rows")
             with pytest.raises(BackendError, match="the model rows cannot be loaded: no stream"):
                 await repository.load("rows", {})
@@ -150,13 +151,13 @@ def test_a_runner_that_cannot_begin_is_an_error_of_loading(rows_package, monkeyp
 
 def test_every_runner_is_warm_before_the_model_is_ready(rows_package, monkeypatch):
     calls = []
-    call = ModelCopy.call
+    run_requests = ModelCopy.run_requests
 
-    def watched(self, inputs):
+    def watched(self, requests, outputs):
         calls.append(threading.current_thread().name)
-        return call(self, inputs)
+        return run_requests(self, requests, outputs)
 
-    monkeypatch.setattr(ModelCopy, "call", watched)
+    monkeypatch.setattr(ModelCopy, "run_requests", watched)
 
     async def ask():
         async with serving(rows_package, runners=3) as repository:

@@ -1,0 +1,70 @@
+"""Several requests in one call of a model, from the CPU's memory and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}  # for older torch's `cat`
+
+
+class Answers(NamedTuple):
+    """What a call answered to several requests.
+
+    Attributes:
+        outputs: The outputs that were asked for, with the rows of all requests, on the CPU and contiguous.
+        input_seconds: What it took to bring the inputs to the model's device.
+        run_seconds: What it took to run.
+        output_seconds: What it took to bring the outputs back.
+    """
+
+    outputs: list[torch.Tensor]
+    input_seconds: float
+    run_seconds: float
+    output_seconds: float
+
+
+def joined(requests: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """Returns the inputs of all requests, one after the other along axis 0. Those of one alone are not copied."""
+    return list(requests[0]) if len(requests) == 1 else [_concatenated(parts) for parts in zip(*requests)]
+
+
+def joined_shapes(requests: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, ...]]:
+    """Returns the shapes of what `joined` returns."""
+    if len(requests) == 1:
+        return [tuple(tensor.shape) for tensor in requests[0]]
+    return [(sum(part.shape[0] for part in parts), *parts[0].shape[1:]) for parts in zip(*requests)]
+
+
+def run_in_steps(
+    run: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    device: torch.device,
+    requests: Sequence[Sequence[torch.Tensor]],
+    outputs: Sequence[int],
+) -> Answers:
+    """Runs requests together without the C++ runtime. The thread waits for Python's lock after each step."""
+    started = time.perf_counter()
+    inputs = [tensor.to(device) for tensor in joined(requests)]
+    moved = time.perf_counter()
+    found = run(inputs)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    ran = time.perf_counter()
+    answers = [found[output].cpu().contiguous() for output in outputs]
+    return Answers(answers, moved - started, ran - moved, time.perf_counter() - ran)
+
+
+def use_own_stream(device: torch.device) -> None:
+    """Lets the calls of this thread run beside those of others, if the device is a GPU."""
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream(device))
+
+
+def _concatenated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    dtype = parts[0].dtype
+    if (signed := _SIGNED.get(dtype)) is None:
+        return torch.cat(list(parts))
+    return torch.cat([part.view(signed) for part in parts]).view(dtype)

@@ -1,0 +1,189 @@
+"""Several requests in one call: each has the bits of its own call, in every dtype, in this process and in a worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import exportkit
+from exportkit.errors import InputError, ModelClosedError, ModelRunError
+from exportkit.package import manifest as m
+from exportkit.runtime.requests import joined, joined_shapes
+from exportkit.serve.protocol.datatypes import DATATYPES
+from tests.artifacts import artifact
+from tests.fixtures.softpool_library import RAISE
+from tests.runtime import exportkit_run, tiny
+from tests.runtime.isolation import equal
+
+SIZES = [(1,), (40,), (2, 1, 3), (1, 1), (3,) * 13]
+
+
+class Everything(torch.nn.Module):
+    """Takes a tensor of each dtype."""
+
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor.clone() for tensor in tensors]
+
+
+def drawn(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    if dtype is torch.bool:
+        return torch.rand(shape) > 0.5
+    return torch.randint(0, 100, (*shape, dtype.itemsize), dtype=torch.uint8).view(dtype).view(shape)
+
+
+def example(rows: int) -> list[torch.Tensor]:
+    return [drawn(getattr(torch, dtype), rows, *(3, 2)[: place % 3]) for place, dtype in enumerate(DATATYPES)]
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    batch = torch.export.Dim("batch", min=0, max=64)
+    inputs = example(3)
+    files = tiny.compiled(Everything(), tuple(inputs), {"tensors": tuple({0: batch} for _ in inputs)})
+    shapes = [(m.Size(dimension="batch"), *tensor.shape[1:]) for tensor in inputs]
+    nodes = [m.TensorNode(index=place) for place in range(len(inputs))]
+    exact = m.OutputTolerance(rtol=0.0, atol=0.0)
+    call = m.Call(
+        parameters=tuple(
+            m.Parameter(name=f"of_{dtype}", kind="positional", value=node) for dtype, node in zip(DATATYPES, nodes)
+        ),
+        inputs=tuple(m.TensorInput(name=f"of_{d}", dtype=d, shape=shape) for d, shape in zip(DATATYPES, shapes)),
+        result=m.SequenceNode(kind="list", items=tuple(nodes)),
+        outputs=tuple(
+            m.TensorOutput(name=str(place), dtype=dtype, shape=shape, tolerance=exact)
+            for place, (dtype, shape) in enumerate(zip(DATATYPES, shapes))
+        ),
+        dimensions=(m.Dimension(name="batch", min=0, max=64),),
+    )
+    return tiny.write(tmp_path_factory.mktemp("everything") / "everything.pt2", files, call=call)
+
+
+@pytest.fixture(scope="module", params=["here", "isolated"])
+def model(request: pytest.FixtureRequest, package: Path, runtime: str) -> Iterator[exportkit.Model]:
+    """Calls go through the C++ runtime and through torch's own binding (`runtime`)."""
+    with exportkit.load(package, isolate=request.param == "isolated", runners=4) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_rows_of_every_dtype_are_answered_together(model, sizes):
+    requests = [example(rows) for rows in sizes]
+    before = time.perf_counter()
+    answers = model.run_requests(requests, range(len(DATATYPES)))
+    spent = time.perf_counter() - before
+    for place, output in enumerate(answers.outputs):
+        assert output.is_contiguous()
+        assert output.dtype is requests[0][place].dtype
+        assert list(output.shape) == [sum(sizes), *requests[0][place].shape[1:]]
+        assert bits(output) == b"".join(bits(request[place]) for request in requests)
+    times = (answers.input_seconds, answers.run_seconds, answers.output_seconds)
+    assert all(each >= 0 for each in times)
+    assert sum(times) <= spent
+
+
+def test_requests_without_rows_are_answered(model):
+    (output,) = model.run_requests([example(0)], [0]).outputs
+    assert output.shape[0] == 0
+    outputs = model.run_requests([example(0), example(2)], range(len(DATATYPES))).outputs
+    assert {output.shape[0] for output in outputs} == {2}
+
+
+def test_only_the_outputs_that_are_asked_for_come_back_and_in_that_order(model):
+    request = example(2)
+    outputs = model.run_requests([request], [5, 0]).outputs
+    assert [bits(output) for output in outputs] == [bits(request[5]), bits(request[0])]
+    assert model.run_requests([request], []).outputs == []
+
+
+def test_threads_get_their_own_answers(model):
+    requests = [[example(1 + count % 3)] * (1 + count % 4) for count in range(64)]
+
+    def ask(batch):
+        model.use_own_stream()
+        return model.run_requests(batch, [6]).outputs[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        for batch, output in zip(requests, pool.map(ask, requests)):
+            assert bits(output) == bits(batch[0][6]) * len(batch)
+
+
+def test_more_rows_than_the_package_allows_are_refused(model):
+    with pytest.raises(InputError, match=r"65.*64|64.*65"):
+        model.run_requests([example(40), example(25)], [0])
+    assert model.run_requests([example(40), example(24)], [0]).outputs[0].shape[0] == 64
+
+
+def test_a_closed_model_says_so(package):
+    model = exportkit.load(package)
+    model.close()
+    with pytest.raises(ModelClosedError, match="was closed"):
+        model.run_requests([example(1)], [0])
+
+
+def test_an_operator_that_raises_is_an_error_and_the_model_goes_on(misbehaving_package):
+    bad, good, bias = torch.full((2, 4, 8), RAISE), torch.rand(2, 4, 8), torch.zeros(2, 4)
+    with exportkit.load(misbehaving_package, isolate=True) as model:
+        with pytest.raises(ModelRunError, match=r"the compiled model failed on \(float32\[2, 4, 8\]"):
+            model.run_requests([[bad, bias]], [0])
+        answers = model.run_requests([[good, bias]], range(len(model.manifest.call.outputs)))
+        assert equal(answers.outputs, model(good, bias=bias))
+
+
+def test_requests_that_do_not_fit_together_are_an_error_and_the_model_goes_on(model):
+    one, other = example(2), example(2)
+    with pytest.raises(ModelRunError, match=r"the compiled model failed on \(bool\[2\]"):
+        model.run_requests([one, [*other[:1], drawn(torch.uint8, 2, 4), *other[2:]]], [0])
+    assert bits(model.run_requests([one], [0]).outputs[0]) == bits(one[0])
+
+
+def test_the_cpp_runtime_refuses_what_does_not_fit_together(package):
+    exportkit_run.require_built()
+    one, short = example(2), example(2)
+    with exportkit.load(package) as model:
+        run = model._runner.run_requests
+        turned = torch.rand(2, 3).t().contiguous().t()
+        for place, other in ((1, drawn(torch.uint8, 2, 4)), (1, drawn(torch.uint8, 2)), (1, drawn(torch.int8, 2, 3))):
+            with pytest.raises(RuntimeError, match="fit together"):
+                run([one, [*short[:place], other, *short[place + 1 :]]], [0])
+        with pytest.raises(RuntimeError, match="fit together"):
+            run([[torch.tensor(True), *one[1:]], [torch.tensor(True), *short[1:]]], [0])
+        with pytest.raises(RuntimeError, match="not contiguous"):
+            run([[one[0], turned, *one[2:]]], [0])
+        with pytest.raises(RuntimeError, match="1 tensors of 2 requests"):
+            torch.ops.exportkit.run_requests(model._runner._handle, one[:1], 2, [0])
+        for count in (0, -1):
+            with pytest.raises(RuntimeError, match=f"tensors of {count} requests"):
+                torch.ops.exportkit.run_requests(model._runner._handle, one, count, [0])
+        for output in (-1, len(DATATYPES)):
+            with pytest.raises(RuntimeError, match=f"no output {output}"):
+                run([one], [output])
+        assert bits(run([one], [1]).outputs[0]) == bits(one[1])
+
+
+def test_requests_that_run_alone_are_not_copied_and_shapes_are_those_of_all():
+    one, other = example(2), example(3)
+    assert all(a is b for a, b in zip(joined([one]), one))
+    assert joined_shapes([one]) == [tuple(tensor.shape) for tensor in one]
+    assert joined_shapes([one, other]) == [tuple(tensor.shape) for tensor in joined([one, other])]
+    assert joined_shapes([[torch.tensor(1.0)]]) == [()]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
+def test_a_gpu_answers_together_as_alone(runtime, isolate):
+    requests = [[torch.randn(rows, 16)] for rows in (3, 1, 2)]
+    with exportkit.load(artifact("weighted-cuda"), "cuda", isolate=isolate) as model:
+        model.use_own_stream()
+        (output,) = model.run_requests(requests, [0]).outputs
+        assert output.device.type == "cpu"
+        alone = [model(inputs.cuda()).cpu() for (inputs,) in requests]
+    torch.testing.assert_close(output, torch.cat(alone))
