@@ -83,7 +83,7 @@ class InferEndpoint:
         with ExitStack() as reserved:
             reserved.enter_context(model.admit(head.size or 0))
             parsed = await self._parsed(head, limit, source, model, reserved)
-            answer = await _while_connected(source.receive, model, parsed.request)
+            answer = await _while_connected(source, model, parsed.request)
             return parsed.forms, answer
 
     async def _parsed(
@@ -139,20 +139,18 @@ def _limit(head: BodyHead, model: ServedModel) -> int:
     return limit
 
 
-async def _while_connected(receive: Receive, model: ServedModel, request: InferRequest) -> InferAnswer:
+async def _while_connected(source: BodySource, model: ServedModel, request: InferRequest) -> InferAnswer:
     """Lets the model answer. If the client goes away, the request leaves the queue before this returns."""
     answering: asyncio.Task[None] | None = asyncio.current_task()
     assert answering is not None
     gone = False
 
-    async def watch() -> None:
+    def leave() -> None:
         nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            continue
         gone = True
         answering.cancel()
 
-    watching = asyncio.ensure_future(watch())
+    stop = _watching(source, leave)
     try:
         return await model.infer(request)
     except asyncio.CancelledError:
@@ -160,9 +158,29 @@ async def _while_connected(receive: Receive, model: ServedModel, request: InferR
             raise
         if hasattr(answering, "uncancel"):  # since Python 3.11
             answering.uncancel()
-        raise CancelledError("the client went away before its request was answered") from None
+        raise _unanswered() from None
     finally:
-        watching.cancel()
+        stop()
+
+
+def _watching(source: BodySource, leave: Callable[[], None]) -> Callable[[], object]:
+    """Calls a function once the client goes away. Returns what ends that."""
+    if source.watch is not None:
+        if not source.watch(leave):
+            source.watch(None)
+            raise _unanswered()
+        return partial(source.watch, None)
+
+    async def watch() -> None:
+        while (await source.receive())["type"] != "http.disconnect":
+            continue
+        leave()
+
+    return asyncio.ensure_future(watch()).cancel
+
+
+def _unanswered() -> CancelledError:
+    return CancelledError("the client went away before its request was answered")
 
 
 async def _send_answer(

@@ -13,7 +13,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from exportkit.serve.http.body_source import FILL
+from exportkit.serve.http.body_source import FILL, WATCH
 from exportkit.serve.operations.answer_transport import AnswerTransport
 from exportkit.serve.operations.body_filler import BodyFiller
 from exportkit.serve.statuses import BadRequestError, ServeError, SlowClientError
@@ -70,6 +70,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._mixed = False  # whether what came last has the end of one request and the beginning of another
         self._moved = 0.0  # when something came last
+        self._gone: Callable[[], None] | None = None  # what the application does when the client goes away
         self._unsent: int | None = None  # the bytes that the client had not taken when we last looked
 
     # --- the connection ----------------------------------------------------------------------------------------------
@@ -84,9 +85,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self._arm(self._limits.header_seconds, self._header_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timer."""
+        """Stops the timer, and tells the application."""
         self._disarm()
         super().connection_lost(exc)
+        if self._gone is not None:
+            self._gone()
 
     def shutdown(self) -> None:
         """The server ends. A client of TLS that does not answer the end of its connection is not waited for."""
@@ -124,7 +127,8 @@ class LimitedProtocol(HttpToolsProtocol):
         answer: Any = AnswerTransport(self.transport, self.loop)
         self.cycle.transport = answer
         fill: Any = partial(self._fill, self.cycle)
-        self.scope["extensions"] = {FILL: fill}
+        watch: Any = partial(self._watch, self.cycle)
+        self.scope["extensions"] = {FILL: fill, WATCH: watch}
         self._in_headers, self._header_bytes, self._mixed = False, 0, True
         self._arm(self._limits.idle_seconds, self._rest_may_be_late)
 
@@ -179,6 +183,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
         self.on_message_complete()
+
+    def _watch(self, cycle: RequestResponseCycle, gone: Callable[[], None] | None) -> bool:
+        """Waits for the end of the connection: see exportkit.serve.http.body_source.Watch."""
+        self._gone = gone
+        if gone is not None:
+            self.flow.resume_reading()  # otherwise the end is not seen
+        return not cycle.disconnected
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

@@ -60,9 +60,9 @@ def test_a_crash_costs_the_answer_of_the_request_that_crashes(misbehaving_packag
                 await bad
             await until(lambda: repository.ready)
             assert worker(model) != before
-            # An error that the operator raises is no crash.
+            # An error that the operator raises is no crash. (torch 2.11 says it on stderr.)
             running = worker(model)
-            with pytest.raises(BackendError, match="444 is not to my taste"):
+            with pytest.raises(BackendError, match=r"444 is not to my taste|message may be on stderr"):
                 await model.infer(request(call(RAISE)))
             assert worker(model) == running
             again = await model.infer(request(good[0]))
