@@ -16,6 +16,7 @@ import torch
 from exportkit.errors import InputError, ManifestConsistencyError
 from exportkit.package import manifest as m
 from exportkit.package.structure import builder, fields_of, parts_of
+from exportkit.runtime.requests import joined_shapes
 
 # torch's CUDA kernels may read 16 bytes at a time from the start of an input, so an unaligned input is copied.
 _CUDA_ALIGNMENT = 16
@@ -37,17 +38,19 @@ class InputPlan:
         build_result: Builds the module's output from the flat tensors.
     """
 
-    def __init__(self, call: m.Call, device: torch.device) -> None:
+    def __init__(self, call: m.Call, device: torch.device, *, reason: str = "where the model is") -> None:
         """Plans the checks.
 
         Args:
             call: The manifest's call.
             device: The device of all inputs.
+            reason: Why they are there, for messages.
 
         Raises:
             ManifestConsistencyError: Python cannot make the call or its result.
         """
         self.device = device
+        self._reason = reason
         self.build_result = builder(call.result)
         self._alignment = _CUDA_ALIGNMENT if device.type == "cuda" else 1
         self._names = [parameter.name for parameter in call.parameters]
@@ -68,6 +71,28 @@ class InputPlan:
         flat: list[Any] = []
         for take, value in zip(self._takes, args if by_position else self._bind(args, kwargs)):
             take(value, flat)
+        return self.prepare_flat(flat)
+
+    def prepare_requests(self, requests: Sequence[Sequence[Any]]) -> list[list[torch.Tensor]]:
+        """Returns the flat, contiguous inputs of several requests, which are to run in one call.
+
+        Raises:
+            InputError: The package does not allow an input of one of them, or of all together.
+        """
+        if not requests:
+            raise InputError("there are no requests")
+        prepared = [self.prepare_flat(list(request)) for request in requests]
+        if len(prepared) > 1:
+            for tensor, expected in zip(prepared[0], self._inputs):
+                if not tensor.dim():
+                    raise InputError(f"{expected} has no dimension along which requests could be put together")
+            self._check_shapes(joined_shapes(prepared))
+        return prepared
+
+    def prepare_flat(self, flat: list[Any]) -> list[torch.Tensor]:
+        """Returns flat inputs, contiguous. Changes the list. Raises the errors of `prepare`."""
+        if len(flat) != len(self._inputs):
+            raise InputError(f"{len(flat)} tensors were given; the package takes {len(self._inputs)}: {self}")
         shapes, device, alignment = [], self.device, self._alignment
         for index, (value, expected) in enumerate(zip(flat, self._inputs)):
             if type(value) is not torch.Tensor:
@@ -93,11 +118,10 @@ class InputPlan:
             elif address % alignment:
                 flat[index] = value.clone()
             shapes.append(shape)
-        self.check_shapes(shapes)
+        self._check_shapes(shapes)
         return flat
 
-    def check_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Checks the shapes of the flat inputs. Raises InputError if the package does not allow them."""
+    def _check_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         key = tuple(shapes)
         if key not in self._allowed_shapes:
             self._check_new_shapes(shapes)
@@ -164,8 +188,8 @@ class InputPlan:
             )
         if value.device != self.device:
             raise InputError(
-                f"{expected} must be on {self.device}, where the model is; got one on {value.device}",
-                hint=f"`.to({str(self.device)!r})` moves it, or load the package with another `device`.",
+                f"{expected} must be on {self.device}, {self._reason}; got one on {value.device}",
+                hint=f"`.to({str(self.device)!r})` moves it.",
             )
         raise InputError(f"{expected} has no data: its storage was freed, or it only stands in for a tensor")
 

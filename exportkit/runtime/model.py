@@ -19,7 +19,7 @@ from exportkit.runtime.case_tensors import read_case, tensor_text
 from exportkit.runtime.graphs import GraphReport, empty_inputs, graph_report
 from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.runtime.native import NativeRunner
-from exportkit.runtime.requests import Answers, joined_shapes, use_own_stream
+from exportkit.runtime.requests import Answers, use_own_stream
 from exportkit.runtime.runner import Runner
 from exportkit.runtime.weights import Weights, WeightsSource, mapped_weights, replaced_weights
 
@@ -78,6 +78,7 @@ class Model:
         self._construct = construct
         self._changing = threading.Lock()  # allows one swap at a time, and none after close()
         self._inputs = plan
+        self._host_inputs = InputPlan(self.manifest.call, torch.device("cpu"), reason="where requests begin")
         self._build_result = plan.build_result
         self._output_count = len(self.manifest.call.outputs)
         self.__signature__ = self._inputs.signature
@@ -113,24 +114,26 @@ class Model:
         """Runs several requests in one call, from the CPU's memory and back: what a server does with a batch.
 
         Args:
-            requests: For each request its flat inputs in the manifest's order: on the CPU, contiguous, with the
-                manifest's dtypes. They are joined along axis 0.
-            outputs: The numbers of the outputs that are wanted.
+            requests: For each request its flat inputs in the manifest's order, on the CPU, to be joined along axis 0.
+            outputs: The numbers of the outputs that are wanted, in the manifest's order.
 
         Returns:
             The outputs with the rows of all requests, on the CPU, and how long each step took.
 
         Raises:
-            InputError: The package does not allow so many rows. Nothing was run.
+            InputError: The package does not allow an input of a request, or of all together. Nothing was run.
+            UsageError: There is no such output.
             ModelRunError: The compiled code failed.
             ModelClosedError: The model was closed.
         """
         runner = self._open_runner()
-        self._inputs.check_shapes(joined_shapes(requests))
+        if unknown := [number for number in outputs if not 0 <= number < self._output_count]:
+            raise UsageError(f"there is no output {unknown[0]}: the package has {self._output_count}")
+        prepared = self._host_inputs.prepare_requests(requests)
         try:
-            return runner.run_requests(requests, outputs)
+            return runner.run_requests(prepared, outputs)
         except RuntimeError as error:
-            raise self._run_error(error, [tensor for request in requests for tensor in request]) from error
+            raise self._run_error(error, [tensor for request in prepared for tensor in request]) from error
 
     def use_own_stream(self) -> None:
         """Lets this thread's calls run beside those of other threads, if the model is on a GPU."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.errors import InputError, ModelClosedError, ModelRunError
+from exportkit.errors import InputError, ModelClosedError, ModelRunError, UsageError
 from exportkit.package import manifest as m
 from exportkit.runtime.requests import joined, joined_shapes
 from exportkit.serve.protocol.datatypes import DATATYPES
@@ -138,11 +138,47 @@ def test_an_operator_that_raises_is_an_error_and_the_model_goes_on(misbehaving_p
         assert equal(answers.outputs, model(good, bias=bias))
 
 
-def test_requests_that_do_not_fit_together_are_an_error_and_the_model_goes_on(model):
-    one, other = example(2), example(2)
-    with pytest.raises(ModelRunError, match=r"the compiled model failed on \(bool\[2\]"):
-        model.run_requests([one, [*other[:1], drawn(torch.uint8, 2, 4), *other[2:]]], [0])
+def test_what_the_package_does_not_take_is_refused_and_the_model_goes_on(model):
+    one = example(2)
+
+    def refused(place: int, other: object, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            model.run_requests([one, [*one[:place], other, *one[place + 1 :]]], [0])
+
+    refused(1, drawn(torch.int8, 2, 3), "`of_uint8` must be uint8, got int8")
+    refused(1, drawn(torch.uint8, 2, 4), "`of_uint8` must have size 3 in dimension 1")
+    refused(1, drawn(torch.uint8, 3, 3), "they must agree")
+    refused(
+        1,
+        torch.zeros(2, 3, dtype=torch.uint8, device="meta"),
+        "`of_uint8` must be on cpu, where requests begin; got one on meta",
+    )
+    refused(1, one[1].numpy(), "`of_uint8` must be a tensor")
+    with pytest.raises(InputError, match=r"1 tensors were given; the package takes 13"):
+        model.run_requests([one, one[:1]], [0])
+    with pytest.raises(InputError, match="there are no requests"):
+        model.run_requests([], [0])
+    for output in (-1, len(DATATYPES)):
+        with pytest.raises(UsageError, match=f"there is no output {output}: the package has 13"):
+            model.run_requests([one], [output])
     assert bits(model.run_requests([one], [0]).outputs[0]) == bits(one[0])
+
+
+def test_inputs_with_gaps_are_copied(model):
+    one = example(2)
+    turned = [tensor.movedim(0, -1).contiguous().movedim(-1, 0) for tensor in one]
+    for output, expected in zip(model.run_requests([turned, one], range(len(DATATYPES))).outputs, one):
+        assert bits(output) == 2 * bits(expected)
+
+
+def test_inputs_without_dimensions_are_not_put_together(tiny_package):
+    """`offset` has the same size in every call."""
+    (image, query), named = tiny.example(2)
+    request = [image, query["features"], named["offset"]]
+    with exportkit.load(tiny_package) as model:
+        assert model.run_requests([request], [0]).outputs[0].shape[0] == 2
+        with pytest.raises(InputError, match="`offset` must have size 5 in dimension 0"):
+            model.run_requests([request, request], [0])
 
 
 def test_the_cpp_runtime_refuses_what_does_not_fit_together(package):
