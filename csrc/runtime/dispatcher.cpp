@@ -66,8 +66,8 @@ std::tuple<std::vector<at::Tensor>, double, double, double> run_all(int64_t hand
                                                                     int64_t requests,
                                                                     const std::vector<int64_t>& outputs) {
   const Work work;
-  Answer answer = run_requests(*session(handle), tensors, requests, outputs);
-  return {std::move(answer.outputs), answer.input_seconds, answer.run_seconds, answer.output_seconds};
+  Answers answers = run_requests(*session(handle), tensors, requests, outputs);
+  return {std::move(answers.outputs), answers.input_seconds, answers.run_seconds, answers.output_seconds};
 }
 
 // Every namespace with an operator.

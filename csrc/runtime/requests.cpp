@@ -79,8 +79,8 @@ void wait(c10::Device device) {
 
 }  // namespace
 
-Answer run_requests(const Session& session, const Tensors& tensors, int64_t requests,
-                    const std::vector<int64_t>& outputs) {
+Answers run_requests(const Session& session, const Tensors& tensors, int64_t requests,
+                     const std::vector<int64_t>& outputs) {
   using Clock = std::chrono::steady_clock;
   const auto seconds = [](Clock::duration time) { return std::chrono::duration<double>(time).count(); };
   const c10::Device device = session.device();
@@ -90,16 +90,16 @@ Answer run_requests(const Session& session, const Tensors& tensors, int64_t requ
   const Tensors found = session.run(inputs);
   wait(device);
   const auto ran = Clock::now();
-  Answer answer;
+  Answers answers;
   for (const int64_t output : outputs) {
     TORCH_CHECK(output >= 0 && output < int64_t(found.size()), "the model has no output ", output);
-    answer.outputs.push_back(fetch(found[size_t(output)]));
+    answers.outputs.push_back(fetch(found[size_t(output)]));
   }
   wait(device);
-  answer.input_seconds = seconds(joined - started);
-  answer.run_seconds = seconds(ran - joined);
-  answer.output_seconds = seconds(Clock::now() - ran);
-  return answer;
+  answers.input_seconds = seconds(joined - started);
+  answers.run_seconds = seconds(ran - joined);
+  answers.output_seconds = seconds(Clock::now() - ran);
+  return answers;
 }
 
 }  // namespace exportkit

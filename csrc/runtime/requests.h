@@ -9,7 +9,7 @@
 
 namespace exportkit {
 
-struct Answer {
+struct Answers {
   std::vector<at::Tensor> outputs;  // on the CPU, contiguous; a GPU writes to pinned memory
   // What it took to bring the inputs to the device, to run, and to bring the outputs back.
   double input_seconds, run_seconds, output_seconds;
@@ -20,7 +20,7 @@ struct Answer {
 // and what the package allows. Inputs of a request that is alone may have no axis. A server calls this without Python's
 // lock; if it made each step from Python, it would wait for the lock after each. Throws c10::Error if the tensors do
 // not fit together, and what Session::run throws.
-Answer run_requests(const Session& session, const std::vector<at::Tensor>& tensors, int64_t requests,
-                    const std::vector<int64_t>& outputs);
+Answers run_requests(const Session& session, const std::vector<at::Tensor>& tensors, int64_t requests,
+                     const std::vector<int64_t>& outputs);
 
 }  // namespace exportkit
