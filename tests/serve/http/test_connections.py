@@ -108,7 +108,9 @@ def test_requests_in_a_row_on_one_connection(site: Site) -> None:
         connection.sendall(request + request)
         received = b""
         while received.count(b"HTTP/1.1 200 OK") < 2 or not received.endswith(bytes(8)):
-            received += connection.recv(65536)
+            came = connection.recv(65536)
+            assert came, received
+            received += came
 
 
 def test_clients_that_vanish_leave_the_queue(ours: tuple[Site, FakeRepository]) -> None:
