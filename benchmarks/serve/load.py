@@ -76,7 +76,7 @@ class Counted:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path)
-    parser.add_argument("--one", help="the sizes of the one request that is repeated. Default: those of --many")
+    parser.add_argument("--one", help="sizes of the request that one client repeats. Default: those of --many")
     parser.add_argument("--many", required=True, help="the sizes of each of many requests; batch=1 in most models")
     parser.add_argument("--max-batch", type=int, default=16)
     parser.add_argument("--connections", type=int, help="at saturation. Default: four batches")

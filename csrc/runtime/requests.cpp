@@ -92,7 +92,8 @@ Answers run_requests(const Session& session, const Tensors& tensors, int64_t req
   const auto ran = Clock::now();
   Answers answers;
   for (const int64_t output : outputs) {
-    TORCH_CHECK(output >= 0 && output < int64_t(found.size()), "the model has no output ", output);
+    TORCH_CHECK(output >= 0 && output < int64_t(found.size()), "there is no output ", output, ": the model has ",
+                found.size());
     answers.outputs.push_back(fetch(found[size_t(output)]));
   }
   wait(device);

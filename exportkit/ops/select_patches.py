@@ -37,7 +37,7 @@ def select_patches(
     Patches come in the order of top_k_patches. Their tokens are exactly allocate_lod_tokens(selected scores,
     min_tokens, max_tokens, gamma, total).
 
-    This operator is for inference and has no gradient. In training, call top_k_patches and allocate_lod_tokens.
+    Use it for inference: it has no gradient. To train, call top_k_patches and allocate_lod_tokens.
 
     Args:
         relevance_scores: One score for each patch, row by row of the grid.

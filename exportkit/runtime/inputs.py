@@ -80,12 +80,12 @@ class InputPlan:
             InputError: The package does not allow an input of one of them, or of all together.
         """
         if not requests:
-            raise InputError("there are no requests")
+            raise InputError("no request was given", hint="Give at least one.")
         prepared = [self.prepare_flat(list(request)) for request in requests]
         if len(prepared) > 1:
             for tensor, expected in zip(prepared[0], self._inputs):
                 if not tensor.dim():
-                    raise InputError(f"{expected} has no dimension along which requests could be put together")
+                    raise InputError(f"{expected} is a scalar, so requests cannot be joined", hint="Run each alone.")
             self._check_shapes(joined_shapes(prepared))
         return prepared
 

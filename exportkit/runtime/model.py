@@ -122,13 +122,16 @@ class Model:
 
         Raises:
             InputError: The package does not allow an input of a request, or of all together. Nothing was run.
-            UsageError: There is no such output.
+            UsageError: The number of an output is negative or too large.
             ModelRunError: The compiled code failed.
             ModelClosedError: The model was closed.
         """
         runner = self._open_runner()
         if unknown := [number for number in outputs if not 0 <= number < self._output_count]:
-            raise UsageError(f"there is no output {unknown[0]}: the package has {self._output_count}")
+            raise UsageError(
+                f"there is no output {unknown[0]}: the package has {self._output_count}",
+                hint="`manifest.call.outputs` lists them. The first has number 0.",
+            )
         prepared = self._host_inputs.prepare_requests(requests)
         try:
             return runner.run_requests(prepared, outputs)
@@ -136,7 +139,7 @@ class Model:
             raise self._run_error(error, [tensor for request in prepared for tensor in request]) from error
 
     def use_own_stream(self) -> None:
-        """Lets this thread's calls run beside those of other threads, if the model is on a GPU."""
+        """Gives this thread a CUDA stream, so that its calls run beside other threads'. Does nothing on a CPU."""
         use_own_stream(self.device)
 
     def _open_runner(self) -> Runner:

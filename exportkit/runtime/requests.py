@@ -58,7 +58,7 @@ def run_in_steps(
 
 
 def use_own_stream(device: torch.device) -> None:
-    """Lets the calls of this thread run beside those of others, if the device is a GPU."""
+    """Gives this thread a CUDA stream, so that its calls run beside other threads'. Does nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream(device))
 

@@ -156,7 +156,7 @@ def test_what_the_package_does_not_take_is_refused_and_the_model_goes_on(model):
     refused(1, one[1].numpy(), "`of_uint8` must be a tensor")
     with pytest.raises(InputError, match=r"1 tensors were given; the package takes 13"):
         model.run_requests([one, one[:1]], [0])
-    with pytest.raises(InputError, match="there are no requests"):
+    with pytest.raises(InputError, match="no request was given"):
         model.run_requests([], [0])
     for output in (-1, len(DATATYPES)):
         with pytest.raises(UsageError, match=f"there is no output {output}: the package has 13"):
