@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from exportkit.serve.http.body_source import FILL, WATCH
 from exportkit.serve.operations.answer_transport import AnswerTransport
-from exportkit.serve.operations.body_filler import BodyFiller
+from exportkit.serve.operations.connection_reader import ConnectionReader
 from exportkit.serve.statuses import BadRequestError, ServeError, SlowClientError
 
 KEEP_ALIVE_SECONDS = 75
@@ -78,6 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn names its own transports
         """Refuses one connection too many."""
         super().connection_made(transport)
+        self._reader = ConnectionReader(self, transport)
         if len(self.connections) > self._limits.connections:
             most = self._limits.connections
             self._refuse(TooManyConnectionsError(f"{most} connections are open, which is the most"))
@@ -99,11 +100,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self._arm(_FAREWELL_SECONDS, self._answer_may_be_stuck)
 
     def data_received(self, data: bytes) -> None:
-        """Counts the bytes of headers."""
+        """Counts the bytes of headers. After them, the application says where to the body comes."""
         self._mixed = not self._in_headers
         self._moved = self.loop.time()
         super().data_received(data)
-        if not self._in_headers:
+        if self.in_body:
+            if not self.cycle.response_complete:
+                self.flow.pause_reading()
             return
         self._header_bytes = 1 if self._mixed else self._header_bytes + len(data)
         if self._header_bytes > self._limits.header_bytes:
@@ -164,21 +167,11 @@ class LimitedProtocol(HttpToolsProtocol):
         came(start)
         if not cycle.more_body or cycle.disconnected:
             return not cycle.more_body
-        filler = BodyFiller(self, memory[start:], came)
-        self.transport.set_protocol(filler)
         self.flow.resume_reading()
-        try:
-            whole = await filler.done
-        except asyncio.CancelledError:
-            if not self.transport.is_closing():
-                self.transport.set_protocol(self)
-                self.data_received(filler.came)  # the parser goes on from here
-            raise
-        return whole
+        return await self._reader.fill(memory[start:], came)
 
     def body_filled(self) -> None:
         """The rest of a body came. The parser has not seen it, so another begins with the next request."""
-        self.transport.set_protocol(self)
         self._moved = self.loop.time()
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
@@ -225,6 +218,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self._arm(self._limits.idle_seconds, self._answer_may_be_stuck)
         else:
             self.transport.abort()  # close() would wait for the client to take the rest
+
+    @property
+    def in_body(self) -> bool:
+        """Whether the parser has seen the head of a request and not the end of its body."""
+        return not self._in_headers
 
     @property
     def _is_between(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.body_source import FILL
 from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.operations import connection_reader
 from exportkit.serve.operations.connections import ConnectionLimits
 from exportkit.serve.request_record import RequestRecord
 from tests.serve.http.conftest import repository
@@ -100,8 +102,8 @@ LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_even
 @LOOPS
 @settings(max_examples=8)
 @given(
-    sizes=st.lists(st.sampled_from([0, 1, 7, 65_535, 65_536, 300_000, 1 << 21]), min_size=1, max_size=4),
-    cuts=st.lists(st.integers(1, 400_000), max_size=5),
+    sizes=st.lists(st.sampled_from([0, 1, 7, 16_384, 65_536, 300_000, 9 << 20]), min_size=1, max_size=4),
+    cuts=st.lists(st.integers(1, 400_000) | st.integers(1, 9 << 20), max_size=5),
 )
 def test_every_body_arrives_however_it_is_cut(loop: Any, sizes: list[int], cuts: list[int]) -> None:
     """Requests follow one another on a connection without a pause, and are sent in any pieces."""
@@ -183,6 +185,119 @@ def test_filling_that_is_cancelled_goes_on_as_messages(loop: Any, sent: int) -> 
             assert await answer(reader) == body
             writer.write(request(b"the next"))
             assert await answer(reader) == b"the next"
+
+    run(scenario, loop)
+
+
+class Elsewhere:
+    """Stands before the function that receives in another thread, which waits until it may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[str] = []
+        self.may_receive = threading.Event()
+        self._receive = connection_reader._receive
+        monkeypatch.setattr(connection_reader, "_receive", self.receive)
+
+    def receive(self, descriptor: int, body: Any) -> int:
+        self.threads.append(threading.current_thread().name)
+        assert self.may_receive.wait(60)
+        return self._receive(descriptor, body)
+
+    async def begun(self) -> None:
+        while not self.threads:
+            await asyncio.sleep(0.01)
+
+
+LARGE = 32 << 20
+
+
+@LOOPS
+def test_large_bodies_come_in_other_threads_at_the_same_time(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Elsewhere(monkeypatch)
+    bodies = [counted(LARGE, seed) for seed in range(3)]
+
+    async def scenario() -> None:
+        async with serving() as (_, connect):
+            answers = []
+            for body in bodies:
+                reader, writer = await connect()
+                writer.write(request(body))
+                answers.append(asyncio.create_task(read_large(reader)))
+            while len(elsewhere.threads) < len(bodies):
+                await asyncio.sleep(0.01)
+            elsewhere.may_receive.set()
+            assert await asyncio.gather(*answers) == bodies
+            assert threading.current_thread().name not in elsewhere.threads
+
+    run(scenario, loop)
+
+
+async def read_large(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    return await reader.readexactly(LARGE)
+
+
+@LOOPS
+def test_filling_that_is_cancelled_while_another_thread_receives(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Elsewhere(monkeypatch)
+    body = counted(LARGE, 5)
+
+    async def scenario() -> None:
+        async with serving() as (_, connect):
+            reader, writer = await connect()
+            writer.write(request(body, b"/patient"))
+            await elsewhere.begun()
+            await asyncio.sleep(0.2)  # the application waits for 0.1 s
+            elsewhere.may_receive.set()
+            assert await read_large(reader) == body
+            writer.write(request(b"the next"))
+            assert await answer(reader) == b"the next"
+
+    run(scenario, loop)
+
+
+@LOOPS
+def test_a_client_that_goes_away_while_another_thread_receives(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are served meanwhile, and the application is told once the thread comes back."""
+    elsewhere = Elsewhere(monkeypatch)
+
+    async def scenario() -> None:
+        async with serving() as (app, connect):
+            _, writer = await connect()
+            writer.write(request(counted(LARGE, 1)))
+            await elsewhere.begun()
+            writer.transport.abort()
+            reader, writer = await connect()
+            writer.write(request(b"another"))
+            assert await answer(reader) == b"another"
+            elsewhere.may_receive.set()
+            while len(app.ended) < 2:
+                await asyncio.sleep(0.01)
+            assert app.ended == [True, False]
+
+    run(scenario, loop)
+
+
+@LOOPS
+def test_a_client_that_pauses_does_not_keep_a_thread(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Elsewhere(monkeypatch)
+    elsewhere.may_receive.set()
+    body = counted(LARGE, 2)
+
+    async def scenario() -> None:
+        async with serving() as (app, connect):
+            reader, writer = await connect()
+            writer.write(request(body)[: LARGE // 2])
+            await elsewhere.begun()
+            while sum(app.parts) < LARGE // 2 - 1000:
+                await asyncio.sleep(0.01)
+            await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, lambda: None), 60)
+            began = len(elsewhere.threads)
+            await asyncio.sleep(0.3)
+            assert len(elsewhere.threads) == began
+            writer.write(request(body)[LARGE // 2 :])
+            assert await read_large(reader) == body
 
     run(scenario, loop)
 
