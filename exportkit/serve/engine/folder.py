@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,6 +107,7 @@ def _weights_in(folder: Path) -> dict[str, Path]:
     }
 
 
+@functools.lru_cache(maxsize=1024)
 def newest_last(version: str) -> tuple[tuple[int, int, str], ...]:
     """Returns the key that sorts versions: 2 before 10, 1.9 before 1.10. A manifest's version may be any text."""
     numbers_and_text = re.findall(r"0*([0-9]+)|([^0-9]+)", version)

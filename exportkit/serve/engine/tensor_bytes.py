@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import numpy as np
@@ -12,19 +13,27 @@ from exportkit.serve.protocol.inference import InputTensor
 # torch warns once in a process of memory that is read-only. Nobody writes inputs, so the warning is used up here.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    torch.frombuffer(b"\0", dtype=torch.uint8)
+    torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 
 def tensor_of(given: InputTensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns a tensor over the bytes of an input, which it keeps alive. `dtype` is that of the input's datatype."""
     if not given.data.nbytes:
         return torch.empty(given.shape, dtype=dtype)
+    array = np.frombuffer(given.data, _as_numpy(dtype)).reshape(given.shape)  # see `bytes_of`
+    tensor = torch.from_numpy(array)
     if dtype is torch.bool:  # torch takes a byte of 2 for neither true nor false
-        return torch.frombuffer(given.data, dtype=torch.uint8).ne(0).view(given.shape)
-    content = torch.frombuffer(given.data, dtype=dtype)
-    if content.data_ptr() % dtype.itemsize:  # in shared memory, where the client chose the place
-        content = content.clone()
-    return content.view(given.shape)
+        return tensor.ne(0)
+    if tensor.data_ptr() % dtype.itemsize:  # in shared memory, where the client chose the place
+        tensor = tensor.clone()
+    return tensor.view(dtype) if dtype is torch.bfloat16 else tensor
+
+
+@functools.cache
+def _as_numpy(dtype: torch.dtype) -> np.dtype:
+    """Returns the dtype by which NumPy handles the bytes of a tensor."""
+    instead = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}
+    return torch.empty(0, dtype=instead.get(dtype, dtype)).numpy().dtype
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -67,8 +67,8 @@ class _Body:
 class ConnectionReader(asyncio.BufferedProtocol):
     """Receives for an HTTP protocol, in the place of which it is the transport's.
 
-    What is missing of a large body is received in another thread as long as its client sends without a pause: one thread
-    receives about 3 GB a second, and others wait meanwhile.
+    The rest of a large body is received in another thread, as long as its client sends without a pause. One thread
+    receives about 3 GB a second, and the others of the event loop would wait meanwhile.
     """
 
     def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:

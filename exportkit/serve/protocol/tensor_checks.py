@@ -31,9 +31,9 @@ def input_bytes(name: str, datatype: str, shape: Sequence[int]) -> int:
         raise type(error)(f"the input {shown(name)}: {error.message}") from None
     if len(shape) > _MOST_SIZES:
         raise BadRequestError(f"the input {shown(name)} has {len(shape)} sizes; at most {_MOST_SIZES} are allowed")
-    if any(length < 0 for length in shape):
+    if min(shape, default=0) < 0:
         raise BadRequestError(f"the input {shown(name)} has the shape {_written(shape)}; sizes are not negative")
-    if any(length > _MOST_BYTES for length in shape) or (total := math.prod(shape) * size) > _MOST_BYTES:
+    if max(shape, default=0) > _MOST_BYTES or (total := math.prod(shape) * size) > _MOST_BYTES:
         raise BadRequestError(f"the input {shown(name)} has the shape {_written(shape)}, which no memory can hold")
     return total
 
