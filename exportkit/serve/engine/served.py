@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -83,10 +83,7 @@ class ServedModel:
         for copy in loaded.copies:
             make_runner = partial(Runner, copy, self.manifest.call.outputs, counted, warm_up=loaded.warm_up)
             self._dispatcher.start(copy, make_runner, described.runners)
-        self._held_bytes = 0
-        self._accepted = 0  # bodies that are read, and requests that are not answered yet
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._accepted = _Accepted()
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
         self._successor: ServedModel | None = None
@@ -111,8 +108,7 @@ class ServedModel:
             return None
         return self._leaving or self._copies[0].failure or "its worker process died and starts again"
 
-    @contextmanager
-    def admit(self, size: int) -> Iterator[None]:
+    def admit(self, size: int) -> AbstractContextManager[None]:
         """Reserves room for a body of `size` bytes before it is read; leaving the context gives it back.
 
         Raises:
@@ -121,16 +117,9 @@ class ServedModel:
             NotReadyError: The model is not ready, or the server drains.
         """
         if self._closed and self._successor is not None:
-            with self._successor.admit(size):
-                yield
-            return
+            return self._successor.admit(size)
         self._check_room(size)
-        self._held_bytes += size
-        try:
-            with self._accepting():
-                yield
-        finally:
-            self._held_bytes -= size
+        return _Admission(self._accepted, size)
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers a request. Cancelling the task takes the request out of the queue.
@@ -142,7 +131,7 @@ class ServedModel:
             return await self._successor.infer(request)
         accepted = time.perf_counter()
         try:
-            with self._accepting():
+            with _Admission(self._accepted, 0):
                 ran = await self._run(request)
         except BaseException as error:
             self.counted.failed(_reason(error), time.perf_counter() - accepted)
@@ -184,8 +173,7 @@ class ServedModel:
             successor: Takes what still arrives here.
         """
         self._successor = successor
-        while self._accepted:
-            await self._idle.wait()
+        await self._accepted.none()
         self._closed = True
         self._leaving = self._leaving or "it was unloaded"
         threads = self._dispatcher.stop()
@@ -199,14 +187,14 @@ class ServedModel:
 
     def _check_room(self, size: int) -> None:
         error: ServeError
-        limits = self._limits
+        limits, held = self._limits, self._accepted.bytes
         if self.failure is not None:
             error = NotReadyError(f"the model {self.name} is not ready: {self.failure}")
         elif size > limits.max_queued_bytes:
             error = TooLargeError(f"the body has {size} bytes, and at most {limits.max_queued_bytes} may wait")
-        elif self._held_bytes + size > limits.max_queued_bytes:
+        elif held + size > limits.max_queued_bytes:
             error = QueueFullError(
-                f"{self._held_bytes} bytes wait, and at most {limits.max_queued_bytes} may: no room for {size} more",
+                f"{held} bytes wait, and at most {limits.max_queued_bytes} may: no room for {size} more",
                 hint="Try again later.",
             )
         elif self.counted.queued_rows >= limits.max_queued_rows:
@@ -219,17 +207,51 @@ class ServedModel:
         self.counted.failed(error.reason)
         raise error
 
-    @contextmanager
-    def _accepting(self) -> Iterator[None]:
-        """Counts what `close` waits for."""
-        self._accepted += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._accepted -= 1
-            if not self._accepted:
-                self._idle.set()
+
+class _Accepted:
+    """What is accepted and not answered yet: bodies that are read, and requests.
+
+    Attributes:
+        bytes: The bytes for which they reserved room.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def enter(self, size: int) -> None:
+        """Counts one more."""
+        self.bytes += size
+        self._count += 1
+        self._none.clear()
+
+    def leave(self, size: int) -> None:
+        """Counts one less."""
+        self.bytes -= size
+        self._count -= 1
+        if not self._count:
+            self._none.set()
+
+    async def none(self) -> None:
+        """Waits until everything is answered."""
+        while self._count:
+            await self._none.wait()
+
+
+class _Admission(AbstractContextManager[None]):
+    """One of the accepted."""
+
+    def __init__(self, accepted: _Accepted, size: int) -> None:
+        self._accepted = accepted
+        self._size = size
+
+    def __enter__(self) -> None:
+        self._accepted.enter(self._size)
+
+    def __exit__(self, *_: object) -> None:
+        self._accepted.leave(self._size)
 
 
 def _reason(error: BaseException) -> str:

@@ -10,26 +10,10 @@ from typing import Any
 from exportkit.serve.protocol.aligned import check_header_length
 from exportkit.serve.protocol.datatypes import BINARY_ONLY, item_size, shown
 from exportkit.serve.protocol.inference import InferRequest, InputTensor
-from exportkit.serve.protocol.parameters import (
-    OutputForm,
-    OutputForms,
-    check_names,
-    checked_request,
-    output_form,
-    region_slice,
-    truth,
-    whole_number,
-)
-from exportkit.serve.protocol.request_json import (
-    RequestedInput,
-    RequestedOutput,
-    read_inputs,
-    read_outputs,
-    read_parameters,
-    read_request,
-)
+from exportkit.serve.protocol.parameters import OutputForm, OutputForms, checked_request
+from exportkit.serve.protocol.request_head import InputHead, read_head
 from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region, offered
-from exportkit.serve.protocol.tensor_checks import check_data_size, checked_input, input_bytes, input_of_array
+from exportkit.serve.protocol.tensor_checks import checked_input, input_of_array, input_of_bytes
 from exportkit.serve.protocol.values import array_of_json
 from exportkit.serve.statuses import BadRequestError, TooLargeError
 
@@ -61,24 +45,33 @@ def header_length_of(value: str | None) -> int | None:
     return int(value)
 
 
+@dataclass(frozen=True)
+class BodyRules:
+    """What a body of a model may hold.
+
+    Attributes:
+        inputs: `name`, `datatype` and `shape` of each of the model's inputs. A size of -1 varies.
+        outputs: The same of its outputs.
+        batched: Whether the first size of the inputs is a number of rows: then a request without JSON has one row,
+            unless no other size varies.
+        max_bytes: The most bytes that the inputs may have together.
+    """
+
+    inputs: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
+    batched: bool
+    max_bytes: int
+
+
 def parse_body(
-    body: memoryview,
-    header_length: int | None,
-    *,
-    metadata: Mapping[str, Any],
-    batched: bool,
-    max_bytes: int,
-    shared_memory: SharedMemory | None = None,
+    body: memoryview, header_length: int | None, rules: BodyRules, shared_memory: SharedMemory | None = None
 ) -> ParsedBody:
     """Reads a body. The inputs are views of it, so it must not be written to again.
 
     Args:
         body: The whole body, decompressed; best in a `body_buffer`.
         header_length: The length of the JSON. None: all is JSON. 0: all is the one input's data.
-        metadata: `ServedModel.metadata()`, which gives the input of a request without JSON, and the outputs' datatypes.
-        batched: Whether the first size of the inputs is a number of rows: then a request without JSON has one row,
-            unless no other size varies.
-        max_bytes: `ServedModel.max_body`: the most bytes that the inputs may have together.
+        rules: What the model allows.
         shared_memory: The registered regions. None: this server does not offer shared memory.
 
     Raises:
@@ -88,21 +81,18 @@ def parse_body(
     """
     check_header_length(body.nbytes, header_length)
     if header_length == 0:
-        return _raw(body, metadata["inputs"], batched)
+        return _raw(body, rules)
     end = body.nbytes if header_length is None else header_length
-    message = read_request(body[:end])
-    parameters = read_parameters(message.parameters, "the request")
-    default = OutputForm(truth("the request", parameters, "binary_data_output", False))
-    forms = _forms(read_outputs(message), default)
-    names = list(forms.named)
-    _check_forms(forms, names, metadata["outputs"], shared_memory)
-    inputs = _Inputs(body[end:], header_length, max_bytes, shared_memory)
-    tensors = [inputs.take(tensor) for tensor in read_inputs(message)]
-    inputs.check_end()
-    return ParsedBody(checked_request(tensors, names, message.id or "", parameters), forms)
+    head = read_head(body[:end])
+    _check_forms(head.forms, rules.outputs, shared_memory)
+    data = _Data(body[end:], header_length, rules.max_bytes, shared_memory)
+    inputs = tuple(map(data.take, head.inputs))
+    data.check_end()
+    asked = head.request
+    return ParsedBody(InferRequest(inputs, asked.outputs, asked.id, asked.priority, asked.timeout), head.forms)
 
 
-class _Inputs:
+class _Data:
     """Takes the inputs out of the binary section, one after the other, out of shared memory, or out of the JSON."""
 
     def __init__(
@@ -114,42 +104,29 @@ class _Inputs:
         self._most = self._room = max_bytes
         self._shared_memory = shared_memory
 
-    def take(self, tensor: RequestedInput) -> InputTensor:
+    def take(self, head: InputHead) -> InputTensor:
         """Returns an input, and goes past its data."""
-        parameters = read_parameters(tensor.parameters, f"the input {shown(tensor.name)}")
-        where = region_slice(tensor.name, parameters)
-        values = tensor.values
-        given = [where is not None, "binary_data_size" in parameters, values is not None]
-        if sum(given) != 1:
-            raise BadRequestError(
-                f"the input {shown(tensor.name)} has " + ("no data" if not any(given) else "its data in two places"),
-                hint="Give one of `data` and the parameters `binary_data_size` and `shared_memory_region`.",
-            )
-        self._room -= input_bytes(tensor.name, tensor.datatype, tensor.shape)
+        self._room -= head.size
         if self._room < 0:
             raise TooLargeError(f"the inputs have more than {self._most} bytes, which no request of this model needs")
-        if where is not None:
-            return input_of_region(self._shared_memory, tensor.name, tensor.datatype, tensor.shape, where)
-        if values is not None:
-            array = array_of_json(tensor.name, tensor.datatype, tensor.shape, values)
-            return input_of_array(tensor.name, tensor.datatype, tensor.shape, array)
-        return self._take_binary(
-            tensor, whole_number(f"the input {shown(tensor.name)}", parameters, "binary_data_size")
-        )
+        name, datatype, shape = head.name, head.datatype, head.shape
+        if head.region is not None:
+            return input_of_region(self._shared_memory, name, datatype, shape, head.region)
+        if head.values is not None:
+            return input_of_array(name, datatype, shape, array_of_json(name, datatype, shape, head.values))
+        return input_of_bytes(name, datatype, shape, self._binary(head))
 
-    def _take_binary(self, tensor: RequestedInput, size: int) -> InputTensor:
-        left = self._section.nbytes - self._start
-        if size > left:
+    def _binary(self, head: InputHead) -> memoryview:
+        start, left = self._start, self._section.nbytes - self._start
+        if head.size > left:
             raise BadRequestError(
-                f"the input {shown(tensor.name)} has {size} bytes of binary data; {left} are left in the body",
+                f"the input {shown(head.name)} has {head.size} bytes of binary data; {left} are left in the body",
                 hint=f"{HEADER_LENGTH} says how long the JSON is."
                 if self._header_length is not None
                 else f"The request has no header {HEADER_LENGTH}, so all of its body is JSON.",
             )
-        check_data_size(tensor.name, tensor.datatype, tensor.shape, size)
-        data = self._section[self._start : self._start + size]
-        self._start += size
-        return checked_input(tensor.name, tensor.datatype, tensor.shape, data)
+        self._start += head.size
+        return self._section[start : self._start]
 
     def check_end(self) -> None:
         """Raises BadRequestError if bytes are left."""
@@ -161,25 +138,14 @@ class _Inputs:
             )
 
 
-def _forms(wanted: Sequence[RequestedOutput], default: OutputForm) -> OutputForms:
-    check_names("output", (output.name for output in wanted))
-    forms = {}
-    for output in wanted:
-        parameters = read_parameters(output.parameters, f"the output {shown(output.name)}")
-        forms[output.name] = output_form(output.name, parameters, default)
-    return OutputForms(default, forms)
-
-
-def _check_forms(
-    forms: OutputForms, names: Sequence[str], outputs: Sequence[Mapping[str, Any]], shared_memory: SharedMemory | None
-) -> None:
+def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]], shared_memory: SharedMemory | None) -> None:
     """Refuses before the model runs what could not be written after it."""
     for form in forms.named.values():
         if form.region is not None:
             offered(shared_memory)
     for output in outputs:
         name = output["name"]
-        if not names or name in forms.named:
+        if not forms.named or name in forms.named:
             check_form(name, output["datatype"], forms.of(name))
 
 
@@ -192,8 +158,9 @@ def check_form(name: str, datatype: str, form: OutputForm) -> None:
         )
 
 
-def _raw(body: memoryview, inputs: Sequence[Mapping[str, Any]], batched: bool) -> ParsedBody:
+def _raw(body: memoryview, rules: BodyRules) -> ParsedBody:
     """Returns the request of a body that is the data of the model's only input."""
+    inputs = rules.inputs
     if len(inputs) != 1:
         names = ", ".join(str(described["name"]) for described in inputs)
         raise BadRequestError(
@@ -202,7 +169,7 @@ def _raw(body: memoryview, inputs: Sequence[Mapping[str, Any]], batched: bool) -
         )
     name, datatype, shape = inputs[0]["name"], inputs[0]["datatype"], list(inputs[0]["shape"])
     varying = [place for place, length in enumerate(shape) if length < 0]
-    if batched and len(varying) > 1 and varying[0] == 0:
+    if rules.batched and len(varying) > 1 and varying[0] == 0:
         shape[0], varying = 1, varying[1:]
     if len(varying) > 1:
         raise BadRequestError(

@@ -17,7 +17,7 @@ from exportkit.serve.protocol.aligned import aligned_bytes
 from exportkit.serve.protocol.datatypes import shortened, shown
 from exportkit.serve.protocol.inference import InputTensor
 from exportkit.serve.protocol.parameters import RegionSlice
-from exportkit.serve.protocol.tensor_checks import check_data_size, checked_input
+from exportkit.serve.protocol.tensor_checks import check_data_size, input_of_bytes
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotServedError
 
 _FOLDER = b"/dev/shm/"
@@ -222,7 +222,7 @@ def input_of_region(
     """
     regions = offered(shared_memory)
     check_data_size(name, datatype, shape, where.size)
-    return checked_input(name, datatype, shape, regions.read(where))
+    return input_of_bytes(name, datatype, shape, regions.read(where))
 
 
 def _open(key: str) -> int:

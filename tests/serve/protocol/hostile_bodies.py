@@ -13,15 +13,17 @@ import numpy as np
 from exportkit.serve.protocol.aligned import body_buffer
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.datatypes import item_size
-from exportkit.serve.protocol.request_body import ParsedBody, header_length_of, parse_body
+from exportkit.serve.protocol.request_body import BodyRules, ParsedBody, header_length_of, parse_body
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.statuses import ServeError
 from tests.serve.protocol.messages import NUMPY, address, answer_of
 
-METADATA = {
-    "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3, -1]}],
-    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}, {"name": "mask", "datatype": "BOOL", "shape": [2]}],
-}
+RULES = BodyRules(
+    inputs=[{"name": "x", "datatype": "FP32", "shape": [-1, 3, -1]}],
+    outputs=[{"name": "y", "datatype": "FP32", "shape": [-1]}, {"name": "mask", "datatype": "BOOL", "shape": [2]}],
+    batched=True,
+    max_bytes=4096,
+)
 _ANSWER = answer_of(
     {"y": ("FP32", np.array([0.5, np.nan], np.float32)), "mask": ("BOOL", np.array([True, False]))}, id="1"
 )
@@ -95,9 +97,7 @@ def survives(body: bytes, length: str | None, shared_memory: SharedMemory | None
         number = header_length_of(length)
         buffer = body_buffer(len(body), number)
         buffer[:] = body
-        received = parse_body(
-            buffer, number, metadata=METADATA, batched=True, max_bytes=4096, shared_memory=shared_memory
-        )
+        received = parse_body(buffer, number, RULES, shared_memory)
     except ServeError as error:
         _assert_tells(error)
         return False

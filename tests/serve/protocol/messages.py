@@ -11,7 +11,7 @@ import numpy as np
 
 from exportkit.serve.protocol.aligned import body_buffer
 from exportkit.serve.protocol.inference import InferAnswer, OutputTensor, Timing
-from exportkit.serve.protocol.request_body import ParsedBody, header_length_of, parse_body
+from exportkit.serve.protocol.request_body import BodyRules, ParsedBody, header_length_of, parse_body
 from exportkit.serve.protocol.shared_memory import SharedMemory
 
 # numpy's dtypes, written apart from the product's table.
@@ -55,9 +55,8 @@ def parsed(
     number = header_length_of(length)
     body = body_buffer(len(text) + len(binary), number)
     body[:] = text + binary
-    return parse_body(
-        body, number, metadata=metadata, batched=batched, max_bytes=max_bytes, shared_memory=shared_memory
-    )
+    rules = BodyRules(metadata["inputs"], metadata["outputs"], batched, max_bytes)
+    return parse_body(body, number, rules, shared_memory)
 
 
 def described(name: str = "x", datatype: str = "FP32", shape: Sequence[int] = (1, 3), **more: Any) -> dict[str, Any]:

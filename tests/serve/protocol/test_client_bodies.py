@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from exportkit.serve.protocol.aligned import body_buffer
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
-from exportkit.serve.protocol.request_body import ParsedBody, header_length_of, parse_body
+from exportkit.serve.protocol.request_body import BodyRules, ParsedBody, header_length_of, parse_body
 from exportkit.serve.statuses import BadRequestError
 from tests.serve.protocol.messages import AS_JSON, NUMPY, address, answer_of
 
@@ -43,8 +43,7 @@ def _received(sent: tuple[bytes, int | None], **options: Any) -> ParsedBody:
     number = header_length_of(None if header_length is None else str(header_length))
     buffer = body_buffer(len(body), number)
     buffer[:] = body
-    metadata: dict[str, Any] = {"inputs": [], "outputs": []}
-    return parse_body(buffer, number, metadata=metadata, batched=False, max_bytes=1 << 20, **options)
+    return parse_body(buffer, number, BodyRules([], [], batched=False, max_bytes=1 << 20), **options)
 
 
 def _inputs(tensors: dict[str, tuple[str, np.ndarray]], binary: bool) -> list[client.InferInput]:

@@ -14,12 +14,16 @@ import pytest
 from exportkit.serve.protocol.aligned import body_buffer
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms, RegionSlice
-from exportkit.serve.protocol.request_body import parse_body
+from exportkit.serve.protocol.request_body import BodyRules, parse_body
 from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region
 from exportkit.serve.statuses import ServeError
 from tests.serve.protocol.messages import METADATA, address, answer_of, described
 
 _SIZE = 30_000_000  # bytes of a large input
+
+
+def rules(max_bytes: int) -> BodyRules:
+    return BodyRules(METADATA["inputs"], METADATA["outputs"], True, max_bytes)
 
 
 @contextmanager
@@ -45,7 +49,7 @@ def test_a_large_request_takes_its_body_and_no_second_one(name: str) -> None:
         for start in range(len(header), len(body), len(chunk)):
             part = chunk[: len(body) - start]
             body[start : start + len(part)] = part
-        received = parse_body(body, len(header), metadata=METADATA, batched=True, max_bytes=_SIZE)
+        received = parse_body(body, len(header), rules(_SIZE))
     (tensor,) = received.request.inputs
     assert address(tensor.data) == address(body) + len(header)
     assert address(tensor.data) % 64 == 0
@@ -77,7 +81,7 @@ def test_a_large_request_takes_its_body_and_no_second_one(name: str) -> None:
 def test_a_hostile_text_does_not_become_many_objects(start: bytes, unit: bytes, end: bytes) -> None:
     text = memoryview(start + unit * (3_000_000 // len(unit)) + end)
     with _peak() as peak, pytest.raises(ServeError):
-        parse_body(text, None, metadata=METADATA, batched=True, max_bytes=1000)
+        parse_body(text, None, rules(1000))
     assert peak[0] <= 5 * len(text)
 
 

@@ -85,6 +85,18 @@ def _sized(size: object, **more: Any) -> dict[str, Any]:
     return {"inputs": [described(parameters={"binary_data_size": size}, **more)]}
 
 
+def test_a_header_that_came_before_has_other_data_and_other_rules() -> None:
+    header = _sized(12)
+    for number in (1, 2):
+        data = np.full(3, number, np.float32).tobytes()
+        (tensor,) = parsed(header, data).request.inputs
+        assert bytes(tensor.data) == data
+    with pytest.raises(TooLargeError):
+        parsed(header, data, max_bytes=11)
+    with pytest.raises(BadRequestError, match="cannot be returned as JSON"):
+        parsed(header, data, metadata=METADATA | {"outputs": [{"name": "y", "datatype": "FP16", "shape": [1]}]})
+
+
 @pytest.mark.parametrize(
     ("header", "binary", "words"),
     [
@@ -92,7 +104,7 @@ def _sized(size: object, **more: Any) -> dict[str, Any]:
         (_sized(12), bytes(11), "`x` has 12 bytes of binary data; 11 are left"),
         (_sized(12), b"", "no header Inference-Header-Content-Length"),
         (_sized(8), bytes(8), r"`x` \(FP32, shape \[1, 3\]\) needs 12 bytes; 8 were given"),
-        (_sized(1 << 63), bytes(12), "12 are left"),
+        (_sized(1 << 63), bytes(12), "needs 12 bytes; 9223372036854775808 were given"),
         (_sized(-1), bytes(12), "`binary_data_size` of the input `x` is not a whole number"),
         (_sized(1e30), bytes(12), "`binary_data_size` of the input `x` is not a whole number"),
         (_sized("12"), bytes(12), "`binary_data_size` of the input `x` is not a whole number"),
