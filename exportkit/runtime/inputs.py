@@ -86,7 +86,7 @@ class InputPlan:
             for tensor, expected in zip(prepared[0], self._inputs):
                 if not tensor.dim():
                     raise InputError(f"{expected} is a scalar, so requests cannot be joined", hint="Run each alone.")
-            self._check_shapes(joined_shapes(prepared))
+            self.check_shapes(joined_shapes(prepared))
         return prepared
 
     def prepare_flat(self, flat: list[Any]) -> list[torch.Tensor]:
@@ -118,10 +118,11 @@ class InputPlan:
             elif address % alignment:
                 flat[index] = value.clone()
             shapes.append(shape)
-        self._check_shapes(shapes)
+        self.check_shapes(shapes)
         return flat
 
-    def _check_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
+    def check_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Checks the shapes of flat inputs. Raises InputError if the package does not allow them."""
         key = tuple(shapes)
         if key not in self._allowed_shapes:
             self._check_new_shapes(shapes)

@@ -76,7 +76,6 @@ class RequestPlan:
         self._datatypes = datatypes(call.inputs)
         self._outputs = {output.name: place for place, output in enumerate(call.outputs)}
         self._plan = InputPlan(call, torch.device("cpu"))
-        self._arguments = arguments_of(call)
 
     def check(self, request: InferRequest) -> CheckedRequest:
         """Checks a request.
@@ -87,10 +86,9 @@ class RequestPlan:
         outputs = self._wanted(request.outputs)
         given = {tensor.name: tensor for tensor in request.inputs}
         self._check_names(given)
-        tensors = [self._tensor(given[name], place) for place, name in enumerate(self._names)]
-        args, kwargs = self._arguments(tensors)
+        inputs = [self._tensor(given[name], place) for place, name in enumerate(self._names)]
         try:
-            inputs = self._plan.prepare(args, kwargs)
+            self._plan.check_shapes([tensor.shape for tensor in inputs])
         except InputError as error:
             raise BadRequestError(error.message, hint=error.hint) from error
         size = sum(tensor.nbytes for tensor in inputs)
