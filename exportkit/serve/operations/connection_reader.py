@@ -16,6 +16,7 @@ _LARGE = 4 << 20  # bytes of a body that are missing, from which another thread 
 _FAST = 128 << 10  # bytes that came at once, by which a client is fast enough for that
 _PAUSE = 2  # milliseconds without data after which the event loop waits for the client, and no thread
 _TURN = 0.1  # seconds after which the event loop looks at a fast client, too
+_NOTHING = memoryview(b"")
 
 
 class Connection(Protocol):
@@ -65,10 +66,10 @@ class _Body:
 
 
 class ConnectionReader(asyncio.BufferedProtocol):
-    """Receives for an HTTP protocol, in the place of which it is the transport's.
+    """The transport's protocol, which receives for an HTTP protocol.
 
     The rest of a large body is received in another thread, as long as its client sends without a pause. One thread
-    receives about 3 GB a second, and the others of the event loop would wait meanwhile.
+    receives about 3 GB a second, and whoever else needs the event loop would wait.
     """
 
     def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
@@ -76,7 +77,7 @@ class ConnectionReader(asyncio.BufferedProtocol):
         self._connection = connection
         self._transport = transport
         self._encrypted = transport.get_extra_info("ssl_object") is not None
-        self._head = memoryview(b"")
+        self._head = _NOTHING
         self._body: _Body | None = None
         self._away = False  # whether another thread receives
         transport.set_protocol(self)
@@ -113,7 +114,8 @@ class ConnectionReader(asyncio.BufferedProtocol):
         """Takes what came."""
         body = self._body
         if body is None:
-            self._connection.data_received(bytes(self._head[:nbytes]))
+            data, self._head = bytes(self._head[:nbytes]), _NOTHING
+            self._connection.data_received(data)
             return
         self._count(body, nbytes)
         if nbytes >= _FAST and len(body.missing) >= _LARGE and not self._encrypted:
@@ -153,10 +155,13 @@ class ConnectionReader(asyncio.BufferedProtocol):
 
     def _send_away(self, body: _Body) -> None:
         """Lets another thread receive for a while."""
+        try:
+            # The connection may be closed meanwhile, and another opened with the same number.
+            descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
+        except OSError:  # as many files are open as may be
+            return
         self._transport.pause_reading()
         self._away = True
-        # The connection may be closed meanwhile, and another opened with the same number.
-        descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
         away = asyncio.get_running_loop().run_in_executor(None, _receive, descriptor, body)
         away.add_done_callback(partial(self._is_back, body))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import ssl
 import threading
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import uvloop
 from hypothesis import given, settings
@@ -93,7 +95,7 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 def counted(size: int, seed: int) -> bytes:
     """Bytes of which no part is like another."""
-    return b"".join((seed * 10**9 + number).to_bytes(8, "big") for number in range(size // 8 + 1))[:size]
+    return (np.arange(size // 8 + 1, dtype=">u8") + seed * 10**9).tobytes()[:size]
 
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -208,7 +210,7 @@ class Elsewhere:
             await asyncio.sleep(0.01)
 
 
-LARGE = 32 << 20
+LARGE = 16 << 20
 
 
 @LOOPS
@@ -277,6 +279,27 @@ def test_a_client_that_goes_away_while_another_thread_receives(loop: Any, monkey
             assert app.ended == [True, False]
 
     run(scenario, loop)
+
+
+def test_large_bodies_come_without_another_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere, asked = Elsewhere(monkeypatch), []
+
+    def refuse(descriptor: int) -> int:
+        asked.append(descriptor)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(connection_reader.os, "dup", refuse)
+    body = counted(LARGE, 7)
+
+    async def scenario() -> None:
+        async with serving() as (_, connect):
+            reader, writer = await connect()
+            writer.write(request(body))
+            assert await read_large(reader) == body
+
+    run(scenario, uvloop.new_event_loop)
+    assert asked
+    assert not elsewhere.threads
 
 
 @LOOPS
