@@ -127,7 +127,7 @@ def test_headers_that_trickle_are_refused_and_silence_is_closed():
             async def trickle() -> None:
                 for byte in b"GET / HTTP/1.1\r\nx: " + b"y" * 1000:
                     writer.write(bytes([byte]))
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.1)  # the second byte after the refusal would make this client forget it
 
             slow = asyncio.create_task(trickle())
             assert await refusal(reader) == (408, "the headers took longer than 0.3 seconds")
