@@ -38,7 +38,7 @@ def manifest(call: m.Call | None = None) -> m.Manifest:
 ALONE = Batching.impossible("the test does not need it")
 
 
-@dataclass
+@dataclass(eq=False)
 class Model:
     name: str = "tiny"
     version: str = "1"
