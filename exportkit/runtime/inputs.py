@@ -122,7 +122,11 @@ class InputPlan:
         return flat
 
     def check_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Checks the shapes of flat inputs. Raises InputError if the package does not allow them."""
+        """Checks the shapes of flat inputs, which are in the manifest's order.
+
+        Raises:
+            InputError: The package does not allow them. The message names the input, its shape and what is allowed.
+        """
         key = tuple(shapes)
         if key not in self._allowed_shapes:
             self._check_new_shapes(shapes)

@@ -19,6 +19,7 @@ from exportkit.serve.engine.execution import Ran, Runner
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest
+from exportkit.serve.protocol.request_body import BodyRules
 from exportkit.serve.statuses import (
     BackendError,
     CancelledError,
@@ -52,6 +53,7 @@ class ServedModel:
         version: Its version, as text.
         manifest: The package's manifest.
         max_body: The most bytes that a request's tensors can have, by the manifest's ranges and by what may wait.
+        body_rules: What the body of a request over HTTP may hold.
         counted: What was counted since the server began to serve this version.
     """
 
@@ -59,6 +61,7 @@ class ServedModel:
     version: str
     manifest: Manifest
     max_body: int
+    body_rules: BodyRules
     counted: Statistics
 
     def __init__(self, loaded: LoadedCopies, counted: Statistics) -> None:
@@ -76,6 +79,7 @@ class ServedModel:
         self.max_body = min(described.largest_inputs(), described.limits.max_queued_bytes)
         self._limits = described.limits
         self._metadata = described.metadata()
+        self.body_rules = BodyRules.of(self._metadata, self.max_body)
         self._copies = loaded.copies
         self._plan = RequestPlan(self.manifest.call, batched=described.batching.enabled)
         batcher: Batcher[Waiting] = Batcher(described.limits, described.batching.max_rows)
@@ -241,7 +245,7 @@ class _Accepted:
 
 
 class _Admission(AbstractContextManager[None]):
-    """One of the accepted."""
+    """One of the accepted. Every request makes two, and a generator's context would take longer."""
 
     def __init__(self, accepted: _Accepted, size: int) -> None:
         self._accepted = accepted

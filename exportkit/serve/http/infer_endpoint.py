@@ -8,7 +8,6 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import groupby
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from starlette.types import Receive, Scope, Send
 
@@ -20,7 +19,6 @@ from exportkit.serve.http.content_coding import coding_of_answer, deflated
 from exportkit.serve.http.exchange import JSON, headers_of
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.answer_body import encode_answer
-from exportkit.serve.protocol.datatypes import item_size
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
 from exportkit.serve.protocol.request_body import BodyRules, ParsedBody, parse_body
@@ -48,7 +46,6 @@ class InferEndpoint:
     def __init__(self, repository: Repository, options: HttpOptions) -> None:
         self._repository = repository
         self._options = options
-        self._rules: WeakKeyDictionary[ServedModel, BodyRules] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request.
@@ -80,24 +77,14 @@ class InferEndpoint:
         self, headers: dict[str, str], source: BodySource, model: ServedModel
     ) -> tuple[OutputForms, InferAnswer]:
         """Receives the request and lets the model answer. The request's memory is free again when this returns."""
-        head, rules = BodyHead.of(headers), self._rules_of(model)
+        head = BodyHead.of(headers)
         with ExitStack() as reserved:
-            parsed = await self._parsed(head, rules, source, model, reserved)
+            parsed = await self._parsed(head, source, model, reserved)
             answer = await _while_connected(source, model, parsed.request)
             return parsed.forms, answer
 
-    def _rules_of(self, model: ServedModel) -> BodyRules:
-        rules = self._rules.get(model)
-        if rules is None:
-            known = model.metadata()
-            rules = BodyRules(known["inputs"], known["outputs"], known["batching"]["enabled"], model.max_body)
-            self._rules[model] = rules
-        return rules
-
-    async def _parsed(
-        self, head: BodyHead, rules: BodyRules, source: BodySource, model: ServedModel, reserved: ExitStack
-    ) -> ParsedBody:
-        limit = _limit(head, rules)
+    async def _parsed(self, head: BodyHead, source: BodySource, model: ServedModel, reserved: ExitStack) -> ParsedBody:
+        limit = _limit(head, model.body_rules)
         reserved.enter_context(model.admit(head.size or 0))
 
         def reserve(size: int) -> None:
@@ -105,7 +92,7 @@ class InferEndpoint:
                 reserved.enter_context(model.admit(size))
 
         body = await read_body(source, head, limit, self._options, reserve)
-        parse = partial(parse_body, body, head.json_length, rules, self._options.shared_memory)
+        parse = partial(parse_body, body, head.json_length, model.body_rules, self._options.shared_memory)
         text = body if head.json_length is None else body[: head.json_length]
         return await _maybe_in_thread(len(text) + work_of_copying(self._most_copied(text)), parse)
 
@@ -133,8 +120,7 @@ async def _maybe_in_thread(work: int, do: Callable[[], T]) -> T:
 
 def _limit(head: BodyHead, rules: BodyRules) -> int:
     """Returns the most bytes that a body of the model can need. Refuses one that will be larger."""
-    smallest = min((item_size(tensor["datatype"]) for tensor in rules.inputs), default=1)
-    text = _JSON_BYTES + _ELEMENT_TEXT * rules.max_bytes // smallest
+    text = _JSON_BYTES + _ELEMENT_TEXT * rules.most_elements
     limit = text if head.json_length is None else rules.max_bytes + min(head.json_length, text)
     if (head.size or 0) > limit:
         raise too_large(limit)

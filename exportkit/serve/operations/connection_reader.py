@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-_HEAD_BYTES = 16 << 10  # received at once of a request's head: what is more of the body is copied once less
+_HEAD_BYTES = 16 << 10  # received at once until the head is complete: bytes of the body among them are copied again
 _PART_BYTES = 64 << 10  # received at once of a body that the parser reads
 _LARGE = 4 << 20  # bytes of a body that are missing, from which another thread receives it
 _FAST = 128 << 10  # bytes that came at once, by which a client is fast enough for that

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exportkit.serve.protocol.aligned import check_header_length
@@ -62,6 +63,16 @@ class BodyRules:
     batched: bool
     max_bytes: int
 
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any], max_bytes: int) -> BodyRules:
+        """Returns the rules of a model with this metadata."""
+        return cls(metadata["inputs"], metadata["outputs"], metadata["batching"]["enabled"], max_bytes)
+
+    @functools.cached_property
+    def most_elements(self) -> int:
+        """The most elements that the inputs may have together."""
+        return self.max_bytes // min((item_size(tensor["datatype"]) for tensor in self.inputs), default=1)
+
 
 def parse_body(
     body: memoryview, header_length: int | None, rules: BodyRules, shared_memory: SharedMemory | None = None
@@ -88,8 +99,7 @@ def parse_body(
     data = _Data(body[end:], header_length, rules.max_bytes, shared_memory)
     inputs = tuple(map(data.take, head.inputs))
     data.check_end()
-    asked = head.request
-    return ParsedBody(InferRequest(inputs, asked.outputs, asked.id, asked.priority, asked.timeout), head.forms)
+    return ParsedBody(replace(head.request, inputs=inputs), head.forms)
 
 
 class _Data:

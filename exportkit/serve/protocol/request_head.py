@@ -36,12 +36,13 @@ _REMEMBERED_BYTES = 4096  # of a text, at most: requests whose data is binary ha
 
 @dataclass(frozen=True)
 class InputHead:
-    """An input without its data, which is in the binary section unless `region` or `values` say where it is.
+    """An input without its data. Without `region` and `values`, the data is in the binary section.
 
     Attributes:
-        size: The bytes that its datatype and shape need.
-        region: Its place in shared memory.
-        values: The JSON of its values.
+        name, datatype, shape: As in the JSON.
+        size: The bytes that the datatype and the shape need.
+        region: The data's place in shared memory.
+        values: The data as JSON.
     """
 
     name: str
@@ -54,7 +55,13 @@ class InputHead:
 
 @dataclass(frozen=True)
 class RequestHead:
-    """A request whose inputs have no data yet: `request` has none of them."""
+    """What the JSON of a request says.
+
+    Attributes:
+        inputs: The inputs, without their data.
+        forms: The form of each output.
+        request: The rest of the request. It has no inputs.
+    """
 
     inputs: tuple[InputHead, ...]
     forms: OutputForms
@@ -75,7 +82,7 @@ def read_head(text: memoryview) -> RequestHead:
 
 @functools.lru_cache(maxsize=_REMEMBERED)
 def _remembered(text: bytes) -> RequestHead:
-    """Reads a text once: clients send the same again and again, and only the data differs."""
+    """Reads a text once. Clients send the same text again and again, with other data."""
     return _read(memoryview(text))
 
 

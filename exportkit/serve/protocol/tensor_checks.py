@@ -52,7 +52,11 @@ def checked_input(name: str, datatype: str, shape: Sequence[int], data: memoryvi
 
 
 def input_of_bytes(name: str, datatype: str, shape: Sequence[int], data: memoryview) -> InputTensor:
-    """Returns what `checked_input` does, of as many bytes as the datatype and the shape need."""
+    """Returns an input whose datatype, shape and number of bytes were checked, as `checked_input` does.
+
+    Raises:
+        BadRequestError: A byte of a BOOL is neither 0 nor 1.
+    """
     data = data.cast("B")
     # torch's own kernels take any other byte for true. In C++ an operator that reads it as `bool` may do anything.
     if datatype == "BOOL" and data.nbytes and np.frombuffer(data, np.uint8).max() > 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, Timing
+from exportkit.serve.protocol.request_body import BodyRules
 from exportkit.serve.statuses import (
     BackendError,
     BadRequestError,
@@ -52,6 +53,7 @@ class FakeModel:
         self.held = 0
         self.room = 1 << 40
         self._tensors = tensors
+        self.body_rules = BodyRules.of(self.metadata(), max_body)
 
     def hold(self) -> None:
         self.gate = asyncio.Event()

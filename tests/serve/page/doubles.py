@@ -14,6 +14,7 @@ from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.described import Described
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.engine.statistics import Statistics
+from exportkit.serve.protocol.request_body import BodyRules
 from tests.runtime import tiny
 
 
@@ -38,7 +39,7 @@ def manifest(call: m.Call | None = None) -> m.Manifest:
 ALONE = Batching.impossible("the test does not need it")
 
 
-@dataclass(eq=False)
+@dataclass
 class Model:
     name: str = "tiny"
     version: str = "1"
@@ -66,6 +67,10 @@ class Model:
 
     def metadata(self) -> dict[str, Any]:
         return self.described.metadata()
+
+    @property
+    def body_rules(self) -> BodyRules:
+        return BodyRules.of(self.metadata(), self.max_body)
 
     def config(self) -> dict[str, Any]:
         return self.described.config()

@@ -46,7 +46,7 @@ def call_of(model: ARRCOC, *, tokens: bool) -> m.Call:
     )
 
 
-@dataclass(eq=False)
+@dataclass
 class EagerModel(Model):
     """A model that is served by calling a module."""
 
