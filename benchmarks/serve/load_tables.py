@@ -8,7 +8,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
 SHARED = "shared-memory"
-OURS = ("exportkit", SHARED)
+RECEIVERS = "receivers"
+OURS = ("exportkit", SHARED, RECEIVERS)
 Figures = dict[str, float]
 Round = dict[
     str, dict[str, Figures]

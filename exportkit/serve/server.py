@@ -17,13 +17,11 @@ import functools
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 import uvloop
 from prometheus_client import disable_created_metrics
 
@@ -35,26 +33,24 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.http_options import HttpOptions
-from exportkit.serve.operations.access_log import AccessLog
 from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
-from exportkit.serve.operations.connections import KEEP_ALIVE_SECONDS, ConnectionLimits, LimitedProtocol
-from exportkit.serve.operations.line_writer import LineWriter
+from exportkit.serve.operations.connections import ConnectionLimits
+from exportkit.serve.operations.http_server import HttpServer
 from exportkit.serve.operations.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
 from exportkit.serve.operations.metrics import Metrics
-from exportkit.serve.operations.observation import Finished, Observation, ObservedApp, Observer
+from exportkit.serve.operations.observation import Finished, Observation, ObservedApp
+from exportkit.serve.operations.observers import observers_of
 from exportkit.serve.operations.process_log import log_failures
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.process_settings import collect_requests, give_up_the_lock_soon, keep_freed_memory
 from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.receiving.receivers import Front, Receivers
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.rpc_calls import Call
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
-
-_LOG_SECONDS = 2.0
-_CLOSE_SECONDS = 2.0
 
 
 class NotAnsweredError(ExportkitError):
@@ -140,24 +136,6 @@ def _warnings(listen: ListenOptions) -> Iterator[str]:
         yield "API keys cross the network in clear text. --tls-certificate and --tls-key encrypt them."
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn's server, which leaves signals to us."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Captures none."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says when it is done."""
-        await super().startup(sockets)
-        self.listening.set()
-
-
 class _Server:
     """What runs in the loop."""
 
@@ -171,25 +149,15 @@ class _Server:
         self._report = report
         self._memory = SharedMemory() if options.shared_memory else None
         self._repository = Repository(options)
-        self._metrics = Metrics(self._repository, lambda: self.observation.in_flight)
-        self._closing: list[Callable[[], None]] = []
-        self.observation = Observation(self._observers())
+        self._metrics = Metrics(
+            self._repository,
+            lambda: self.observation.in_flight + self._http.in_flight,
+            lambda: self._http.count(),
+        )
+        observers, self._closing = observers_of(options, self._metrics.log_lines_lost.inc)
+        self.observation = Observation([self._metrics, *observers])
         self._stop = asyncio.Event()
         self._interrupted = asyncio.Event()
-
-    def _observers(self) -> list[Observer]:
-        found: list[Observer] = [self._metrics]
-        if self._options.access_log:
-            writer = LineWriter(sys.stderr.fileno(), self._metrics.log_lines_lost.inc)
-            self._closing.append(lambda: writer.close(_LOG_SECONDS))
-            found.append(AccessLog(writer))
-        if self._options.traces is not None:
-            from exportkit.serve.operations.tracing import traces_to  # its packages are an extra
-
-            traces = traces_to(self._options.traces)
-            self._closing.append(traces.close)
-            found.append(traces)
-        return found
 
     # --- the life of the server ---------------------------------------------------------------------------------------
 
@@ -214,11 +182,11 @@ class _Server:
     async def _serve(self) -> bool:
         listen = self._options.listen
         sockets = open_port(listen.host, listen.port, "--port")
-        http = _HttpServer(self._http_config())
-        answering = asyncio.ensure_future(http.serve(sockets))
+        http = self._http = self._http_server()
         try:
+            await http.start(sockets)
+            answering = http.ended
             reserved = None if listen.grpc_port is None else reserve_port(listen.host, listen.grpc_port, "--grpc-port")
-            await _first(answering, http.listening.wait())
             scheme = "http" if self._tls is None else "https"
             url = f"{scheme}://{url_host(listen.host)}:{sockets[0].getsockname()[1]}"
             self._report(f"listening on {url}; loading models")
@@ -237,43 +205,27 @@ class _Server:
             self._say_ready(url, grpc)
             await _first(answering, self._stop.wait())
             _check_alive(answering)
-            await self._drain(http, answering, grpc)
+            await self._drain(http, grpc)
         finally:
-            http.should_exit = http.force_exit = True
-            await asyncio.wait([answering], timeout=_CLOSE_SECONDS)
+            await http.close()
         return True
 
-    def _http_config(self) -> uvicorn.Config:
-        limits = ConnectionLimits(connections=self._options.listen.max_connections)
-        protocol: Any = functools.partial(LimitedProtocol, limits=limits, refused=self.observation.refused)
-        config = uvicorn.Config(
-            self._application(),
-            http=protocol,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,  # whoever can send a header could write another address into the log
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        )
-        config.load()
-        config.ssl = None if self._tls is None else self._tls.context
-        return config
-
-    def _application(self) -> Any:
+    def _http_server(self) -> HttpServer | Receivers:
+        listen = self._options.listen
+        routes = [self._metrics.route(), *page_routes(self._repository, self._options)]
+        http_options = HttpOptions(shared_memory=self._memory)
+        open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
+        if listen.receivers:
+            app = make_app(self._repository, http_options, routes=routes)
+            front = Front(self._repository, app, self._metrics, sorted(open_paths), self._report)
+            return Receivers(self._options, front)
         middleware = []
         if self._keys is not None:
-            open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
             middleware.append(functools.partial(RequireKey, keys=self._keys, open_paths=open_paths))
-        app = make_app(
-            self._repository,
-            HttpOptions(shared_memory=self._memory),
-            routes=[self._metrics.route(), *page_routes(self._repository, self._options)],
-            middleware=middleware,
-        )
-        return ObservedApp(app, self.observation, draining=lambda: self._repository.draining)
+        app = make_app(self._repository, http_options, routes=routes, middleware=middleware)
+        observed = ObservedApp(app, self.observation, draining=lambda: self._repository.draining)
+        limits = ConnectionLimits(connections=listen.max_connections)
+        return HttpServer(observed, limits, self.observation.refused, self._tls)
 
     async def _start_grpc(self, reserved: socket.socket | None) -> GrpcServer | None:
         if reserved is None:
@@ -308,14 +260,14 @@ class _Server:
         self._report(f"ready: HTTP on {url}" + (f", gRPC on {address}" if address else ""))
         self._started(Started(pid=os.getpid(), http=url, grpc=address, models=models))
 
-    async def _drain(self, http: _HttpServer, answering: asyncio.Future[None], grpc: GrpcServer | None) -> None:
+    async def _drain(self, http: HttpServer | Receivers, grpc: GrpcServer | None) -> None:
         seconds = self._options.drain_seconds
         self._report("draining: what was accepted is answered, what is new is refused")
 
         async def answered() -> None:
+            http.drain()
             await self._repository.drain()
-            http.should_exit = True  # it closes the port, and waits for what is not sent yet
-            await asyncio.gather(asyncio.shield(answering), *([] if grpc is None else [grpc.stop(seconds)]))
+            await asyncio.gather(http.finish(), *([] if grpc is None else [grpc.stop(seconds)]))
 
         try:
             await asyncio.wait_for(answered(), seconds)
@@ -342,6 +294,7 @@ class _Server:
     def _reload(self, keys: ApiKeys) -> None:
         try:
             keys.reload()
+            self._http.reload_keys()
             self._report(f"read the API keys of {keys.path} again")
         except UsageError as error:
             self._report(f"error: the API keys stay as they were: {error.message}")

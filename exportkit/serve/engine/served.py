@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -30,6 +31,8 @@ from exportkit.serve.statuses import (
     TooLargeError,
 )
 
+_SERIALS = itertools.count()
+
 
 @dataclass(frozen=True, eq=False)
 class LoadedCopies:
@@ -54,6 +57,7 @@ class ServedModel:
         manifest: The package's manifest.
         max_body: The most bytes that a request's tensors can have, by the manifest's ranges and by what may wait.
         body_rules: What the body of a request over HTTP may hold.
+        serial: No other load of this process has the same number.
         counted: What was counted since the server began to serve this version.
     """
 
@@ -62,6 +66,7 @@ class ServedModel:
     manifest: Manifest
     max_body: int
     body_rules: BodyRules
+    serial: int
     counted: Statistics
 
     def __init__(self, loaded: LoadedCopies, counted: Statistics) -> None:
@@ -80,6 +85,7 @@ class ServedModel:
         self._limits = described.limits
         self._metadata = described.metadata()
         self.body_rules = BodyRules.of(self._metadata, self.max_body)
+        self.serial = next(_SERIALS)
         self._copies = loaded.copies
         self._plan = RequestPlan(self.manifest.call, batched=described.batching.enabled)
         batcher: Batcher[Waiting] = Batcher(described.limits, described.batching.max_rows)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.exchange import Exchange
 from exportkit.serve.http.http_options import HttpOptions
-from exportkit.serve.http.infer_endpoint import InferEndpoint
+from exportkit.serve.http.infer_endpoint import Find, InferEndpoint
 from exportkit.serve.http.json_routes import JsonRoutes
 from exportkit.serve.statuses import (
     BadRequestError,
@@ -21,6 +21,10 @@ from exportkit.serve.statuses import (
     NotServedError,
     ServeError,
 )
+
+if TYPE_CHECKING:  # a receiver has no torch
+    from exportkit.serve.engine.repository import Repository
+    from exportkit.serve.engine.served import ServedModel
 
 Middleware = Callable[[ASGIApp], ASGIApp]
 
@@ -47,9 +51,22 @@ def make_app(
             `scope["exportkit"]`, and may refuse the request by raising a ServeError before they begin an answer. What
             is to see refusals as they are sent wraps the application that is returned here.
     """
-    infer = InferEndpoint(repository, options)
-    known: list[BaseRoute] = [Route(path, infer, methods=["POST"]) for path in _INFER]
-    app: ASGIApp = Router([*known, *JsonRoutes(repository, options).routes(), *routes], redirect_slashes=False)
+
+    async def find(name: str, version: str, _: int) -> ServedModel:
+        return repository.model(name, version)
+
+    known = [*infer_routes(find, options), *JsonRoutes(repository, options).routes(), *routes]
+    return make_application(Router(known, redirect_slashes=False), options, middleware)
+
+
+def infer_routes(find: Find, options: HttpOptions) -> list[BaseRoute]:
+    """Returns the routes of inferences by the models that `find` finds."""
+    infer = InferEndpoint(find, options)
+    return [Route(path, infer, methods=["POST"]) for path in _INFER]
+
+
+def make_application(app: ASGIApp, options: HttpOptions, middleware: Sequence[Middleware] = ()) -> ASGIApp:
+    """Returns an application with the middleware around it, whose errors become the protocol's JSON."""
     for wrap in reversed(middleware):
         app = wrap(app)
     return _Application(app, options)

@@ -13,7 +13,7 @@ from starlette.types import Message
 from exportkit.serve.http.body_source import BodySource
 from exportkit.serve.http.content_coding import Coding, Inflater, coding_of_body
 from exportkit.serve.http.http_options import HttpOptions
-from exportkit.serve.protocol.aligned import aligned_bytes, body_buffer
+from exportkit.serve.protocol.aligned import body_buffer
 from exportkit.serve.protocol.request_body import header_length_of
 from exportkit.serve.statuses import BadRequestError, CancelledError, SlowClientError, TooLargeError
 
@@ -91,7 +91,7 @@ async def read_body(
     if (head.sent or 0) > limit:
         raise too_large(limit)
     if source.fill is not None and head.size is not None:
-        memory = body_buffer(head.size, head.json_length)
+        memory = body_buffer(head.size, head.json_length, options.allocate)
         with _Patience(options) as patience:
             if not await source.fill(memory, patience.came):
                 raise _gone()
@@ -103,7 +103,7 @@ async def _read_chunks(
     source: BodySource, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], None]
 ) -> memoryview:
     """Receives a body whose size is not known before, or from a server that has no `fill`."""
-    buffer = _Buffer(head, limit, reserve)
+    buffer = _Buffer(head, limit, reserve, options.allocate)
     inflater = None if head.coding is None else Inflater(head.coding)
     received, more = 0, True
     with _Patience(options) as patience:
@@ -145,15 +145,22 @@ def _gone() -> CancelledError:
 class _Buffer:
     """The body's memory, which grows where its size is not known before."""
 
-    def __init__(self, head: BodyHead, limit: int, reserve: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        head: BodyHead,
+        limit: int,
+        reserve: Callable[[int], None],
+        allocate: Callable[[int, int], memoryview],
+    ) -> None:
         self._start = head.json_length or 0
         self._limit = limit
         self._reserve = reserve
+        self._allocate = allocate
         self._fixed = head.size is not None
         if head.size is not None:
-            self._memory = body_buffer(head.size, head.json_length)
+            self._memory = body_buffer(head.size, head.json_length, allocate)
         else:
-            self._memory = aligned_bytes(min(_FIRST_SIZE, limit), self._start)
+            self._memory = allocate(min(_FIRST_SIZE, limit), self._start)
         self._used = 0
 
     def write(self, data: bytes) -> None:
@@ -170,7 +177,7 @@ class _Buffer:
             raise too_large(self._limit)
         size = min(max(2 * len(self._memory), needed), self._limit)
         self._reserve(size - len(self._memory))
-        grown = aligned_bytes(size, self._start)
+        grown = self._allocate(size, self._start)
         grown[: self._used] = self._memory[: self._used]
         self._memory = grown
 

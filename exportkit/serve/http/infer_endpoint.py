@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from itertools import groupby
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from exportkit.serve.engine.repository import Repository
-from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
 from exportkit.serve.http.body_source import BodySource
 from exportkit.serve.http.content_coding import coding_of_answer, deflated
@@ -27,6 +25,25 @@ from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError, NotReadyError
 
 T = TypeVar("T")
+
+
+class Model(Protocol):
+    """What answers inferences: a `ServedModel`, or what stands for one in another process."""
+
+    name: str
+    version: str
+    body_rules: BodyRules
+
+    def admit(self, size: int) -> AbstractContextManager[None]:
+        """As `ServedModel.admit`."""
+
+    async def infer(self, request: InferRequest) -> InferAnswer:
+        """As `ServedModel.infer`."""
+
+
+Find = Callable[[str, str, int], Awaitable[Model]]
+"""Returns a model by its name and version (empty: the newest), for a body of so many bytes; raises a ServeError."""
+
 Parts = Sequence[bytes | memoryview]
 
 _JSON_BYTES = 64 << 10  # of names, shapes and parameters
@@ -43,8 +60,8 @@ class InferEndpoint:
     and sends the outputs from where the model wrote them.
     """
 
-    def __init__(self, repository: Repository, options: HttpOptions) -> None:
-        self._repository = repository
+    def __init__(self, find: Find, options: HttpOptions) -> None:
+        self._find = find
         self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,9 +73,10 @@ class InferEndpoint:
         record: RequestRecord = scope["exportkit"]
         headers = headers_of(scope)
         wanted = scope["path_params"]
-        model = self._repository.model(wanted["model"], wanted.get("version", ""))
+        head = BodyHead.of(headers)
+        model = await self._find(wanted["model"], wanted.get("version", ""), head.size or 0)
         record.model, record.version = model.name, model.version
-        forms, answer = await self._infer(headers, BodySource.of(scope, receive), model)
+        forms, answer = await self._infer(head, BodySource.of(scope, receive), model)
         record.timing = answer.timing
         write = partial(encode_answer, answer, forms, self._options.shared_memory)
         work = sum(_work_of(output, forms.of(output.name)) for output in answer.outputs)
@@ -73,17 +91,14 @@ class InferEndpoint:
             kind.append((b"content-encoding", coding.encode()))
             await _send_answer(send, kind, deflated(_pieces(parts), coding), threaded=True)
 
-    async def _infer(
-        self, headers: dict[str, str], source: BodySource, model: ServedModel
-    ) -> tuple[OutputForms, InferAnswer]:
+    async def _infer(self, head: BodyHead, source: BodySource, model: Model) -> tuple[OutputForms, InferAnswer]:
         """Receives the request and lets the model answer. The request's memory is free again when this returns."""
-        head = BodyHead.of(headers)
         with ExitStack() as reserved:
             parsed = await self._parsed(head, source, model, reserved)
             answer = await _while_connected(source, model, parsed.request)
             return parsed.forms, answer
 
-    async def _parsed(self, head: BodyHead, source: BodySource, model: ServedModel, reserved: ExitStack) -> ParsedBody:
+    async def _parsed(self, head: BodyHead, source: BodySource, model: Model, reserved: ExitStack) -> ParsedBody:
         limit = _limit(head, model.body_rules)
         reserved.enter_context(model.admit(head.size or 0))
 
@@ -127,7 +142,7 @@ def _limit(head: BodyHead, rules: BodyRules) -> int:
     return limit
 
 
-async def _while_connected(source: BodySource, model: ServedModel, request: InferRequest) -> InferAnswer:
+async def _while_connected(source: BodySource, model: Model, request: InferRequest) -> InferAnswer:
     """Lets the model answer. If the client goes away, the request leaves the queue before this returns."""
     answering: asyncio.Task[None] | None = asyncio.current_task()
     assert answering is not None

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,8 +14,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import exportkit
-from exportkit.serve.engine.repository import Repository
-from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.http.body_reader import BodyHead, read_body
 from exportkit.serve.http.body_source import BodySource
 from exportkit.serve.http.exchange import headers_of
@@ -23,7 +21,14 @@ from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.shared_memory import SharedMemory, offered
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotReadyError
 
-_LARGEST_BODY = 1 << 20
+if TYPE_CHECKING:
+    from exportkit.serve.engine.repository import Repository
+    from exportkit.serve.engine.served import ServedModel
+
+LARGEST_BODY = 1 << 20
+"""Bytes of the body of a small request, at most."""
+
+
 _EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "statistics", "schedule_policy"]
 
 Answer = Callable[[Request], Awaitable[Any]]
@@ -183,7 +188,7 @@ class JsonRoutes:
     async def _body(self, request: Request) -> memoryview:
         head = BodyHead.of(headers_of(request.scope))
         return await read_body(
-            BodySource.of(request.scope, request.receive), head, _LARGEST_BODY, self._options, lambda size: None
+            BodySource.of(request.scope, request.receive), head, LARGEST_BODY, self._options, lambda size: None
         )
 
     async def _json(self, request: Request) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The five stages are Triton's: request, queue, compute_input, compute_infer and c
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from starlette.routing import Route
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Spent, Statistics
 from exportkit.serve.operations.observation import Finished
+from exportkit.serve.operations.outcomes import Outcome
 from exportkit.serve.statuses import ServeError
 
 _MODEL = ("model", "version")
@@ -36,6 +37,10 @@ class Models(Protocol):
         """Returns every version that is loaded."""
 
 
+async def _nothing() -> None:
+    """There is no other process."""
+
+
 class Metrics:
     """The metrics of a server.
 
@@ -43,8 +48,17 @@ class Metrics:
         registry: Where they are registered.
     """
 
-    def __init__(self, models: Models, in_flight: Callable[[], int]) -> None:
-        """Registers everything. `in_flight` returns the number of requests over HTTP that are not over."""
+    def __init__(
+        self, models: Models, in_flight: Callable[[], int], gather: Callable[[], Awaitable[None]] = _nothing
+    ) -> None:
+        """Registers everything.
+
+        Args:
+            models: The models.
+            in_flight: Returns the number of requests over HTTP that are not over.
+            gather: Is awaited before the metrics are read. Counts what other processes have seen.
+        """
+        self._gather = gather
         self.registry = CollectorRegistry()
         self.registry.register(_ModelCollector(models))
         self.registry.register(_GpuCollector())
@@ -79,21 +93,23 @@ class Metrics:
         """Returns the route of `/metrics`, in the text form or in that of OpenMetrics."""
 
         async def metrics(request: Request) -> Response:
+            await self._gather()
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
             return Response(encode(self.registry), headers={"content-type": content_type})
 
         return Route("/metrics", metrics)
 
     def __call__(self, finished: Finished) -> None:
-        """Counts a request. Probes of health are asked what is the matter, and are not refused."""
-        record = finished.record
-        self._requests(record.protocol, record.status).inc()
-        if record.error is None or finished.path.startswith("/v2/health/"):
-            return
-        if record.error.reason == ServeError.reason:
-            self._failed.labels(record.model, record.version).inc()
-        else:
-            self._refused.labels(record.model, record.version, record.error.reason).inc()
+        """Counts a request."""
+        self.count(Outcome.of(finished))
+
+    def count(self, outcome: Outcome, times: int = 1) -> None:
+        """Counts requests with the same outcome."""
+        self._requests(outcome.protocol, outcome.status).inc(times)
+        if outcome.reason == ServeError.reason:
+            self._failed.labels(outcome.model, outcome.version).inc(times)
+        elif outcome.reason:
+            self._refused.labels(outcome.model, outcome.version, outcome.reason).inc(times)
 
 
 class _ModelCollector(Collector):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from exportkit.serve.statuses import BadRequestError
@@ -26,18 +28,21 @@ def aligned(data: memoryview) -> memoryview:
     return copy
 
 
-def body_buffer(content_length: int, header_length: int | None) -> memoryview:
+def body_buffer(
+    content_length: int, header_length: int | None, allocate: Callable[[int, int], memoryview] = aligned_bytes
+) -> memoryview:
     """Returns the memory into which a body is to be written, so that its binary section needs no copy.
 
     Args:
         content_length: The bytes of the body, decompressed.
         header_length: What `header_length_of` returned.
+        allocate: Makes the memory as `aligned_bytes` does.
 
     Raises:
         BadRequestError: The header is longer than the body.
     """
     check_header_length(content_length, header_length)
-    return aligned_bytes(content_length, header_length or 0)
+    return allocate(content_length, header_length or 0)
 
 
 def check_header_length(content_length: int, header_length: int | None) -> None:

@@ -153,8 +153,10 @@ class ServerProcess:
 class Launcher:
     """Starts servers. Its process imports torch once, for all of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: tuple[str, ...] = ()) -> None:
+        """`options` are those of every server."""
         self._folder = folder
+        self._options = options
         self._count = 0
         self._running: list[ServerProcess] = []
         self._template = subprocess.Popen(
@@ -176,7 +178,7 @@ class Launcher:
     def start(self, *arguments: Any, before: str = "") -> ServerProcess:
         """Starts `exportkit serve` on free ports, after the statements `before`."""
         out, err = self._files()
-        words = ["serve", *map(str, arguments), "--json"]
+        words = ["serve", *map(str, arguments), *self._options, "--json"]
         if "--port" not in words:
             words += ["--port", "0"]
         if "--no-grpc" not in words and "--grpc-port" not in words:
@@ -195,7 +197,8 @@ class Launcher:
     def start_as_a_user(self, *arguments: Any) -> ServerProcess:
         """Starts it with an interpreter of its own, as a user does."""
         out, err = self._files()
-        command = [sys.executable, "-m", "exportkit", "serve", *map(str, arguments), "--port", "0", "--grpc-port", "0"]
+        command = [sys.executable, "-m", "exportkit", "serve", *map(str, arguments), *self._options]
+        command += ["--port", "0", "--grpc-port", "0"]
         with out.open("w") as stdout, err.open("w") as stderr:
             process = subprocess.Popen([*command, "--json"], cwd=ROOT, stdout=stdout, stderr=stderr)
         return ServerProcess(process.pid, process.poll, out, err)

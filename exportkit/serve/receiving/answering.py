@@ -1,0 +1,207 @@
+"""Answers one receiver, in the process that has the models."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from starlette.types import ASGIApp
+
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.protocol.inference import InferRequest, InputTensor
+from exportkit.serve.receiving.body_memory import MappedMemory
+from exportkit.serve.receiving.messages import (
+    Answered,
+    Ask,
+    Counted,
+    Forward,
+    Forwarded,
+    Freed,
+    FromReceiver,
+    Infer,
+    Leave,
+    Part,
+    Refused,
+    Room,
+    Rules,
+)
+from exportkit.serve.request_record import RequestRecord
+from exportkit.serve.statuses import BackendError, CancelledError, ServeError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Request:
+    """A request that has room."""
+
+    model: ServedModel
+    room: AbstractContextManager[None]
+    task: asyncio.Task[None] | None = None
+
+
+class Answering:
+    """Answers the messages of one receiver. All methods are for the event loop's thread."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        application: ASGIApp,
+        memory: MappedMemory,
+        send: Callable[..., None],
+        counted: Callable[[Counted], None],
+    ) -> None:
+        """Nothing was asked.
+
+        Args:
+            repository: The models.
+            application: Answers whatever is no inference.
+            memory: Has the bodies.
+            send: Sends a message and the bytes behind it.
+            counted: Gets what the receiver counts.
+        """
+        self._repository = repository
+        self._application = application
+        self._memory = memory
+        self._send = send
+        self._counted = counted
+        self._loop = asyncio.get_running_loop()
+        self._requests: dict[int, _Request] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._told: set[int] = set()  # the loads whose rules the receiver knows
+
+    def received(self, message: FromReceiver, behind: memoryview) -> None:
+        """Takes a message."""
+        if isinstance(message, Ask):
+            self._ask(message)
+        elif isinstance(message, Infer):
+            request = self._requests[message.number]
+            request.task = self._start(self._infer(request, message))
+        elif isinstance(message, Leave):
+            self._leave(message.number)
+        elif isinstance(message, Counted):
+            self._counted(message)
+        elif isinstance(message, Forward):
+            self._start(self._forward(message, behind))
+
+    def ended(self) -> None:
+        """The receiver is gone, and with it the clients of its requests."""
+        for number in list(self._requests):
+            self._leave(number)
+        for task in self._tasks:
+            task.cancel()
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _ask(self, asked: Ask) -> None:
+        try:
+            model = self._repository.model(asked.model, asked.version)
+            room = model.admit(asked.size)
+        except ServeError as error:
+            self._send(Refused.of(asked.number, error))
+            return
+        room.__enter__()
+        self._requests[asked.number] = _Request(model, room)
+        rules = None
+        if model.serial not in self._told:
+            self._told.add(model.serial)
+            known = model.body_rules
+            rules = Rules(list(map(dict, known.inputs)), list(map(dict, known.outputs)), known.batched, known.max_bytes)
+        self._send(Room(asked.number, model.name, model.version, model.serial, rules))
+
+    def _leave(self, number: int) -> None:
+        request = self._requests.get(number)
+        if request is None:  # it was answered meanwhile
+            return
+        if request.task is not None:
+            request.task.cancel()
+            return
+        del self._requests[number]
+        request.room.__exit__(None, None, None)
+
+    async def _infer(self, request: _Request, message: Infer) -> None:
+        data = [self._memory.view(place.offset, place.size) for place in message.inputs]
+        try:
+            await self._answer(request, message, data)
+        except ServeError as error:
+            self._refuse(message.number, error, data)
+        except asyncio.CancelledError:
+            self._refuse(message.number, CancelledError("the client went away"), data)
+        except Exception as error:
+            _log.exception("request %s failed", message.id)
+            self._refuse(message.number, BackendError(f"the server failed ({type(error).__name__})"), data)
+        finally:
+            del self._requests[message.number]
+            request.room.__exit__(None, None, None)
+
+    async def _answer(self, request: _Request, message: Infer, data: list[np.ndarray]) -> None:
+        inputs = tuple(
+            InputTensor(place.name, place.datatype, place.shape, part.data) for place, part in zip(message.inputs, data)
+        )
+        asked = InferRequest(inputs, message.outputs, message.id, message.priority, message.timeout)
+        answer = await request.model.infer(asked)
+        parts = tuple(Part(each.name, each.datatype, each.shape, each.data.nbytes) for each in answer.outputs)
+        self._send(Answered(message.number, parts, answer.timing), [each.data for each in answer.outputs])
+
+    def _refuse(self, number: int, error: ServeError, data: list[np.ndarray]) -> None:
+        """Refuses a request. A batch that it is in may still run, and read its inputs."""
+        self._send(Refused.of(number, error, reads=bool(data)))
+        left = len(data)
+
+        def freed() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._send(Freed(number))
+
+        for part in data:
+            weakref.finalize(part, self._soon, freed)
+
+    def _soon(self, function: Callable[[], None]) -> None:
+        """Calls a function in the event loop. Any thread may call this: the last reference may be a runner's."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
+
+    async def _forward(self, message: Forward, body: memoryview) -> None:
+        record = RequestRecord(id=message.request_id)
+        scope = {"type": "http", "headers": message.headers, "exportkit": record, **message.scope}
+        sent = _Sent()
+        await self._application(scope, _Body(bytes(body)).receive, sent.send)
+        answer = Forwarded(message.number, sent.status, sent.headers, record.error)
+        self._send(answer, [memoryview(part) for part in sent.body])
+
+
+class _Body:
+    """ASGI's `receive` of a body that is there."""
+
+    def __init__(self, body: bytes) -> None:
+        self._messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive(self) -> dict[str, Any]:
+        return self._messages.pop() if self._messages else {"type": "http.disconnect"}
+
+
+class _Sent:
+    """ASGI's `send`, which keeps the answer."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body: list[bytes] = []
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], list(message.get("headers", ()))
+        else:
+            self.body.append(bytes(message.get("body", b"")))

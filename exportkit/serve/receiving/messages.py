@@ -1,0 +1,237 @@
+"""What a receiver and the server say to each other. Nothing is pickled.
+
+A request for an inference has a number. The receiver asks (`Ask`) before it reads the body, is told that there is room
+(`Room`), and sends the request (`Infer`). Each of the two is answered once, by what it asks for or by `Refused`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from exportkit.serve.operations.outcomes import Outcome
+from exportkit.serve.protocol.inference import Timing
+from exportkit.serve.request_record import Failure
+from exportkit.serve.serve_options import ServeOptions
+from exportkit.serve.statuses import ServeError
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """A message. A frame may have bytes behind it: a body, or the outputs of an answer."""
+
+
+# --- from the receiver ------------------------------------------------------------------------------------------------
+
+
+class Ask(Message, frozen=True):
+    """Asks for a model (an empty version: the newest), and for room for a body of `size` bytes."""
+
+    number: int
+    model: str
+    version: str
+    size: int
+
+
+class Place(Message, frozen=True):
+    """An input in the receiver's memory."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+class Infer(Message, frozen=True):
+    """The request for which there was room. The fields are those of `InferRequest`."""
+
+    number: int
+    inputs: tuple[Place, ...]
+    outputs: tuple[str, ...] | None
+    id: str
+    priority: int
+    timeout: float | None
+
+
+class Leave(Message, frozen=True):
+    """Gives the room back. A request that was sent is cancelled, and answered with `Refused`."""
+
+    number: int
+
+
+class Forward(Message, frozen=True):
+    """A request for anything else. The bytes behind it are its body."""
+
+    number: int
+    scope: dict[str, Any]
+    headers: list[tuple[bytes, bytes]]
+    request_id: str
+
+
+class Listening(Message, frozen=True):
+    """Connections are answered from now on."""
+
+
+class Counted(Message, frozen=True):
+    """What became of requests since the last message.
+
+    Attributes:
+        outcomes: Each with how often it was.
+        in_flight: The requests that are not over.
+        closed: The connections that were taken and are closed.
+        lines_lost: The lines of the access log that were lost.
+        asked: Whether it answers `Count`.
+    """
+
+    outcomes: list[tuple[Outcome, int]]
+    in_flight: int
+    closed: int
+    lines_lost: int
+    asked: bool
+
+
+FromReceiver = Listening | Ask | Infer | Leave | Forward | Counted
+
+# --- to the receiver --------------------------------------------------------------------------------------------------
+
+
+class Setup(Message, frozen=True):
+    """The first message. Two open files come with it: the memory of bodies, and the socket of new connections."""
+
+    options: ServeOptions
+    connections: int
+    memory_bytes: int
+    open_paths: tuple[str, ...]
+
+
+class Rules(Message, frozen=True):
+    """The fields of `BodyRules`."""
+
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    batched: bool
+    max_bytes: int
+
+
+class Room(Message, frozen=True):
+    """There is room. `rules` are those of the load with this serial number; None: the receiver knows them."""
+
+    number: int
+    model: str
+    version: str
+    serial: int
+    rules: Rules | None
+
+
+class Part(Message, frozen=True):
+    """An output, whose bytes follow those of the output before it behind the message."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    size: int
+
+
+class Answered(Message, frozen=True):
+    """The model's answer. The inputs are not read any more."""
+
+    number: int
+    outputs: tuple[Part, ...]
+    timing: Timing
+
+
+class Refused(Message, frozen=True):
+    """Why there is none. `Freed` follows if the model may still read the inputs."""
+
+    number: int
+    status: int
+    code: str
+    reason: str
+    retry_after: int | None
+    message: str
+    hint: str | None
+    reads: bool
+
+    @classmethod
+    def of(cls, number: int, error: ServeError, *, reads: bool = False) -> Refused:
+        """Describes an error."""
+        return cls(number, error.status, error.code, error.reason, error.retry_after, error.message, error.hint, reads)
+
+    def error(self) -> ServeError:
+        """Returns the error again."""
+        return _RemoteError(self)
+
+
+class Freed(Message, frozen=True):
+    """The inputs of a request that was refused are not read any more."""
+
+    number: int
+
+
+class Forwarded(Message, frozen=True):
+    """The answer to `Forward`. The bytes behind it are its body."""
+
+    number: int
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    failure: Failure | None
+
+
+class Drain(Message, frozen=True):
+    """Every answer closes its connection from now on."""
+
+
+class Count(Message, frozen=True):
+    """Asks for `Counted`, which comes from time to time without it."""
+
+
+class ReloadKeys(Message, frozen=True):
+    """The file of API keys has changed."""
+
+
+class Stop(Message, frozen=True):
+    """Everything was answered: send what is not sent yet, and end."""
+
+
+ToReceiver = Room | Answered | Refused | Freed | Forwarded | Drain | Count | ReloadKeys | Stop
+
+
+class _RemoteError(ServeError):
+    """An error of the process that has the models."""
+
+    def __init__(self, told: Refused) -> None:
+        super().__init__(told.message, hint=told.hint)
+        self._told = told
+
+    status = property(lambda self: self._told.status)
+    code = property(lambda self: self._told.code)
+    reason = property(lambda self: self._told.reason)
+    retry_after = property(lambda self: self._told.retry_after)
+
+
+def _plain(value: Any) -> bytes:
+    if isinstance(value, Path):
+        return os.fsencode(value)  # a file's name need not be UTF-8
+    raise NotImplementedError(f"a message has a {type(value).__name__}")
+
+
+def _again(kind: type, value: Any) -> Any:
+    if issubclass(kind, Path):
+        return Path(os.fsdecode(value))
+    raise NotImplementedError(f"a message has a {kind.__name__}")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+def encode(message: Message) -> bytes:
+    """Returns a message as bytes."""
+    return _ENCODER.encode(message)
+
+
+def decoder(types: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Returns what reads the messages of these types."""
+    return msgspec.msgpack.Decoder(types, dec_hook=_again)

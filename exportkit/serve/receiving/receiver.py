@@ -1,0 +1,195 @@
+"""The process of a receiver: `receivers.py` starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import socket
+import sys
+from collections import Counter
+
+import uvloop
+from starlette.routing import Router
+
+from exportkit.child.channel import Channel
+from exportkit.errors import UsageError
+from exportkit.serve.http.asgi import infer_routes, make_application
+from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
+from exportkit.serve.operations.connections import ConnectionLimits
+from exportkit.serve.operations.http_server import HttpServer
+from exportkit.serve.operations.listeners import allow_files
+from exportkit.serve.operations.observation import Finished, Observation, ObservedApp
+from exportkit.serve.operations.observers import observers_of
+from exportkit.serve.operations.outcomes import Outcome
+from exportkit.serve.operations.process_log import log_failures
+from exportkit.serve.operations.tls import read_tls
+from exportkit.serve.process_settings import collect_requests, keep_freed_memory
+from exportkit.serve.receiving.body_memory import BodyMemory
+from exportkit.serve.receiving.forwarding import Forwarding
+from exportkit.serve.receiving.message_stream import MessageStream
+from exportkit.serve.receiving.messages import (
+    Count,
+    Counted,
+    Drain,
+    Listening,
+    ReloadKeys,
+    Setup,
+    Stop,
+    ToReceiver,
+    decoder,
+)
+from exportkit.serve.receiving.remote_models import RemoteModels
+
+_COUNT_SECONDS = 0.2
+_FILE_BYTES = socket.CMSG_LEN(4)
+
+
+def main(connection: socket.socket) -> None:
+    """Receives requests until the other process says so or ends."""
+    for ours in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the other process hears them too, and tells us
+        signal.signal(ours, signal.SIG_IGN)
+    body, (memory, connections) = Channel(connection).receive()
+    setup: Setup = decoder(Setup).decode(body)
+    keep_freed_memory()
+    log_failures()
+    allow_files(setup.connections)
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    receiver = _Receiver(setup, BodyMemory(memory, setup.memory_bytes), socket.socket(fileno=connections))
+    loop.run_until_complete(receiver.serve(connection))
+    os._exit(0)  # nothing is left to do, and threads of the log may wait for a full pipe
+
+
+class _Receiver:
+    """What runs in the loop."""
+
+    def __init__(self, setup: Setup, memory: BodyMemory, accepted: socket.socket) -> None:
+        self._setup = setup
+        self._options = setup.options
+        self._memory = memory
+        self._accepted = accepted
+        self._taken = 0  # connections
+        self._taking: set[asyncio.Future[None]] = set()
+        self._draining = False
+        self._stop = asyncio.Event()
+        self._alone = asyncio.Event()
+        self._tally = _Tally()
+        self._keys = None if self._options.listen.api_keys is None else ApiKeys(self._options.listen.api_keys)
+        observers, self._closing = observers_of(self._options, self._tally.lost)
+        self._observation = Observation([self._tally, *observers])
+        self._stream: MessageStream[ToReceiver] = MessageStream(decoder(ToReceiver), self._received, self._ended)
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Receives until `Stop`."""
+        await self._stream.connect(connection)
+        self._models = RemoteModels(self._stream.send, self._memory)
+        limits = ConnectionLimits(connections=self._setup.connections)
+        self._http = HttpServer(self._application(), limits, self._observation.refused, read_tls(self._options.listen))
+        await self._http.start()
+        loop = asyncio.get_running_loop()
+        self._accepted.setblocking(False)
+        loop.add_reader(self._accepted, self._take)
+        collect_requests()
+        self._stream.send(Listening())
+        counting = asyncio.ensure_future(self._count())
+        await self._stop.wait()
+        loop.remove_reader(self._accepted)
+        await self._http.finish()
+        counting.cancel()
+        for close in self._closing:
+            close()
+        self._send_counts()
+        self._stream.close()
+        await self._alone.wait()
+
+    def _application(self) -> ObservedApp:
+        options = HttpOptions(allocate=self._memory.allocate)
+        router = Router(
+            infer_routes(self._models.find, options),
+            redirect_slashes=False,
+            default=Forwarding(self._models, options),
+        )
+        middleware = []
+        if self._keys is not None:
+            open_paths = frozenset(self._setup.open_paths)
+            middleware.append(functools.partial(RequireKey, keys=self._keys, open_paths=open_paths))
+        app = make_application(router, options, middleware)
+        return ObservedApp(app, self._observation, draining=lambda: self._draining)
+
+    def _received(self, message: ToReceiver, behind: memoryview) -> None:
+        if isinstance(message, Drain):
+            self._draining = True
+        elif isinstance(message, Stop):
+            self._stop.set()
+        elif isinstance(message, Count):
+            self._send_counts(asked=True)
+        elif isinstance(message, ReloadKeys):
+            if self._keys is not None:
+                with contextlib.suppress(UsageError):  # the other process reads them too, and says so
+                    self._keys.reload()
+        else:
+            self._models.received(message, behind)
+
+    def _ended(self) -> None:
+        """The connection to the other process is closed."""
+        if not self._stop.is_set():  # by the other process, which has ended
+            os._exit(1)
+        self._alone.set()
+
+    def _take(self) -> None:
+        """Takes the connections that the other process accepted."""
+        while True:
+            try:
+                _, ancillary, _, _ = self._accepted.recvmsg(1, _FILE_BYTES, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+            if not ancillary:  # the other process closed its end
+                asyncio.get_running_loop().remove_reader(self._accepted)
+                return
+            for _, _, data in ancillary:
+                connection = socket.socket(fileno=int.from_bytes(data[:4], sys.byteorder))
+                self._taken += 1
+                taking = asyncio.ensure_future(self._http.take(connection))
+                self._taking.add(taking)
+                taking.add_done_callback(self._taking.discard)
+
+    # --- numbers ------------------------------------------------------------------------------------------------------
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(_COUNT_SECONDS)
+            self._memory.tidy()
+            self._send_counts()
+
+    def _send_counts(self, *, asked: bool = False) -> None:
+        closed = self._taken - self._http.connections
+        in_flight, lost = self._observation.in_flight, self._tally.lines_lost
+        self._stream.send(Counted(self._tally.taken(), in_flight, closed, lost, asked))
+
+
+class _Tally:
+    """An observer that counts for the metrics of the other process.
+
+    Attributes:
+        lines_lost: The lines of the access log that were lost.
+    """
+
+    def __init__(self) -> None:
+        self._outcomes: Counter[Outcome] = Counter()
+        self.lines_lost = 0
+
+    def __call__(self, finished: Finished) -> None:
+        self._outcomes[Outcome.of(finished)] += 1
+
+    def lost(self, lines: int) -> None:
+        """Counts lines that were lost. The thread of the log calls it."""
+        self.lines_lost += lines
+
+    def taken(self) -> list[tuple[Outcome, int]]:
+        """Returns what was counted since the last time."""
+        counted, self._outcomes = self._outcomes, Counter()
+        return list(counted.items())

@@ -1,0 +1,320 @@
+"""The receivers of a server: it starts them, hands them connections, answers them, and replaces one that died."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp
+
+from exportkit.child.channel import Channel
+from exportkit.child.process import ChildProcess, describe_end
+from exportkit.errors import HostError
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.operations.metrics import Metrics
+from exportkit.serve.receiving.answering import Answering
+from exportkit.serve.receiving.body_memory import RESERVED_BYTES, MappedMemory, new_memory
+from exportkit.serve.receiving.message_stream import MessageStream
+from exportkit.serve.receiving.messages import (
+    Count,
+    Counted,
+    Drain,
+    FromReceiver,
+    Listening,
+    Message,
+    ReloadKeys,
+    Setup,
+    Stop,
+    decoder,
+    encode,
+)
+from exportkit.serve.serve_options import ServeOptions
+
+_START_SECONDS = 60.0
+_COUNT_SECONDS = 1.0
+_END_SECONDS = 5.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.25, 10.0  # before a receiver is replaced: doubled each time it dies
+_CALM_SECONDS = 60.0  # after which a death is the first again
+_ACCEPTED_AT_ONCE = 64
+_PAUSE_SECONDS = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Front:
+    """What receivers need of the server.
+
+    Attributes:
+        repository: The models.
+        application: Answers whatever is no inference.
+        metrics: Counts the requests.
+        open_paths: What is answered without an API key.
+        report: Gets what an operator should know, a line at a time.
+    """
+
+    repository: Repository
+    application: ASGIApp
+    metrics: Metrics
+    open_paths: Sequence[str]
+    report: Callable[[str], None]
+
+
+class Receivers:
+    """Answers the connections of listening sockets with several processes.
+
+    Attributes:
+        ended: Never done: a receiver that ends is replaced.
+    """
+
+    ended: asyncio.Future[None]
+
+    def __init__(self, options: ServeOptions, front: Front) -> None:
+        """`start` starts them."""
+        self._options = options
+        self._front = front
+        self._running: list[_Receiver] = []
+        self._sockets: Sequence[socket.socket] = ()
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._delay, self._died = 0.0, 0.0
+
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        """Starts the processes, and then answers connections.
+
+        Raises:
+            HostError: A process cannot be started, or ended at once.
+        """
+        loop = asyncio.get_running_loop()
+        self.ended = loop.create_future()
+        self._sockets = sockets
+        for _ in range(self._options.listen.receivers):
+            await self._start_one()
+        for listener in sockets:
+            listener.setblocking(False)
+            loop.add_reader(listener, self._accept, listener)
+
+    @property
+    def in_flight(self) -> int:
+        """The requests over HTTP that are not over."""
+        return sum(receiver.counted.in_flight for receiver in self._running)
+
+    async def count(self) -> None:
+        """Counts in the metrics what became of requests until now."""
+        await asyncio.gather(*(receiver.count() for receiver in self._running))
+
+    def drain(self) -> None:
+        """Every answer closes its connection from now on."""
+        self._tell(Drain())
+
+    def reload_keys(self) -> None:
+        """The file of API keys has changed."""
+        self._tell(ReloadKeys())
+
+    async def finish(self) -> None:
+        """Closes the ports, and waits until what is answered is sent."""
+        self._stop_listening()
+        self._tell(Stop())
+        await asyncio.gather(*(receiver.gone.wait() for receiver in self._running))
+
+    async def close(self) -> None:
+        """Ends soon, whatever is not sent yet."""
+        self._stop_listening()
+        for receiver in self._running:
+            receiver.process.end()
+        for task in self._replacing:
+            task.cancel()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
+
+    def _tell(self, message: Message) -> None:
+        for receiver in self._running:
+            receiver.stream.send(message)
+
+    def _stop_listening(self) -> None:
+        self._stopping = True
+        for listener in self._sockets:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+        self._sockets = ()
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    async def _start_one(self) -> None:
+        share = -(-self._options.listen.max_connections // self._options.listen.receivers)
+        setup = Setup(self._options, share, RESERVED_BYTES, tuple(self._front.open_paths))
+        receiver = await asyncio.to_thread(_Receiver, setup)
+        try:
+            await receiver.connect(self._front, self._lost)
+            if self._stopping:
+                receiver.process.end()
+                return
+        except BaseException:
+            receiver.process.end()
+            raise
+        self._running.append(receiver)
+
+    def _lost(self, receiver: _Receiver) -> None:
+        """A receiver ended. Its clients lose their connections, and no others do."""
+        if self._stopping or receiver not in self._running:
+            return
+        self._running.remove(receiver)
+        task = asyncio.ensure_future(self._replace(receiver))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+
+    async def _replace(self, receiver: _Receiver) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._died > _CALM_SECONDS:
+            self._delay = 0.0
+        self._died = now
+        status = await asyncio.to_thread(receiver.process.wait, _END_SECONDS)
+        receiver.process.end()
+        end = "closed its connection" if status is None else describe_end(status)
+        self._front.report(f"a receiver {end}, and is replaced")
+        while not self._stopping:
+            await asyncio.sleep(self._delay)
+            self._delay = min(max(2 * self._delay, _FIRST_DELAY), _LONGEST_DELAY)
+            try:
+                await self._start_one()
+                return
+            except HostError as error:
+                self._front.report(f"error: a receiver cannot be replaced: {error.message}")
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            if not self._running:  # they are being replaced
+                return self._pause(listener)
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return None
+            except OSError as error:  # as many files are open as may be
+                _log.error("connections are not accepted for a moment: %s", error)
+                return self._pause(listener)
+            with connection:
+                self._hand_out(connection)
+        return None
+
+    def _pause(self, listener: socket.socket) -> None:
+        """Leaves connections to the system's queue for a moment."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        loop.call_later(_PAUSE_SECONDS, self._accept_again, listener)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener in self._sockets:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _hand_out(self, connection: socket.socket) -> None:
+        """Gives a connection to the receiver that has the fewest. If none can take it, it is closed."""
+        for receiver in sorted(self._running, key=lambda each: each.open_connections):
+            if receiver.give(connection):
+                return
+
+
+class _Receiver:
+    """A process that receives.
+
+    Attributes:
+        process: The process.
+        stream: What is said.
+        gone: Set once it ended.
+        counted: What it counted last.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        """Starts the process. Blocks for a moment.
+
+        Raises:
+            HostError: It cannot be started.
+        """
+        self.counted = Counted([], 0, 0, 0, asked=False)
+        self._given = 0  # connections
+        memory = new_memory(setup.memory_bytes)
+        self._accepted, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self._memory = MappedMemory(memory, setup.memory_bytes)
+                self.process = ChildProcess("exportkit.serve.receiving.receiver", with_torch=False)
+                try:
+                    Channel(self.process.connection).send(encode(setup), (memory, theirs.fileno()))
+                except OSError as error:
+                    self.process.end()
+                    raise HostError(f"a receiver ended at once: {error}") from error
+        except BaseException:
+            self._accepted.close()
+            raise
+        finally:
+            os.close(memory)
+        self._accepted.setblocking(False)
+
+    async def connect(self, front: Front, lost: Callable[[_Receiver], None]) -> None:
+        """Waits until it answers connections. `lost` is called when it ends.
+
+        Raises:
+            HostError: It ended before.
+        """
+        self.gone = asyncio.Event()
+        self._counts = asyncio.Event()
+        listening = asyncio.Event()
+
+        def received(message: FromReceiver, behind: memoryview) -> None:
+            if isinstance(message, Listening):
+                listening.set()
+            else:
+                self._answering.received(message, behind)
+
+        def ended() -> None:
+            self._accepted.close()
+            self._answering.ended()
+            self.gone.set()
+            lost(self)
+
+        self.stream: MessageStream[FromReceiver] = MessageStream(decoder(FromReceiver), received, ended)
+
+        def counted(message: Counted) -> None:
+            for outcome, times in message.outcomes:
+                front.metrics.count(outcome, times)
+            front.metrics.log_lines_lost.inc(message.lines_lost - self.counted.lines_lost)
+            self.counted = message
+            if message.asked:
+                self._counts.set()
+
+        self._answering = Answering(front.repository, front.application, self._memory, self.stream.send, counted)
+        await self.stream.connect(self.process.connection)
+        waiting = [asyncio.ensure_future(each.wait()) for each in (listening, self.gone)]
+        await asyncio.wait(waiting, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        for each in waiting:
+            each.cancel()
+        if not listening.is_set():
+            status = self.process.wait(_END_SECONDS if self.gone.is_set() else 0)
+            end = f"does not answer in {_START_SECONDS:g} s" if status is None else describe_end(status)
+            raise HostError(f"a receiver {end}", hint="What it printed says why.")
+
+    async def count(self) -> None:
+        """Waits until it has told what it counted, for a moment."""
+        self._counts.clear()
+        self.stream.send(Count())
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._counts.wait(), _COUNT_SECONDS)
+
+    @property
+    def open_connections(self) -> int:
+        """The connections that it has, as far as it told."""
+        return self._given - self.counted.closed
+
+    def give(self, connection: socket.socket) -> bool:
+        """Gives it a connection. Returns whether it took it."""
+        try:
+            socket.send_fds(self._accepted, [b"+"], [connection.fileno()])
+        except OSError:
+            return False
+        self._given += 1
+        return True
