@@ -221,7 +221,9 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     flags = ["--isolate", "--cuda-graphs", "--no-warm-up", "--shared-memory", "--no-access-log"]
     assert main(["serve", str(tiny_package), *flags, *(str(word) for pair in words.items() for word in pair)]) == 0
     assert main(["serve", str(tiny_package), "--no-grpc"]) == 0
-    given, plain = asked
+    assert main(["serve", str(tiny_package), "--receivers", "3"]) == 0
+    given, plain, received = asked
+    assert received.listen.receivers == 3
     assert (given.packages, given.repository) == ((tiny_package,), folder)
     assert (given.load.devices, given.load.runners) == (("cpu",), 3)
     assert (given.load.isolate, given.load.warm_up, given.load.cuda_graphs) == (True, False, True)
@@ -237,4 +239,4 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     assert given.traces == "http://localhost:4318/v1/traces"
     assert plain == ServeOptions(packages=(tiny_package,), listen=type(listen)(grpc_port=None))
     options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
-    assert options <= {*words, *flags, "--no-grpc", "--access-log", "--ray", "--json", "--debug"}
+    assert options <= {*words, *flags, "--receivers", "--no-grpc", "--access-log", "--ray", "--json", "--debug"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -52,8 +53,10 @@ def make_app(
             is to see refusals as they are sent wraps the application that is returned here.
     """
 
-    async def find(name: str, version: str, _: int) -> ServedModel:
-        return repository.model(name, version)
+    async def find(name: str, version: str, size: int, reserved: ExitStack) -> ServedModel:
+        model = repository.model(name, version)
+        reserved.enter_context(model.admit(size))
+        return model
 
     known = [*infer_routes(find, options), *JsonRoutes(repository, options).routes(), *routes]
     return make_application(Router(known, redirect_slashes=False), options, middleware)

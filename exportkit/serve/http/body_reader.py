@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -67,7 +67,7 @@ def _content_length(headers: Mapping[str, str]) -> int | None:
 
 
 async def read_body(
-    source: BodySource, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], None]
+    source: BodySource, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], Awaitable[None]]
 ) -> memoryview:
     """Receives a body.
 
@@ -76,7 +76,7 @@ async def read_body(
         head: What the headers say.
         limit: The most bytes that the body may have, as they are sent and decompressed.
         options: How slow it may come.
-        reserve: Called with a number of bytes before that much more memory is used. It may refuse. Where the size is
+        reserve: Awaited with a number of bytes before that much more memory is used. It may refuse. Where the size is
             known, it was reserved before.
 
     Returns:
@@ -100,7 +100,7 @@ async def read_body(
 
 
 async def _read_chunks(
-    source: BodySource, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], None]
+    source: BodySource, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], Awaitable[None]]
 ) -> memoryview:
     """Receives a body whose size is not known before, or from a server that has no `fill`."""
     buffer = _Buffer(head, limit, reserve, options.allocate)
@@ -115,16 +115,20 @@ async def _read_chunks(
             if received > limit:
                 raise too_large(limit)
             if inflater is None:
-                buffer.write(chunk)
+                await buffer.write(chunk)
                 continue
             for piece in inflater.pieces(chunk):
-                buffer.write(piece)
+                await buffer.write(piece)
                 await asyncio.sleep(0)  # a small chunk can inflate to much: others get their turn
     if inflater is not None:
         inflater.end()
     if head.sent is not None and received != head.sent:
         raise BadRequestError(f"the body has {received} bytes, and its header Content-Length says {head.sent}")
     return buffer.filled
+
+
+async def no_reservation(size: int) -> None:
+    """Reserves nothing: for bodies that are small."""
 
 
 def too_large(limit: int) -> TooLargeError:
@@ -149,7 +153,7 @@ class _Buffer:
         self,
         head: BodyHead,
         limit: int,
-        reserve: Callable[[int], None],
+        reserve: Callable[[int], Awaitable[None]],
         allocate: Callable[[int, int], memoryview],
     ) -> None:
         self._start = head.json_length or 0
@@ -163,20 +167,20 @@ class _Buffer:
             self._memory = allocate(min(_FIRST_SIZE, limit), self._start)
         self._used = 0
 
-    def write(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         end = self._used + len(data)
         if end > len(self._memory):
-            self._grow(end)
+            await self._grow(end)
         self._memory[self._used : end] = data
         self._used = end
 
-    def _grow(self, needed: int) -> None:
+    async def _grow(self, needed: int) -> None:
         if self._fixed:
             raise BadRequestError(f"the body has more bytes than its header Content-Length says: {len(self._memory)}")
         if needed > self._limit:
             raise too_large(self._limit)
         size = min(max(2 * len(self._memory), needed), self._limit)
-        self._reserve(size - len(self._memory))
+        await self._reserve(size - len(self._memory))
         grown = self._allocate(size, self._start)
         grown[: self._used] = self._memory[: self._used]
         self._memory = grown

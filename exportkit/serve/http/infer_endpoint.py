@@ -34,15 +34,18 @@ class Model(Protocol):
     version: str
     body_rules: BodyRules
 
-    def admit(self, size: int) -> AbstractContextManager[None]:
-        """As `ServedModel.admit`."""
+    async def admit_more(self, size: int) -> AbstractContextManager[None]:
+        """Reserves room for more of a body, as `ServedModel.admit`."""
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         """As `ServedModel.infer`."""
 
 
-Find = Callable[[str, str, int], Awaitable[Model]]
-"""Returns a model by its name and version (empty: the newest), for a body of so many bytes; raises a ServeError."""
+Find = Callable[[str, str, int, ExitStack], Awaitable[Model]]
+"""Returns a model by its name and version (empty: the newest). The stack then holds room for a body of so many bytes.
+
+Raises the ServeErrors of both.
+"""
 
 Parts = Sequence[bytes | memoryview]
 
@@ -74,9 +77,10 @@ class InferEndpoint:
         headers = headers_of(scope)
         wanted = scope["path_params"]
         head = BodyHead.of(headers)
-        model = await self._find(wanted["model"], wanted.get("version", ""), head.size or 0)
-        record.model, record.version = model.name, model.version
-        forms, answer = await self._infer(head, BodySource.of(scope, receive), model)
+        with ExitStack() as reserved:
+            model = await self._find(wanted["model"], wanted.get("version", ""), head.size or 0, reserved)
+            record.model, record.version = model.name, model.version
+            forms, answer = await self._infer(head, BodySource.of(scope, receive), model, reserved)
         record.timing = answer.timing
         write = partial(encode_answer, answer, forms, self._options.shared_memory)
         work = sum(_work_of(output, forms.of(output.name)) for output in answer.outputs)
@@ -91,20 +95,20 @@ class InferEndpoint:
             kind.append((b"content-encoding", coding.encode()))
             await _send_answer(send, kind, deflated(_pieces(parts), coding), threaded=True)
 
-    async def _infer(self, head: BodyHead, source: BodySource, model: Model) -> tuple[OutputForms, InferAnswer]:
+    async def _infer(
+        self, head: BodyHead, source: BodySource, model: Model, reserved: ExitStack
+    ) -> tuple[OutputForms, InferAnswer]:
         """Receives the request and lets the model answer. The request's memory is free again when this returns."""
-        with ExitStack() as reserved:
-            parsed = await self._parsed(head, source, model, reserved)
-            answer = await _while_connected(source, model, parsed.request)
-            return parsed.forms, answer
+        parsed = await self._parsed(head, source, model, reserved)
+        answer = await _while_connected(source, model, parsed.request)
+        return parsed.forms, answer
 
     async def _parsed(self, head: BodyHead, source: BodySource, model: Model, reserved: ExitStack) -> ParsedBody:
         limit = _limit(head, model.body_rules)
-        reserved.enter_context(model.admit(head.size or 0))
 
-        def reserve(size: int) -> None:
+        async def reserve(size: int) -> None:
             with suppress(NotReadyError):  # what was accepted is answered, even if the server drains since
-                reserved.enter_context(model.admit(size))
+                reserved.enter_context(await model.admit_more(size))
 
         body = await read_body(source, head, limit, self._options, reserve)
         parse = partial(parse_body, body, head.json_length, model.body_rules, self._options.shared_memory)

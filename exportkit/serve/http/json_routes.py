@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import exportkit
-from exportkit.serve.http.body_reader import BodyHead, read_body
+from exportkit.serve.http.body_reader import BodyHead, no_reservation, read_body
 from exportkit.serve.http.body_source import BodySource
 from exportkit.serve.http.exchange import headers_of
 from exportkit.serve.http.http_options import HttpOptions
@@ -188,7 +188,7 @@ class JsonRoutes:
     async def _body(self, request: Request) -> memoryview:
         head = BodyHead.of(headers_of(request.scope))
         return await read_body(
-            BodySource.of(request.scope, request.receive), head, LARGEST_BODY, self._options, lambda size: None
+            BodySource.of(request.scope, request.receive), head, LARGEST_BODY, self._options, no_reservation
         )
 
     async def _json(self, request: Request) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,17 +25,17 @@ from exportkit.serve.receiving.messages import (
     Forwarded,
     Freed,
     FromReceiver,
+    Granted,
     Infer,
     Leave,
+    More,
     Part,
     Refused,
     Room,
     Rules,
 )
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.statuses import BackendError, CancelledError, ServeError
-
-_log = logging.getLogger(__name__)
+from exportkit.serve.statuses import CancelledError
 
 
 @dataclass
@@ -43,7 +43,8 @@ class _Request:
     """A request that has room."""
 
     model: ServedModel
-    room: AbstractContextManager[None]
+    room: ExitStack
+    inputs: list[np.ndarray] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
 
 
@@ -74,44 +75,41 @@ class Answering:
         self._counted = counted
         self._loop = asyncio.get_running_loop()
         self._requests: dict[int, _Request] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._forwarding: set[asyncio.Task[None]] = set()
         self._told: set[int] = set()  # the loads whose rules the receiver knows
 
     def received(self, message: FromReceiver, behind: memoryview) -> None:
         """Takes a message."""
         if isinstance(message, Ask):
             self._ask(message)
+        elif isinstance(message, More):
+            self._more(message)
         elif isinstance(message, Infer):
-            request = self._requests[message.number]
-            request.task = self._start(self._infer(request, message))
+            self._infer(message)
         elif isinstance(message, Leave):
             self._leave(message.number)
         elif isinstance(message, Counted):
             self._counted(message)
         elif isinstance(message, Forward):
-            self._start(self._forward(message, behind))
+            task = self._loop.create_task(self._forward(message, behind))
+            self._forwarding.add(task)
+            task.add_done_callback(self._forwarding.discard)
 
     def ended(self) -> None:
         """The receiver is gone, and with it the clients of its requests."""
         for number in list(self._requests):
             self._leave(number)
-        for task in self._tasks:
+        for task in self._forwarding:
             task.cancel()
 
-    def _start(self, work: Any) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     def _ask(self, asked: Ask) -> None:
+        room = ExitStack()
         try:
             model = self._repository.model(asked.model, asked.version)
-            room = model.admit(asked.size)
-        except ServeError as error:
+            room.enter_context(model.admit(asked.size))
+        except Exception as error:
             self._send(Refused.of(asked.number, error))
             return
-        room.__enter__()
         self._requests[asked.number] = _Request(model, room)
         rules = None
         if model.serial not in self._told:
@@ -119,6 +117,15 @@ class Answering:
             known = model.body_rules
             rules = Rules(list(map(dict, known.inputs)), list(map(dict, known.outputs)), known.batched, known.max_bytes)
         self._send(Room(asked.number, model.name, model.version, model.serial, rules))
+
+    def _more(self, asked: More) -> None:
+        request = self._requests[asked.number]
+        try:
+            request.room.enter_context(request.model.admit(asked.size))
+        except Exception as error:
+            self._send(Refused.of(asked.number, error))
+            return
+        self._send(Granted(asked.number))
 
     def _leave(self, number: int) -> None:
         request = self._requests.get(number)
@@ -128,36 +135,37 @@ class Answering:
             request.task.cancel()
             return
         del self._requests[number]
-        request.room.__exit__(None, None, None)
+        request.room.close()
 
-    async def _infer(self, request: _Request, message: Infer) -> None:
-        data = [self._memory.view(place.offset, place.size) for place in message.inputs]
-        try:
-            await self._answer(request, message, data)
-        except ServeError as error:
-            self._refuse(message.number, error, data)
-        except asyncio.CancelledError:
-            self._refuse(message.number, CancelledError("the client went away"), data)
-        except Exception as error:
-            _log.exception("request %s failed", message.id)
-            self._refuse(message.number, BackendError(f"the server failed ({type(error).__name__})"), data)
-        finally:
-            del self._requests[message.number]
-            request.room.__exit__(None, None, None)
+    def _infer(self, message: Infer) -> None:
+        request = self._requests[message.number]
+        request.inputs = [self._memory.view(place.offset, place.size) for place in message.inputs]
+        request.task = self._loop.create_task(self._answer(request, message))
+        request.task.add_done_callback(partial(self._over, message.number))
 
-    async def _answer(self, request: _Request, message: Infer, data: list[np.ndarray]) -> None:
+    async def _answer(self, request: _Request, message: Infer) -> None:
         inputs = tuple(
-            InputTensor(place.name, place.datatype, place.shape, part.data) for place, part in zip(message.inputs, data)
+            InputTensor(place.name, place.datatype, place.shape, part.data)
+            for place, part in zip(message.inputs, request.inputs)
         )
         asked = InferRequest(inputs, message.outputs, message.id, message.priority, message.timeout)
         answer = await request.model.infer(asked)
         parts = tuple(Part(each.name, each.datatype, each.shape, each.data.nbytes) for each in answer.outputs)
         self._send(Answered(message.number, parts, answer.timing), [each.data for each in answer.outputs])
 
-    def _refuse(self, number: int, error: ServeError, data: list[np.ndarray]) -> None:
+    def _over(self, number: int, task: asyncio.Task[None]) -> None:
+        """A request was answered, or is refused now. A task that is cancelled before it begins ends here, too."""
+        request = self._requests.pop(number)
+        request.task = None  # whose error has the frame that has the request: a circle, which would keep the inputs
+        request.room.close()
+        error = CancelledError("the client went away") if task.cancelled() else task.exception()
+        if error is not None:  # the receiver knows which request it was, and logs what nobody expected
+            self._refuse(number, error, request.inputs)
+
+    def _refuse(self, number: int, error: BaseException, inputs: list[np.ndarray]) -> None:
         """Refuses a request. A batch that it is in may still run, and read its inputs."""
-        self._send(Refused.of(number, error, reads=bool(data)))
-        left = len(data)
+        self._send(Refused.of(number, error, reads=bool(inputs)))
+        left = len(inputs)
 
         def freed() -> None:
             nonlocal left
@@ -165,19 +173,23 @@ class Answering:
             if not left:
                 self._send(Freed(number))
 
-        for part in data:
+        for part in inputs:
             weakref.finalize(part, self._soon, freed)
 
     def _soon(self, function: Callable[[], None]) -> None:
         """Calls a function in the event loop. Any thread may call this: the last reference may be a runner's."""
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop was closed, so nobody waits
             self._loop.call_soon_threadsafe(function)
 
     async def _forward(self, message: Forward, body: memoryview) -> None:
         record = RequestRecord(id=message.request_id)
         scope = {"type": "http", "headers": message.headers, "exportkit": record, **message.scope}
         sent = _Sent()
-        await self._application(scope, _Body(bytes(body)).receive, sent.send)
+        try:
+            await self._application(scope, _Body(bytes(body)).receive, sent.send)
+        except Exception as error:
+            self._send(Refused.of(message.number, error))
+            return
         answer = Forwarded(message.number, sent.status, sent.headers, record.error)
         self._send(answer, [memoryview(part) for part in sent.body])
 

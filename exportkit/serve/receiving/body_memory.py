@@ -49,14 +49,13 @@ class BodyMemory:
     """Gives out parts of the memory. A part is free again when nothing refers to it."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Maps the memory. The descriptor stays the caller's, and must stay open."""
-        self._descriptor = descriptor
+        """Maps the memory. The descriptor may be closed then."""
         self._map = mmap.mmap(descriptor, size)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._address = int(self._bytes.__array_interface__["data"][0])
         self._parts = FreeParts(size)
         self._unused: deque[tuple[int, int]] = deque()  # the last reference may go in any thread, at any moment
-        self._backed = 0  # so many bytes from the start have memory
+        self._touched = 0  # so many bytes from the start may have memory
 
     def allocate(self, size: int, start: int = 0) -> memoryview:
         """Returns `size` bytes without values, of which number `start` lies at a multiple of 64 bytes.
@@ -69,12 +68,8 @@ class BodyMemory:
         needed = max(-(-(skipped + size) // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
         offset = self._parts.take(needed)
         if offset is None:
-            raise _full(size)
-        try:
-            self._back(offset + needed)
-        except OSError as error:
-            self._parts.give_back(offset, needed)
-            raise _full(size) from error
+            raise QueueFullError(f"there is no memory for a body of {size} bytes now", hint="Try again later.")
+        self._touched = max(self._touched, offset + needed)
         part = self._bytes[offset + skipped : offset + skipped + size]
         weakref.finalize(part, self._unused.append, (offset, needed)).atexit = False
         return part.data
@@ -91,16 +86,9 @@ class BodyMemory:
         while self._unused:
             self._parts.give_back(*self._unused.popleft())
         kept = -(-max(self._parts.used, _KEPT_BYTES) // _PAGE) * _PAGE
-        if self._backed > 2 * kept:
-            self._map.madvise(mmap.MADV_REMOVE, kept, self._backed - kept)
-            self._backed = kept
-
-    def _back(self, end: int) -> None:
-        """Allocates up to `end`: missing memory is an error here, and would be a SIGBUS in a later write."""
-        if end > self._backed:
-            end = -(-end // _PAGE) * _PAGE
-            os.posix_fallocate(self._descriptor, self._backed, end - self._backed)
-            self._backed = end
+        if self._touched > 2 * kept:
+            self._map.madvise(mmap.MADV_REMOVE, kept, -(-self._touched // _PAGE) * _PAGE - kept)
+            self._touched = kept
 
 
 class FreeParts:
@@ -144,7 +132,3 @@ class FreeParts:
             return
         self._starts.insert(place, start)
         self._sizes[start] = size
-
-
-def _full(size: int) -> QueueFullError:
-    return QueueFullError(f"there is no memory for a body of {size} bytes now", hint="Try again later.")

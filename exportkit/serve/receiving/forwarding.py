@@ -1,20 +1,31 @@
-"""Requests that are no inferences: the process that has the models answers them."""
+"""The application of a receiver: inferences are read and written here, everything else is forwarded."""
 
 from __future__ import annotations
 
-from starlette.types import Receive, Scope, Send
+from collections.abc import Sequence
 
-from exportkit.serve.http.body_reader import BodyHead, read_body
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from exportkit.serve.http.asgi import Middleware, infer_routes, make_application
+from exportkit.serve.http.body_reader import BodyHead, no_reservation, read_body
 from exportkit.serve.http.body_source import BodySource
 from exportkit.serve.http.exchange import headers_of
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.http.json_routes import LARGEST_BODY
-from exportkit.serve.receiving.remote_models import RemoteModels
+from exportkit.serve.receiving.remote_models import RemoteModels, sendable
 from exportkit.serve.request_record import RequestRecord
+from exportkit.serve.statuses import CancelledError
 
 _SCOPE = ("http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "client", "server")
 _OF_THE_BODY = (b"content-length", b"content-encoding", b"transfer-encoding")
 _OURS = b"x-request-id"  # which each answer gets here
+
+
+def receiver_app(models: RemoteModels, options: HttpOptions, middleware: Sequence[Middleware] = ()) -> ASGIApp:
+    """Returns the application that serves the models of another process. The arguments are those of `make_app`."""
+    router = Router(infer_routes(models.find, options), redirect_slashes=False, default=Forwarding(models, options))
+    return make_application(router, options, middleware)
 
 
 class Forwarding:
@@ -28,13 +39,17 @@ class Forwarding:
         """Answers a request. Raises a ServeError if its body is refused."""
         head = BodyHead.of(headers_of(scope))
         source = BodySource.of(scope, receive)
-        body = await read_body(source, head, LARGEST_BODY, self._options, lambda size: None)
+        body = await read_body(source, head, LARGEST_BODY, self._options, no_reservation)
         record: RequestRecord = scope["exportkit"]
         headers = [field for field in scope["headers"] if field[0] not in _OF_THE_BODY]
         headers.append((b"content-length", b"%d" % body.nbytes))
-        about = {name: scope[name] for name in _SCOPE}
+        about = {**{name: scope[name] for name in _SCOPE}, "path": sendable(scope["path"])}
         answer, answer_body = await self._models.forward(about, headers, record.id, body)
         record.error = answer.failure
         fields = [field for field in answer.headers if field[0] != _OURS]
-        await send({"type": "http.response.start", "status": answer.status, "headers": fields})
-        await send({"type": "http.response.body", "body": bytes(answer_body)})
+        try:
+            await send({"type": "http.response.start", "status": answer.status, "headers": fields})
+            await send({"type": "http.response.body", "body": bytes(answer_body)})
+        except CancelledError:
+            if record.error is None:  # a refusal that nobody waits for stays a refusal
+                raise

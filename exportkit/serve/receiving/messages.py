@@ -1,17 +1,19 @@
 """What a receiver and the server say to each other. Nothing is pickled.
 
 A request for an inference has a number. The receiver asks (`Ask`) before it reads the body, is told that there is room
-(`Room`), and sends the request (`Infer`). Each of the two is answered once, by what it asks for or by `Refused`.
+(`Room`), and sends the request (`Infer`). Each question is answered once, by what it asks for or by `Refused`.
 """
 
 from __future__ import annotations
 
 import os
+import traceback
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from exportkit.serve import statuses
 from exportkit.serve.operations.outcomes import Outcome
 from exportkit.serve.protocol.inference import Timing
 from exportkit.serve.request_record import Failure
@@ -32,6 +34,13 @@ class Ask(Message, frozen=True):
     number: int
     model: str
     version: str
+    size: int
+
+
+class More(Message, frozen=True):
+    """Asks for room for `size` more bytes of a body whose size was not known."""
+
+    number: int
     size: int
 
 
@@ -93,7 +102,7 @@ class Counted(Message, frozen=True):
     asked: bool
 
 
-FromReceiver = Listening | Ask | Infer | Leave | Forward | Counted
+FromReceiver = Listening | Ask | More | Infer | Leave | Forward | Counted
 
 # --- to the receiver --------------------------------------------------------------------------------------------------
 
@@ -126,6 +135,12 @@ class Room(Message, frozen=True):
     rules: Rules | None
 
 
+class Granted(Message, frozen=True):
+    """There is room for more."""
+
+    number: int
+
+
 class Part(Message, frozen=True):
     """An output, whose bytes follow those of the output before it behind the message."""
 
@@ -144,25 +159,35 @@ class Answered(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Why there is none. `Freed` follows if the model may still read the inputs."""
+    """Why there is no answer. `Freed` follows if the model may still read the inputs.
+
+    Attributes:
+        number: The request.
+        kind: The name of a class of `exportkit.serve.statuses`. Empty: something failed that should not.
+        message: The error's message; the traceback of what should not have failed.
+        hint: The error's hint.
+        reads: Whether the model may still read the inputs.
+    """
 
     number: int
-    status: int
-    code: str
-    reason: str
-    retry_after: int | None
+    kind: str
     message: str
     hint: str | None
     reads: bool
 
     @classmethod
-    def of(cls, number: int, error: ServeError, *, reads: bool = False) -> Refused:
+    def of(cls, number: int, error: BaseException, *, reads: bool = False) -> Refused:
         """Describes an error."""
-        return cls(number, error.status, error.code, error.reason, error.retry_after, error.message, error.hint, reads)
+        if isinstance(error, ServeError) and hasattr(statuses, type(error).__name__):
+            return cls(number, type(error).__name__, error.message, error.hint, reads)
+        return cls(number, "", "".join(traceback.format_exception(error)), None, reads)
 
-    def error(self) -> ServeError:
+    def error(self) -> Exception:
         """Returns the error again."""
-        return _RemoteError(self)
+        if not self.kind:
+            return FailedThereError(self.message)
+        error: ServeError = getattr(statuses, self.kind)(self.message, hint=self.hint)
+        return error
 
 
 class Freed(Message, frozen=True):
@@ -196,20 +221,11 @@ class Stop(Message, frozen=True):
     """Everything was answered: send what is not sent yet, and end."""
 
 
-ToReceiver = Room | Answered | Refused | Freed | Forwarded | Drain | Count | ReloadKeys | Stop
+ToReceiver = Room | Granted | Answered | Refused | Freed | Forwarded | Drain | Count | ReloadKeys | Stop
 
 
-class _RemoteError(ServeError):
-    """An error of the process that has the models."""
-
-    def __init__(self, told: Refused) -> None:
-        super().__init__(told.message, hint=told.hint)
-        self._told = told
-
-    status = property(lambda self: self._told.status)
-    code = property(lambda self: self._told.code)
-    reason = property(lambda self: self._told.reason)
-    retry_after = property(lambda self: self._told.retry_after)
+class FailedThereError(Exception):
+    """Something failed in the process that has the models. The message is the traceback."""
 
 
 def _plain(value: Any) -> bytes:

@@ -12,11 +12,9 @@ import sys
 from collections import Counter
 
 import uvloop
-from starlette.routing import Router
 
 from exportkit.child.channel import Channel
 from exportkit.errors import UsageError
-from exportkit.serve.http.asgi import infer_routes, make_application
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
 from exportkit.serve.operations.connections import ConnectionLimits
@@ -29,7 +27,7 @@ from exportkit.serve.operations.process_log import log_failures
 from exportkit.serve.operations.tls import read_tls
 from exportkit.serve.process_settings import collect_requests, keep_freed_memory
 from exportkit.serve.receiving.body_memory import BodyMemory
-from exportkit.serve.receiving.forwarding import Forwarding
+from exportkit.serve.receiving.forwarding import receiver_app
 from exportkit.serve.receiving.message_stream import MessageStream
 from exportkit.serve.receiving.messages import (
     Count,
@@ -59,7 +57,9 @@ def main(connection: socket.socket) -> None:
     allow_files(setup.connections)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    receiver = _Receiver(setup, BodyMemory(memory, setup.memory_bytes), socket.socket(fileno=connections))
+    bodies = BodyMemory(memory, setup.memory_bytes)
+    os.close(memory)
+    receiver = _Receiver(setup, bodies, socket.socket(fileno=connections))
     loop.run_until_complete(receiver.serve(connection))
     os._exit(0)  # nothing is left to do, and threads of the log may wait for a full pipe
 
@@ -107,17 +107,11 @@ class _Receiver:
         await self._alone.wait()
 
     def _application(self) -> ObservedApp:
-        options = HttpOptions(allocate=self._memory.allocate)
-        router = Router(
-            infer_routes(self._models.find, options),
-            redirect_slashes=False,
-            default=Forwarding(self._models, options),
-        )
         middleware = []
         if self._keys is not None:
             open_paths = frozenset(self._setup.open_paths)
             middleware.append(functools.partial(RequireKey, keys=self._keys, open_paths=open_paths))
-        app = make_application(router, options, middleware)
+        app = receiver_app(self._models, HttpOptions(allocate=self._memory.allocate), middleware)
         return ObservedApp(app, self._observation, draining=lambda: self._draining)
 
     def _received(self, message: ToReceiver, behind: memoryview) -> None:

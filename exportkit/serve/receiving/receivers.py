@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp
@@ -35,6 +36,7 @@ from exportkit.serve.receiving.messages import (
 )
 from exportkit.serve.serve_options import ServeOptions
 
+_MODULE = "exportkit.serve.receiving.receiver"
 _START_SECONDS = 60.0
 _COUNT_SECONDS = 1.0
 _END_SECONDS = 5.0
@@ -93,8 +95,7 @@ class Receivers:
         loop = asyncio.get_running_loop()
         self.ended = loop.create_future()
         self._sockets = sockets
-        for _ in range(self._options.listen.receivers):
-            await self._start_one()
+        await asyncio.gather(*(self._start_one() for _ in range(self._options.listen.receivers)))
         for listener in sockets:
             listener.setblocking(False)
             loop.add_reader(listener, self._accept, listener)
@@ -157,6 +158,8 @@ class Receivers:
             receiver.process.end()
             raise
         self._running.append(receiver)
+        if self._front.repository.draining:
+            receiver.stream.send(Drain())
 
     def _lost(self, receiver: _Receiver) -> None:
         """A receiver ended. Its clients lose their connections, and no others do."""
@@ -237,22 +240,26 @@ class _Receiver:
         """
         self.counted = Counted([], 0, 0, 0, asked=False)
         self._given = 0  # connections
-        memory = new_memory(setup.memory_bytes)
-        self._accepted, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
+        with ExitStack() as undo:
+            try:
+                memory = new_memory(setup.memory_bytes)
+                undo.callback(os.close, memory)
                 self._memory = MappedMemory(memory, setup.memory_bytes)
-                self.process = ChildProcess("exportkit.serve.receiving.receiver", with_torch=False)
-                try:
-                    Channel(self.process.connection).send(encode(setup), (memory, theirs.fileno()))
-                except OSError as error:
-                    self.process.end()
-                    raise HostError(f"a receiver ended at once: {error}") from error
-        except BaseException:
-            self._accepted.close()
-            raise
-        finally:
-            os.close(memory)
+            except OSError as error:
+                raise HostError(
+                    f"{setup.memory_bytes >> 30} GiB of addresses for bodies cannot be had: {error.strerror}",
+                    hint="`ulimit -v` and `ulimit -f` limit them. --receivers 0 needs none.",
+                ) from error
+            accepted, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.enter_context(theirs)
+            self.process = ChildProcess(_MODULE, with_torch=False)
+            try:
+                Channel(self.process.connection).send(encode(setup), (memory, theirs.fileno()))
+            except OSError as error:
+                accepted.close()
+                self.process.end()
+                raise HostError(f"a receiver ended at once: {error}") from error
+        self._accepted = accepted
         self._accepted.setblocking(False)
 
     async def connect(self, front: Front, lost: Callable[[_Receiver], None]) -> None:

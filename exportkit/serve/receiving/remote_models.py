@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor, OutputTensor
@@ -17,9 +17,11 @@ from exportkit.serve.receiving.messages import (
     Forward,
     Forwarded,
     Freed,
+    Granted,
     Infer,
     Leave,
     Message,
+    More,
     Place,
     Refused,
     Room,
@@ -41,15 +43,25 @@ class RemoteModels:
         self._read: dict[int, list[memoryview]] = {}  # what the models may read
         self._rules: dict[int, BodyRules] = {}  # by the serial number of the load
 
-    async def find(self, name: str, version: str, size: int) -> RemoteRequest:
-        """Returns a request for a model that has room for a body of `size` bytes. Raises the ServeErrors of both."""
+    async def find(self, name: str, version: str, size: int, reserved: ExitStack) -> RemoteRequest:
+        """Returns a request for a model, and lets the stack hold room for a body of `size` bytes.
+
+        Raises:
+            ServeError: There is no such model, or no room.
+        """
         number = next(self._numbers)
         try:
-            room: Room = (await self._ask(number, Ask(number, name, version, size)))[0]
+            room: Room = (await self._ask(number, Ask(number, sendable(name), sendable(version), size)))[0]
         except asyncio.CancelledError:
             self.leave(number)
             raise
-        return RemoteRequest(self, room, self._rules[room.serial])
+        request = RemoteRequest(self, room, self._rules[room.serial])
+        reserved.callback(request.end)
+        return request
+
+    async def more(self, number: int, size: int) -> None:
+        """Asks for more room for a request. Raises a ServeError if there is none."""
+        await self._ask(number, More(number, size))
 
     def leave(self, number: int) -> None:
         """Gives the room of a request back that was not sent."""
@@ -88,7 +100,7 @@ class RemoteModels:
         if isinstance(message, Freed):
             self._read.pop(message.number, None)
             return
-        assert isinstance(message, Room | Answered | Refused | Forwarded)
+        assert isinstance(message, Room | Granted | Answered | Refused | Forwarded)
         if isinstance(message, Room) and message.rules is not None:
             rules = message.rules
             self._rules[message.serial] = BodyRules(rules.inputs, rules.outputs, rules.batched, rules.max_bytes)
@@ -125,15 +137,12 @@ class RemoteRequest:
         self.body_rules = rules
         self._models = models
         self._number = room.number
-        self._admitted = False
         self._sent = False
 
-    def admit(self, size: int) -> AbstractContextManager[None]:
-        """The first time, keeps the room that there is. What a body of unknown size needs more is in our memory."""
-        if self._admitted:
-            return nullcontext()
-        self._admitted = True
-        return self._room()
+    async def admit_more(self, size: int) -> AbstractContextManager[None]:
+        """As `ServedModel.admit_more`. The room is held until `end`."""
+        await self._models.more(self._number, size)
+        return nullcontext()
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers the request. Raises what `ServedModel.infer` raises."""
@@ -147,10 +156,12 @@ class RemoteRequest:
             start += part.size
         return InferAnswer(self.name, self.version, request.id, tuple(outputs), answered.timing)
 
-    @contextmanager
-    def _room(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if not self._sent:
-                self._models.leave(self._number)
+    def end(self) -> None:
+        """Gives the room back. One that was sent to the model does that itself."""
+        if not self._sent:
+            self._models.leave(self._number)
+
+
+def sendable(text: str) -> str:
+    """Returns what a client wrote, without what UTF-8 has no bytes for."""
+    return text.encode(errors="replace").decode()

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.shared_memory import SharedMemory
+from tests.serve.http import ways
 from tests.serve.http.doubles import FakeModel, FakeRepository, break_down
+from tests.serve.http.ways import make_app
 from tests.serve.page.in_thread import Site, served
 
 LARGEST = 32 << 20
@@ -24,6 +25,13 @@ def repository() -> FakeRepository:
     )
 
 
+@pytest.fixture(scope="session", autouse=True, params=["alone", "receiver"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Whether the process that has the models speaks HTTP, or a receiver for it. What clients see is the same."""
+    with ways.chosen(request.param):
+        yield request.param
+
+
 @pytest.fixture
 def models() -> FakeRepository:
     return repository()
@@ -35,7 +43,7 @@ def app(models: FakeRepository) -> Any:
 
 
 @pytest.fixture(scope="session")
-def site() -> Iterator[Site]:
+def site(way: str) -> Iterator[Site]:
     """A server without shared memory."""
     with served(make_app(repository(), HttpOptions())) as site:
         yield site

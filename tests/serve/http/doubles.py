@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from exportkit.serve.engine.repository import IndexEntry
@@ -18,6 +19,8 @@ from exportkit.serve.statuses import (
     NotServedError,
     QueueFullError,
 )
+
+_SERIALS = itertools.count()
 
 Compute = Callable[[InferRequest], Sequence[OutputTensor]]
 
@@ -53,6 +56,7 @@ class FakeModel:
         self.held = 0
         self.room = 1 << 40
         self._tensors = tensors
+        self.serial = next(_SERIALS)
         self.body_rules = BodyRules.of(self.metadata(), max_body)
 
     def hold(self) -> None:
@@ -77,6 +81,9 @@ class FakeModel:
             yield
         finally:
             self.held -= size
+
+    async def admit_more(self, size: int) -> AbstractContextManager[None]:
+        return self.admit(size)
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         if request.timeout is not None and self.gate is not None:

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.content_coding import PIECE, Inflater, coding_of_answer, deflated
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.datatypes import item_size
@@ -22,6 +21,7 @@ from exportkit.serve.protocol.inference import InferRequest, OutputTensor
 from exportkit.serve.statuses import BadRequestError
 from tests.serve.http.asking import ask, asked, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
+from tests.serve.http.ways import make_app
 
 SMALL = "/v2/models/small/infer"  # its tensors have at most 1000 bytes
 PATIENCE = HttpOptions(idle_seconds=0.2, least_rate=1e6, linger_seconds=0.1)
@@ -148,7 +148,7 @@ def resident() -> int:
     ("model", "size", "status"),
     [("forgets", 8 << 20, 200), ("forgets", 8 << 20 | 4, 413), ("absent-minded", 8 << 20, 400)],
 )
-def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, status: int) -> None:
+def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, status: int, way: str) -> None:
     """A client that takes its answer slowly does not hold the memory of its request as well."""
 
     def forget(request: InferRequest) -> list[OutputTensor]:
@@ -174,7 +174,7 @@ def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, st
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert reply.status == status
-    assert peak > 8 << 20
+    assert peak > 8 << 20 or way == "receiver"  # whose bodies lie in shared memory: see test_remote_models.py
     assert held[0] < 1 << 20
 
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.http_options import HttpOptions
 from tests.serve.http.asking import ask, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
+from tests.serve.http.ways import make_app
 from tests.serve.page.in_thread import Site, served
 from tests.serve.protocol.messages import NUMPY
 

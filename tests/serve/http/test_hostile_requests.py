@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from tests.serve.http.asking import ask, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
+from tests.serve.http.ways import make_app
 
 STATUSES = {200, 400, 403, 404, 405, 408, 413, 415, 429, 499, 501, 503, 504}
 OPTIONS = HttpOptions(shared_memory=SharedMemory(), idle_seconds=5.0, linger_seconds=0.01)

@@ -20,10 +20,10 @@ import uvicorn
 
 import exportkit
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.serve_options import ServeOptions
 from tests.runtime import tiny
+from tests.serve.http.ways import make_app
 from tests.serve.page.in_thread import Site
 
 
