@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", required=True)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=6, help="that behave")
+    parser.add_argument("--receivers", type=int, default=0, help="of the server")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     port = free_port()
@@ -56,6 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         package = Path(shutil.copy(options.package, folder))  # which is replaced again and again
         command = serve_command(package, port, "--isolate", "--max-batch", str(MAX_BATCH))
+        command += ["--receivers", str(options.receivers)]
         with running(command, port, cores=os.sched_getaffinity(0), log=log) as server:
             soak = Soak(
                 server, [workload(package, sizes, seed) for seed, sizes in enumerate(options.sizes)], options.seed
@@ -204,12 +206,12 @@ class Soak:
         connection.close()
 
     def _kill(self, chance: random.Random) -> None:
-        """Kills a worker process: a child of a child, since workers are forked from a template."""
+        """Kills a worker process: a child of a child, as workers are forked from a template. It alone has torch."""
         if self._stopping.wait(KILL_SECONDS):
             return
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(self._server.process.pid).children()
-            workers = [worker for child in children for worker in child.children()]
+            workers = [worker for child in children for worker in child.children() if _has_torch(worker)]
             if workers:
                 chance.choice(workers).kill()
                 self._count("killed workers")
@@ -277,6 +279,10 @@ class Soak:
     def _summary(self) -> str:
         with self._lock:
             return ", ".join(f"{name}: {count}" for name, count in sorted(self._seen.items()))
+
+
+def _has_torch(process: psutil.Process) -> bool:
+    return any("libtorch" in each.path for each in process.memory_maps())
 
 
 def _tensors(body: bytes) -> bytes:

@@ -53,10 +53,8 @@ def make_app(
             is to see refusals as they are sent wraps the application that is returned here.
     """
 
-    async def find(name: str, version: str, size: int, reserved: ExitStack) -> ServedModel:
-        model = repository.model(name, version)
-        reserved.enter_context(model.admit(size))
-        return model
+    async def find(name: str, version: str, _: int, __: ExitStack) -> ServedModel:
+        return repository.model(name, version)
 
     known = [*infer_routes(find, options), *JsonRoutes(repository, options).routes(), *routes]
     return make_application(Router(known, redirect_slashes=False), options, middleware)

@@ -34,6 +34,9 @@ class Model(Protocol):
     version: str
     body_rules: BodyRules
 
+    def admit(self, size: int) -> AbstractContextManager[None]:
+        """As `ServedModel.admit`."""
+
     async def admit_more(self, size: int) -> AbstractContextManager[None]:
         """Reserves room for more of a body, as `ServedModel.admit`."""
 
@@ -42,9 +45,9 @@ class Model(Protocol):
 
 
 Find = Callable[[str, str, int, ExitStack], Awaitable[Model]]
-"""Returns a model by its name and version (empty: the newest). The stack then holds room for a body of so many bytes.
+"""Returns a model by its name and version (empty: the newest), for a body of so many bytes. Raises a ServeError.
 
-Raises the ServeErrors of both.
+What it reserves for the request is given back by the stack.
 """
 
 Parts = Sequence[bytes | memoryview]
@@ -105,6 +108,7 @@ class InferEndpoint:
 
     async def _parsed(self, head: BodyHead, source: BodySource, model: Model, reserved: ExitStack) -> ParsedBody:
         limit = _limit(head, model.body_rules)
+        reserved.enter_context(model.admit(head.size or 0))
 
         async def reserve(size: int) -> None:
             with suppress(NotReadyError):  # what was accepted is answered, even if the server drains since

@@ -103,20 +103,26 @@ class Answering:
             task.cancel()
 
     def _ask(self, asked: Ask) -> None:
-        room = ExitStack()
         try:
             model = self._repository.model(asked.model, asked.version)
-            room.enter_context(model.admit(asked.size))
         except Exception as error:
             self._send(Refused.of(asked.number, error))
             return
-        self._requests[asked.number] = _Request(model, room)
-        rules = None
-        if model.serial not in self._told:
-            self._told.add(model.serial)
-            known = model.body_rules
-            rules = Rules(list(map(dict, known.inputs)), list(map(dict, known.outputs)), known.batched, known.max_bytes)
-        self._send(Room(asked.number, model.name, model.version, model.serial, rules))
+        refused, room = None, ExitStack()
+        try:
+            room.enter_context(model.admit(asked.size))
+            self._requests[asked.number] = _Request(model, room)
+        except Exception as error:
+            refused = Refused.of(asked.number, error)
+        self._send(Room(asked.number, model.name, model.version, model.serial, self._new_rules(model), refused))
+
+    def _new_rules(self, model: ServedModel) -> Rules | None:
+        """Returns the rules of a load that the receiver has not heard of."""
+        if model.serial in self._told:
+            return None
+        self._told.add(model.serial)
+        known = model.body_rules
+        return Rules(list(map(dict, known.inputs)), list(map(dict, known.outputs)), known.batched, known.max_bytes)
 
     def _more(self, asked: More) -> None:
         request = self._requests[asked.number]

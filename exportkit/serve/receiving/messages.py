@@ -125,16 +125,6 @@ class Rules(Message, frozen=True):
     max_bytes: int
 
 
-class Room(Message, frozen=True):
-    """There is room. `rules` are those of the load with this serial number; None: the receiver knows them."""
-
-    number: int
-    model: str
-    version: str
-    serial: int
-    rules: Rules | None
-
-
 class Granted(Message, frozen=True):
     """There is room for more."""
 
@@ -188,6 +178,25 @@ class Refused(Message, frozen=True):
             return FailedThereError(self.message)
         error: ServeError = getattr(statuses, self.kind)(self.message, hint=self.hint)
         return error
+
+
+class Room(Message, frozen=True):
+    """The model, and the room that there is for a request.
+
+    Attributes:
+        number: The request.
+        model, version: The model.
+        serial: The number of its load.
+        rules: The rules of this load; None: the receiver knows them.
+        refused: Why there is no room; None: there is.
+    """
+
+    number: int
+    model: str
+    version: str
+    serial: int
+    rules: Rules | None
+    refused: Refused | None
 
 
 class Freed(Message, frozen=True):

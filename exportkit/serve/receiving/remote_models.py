@@ -44,10 +44,10 @@ class RemoteModels:
         self._rules: dict[int, BodyRules] = {}  # by the serial number of the load
 
     async def find(self, name: str, version: str, size: int, reserved: ExitStack) -> RemoteRequest:
-        """Returns a request for a model, and lets the stack hold room for a body of `size` bytes.
+        """Returns a request for a model, with room for a body of `size` bytes until the stack is closed.
 
         Raises:
-            ServeError: There is no such model, or no room.
+            ServeError: There is no such model. Whether there was room, `RemoteRequest.admit` says.
         """
         number = next(self._numbers)
         try:
@@ -137,7 +137,14 @@ class RemoteRequest:
         self.body_rules = rules
         self._models = models
         self._number = room.number
-        self._sent = False
+        self._refused = room.refused
+        self._over = room.refused is not None  # whether no room is left to be given back
+
+    def admit(self, size: int) -> AbstractContextManager[None]:
+        """Raises why there is no room, if there is none."""
+        if self._refused is not None:
+            raise self._refused.error()
+        return nullcontext()
 
     async def admit_more(self, size: int) -> AbstractContextManager[None]:
         """As `ServedModel.admit_more`. The room is held until `end`."""
@@ -147,7 +154,7 @@ class RemoteRequest:
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers the request. Raises what `ServedModel.infer` raises."""
         places, kept = self._models.places(request.inputs)
-        self._sent = True
+        self._over = True
         message = Infer(self._number, places, request.outputs, request.id, request.priority, request.timeout)
         answered, data = await self._models.infer(message, kept)
         outputs, start = [], 0
@@ -158,7 +165,7 @@ class RemoteRequest:
 
     def end(self) -> None:
         """Gives the room back. One that was sent to the model does that itself."""
-        if not self._sent:
+        if not self._over:
             self._models.leave(self._number)
 
 

@@ -99,7 +99,7 @@ def test_a_client_that_leaves_at_once_leaves_nothing_behind() -> None:
         with ExitStack() as reserved:
             remote = await found(pair, reserved)
             places, _ = pair.models.places(request(pair).inputs)
-            remote._sent = True
+            remote._over = True
         room = next(message for message in pair.said if isinstance(message, Room))
         pair.answering.received(Infer(room.number, places, None, "", 0, None), memoryview(b""))
         pair.answering.received(Leave(room.number), memoryview(b""))
@@ -138,13 +138,15 @@ def test_room_that_nobody_uses_is_given_back() -> None:
         pair = Loopback(FakeRepository(model))
         with ExitStack() as reserved:
             remote = await found(pair, reserved, 100)
+            remote.admit(100)
             await remote.admit_more(50)
             assert model.held == 150
             model.room = 160
             with pytest.raises(QueueFullError):
                 await remote.admit_more(50)
+            full = await found(pair, reserved, 50)
             with pytest.raises(QueueFullError):
-                await found(pair, reserved, 50)
+                full.admit(50)
         await until(lambda: model.held == 0)
         with ExitStack() as reserved, pytest.raises(NotServedError):
             await pair.models.find("\udcff", "", 0, reserved)
