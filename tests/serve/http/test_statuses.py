@@ -364,7 +364,7 @@ def test_an_answer_that_cannot_be_sent_to_its_end(
     record = reply.scope["exportkit"]
     assert record.error is not None
     assert record.status == (499 if failed is OSError else 500)
-    assert bool(caplog.records) == failed is ValueError
+    assert bool(caplog.records) == (failed is ValueError)
 
 
 def test_a_refusal_that_cannot_be_sent(app: Any) -> None:
