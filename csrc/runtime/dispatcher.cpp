@@ -61,13 +61,14 @@ void close(int64_t handle) {
   handles<const Session>().remove(handle);
 }
 
-std::tuple<std::vector<at::Tensor>, double, double, double> run_all(int64_t handle,
-                                                                    const std::vector<at::Tensor>& tensors,
-                                                                    int64_t requests,
-                                                                    const std::vector<int64_t>& outputs) {
+std::tuple<std::vector<at::Tensor>, double, double, double, double> run_all(int64_t handle,
+                                                                            const std::vector<at::Tensor>& tensors,
+                                                                            int64_t requests,
+                                                                            const std::vector<int64_t>& outputs) {
   const Work work;
   Answers answers = run_requests(*session(handle), tensors, requests, outputs);
-  return {std::move(answers.outputs), answers.input_seconds, answers.run_seconds, answers.output_seconds};
+  return {std::move(answers.outputs), answers.input_seconds, answers.wait_seconds, answers.run_seconds,
+          answers.output_seconds};
 }
 
 // Every namespace with an operator.
@@ -91,8 +92,10 @@ TORCH_LIBRARY(exportkit, m) {
   m.def("graph_report(int handle) -> str", graph_report);
   m.def("why_no_graphs() -> str", why_no_graphs);
   m.def("close(int handle) -> ()", close);
-  m.def("run_requests(int handle, Tensor[] tensors, int requests, int[] outputs) -> (Tensor[], float, float, float)",
-        run_all);
+  m.def(
+      "run_requests(int handle, Tensor[] tensors, int requests, int[] outputs) -> (Tensor[], float, float, float, "
+      "float)",
+      run_all);
   m.def("namespaces() -> str[]", namespaces);
 }
 

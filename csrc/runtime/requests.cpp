@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <optional>
 
 namespace exportkit {
 namespace {
@@ -87,8 +88,11 @@ Answers run_requests(const Session& session, const Tensors& tensors, int64_t req
   const auto started = Clock::now();
   const Tensors inputs = join(tensors, requests, device);
   const auto joined = Clock::now();
+  std::optional<Turns::Turn> turn(std::in_place, session.turns());
+  const auto began = Clock::now();
   const Tensors found = session.run(inputs);
   wait(device);
+  turn.reset();
   const auto ran = Clock::now();
   Answers answers;
   for (const int64_t output : outputs) {
@@ -98,7 +102,8 @@ Answers run_requests(const Session& session, const Tensors& tensors, int64_t req
   }
   wait(device);
   answers.input_seconds = seconds(joined - started);
-  answers.run_seconds = seconds(ran - joined);
+  answers.wait_seconds = seconds(began - joined);
+  answers.run_seconds = seconds(ran - began);
   answers.output_seconds = seconds(Clock::now() - ran);
   return answers;
 }

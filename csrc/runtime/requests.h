@@ -11,12 +11,12 @@ namespace exportkit {
 
 struct Answers {
   std::vector<at::Tensor> outputs;  // on the CPU, contiguous; a GPU writes to pinned memory
-  // What it took to bring the inputs to the device, to run, and to bring the outputs back.
-  double input_seconds, run_seconds, output_seconds;
+  // What it took to bring the inputs to the device, to wait for a runner, to run, and to bring the outputs back.
+  double input_seconds, wait_seconds, run_seconds, output_seconds;
 };
 
-// Joins the inputs of the requests along axis 0, runs them on the current stream, waits, and returns the outputs of
-// these numbers. `tensors` has all inputs of the first request, then all of the second; each is contiguous, on the CPU,
+// Joins the inputs of the requests along axis 0, waits for a runner, runs them on the current stream, waits for them,
+// and returns the outputs of these numbers. `tensors` has all inputs of the first request, then all of the second; each is contiguous, on the CPU,
 // and what the package allows. A single request may have scalar inputs. A server calls this without Python's
 // lock; if it made each step from Python, it would wait for the lock after each. Throws c10::Error if the tensors do
 // not fit together, and what Session::run throws.

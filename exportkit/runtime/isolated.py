@@ -131,6 +131,7 @@ class IsolatedRunner:
         return self._run_off_main_thread(partial(self._call_for, requests, outputs))
 
     def _call_for(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int]) -> Answers:
+        came = time.perf_counter()
         with self._in_flight(), self._free:
             started = time.perf_counter()
             tensors = [tensor for request in requests for tensor in request]
@@ -138,7 +139,8 @@ class IsolatedRunner:
             answer, received = self._ask(message, tensors, torch.device("cpu"))
             _, run_seconds, output_seconds = answer.seconds
             spent = time.perf_counter() - started
-            return Answers(received, spent - run_seconds - output_seconds, run_seconds, output_seconds)
+            input_seconds = spent - run_seconds - output_seconds
+            return Answers(received, input_seconds, started - came, run_seconds, output_seconds)
 
     def swap_weights(self, source: WeightsSource) -> None:
         """Replaces the worker's weights. Raises the errors of `Model.swap_weights` and `run`."""

@@ -17,12 +17,14 @@ class Answers(NamedTuple):
     Attributes:
         outputs: The outputs that were asked for, with the rows of all requests, on the CPU and contiguous.
         input_seconds: What it took to bring the inputs to the model's device.
+        wait_seconds: How long they waited there for a runner.
         run_seconds: What it took to run.
         output_seconds: What it took to bring the outputs back.
     """
 
     outputs: list[torch.Tensor]
     input_seconds: float
+    wait_seconds: float
     run_seconds: float
     output_seconds: float
 
@@ -54,7 +56,7 @@ def run_in_steps(
         torch.cuda.current_stream(device).synchronize()
     ran = time.perf_counter()
     answers = [found[output].cpu().contiguous() for output in outputs]
-    return Answers(answers, moved - started, ran - moved, time.perf_counter() - ran)
+    return Answers(answers, moved - started, 0.0, ran - moved, time.perf_counter() - ran)
 
 
 def use_own_stream(device: torch.device) -> None:

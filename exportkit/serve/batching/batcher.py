@@ -91,15 +91,25 @@ class Batcher(Generic[T]):
             self._delays.push(ticket.arrived + delay, waiter)
         self._list_head(lane)
 
-    def take(self, now: float) -> Batch[T] | None:
-        """Returns what a free runner should run now, or None. Late requests are never in it: see `late`."""
+    def take(self, now: float, *, ahead: bool = False) -> Batch[T] | None:
+        """Returns what a free runner should run now, or None. Late requests are never in it: see `late`.
+
+        With `ahead`, every runner is busy, and somebody prepares what runs next. He gets a batch only if it would not
+        grow while it waits.
+        """
         self._end_delays(now)
-        while (first := self._choose()) is not None:
+        while True:
+            passed_over = self._passed_over
+            first = self._choose()
+            if first is None:
+                return None
             lane = first.lane
+            if ahead and not self._is_full(lane):
+                self._passed_over = passed_over
+                return None
             tickets = self._fill(first, now)
             if tickets:
                 return Batch(lane.bucket, tickets, now)
-        return None
 
     def finished(self, batch: Batch[T], seconds: float) -> None:
         """Records how long a batch took, for expecting which requests will be late, and which gain by a batch."""
@@ -159,6 +169,15 @@ class Batcher(Generic[T]):
         if ticket.deadline is None:
             return math.inf
         return ticket.deadline - self._estimates.seconds(ticket.bucket, ticket.rows, now)
+
+    def can_run_ahead(self, bucket: Hashable) -> bool:
+        """Whether `take` may return a batch of this bucket ahead."""
+        lane = self._lanes.get(bucket)
+        return lane is not None and self._is_full(lane)
+
+    def _is_full(self, lane: Lane[T]) -> bool:
+        """Whether the next batch of a lane would not grow by waiting."""
+        return lane.rows >= self._max_rows or (self._limits.max_delay <= 0 and self._gains.alone(lane.bucket))
 
     def _may_run(self, lane: Lane[T]) -> bool:
         return not self._limits.max_delay > 0 or lane.overdue > 0 or lane.rows >= self._max_rows

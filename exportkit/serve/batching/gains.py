@@ -68,11 +68,21 @@ class _Bucket:
             return True
         if not self.alone.known:
             return self._begin_trial(together=False)
-        faster_together = self.alone.row_time > (1 - LEAST_GAIN) * self.together.row_time
+        faster_together = self._faster_together
         faster, slower = (self.together, self.alone) if faster_together else (self.alone, self.together)
         if self.since_trial * TRIALS * faster.row_time < self._trial_runs * slower.run_time * slower.row_time:
             return faster_together
         return self._begin_trial(together=not faster_together)
+
+    @property
+    def alone_now(self) -> bool:
+        if self.in_trial:
+            return not self.trying_together
+        return self.together.known and self.alone.known and not self._faster_together
+
+    @property
+    def _faster_together(self) -> bool:
+        return self.alone.row_time > (1 - LEAST_GAIN) * self.together.row_time
 
     @property
     def _trial_runs(self) -> int:
@@ -108,6 +118,11 @@ class Gains:
         (known.alone if requests == 1 else known.together).add(rows, seconds)
         known.requests = requests
         known.since_trial += seconds
+
+    def alone(self, bucket: Hashable) -> bool:
+        """Whether requests run one by one now, whatever waits."""
+        known = self._buckets.get(bucket)
+        return known is not None and known.alone_now
 
     def together(self, bucket: Hashable) -> bool:
         """Chooses how the next of several requests that could run together run."""

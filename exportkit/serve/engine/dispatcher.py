@@ -49,7 +49,10 @@ class Dispatcher:
         self._batcher = batcher
         self._counted = counted
         self._loop = asyncio.get_running_loop()
-        self._changed = threading.Condition()  # guards the batcher and the next two
+        self._lock = threading.Lock()  # guards the batcher and what follows
+        self._changed = threading.Condition(self._lock)  # for threads that could run a batch at once
+        self._full = threading.Condition(self._lock)  # for threads that could only prepare one
+        self._busy: dict[ModelCopy, int] = {}  # the batches that each copy has, running or prepared
         self._waiting: set[_Ticket] = set()
         self._stopping = False
         self._threads: list[threading.Thread] = []
@@ -57,10 +60,20 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._preparing: list[asyncio.Future[None]] = []
 
-    def start(self, copy: ModelCopy, make_runner: Callable[[], Runner], count: int) -> None:
-        """Starts `count` runners of a copy."""
+    def start(self, copy: ModelCopy, make_runner: Callable[[], Runner], runners: int, *, ahead: int = 0) -> None:
+        """Starts the runners of a copy.
+
+        Args:
+            copy: The copy.
+            make_runner: Makes a runner, in its thread.
+            runners: How many batches the copy runs at the same time.
+            ahead: How many further batches are prepared meanwhile. Only a single copy may have any: another copy may be
+                free before.
+        """
         self._copies.append(copy)
-        for _ in range(count):
+        self._busy[copy] = 0
+        self._runners = runners
+        for _ in range(runners + ahead):
             prepared = self._loop.create_future()
             self._preparing.append(prepared)
             thread = threading.Thread(
@@ -101,7 +114,7 @@ class Dispatcher:
 
     def fail_waiting(self, error: Callable[[], ServeError]) -> None:
         """Answers everything that waits with an error."""
-        with self._changed:
+        with self._lock:
             waiting = list(self._waiting)
         self._withdraw(waiting)
         self._deliver([(ticket, error()) for ticket in waiting])
@@ -110,13 +123,14 @@ class Dispatcher:
         """Lets the runners end after their batch. Returns them, to be joined in another thread."""
         if self._timer is not None:
             self._timer.cancel()
-        with self._changed:
+        with self._lock:
             self._stopping = True
             self._changed.notify_all()
+            self._full.notify_all()
         return self._threads
 
     def _submit(self, ticket: _Ticket) -> None:
-        with self._changed:
+        with self._lock:
             try:
                 self._batcher.submit(ticket)
             except QueueFull as error:
@@ -126,11 +140,13 @@ class Dispatcher:
             self._waiting.add(ticket)
             self._counted.entered(ticket.rows, ticket.size)
             self._changed.notify()
+            if self._batcher.can_run_ahead(ticket.bucket):
+                self._full.notify()
         self._set_timer()
 
     def _withdraw(self, tickets: Iterable[_Ticket]) -> None:
         """Takes requests out of the queue. Those that run or ran are not in it."""
-        with self._changed:
+        with self._lock:
             for ticket in tickets:
                 if ticket in self._waiting:
                     self._batcher.cancel(ticket)
@@ -149,7 +165,7 @@ class Dispatcher:
     def _set_timer(self) -> None:
         """Wakes the loop when the batcher may drop a request, or a runner may take one, without anything new."""
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
             when = None if self._stopping else self._batcher.next_event(now)
         if self._timer is not None:
             self._timer.cancel()
@@ -157,7 +173,7 @@ class Dispatcher:
         self._timer = None if delay is None else self._loop.call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
-        with self._changed:
+        with self._lock:
             late = self._drop_late(time.monotonic())
             self._changed.notify_all()  # several batches may have waited long enough
         self._deliver(late)
@@ -198,13 +214,13 @@ class Dispatcher:
             began = time.monotonic()
             requests = [ticket.payload.request for ticket in batch.tickets]
             try:
-                with self._counted.running():
-                    answers = runner.run(requests, [batch.taken - ticket.arrived for ticket in batch.tickets])
+                answers = runner.run(requests, [batch.taken - ticket.arrived for ticket in batch.tickets])
             except Exception as error:  # nobody else would answer
                 _log.exception("a runner failed")
                 answers = [BackendError(f"the runner failed: {error}") for _ in requests]
-            with self._changed:
-                self._batcher.finished(batch, time.monotonic() - began)
+            with self._lock:
+                self._has(copy, -1)
+                self._batcher.finished(batch, time.monotonic() - began - runner.waited)
             self._call_loop(self._deliver, list(zip(batch.tickets, answers)))
             del batch, requests, answers  # the tensors of the last batch are not needed while this thread waits
 
@@ -213,18 +229,25 @@ class Dispatcher:
         while True:
             if not copy.alive:
                 self._restore(copy)
-            with self._changed:
+            with self._lock:
                 if self._stopping:
                     return None
                 now = time.monotonic()
-                batch = self._batcher.take(now)
+                ahead = self._busy[copy] >= self._runners
+                batch = self._batcher.take(now, ahead=ahead)
                 for ticket in batch.tickets if batch is not None else ():
                     self._left(ticket)
                 if late := self._drop_late(now):
                     self._call_loop(self._deliver, late)
                 if batch is not None:
+                    self._has(copy, 1)
                     return batch
-                self._changed.wait(_LIFE_SIGN_SECONDS)
+                (self._full if ahead else self._changed).wait(_LIFE_SIGN_SECONDS)
+
+    def _has(self, copy: ModelCopy, more: int) -> None:
+        """A copy has one batch more or less."""
+        self._busy[copy] += more
+        self._counted.busy_runners = sum(min(busy, self._runners) for busy in self._busy.values())
 
     def _restore(self, copy: ModelCopy) -> None:
         """Loads a copy again. Nothing may wait for a model that cannot be loaded."""

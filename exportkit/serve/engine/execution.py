@@ -31,7 +31,11 @@ class Ran:
 
 
 class Runner:
-    """Runs batches on one copy. Only one thread uses it."""
+    """Runs batches on one copy. Only one thread uses it.
+
+    Attributes:
+        waited: The seconds that the last batch waited for other runners, with its inputs ready.
+    """
 
     def __init__(
         self, copy: ModelCopy, outputs: Sequence[TensorOutput], counted: Statistics, *, warm_up: bool = False
@@ -47,6 +51,7 @@ class Runner:
         self._copy = copy
         self._outputs = list(zip([output.name for output in outputs], datatypes(outputs)))
         self._counted = counted
+        self.waited = 0.0
         copy.model.use_own_stream()
         if warm_up and copy.model.cases:
             inputs = [tensor.cpu().contiguous() for tensor in flat_inputs(copy.model.manifest, copy.model.cases[0])]
@@ -63,7 +68,7 @@ class Runner:
         Returns:
             For each request its answer, or why there is none.
         """
-        lost = False
+        lost, self.waited = False, 0.0
         try:
             with self._copy.turn():
                 return list(self._together(requests, waited))
@@ -102,8 +107,10 @@ class Runner:
         tensors = [tuple(parts[place][index] for place in r.outputs) for index, r in enumerate(requests)]
         rows = sum(request.rows for request in requests)
         spent = (ran.input_seconds, ran.run_seconds, ran.output_seconds)
+        self.waited = ran.wait_seconds
         self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
-        return [Ran(outputs, Timing(seconds, *spent, rows)) for outputs, seconds in zip(tensors, waited)]
+        queued = [seconds + self.waited for seconds in waited]
+        return [Ran(outputs, Timing(seconds, *spent, rows)) for outputs, seconds in zip(tensors, queued)]
 
     def _parts(self, place: int, output: torch.Tensor, sizes: list[int] | None) -> list[OutputTensor]:
         """Returns each request's rows of an output; None: there is one request, and all is its.

@@ -7,7 +7,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from exportkit.errors import ExportkitError
+from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Call
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
@@ -33,9 +36,10 @@ def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits,
     Raises:
         ExportkitError: The package cannot be loaded, the weights do not fit, or it answers a recorded case wrongly.
     """
+    devices = [_resolved(device, package.path) for device in options.devices]
     with contextlib.ExitStack() as undo:
         copies = []
-        for device in options.devices:
+        for device in devices:
             copies.append(ModelCopy(partial(_load, package.path, device, options, weights)))
             undo.callback(copies[-1].close)
         manifest = copies[0].model.manifest
@@ -49,15 +53,24 @@ def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits,
             batching=batching,
             limits=limits,
             devices=tuple(str(copy.device) for copy in copies),
-            runners=options.runners or max(_default_runners(copy.device.type) for copy in copies),
+            runners=options.runners or max(map(_default_runners, devices)),
             weights=weights.name if weights else None,
         )
         undo.pop_all()
         return LoadedCopies(tuple(copies), described, options.warm_up)
 
 
+def _resolved(device: str, path: Path) -> str:
+    """Returns `cpu` where `auto` can be nothing else."""
+    if device != "auto":
+        return device
+    with PackageReader(path) as reader:
+        has_code = any(target.device == "cuda" for target in reader.manifest.targets)
+    return "auto" if has_code and torch.cuda.is_available() else "cpu"
+
+
 def _default_runners(device: str) -> int:
-    """Returns how many batches run at the same time. `auto` may become either device."""
+    """Returns how many batches run at the same time."""
     return 1 if device == "cpu" else 2
 
 

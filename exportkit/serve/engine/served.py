@@ -19,6 +19,7 @@ from exportkit.serve.engine.dispatcher import Dispatcher, Waiting
 from exportkit.serve.engine.execution import Ran, Runner
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.statistics import Statistics
+from exportkit.serve.process_settings import cores
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest
 from exportkit.serve.protocol.request_body import BodyRules
 from exportkit.serve.statuses import (
@@ -31,6 +32,7 @@ from exportkit.serve.statuses import (
     TooLargeError,
 )
 
+_CORES_TO_PREPARE = 4
 _SERIALS = itertools.count()
 
 
@@ -92,7 +94,7 @@ class ServedModel:
         self._dispatcher = Dispatcher(batcher, counted)
         for copy in loaded.copies:
             make_runner = partial(Runner, copy, self.manifest.call.outputs, counted, warm_up=loaded.warm_up)
-            self._dispatcher.start(copy, make_runner, described.runners)
+            self._dispatcher.start(copy, make_runner, described.runners, ahead=_ahead(loaded.copies))
         self._accepted = _Accepted()
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
@@ -266,6 +268,15 @@ class _Admission(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         self._accepted.leave(self._size)
+
+
+def _ahead(copies: Sequence[ModelCopy]) -> int:
+    """Returns how many batches are prepared while others run.
+
+    Another thread joins the inputs of the next batch and hands out the answers of the last. With two cores, the event
+    loop and the clients need what that takes. A GPU has two runners anyway.
+    """
+    return 1 if len(copies) == 1 and copies[0].device.type == "cpu" and cores() >= _CORES_TO_PREPARE else 0
 
 
 def _reason(error: BaseException) -> str:

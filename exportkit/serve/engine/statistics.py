@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,17 +121,6 @@ class Statistics:
                 self.queued_rows - rows,
                 self.queued_bytes - size,
             )
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Counts a runner as busy."""
-        with self._lock:
-            self.busy_runners += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.busy_runners -= 1
 
     def to_json(self, name: str, version: str) -> dict[str, Any]:
         """Returns the element of `model_stats` in Triton's statistics. Durations are in ns, times in ms since 1970."""
