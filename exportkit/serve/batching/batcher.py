@@ -94,8 +94,8 @@ class Batcher(Generic[T]):
     def take(self, now: float, *, ahead: bool = False) -> Batch[T] | None:
         """Returns what a free runner should run now, or None. Late requests are never in it: see `late`.
 
-        With `ahead`, every runner is busy, and somebody prepares what runs next. He gets a batch only if it would not
-        grow while it waits.
+        With `ahead`, every runner is busy, and somebody prepares what runs next. He gets a batch only if waiting would
+        not let it grow: as many rows wait for it as it may have, or its requests run one by one.
         """
         self._end_delays(now)
         while True:
