@@ -149,6 +149,7 @@ def command(as_json: bool, **options: Any) -> None:
 
     \b
     exportkit serve model.pt2
+    exportkit serve model.pt2 --device cuda --cuda-graphs --receivers 4
     exportkit serve --model-repository models/ --device cuda:0 --device cuda:1
     exportkit serve model.pt2 --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem --api-keys keys.txt
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
