@@ -22,7 +22,7 @@ from starlette.routing import Route
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Spent, Statistics
 from exportkit.serve.operations.observation import Finished
-from exportkit.serve.operations.outcomes import Outcome
+from exportkit.serve.operations.request_outcomes import Outcome
 from exportkit.serve.statuses import ServeError
 
 _MODEL = ("model", "version")

@@ -17,7 +17,7 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.inference import InferRequest, InputTensor
 from exportkit.serve.receiving.body_memory import MappedMemory
-from exportkit.serve.receiving.messages import (
+from exportkit.serve.receiving.receiver_messages import (
     Answered,
     Ask,
     Counted,

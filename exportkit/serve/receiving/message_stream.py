@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from exportkit.serve.receiving.messages import Message, encode
+from exportkit.serve.receiving.receiver_messages import Message, encode
 
 M = TypeVar("M", bound=Message)
 

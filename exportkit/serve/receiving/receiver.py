@@ -22,14 +22,14 @@ from exportkit.serve.operations.http_server import HttpServer
 from exportkit.serve.operations.listeners import allow_files
 from exportkit.serve.operations.observation import Finished, Observation, ObservedApp
 from exportkit.serve.operations.observers import observers_of
-from exportkit.serve.operations.outcomes import Outcome
 from exportkit.serve.operations.process_log import log_failures
+from exportkit.serve.operations.request_outcomes import Outcome
 from exportkit.serve.operations.tls import read_tls
 from exportkit.serve.process_settings import collect_requests, keep_freed_memory
 from exportkit.serve.receiving.body_memory import BodyMemory
 from exportkit.serve.receiving.forwarding import receiver_app
 from exportkit.serve.receiving.message_stream import MessageStream
-from exportkit.serve.receiving.messages import (
+from exportkit.serve.receiving.receiver_messages import (
     Count,
     Counted,
     Drain,

@@ -21,7 +21,7 @@ from exportkit.serve.operations.metrics import Metrics
 from exportkit.serve.receiving.answering import Answering
 from exportkit.serve.receiving.body_memory import RESERVED_BYTES, MappedMemory, new_memory
 from exportkit.serve.receiving.message_stream import MessageStream
-from exportkit.serve.receiving.messages import (
+from exportkit.serve.receiving.receiver_messages import (
     Count,
     Counted,
     Drain,

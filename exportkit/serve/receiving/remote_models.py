@@ -11,7 +11,7 @@ from typing import Any
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor, OutputTensor
 from exportkit.serve.protocol.request_body import BodyRules
 from exportkit.serve.receiving.body_memory import BodyMemory
-from exportkit.serve.receiving.messages import (
+from exportkit.serve.receiving.receiver_messages import (
     Answered,
     Ask,
     Forward,

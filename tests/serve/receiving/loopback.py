@@ -12,7 +12,7 @@ from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.receiving.answering import Answering
 from exportkit.serve.receiving.body_memory import BodyMemory, MappedMemory, new_memory
 from exportkit.serve.receiving.forwarding import receiver_app
-from exportkit.serve.receiving.messages import Counted, FromReceiver, Message, ToReceiver, decoder, encode
+from exportkit.serve.receiving.receiver_messages import Counted, FromReceiver, Message, ToReceiver, decoder, encode
 from exportkit.serve.receiving.remote_models import RemoteModels
 
 BYTES = 1 << 30

@@ -18,7 +18,7 @@ from exportkit.errors import ExportkitError
 from exportkit.serve import statuses
 from exportkit.serve.protocol.inference import Timing
 from exportkit.serve.receiving.message_stream import MessageStream
-from exportkit.serve.receiving.messages import (
+from exportkit.serve.receiving.receiver_messages import (
     Answered,
     Forward,
     Freed,

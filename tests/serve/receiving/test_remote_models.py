@@ -12,7 +12,7 @@ import pytest
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.inference import InferRequest, InputTensor, OutputTensor
 from exportkit.serve.receiving.forwarding import receiver_app
-from exportkit.serve.receiving.messages import Freed, Infer, Leave, Room
+from exportkit.serve.receiving.receiver_messages import Freed, Infer, Leave, Room
 from exportkit.serve.receiving.remote_models import RemoteRequest
 from exportkit.serve.statuses import CancelledError, DeadlineError, NotServedError, QueueFullError
 from tests.serve.http.asking import asked, infer_body
