@@ -12,6 +12,7 @@ from pathlib import Path
 # Numbers of glibc's mallopt(3).
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8
 
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
 _MMAP_BYTES = 32 << 20  # the most that glibc allows
 _KEPT_BYTES = 256 << 20
 _SWITCH_SECONDS = 1e-4
@@ -21,7 +22,7 @@ def cores() -> float:
     """Returns the cores that this process may use, by its affinity and by the quota of its container."""
     allowed = float(len(os.sched_getaffinity(0)))
     with contextlib.suppress(OSError, ValueError):  # without cgroups of version 2, or without a quota: "max"
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = _QUOTA.read_text().split()
         allowed = min(allowed, int(quota) / int(period))
     return allowed
 

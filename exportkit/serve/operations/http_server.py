@@ -76,17 +76,17 @@ class HttpServer:
 
     @property
     def in_flight(self) -> int:
-        """The requests that an observer of this process does not count: none."""
+        """The requests that are not over and that this process's observers do not see: none."""
         return 0
 
     async def count(self) -> None:
-        """Nor any others."""
+        """Gathers what other processes counted. There are none."""
 
     def drain(self) -> None:
-        """The application knows."""
+        """Says that every answer should close its connection. The application asks the repository."""
 
     def reload_keys(self) -> None:
-        """So it does."""
+        """Says that the file of API keys has changed. The application has the keys themselves."""
 
     async def finish(self) -> None:
         """Closes the ports, and waits until what is answered is sent."""
