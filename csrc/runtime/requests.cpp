@@ -4,10 +4,10 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ScopeExit.h>
 
 #include <chrono>
 #include <cstring>
-#include <optional>
 
 namespace exportkit {
 namespace {
@@ -88,11 +88,14 @@ Answers run_requests(const Session& session, const Tensors& tensors, int64_t req
   const auto started = Clock::now();
   const Tensors inputs = join(tensors, requests, device);
   const auto joined = Clock::now();
-  std::optional<Turns::Turn> turn(std::in_place, session.turns());
+  Tensors found;
+  session.turns().acquire();
   const auto began = Clock::now();
-  const Tensors found = session.run(inputs);
-  wait(device);
-  turn.reset();
+  {
+    const auto end_of_turn = c10::make_scope_exit([&session] { session.turns().release(); });
+    found = session.run(inputs);
+    wait(device);
+  }
   const auto ran = Clock::now();
   Answers answers;
   for (const int64_t output : outputs) {

@@ -22,20 +22,6 @@ void promote_libstdcxx() {
 
 }  // namespace
 
-Turns::Turn::Turn(Turns& turns) : turns_(turns) {
-  std::unique_lock lock(turns_.mutex_);
-  turns_.changed_.wait(lock, [this] { return turns_.free_ > 0; });
-  --turns_.free_;
-}
-
-Turns::Turn::~Turn() {
-  {
-    const std::lock_guard lock(turns_.mutex_);
-    ++turns_.free_;
-  }
-  turns_.changed_.notify_one();
-}
-
 Session::Session(const std::filesystem::path& library, const SessionOptions& options, Constants constants)
     : device_(options.device), turns_(options.runners), constants_(std::move(constants)) {
   const bool with_graphs = options.cuda_graphs != CudaGraphs::kNone;

@@ -4,11 +4,11 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <condition_variable>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <semaphore>
 #include <string>
 #include <vector>
 
@@ -31,29 +31,6 @@ struct SessionOptions {
   CudaGraphs cuda_graphs = CudaGraphs::kNone;
 };
 
-// Who waits for one of a number of places, which are given back in any order.
-class Turns {
- public:
-  explicit Turns(int64_t places) : free_(places) {}
-
-  // A place, for as long as it lives.
-  class Turn {
-   public:
-    explicit Turn(Turns& turns);
-    ~Turn();
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
-
-   private:
-    Turns& turns_;
-  };
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int64_t free_;
-};
-
 class Session {
  public:
   // Loads and runs a target's library, which must have been checked. torch finds the calls of custom operators in a
@@ -65,8 +42,8 @@ class Session {
   ~Session();
 
   c10::Device device() const { return device_; }
-  // One for each of the runners, for callers that prepare a call before its turn.
-  Turns& turns() const { return turns_; }
+  // Has a turn for each of the runners, for callers that prepare a call before its turn.
+  std::counting_semaphore<>& turns() const { return turns_; }
 
   // Runs flat inputs that the package allows on the current stream of the model's device, and returns flat outputs.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
@@ -85,7 +62,7 @@ class Session {
   Graphs& graphs() const;
 
   c10::Device device_;
-  mutable Turns turns_;
+  mutable std::counting_semaphore<> turns_;
   Constants constants_;
   std::vector<at::Tensor> aliases_;  // the compiled code's views of the constants, which do not own memory
   std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;

@@ -203,7 +203,8 @@ def _options(**given: Any) -> ServeOptions:
         raise click.UsageError("--max-queue-bytes 0 would refuse every request.")
     if given["receivers"] and given["shared_memory"]:
         raise click.UsageError(
-            "--receivers and --shared-memory exclude each other: requests in shared memory need no receivers."
+            "--receivers and --shared-memory exclude each other: receivers cannot read the memory of clients. "
+            "Leave one of them out."
         )
     load = LoadOptions(
         devices=given["devices"] or LoadOptions.devices,

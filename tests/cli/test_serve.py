@@ -64,6 +64,7 @@ def test_help_imports_no_torch_and_names_every_option():
         (["none.pt2"], "none.pt2"),
         (["--model-repository", "{folder}/none"], "none"),
         (["{package}", "--grpc-port", "9000", "--no-grpc"], "--grpc-port and --no-grpc exclude each other"),
+        (["{package}", "--receivers", "2", "--shared-memory"], "--receivers and --shared-memory exclude each other"),
         (["{package}", "--port", "8001"], "HTTP and gRPC cannot share port 8001"),
         (["{package}", "--port", "65536"], "65536"),
         (["{package}", "--device", "cuda:x"], "unknown device 'cuda:x'"),

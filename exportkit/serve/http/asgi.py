@@ -23,7 +23,7 @@ from exportkit.serve.statuses import (
     ServeError,
 )
 
-if TYPE_CHECKING:  # a receiver has no torch
+if TYPE_CHECKING:  # these import torch, which a receiver must not load
     from exportkit.serve.engine.repository import Repository
     from exportkit.serve.engine.served import ServedModel
 
@@ -61,13 +61,16 @@ def make_app(
 
 
 def infer_routes(find: Find, options: HttpOptions) -> list[BaseRoute]:
-    """Returns the routes of inferences by the models that `find` finds."""
+    """Returns the routes for inferences. `find` finds their models."""
     infer = InferEndpoint(find, options)
     return [Route(path, infer, methods=["POST"]) for path in _INFER]
 
 
 def make_application(app: ASGIApp, options: HttpOptions, middleware: Sequence[Middleware] = ()) -> ASGIApp:
-    """Returns an application with the middleware around it, whose errors become the protocol's JSON."""
+    """Wraps an application in middleware, and turns every error of the two into the protocol's JSON.
+
+    The arguments are those of `make_app`.
+    """
     for wrap in reversed(middleware):
         app = wrap(app)
     return _Application(app, options)

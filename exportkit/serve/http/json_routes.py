@@ -21,7 +21,7 @@ from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.shared_memory import SharedMemory, offered
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotReadyError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import torch, which a receiver must not load
     from exportkit.serve.engine.repository import Repository
     from exportkit.serve.engine.served import ServedModel
 

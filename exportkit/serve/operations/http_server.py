@@ -89,7 +89,7 @@ class HttpServer:
         """Says that the file of API keys has changed. The application has the keys themselves."""
 
     async def finish(self) -> None:
-        """Closes the ports, and waits until what is answered is sent."""
+        """Closes the ports and waits until every answer is sent."""
         self._server.should_exit = True
         await asyncio.shield(self.ended)
 

@@ -37,10 +37,6 @@ class Models(Protocol):
         """Returns every version that is loaded."""
 
 
-async def _nothing() -> None:
-    """There is no other process."""
-
-
 class Metrics:
     """The metrics of a server.
 
@@ -48,9 +44,7 @@ class Metrics:
         registry: Where they are registered.
     """
 
-    def __init__(
-        self, models: Models, in_flight: Callable[[], int], gather: Callable[[], Awaitable[None]] = _nothing
-    ) -> None:
+    def __init__(self, models: Models, in_flight: Callable[[], int], gather: Callable[[], Awaitable[None]]) -> None:
         """Registers everything.
 
         Args:

@@ -16,7 +16,7 @@ _LOG_SECONDS = 2.0
 def observers_of(
     options: ServeOptions, lines_lost: Callable[[int], None]
 ) -> tuple[list[Observer], list[Callable[[], None]]]:
-    """Returns the observers, and what sends the last of what they saw.
+    """Returns the observers, and functions that write or send at the end what they still hold.
 
     Args:
         options: The server's.

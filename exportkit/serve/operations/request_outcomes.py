@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
     @classmethod
     def of(cls, finished: Finished) -> Outcome:
-        """Returns that of a request. Probes of health are asked what is the matter, and are not refused."""
+        """Returns the outcome of a request. A probe that hears "not ready" got its answer: it has no reason."""
         record = finished.record
         refused = record.error is not None and not finished.path.startswith("/v2/health/")
         reason = record.error.reason if refused and record.error is not None else ""

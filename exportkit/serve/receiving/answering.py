@@ -63,7 +63,7 @@ class Answering:
 
         Args:
             repository: The models.
-            application: Answers whatever is no inference.
+            application: Answers every URL but inferences.
             memory: Has the bodies.
             send: Sends a message and the bytes behind it.
             counted: Gets what the receiver counts.

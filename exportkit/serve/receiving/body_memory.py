@@ -21,7 +21,14 @@ _PAGE = mmap.PAGESIZE
 
 
 def new_memory(size: int = RESERVED_BYTES) -> int:
-    """Opens an anonymous file of this size, without memory yet."""
+    """Opens an anonymous file of `size` bytes, without memory yet.
+
+    Returns:
+        The descriptor, which the caller closes.
+
+    Raises:
+        OSError: A limit of this process forbids it.
+    """
     descriptor = os.memfd_create("exportkit-bodies", os.MFD_CLOEXEC)
     try:
         os.truncate(descriptor, size)
@@ -35,11 +42,15 @@ class MappedMemory:
     """The memory, seen by the process with the models."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Maps it."""
+        """Maps `size` bytes of the file. Raises OSError if a limit of this process forbids it."""
         self._bytes = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
 
     def view(self, offset: int, size: int) -> np.ndarray:
-        """Returns a part of it, which keeps the mapping."""
+        """Returns `size` bytes from `offset` as uint8[size]. They keep the mapping.
+
+        Raises:
+            ValueError: They leave the memory.
+        """
         if offset + size > self._bytes.size:
             raise ValueError(f"{size} bytes from {offset} of {self._bytes.size}")
         return self._bytes[offset : offset + size]
@@ -61,14 +72,14 @@ class BodyMemory:
         """Returns `size` bytes without values, of which number `start` lies at a multiple of 64 bytes.
 
         Raises:
-            QueueFullError: There is no room for them.
+            QueueFullError: No part of this size is free.
         """
         self.tidy()
         skipped = -start % ALIGNMENT
         needed = max(-(-(skipped + size) // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
         offset = self._parts.take(needed)
         if offset is None:
-            raise QueueFullError(f"there is no memory for a body of {size} bytes now", hint="Try again later.")
+            raise QueueFullError(f"no memory is free for a body of {size} bytes", hint="Try again later.")
         self._touched = max(self._touched, offset + needed)
         part = self._bytes[offset + skipped : offset + skipped + size]
         weakref.finalize(part, self._unused.append, (offset, needed)).atexit = False

@@ -23,7 +23,13 @@ _OURS = b"x-request-id"  # which each answer gets here
 
 
 def receiver_app(models: RemoteModels, options: HttpOptions, middleware: Sequence[Middleware] = ()) -> ASGIApp:
-    """Returns the application that serves the models of another process. The arguments are those of `make_app`."""
+    """Returns the application of a receiver.
+
+    Args:
+        models: The models of the other process.
+        options: As for `make_app`.
+        middleware: As for `make_app`.
+    """
     router = Router(infer_routes(models.find, options), redirect_slashes=False, default=Forwarding(models, options))
     return make_application(router, options, middleware)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from collections import Counter
 import uvloop
 
 from exportkit.child.channel import Channel
-from exportkit.errors import UsageError
+from exportkit.errors import ExportkitError, UsageError
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
 from exportkit.serve.operations.connections import ConnectionLimits
@@ -45,6 +46,8 @@ from exportkit.serve.receiving.remote_models import RemoteModels
 _COUNT_SECONDS = 0.2
 _FILE_BYTES = socket.CMSG_LEN(4)
 
+_log = logging.getLogger(__name__)
+
 
 def main(connection: socket.socket) -> None:
     """Receives requests until the other process says so or ends."""
@@ -59,8 +62,12 @@ def main(connection: socket.socket) -> None:
     asyncio.set_event_loop(loop)
     bodies = BodyMemory(memory, setup.memory_bytes)
     os.close(memory)
-    receiver = _Receiver(setup, bodies, socket.socket(fileno=connections))
-    loop.run_until_complete(receiver.serve(connection))
+    try:
+        receiver = _Receiver(setup, bodies, socket.socket(fileno=connections))
+        loop.run_until_complete(receiver.serve(connection))
+    except ExportkitError as error:  # such as a file of keys that is gone since the server read it
+        _log.error("a receiver cannot start: %s", error)
+        os._exit(error.exit_code)
     os._exit(0)  # nothing is left to do, and threads of the log may wait for a full pipe
 
 

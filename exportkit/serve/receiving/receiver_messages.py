@@ -108,7 +108,14 @@ FromReceiver = Listening | Ask | More | Infer | Leave | Forward | Counted
 
 
 class Setup(Message, frozen=True):
-    """The first message. Two open files come with it: the memory of bodies, and the socket of new connections."""
+    """The first message. Two open files come with it: the memory of bodies, and the socket of new connections.
+
+    Attributes:
+        options: The server's.
+        connections: The most connections that this receiver may have.
+        memory_bytes: The size of the memory.
+        open_paths: The paths that need no API key.
+    """
 
     options: ServeOptions
     connections: int
@@ -240,13 +247,13 @@ class FailedThereError(Exception):
 def _plain(value: Any) -> bytes:
     if isinstance(value, Path):
         return os.fsencode(value)  # a file's name need not be UTF-8
-    raise NotImplementedError(f"a message has a {type(value).__name__}")
+    raise NotImplementedError(f"a message has a {type(value).__name__}")  # as msgspec wants it of its hooks
 
 
 def _again(kind: type, value: Any) -> Any:
     if issubclass(kind, Path):
         return Path(os.fsdecode(value))
-    raise NotImplementedError(f"a message has a {kind.__name__}")
+    raise NotImplementedError(f"a message has a {kind.__name__}")  # as above
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)

@@ -36,6 +36,7 @@ from exportkit.serve.receiving.receiver_messages import (
 )
 from exportkit.serve.serve_options import ServeOptions
 
+_LOOK = "What it wrote to stderr says why."
 _MODULE = "exportkit.serve.receiving.receiver"
 _START_SECONDS = 60.0
 _COUNT_SECONDS = 1.0
@@ -54,7 +55,7 @@ class Front:
 
     Attributes:
         repository: The models.
-        application: Answers whatever is no inference.
+        application: Answers every URL but inferences.
         metrics: Counts the requests.
         open_paths: What is answered without an API key.
         report: Gets what an operator should know, a line at a time.
@@ -118,7 +119,7 @@ class Receivers:
         self._tell(ReloadKeys())
 
     async def finish(self) -> None:
-        """Closes the ports, and waits until what is answered is sent."""
+        """Closes the ports and waits until every answer is sent."""
         self._stop_listening()
         self._tell(Stop())
         await asyncio.gather(*(receiver.gone.wait() for receiver in self._running))
@@ -186,7 +187,8 @@ class Receivers:
                 await self._start_one()
                 return
             except HostError as error:
-                self._front.report(f"error: a receiver cannot be replaced: {error.message}")
+                seconds = self._delay
+                self._front.report(f"error: {error.message}. {error.hint} The next try is in {seconds:g} seconds.")
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -258,7 +260,7 @@ class _Receiver:
             except OSError as error:
                 accepted.close()
                 self.process.end()
-                raise HostError(f"a receiver ended at once: {error}") from error
+                raise HostError(f"a receiver ended at once: {error}", hint=_LOOK) from error
         self._accepted = accepted
         self._accepted.setblocking(False)
 
@@ -303,7 +305,7 @@ class _Receiver:
         if not listening.is_set():
             status = self.process.wait(_END_SECONDS if self.gone.is_set() else 0)
             end = f"does not answer in {_START_SECONDS:g} s" if status is None else describe_end(status)
-            raise HostError(f"a receiver {end}", hint="What it printed says why.")
+            raise HostError(f"a receiver {end}", hint=_LOOK)
 
     async def count(self) -> None:
         """Waits until it has told what it counted, for a moment."""

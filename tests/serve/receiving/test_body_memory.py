@@ -110,7 +110,7 @@ def test_other_memory_has_no_offset(memory: BodyMemory) -> None:
 
 def test_no_room_is_429(memory: BodyMemory) -> None:
     held = memory.allocate(BYTES - 64)
-    with pytest.raises(QueueFullError, match="no memory for a body of 65 bytes"):
+    with pytest.raises(QueueFullError, match="no memory is free for a body of 65 bytes"):
         memory.allocate(65)
     assert held.nbytes == BYTES - 64
 

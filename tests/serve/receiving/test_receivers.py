@@ -105,6 +105,25 @@ def test_requests_wait_while_every_receiver_is_replaced(server: ServerProcess) -
     assert answered(server.connect())
 
 
+def test_a_receiver_that_cannot_be_replaced_says_why_and_is_tried_again(
+    launcher: Launcher, tiny_package: Path, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("a-key-for-the-clients\n")
+    keys.chmod(0o600)
+    server = launcher.start(tiny_package, "--api-keys", keys).wait_until_ready()
+    keys.rename(tmp_path / "away.txt")
+    receivers(server)[0].kill()
+    server.until(lambda: "The next try is in" in server.errors)
+    assert f"ERROR: a receiver cannot start: the file of API keys {keys} cannot be read" in server.errors
+    assert "error: a receiver exited with status 2. What it wrote to stderr says why." in server.errors
+    assert "Traceback" not in server.errors
+    assert server.ask("/v2/health/live")[0] == 200  # by the other one
+    (tmp_path / "away.txt").rename(keys)
+    server.until(lambda: len(receivers(server)) == NUMBER)
+    assert server.stop() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_are_for_the_server_alone(server: ServerProcess, number: int) -> None:
     """A service manager sends them to every process."""
