@@ -69,10 +69,10 @@ test:
 	@$(MAKE) --no-print-directory -j2 -O build lint
 	$(PYTEST)
 
-# Minutes are left out: tests/ops tries each operator in many ways, and tests/onnx converts many small models. Who
-# changes an operator runs tests/ops/test_<operator>.py.
+# Minutes are left out: tests/arr_coc/ops tries each operator in many ways, and tests/onnx converts many small models. Who
+# changes an operator runs tests/arr_coc/ops/test_<operator>.py.
 check: build lint
-	$(PYTEST) -rfE --quick --ignore tests/ops --ignore tests/onnx
+	$(PYTEST) -rfE --quick --ignore tests/arr_coc/ops --ignore tests/onnx
 
 lint: $(READY)
 	$(BIN)/ruff check .

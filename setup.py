@@ -256,8 +256,8 @@ setup(
         Extension(f"exportkit.lib.{name}", sorted(str(path) for path in Path().glob(sources)))
         for name, sources in (
             ("libexportkit_package", "csrc/package/*.cpp"),
-            ("libarr_coc_cpu", "csrc/ops/*/*.cpp"),
-            ("libarr_coc_cuda", "csrc/ops/*/*.cu"),
+            ("libarr_coc_cpu", "csrc/arr_coc/*/*.cpp"),
+            ("libarr_coc_cuda", "csrc/arr_coc/*/*.cu"),
         )
     ],
     cmdclass={"build_ext": BuildLibraries, "bdist_wheel": Wheel},

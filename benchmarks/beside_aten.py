@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from exportkit import ops
+from exportkit.arr_coc import ops
 from exportkit.bench.machine import describe
 
 Call = Callable[..., object]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from exportkit import ops
+from exportkit.arr_coc import ops
 from exportkit.bench.machine import describe
 
 Call = Callable[[], object]
@@ -48,7 +48,7 @@ def calls(x: Tensor) -> Iterator[tuple[str, Call]]:
     for name, function in {
         "torch.relu": torch.relu,
         "torch.ops.aten.relu": torch.ops.aten.relu.default,
-        "exportkit.ops.relu": ops.relu,
+        "exportkit.arr_coc.ops.relu": ops.relu,
     }.items():
         yield name, lambda function=function: function(x)
 
@@ -57,7 +57,7 @@ def gradients(x: Tensor) -> Iterator[tuple[str, Call]]:
     for name, function in {
         "gradient of torch.relu": torch.relu,
         "of a rule in Python, ATen's kernel": RuleInPython.apply,
-        "of exportkit.ops.relu": ops.relu,
+        "of exportkit.arr_coc.ops.relu": ops.relu,
     }.items():
         leaf = x.clone().requires_grad_()
         output = function(leaf)

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from exportkit.arr_coc.model import ARRCOC, build, draw_image
+from exportkit.arr_coc.model.sharding import shard
 from exportkit.bench.references import References
-from exportkit.models.arr_coc import ARRCOC, build, draw_image
-from exportkit.models.arr_coc.sharding import shard
 
 Prepare = Callable[[ARRCOC], Callable[..., Tensor]]
 

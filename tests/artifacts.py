@@ -60,7 +60,9 @@ class Recipe:
     compile: Mapping[str, Any] = field(default_factory=dict)  # of CompileOptions
 
 
-_PATCHES = Recipe("tests/export/export_models.py:patches", ["tests/export/export_models.py", "exportkit/ops", "csrc"])
+_PATCHES = Recipe(
+    "tests/export/export_models.py:patches", ["tests/export/export_models.py", "exportkit/arr_coc/ops", "csrc"]
+)
 _SOFTPOOL = Recipe(
     "softpool.model:Classifier",
     ["tests/fixtures/third_party"],
@@ -73,7 +75,7 @@ _SHAPES = Recipe(
     ["tests/export/shapes_models.py", "tests/export/op_shapes.cpp"],
     operators="tests/export/op_shapes.cpp",
 )
-_TRITON = Recipe("tests/export/export_models.py:quantize", ["tests/export/export_models.py", "exportkit/ops"])
+_TRITON = Recipe("tests/export/export_models.py:quantize", ["tests/export/export_models.py", "exportkit/arr_coc/ops"])
 _WEIGHTED = Recipe(
     "tests/export/weights_models.py:weighted",
     ["tests/export/weights_models.py"],
@@ -113,12 +115,12 @@ RECIPES: Mapping[str, Recipe] = {
         trace={"device": "cuda", "cases": 1, "allow_nondeterministic": True},
     ),
     "given-cuda": Recipe(
-        "exportkit.models.arr_coc:features_spec",
-        ["exportkit/models", "exportkit/ops", "csrc"],
+        "exportkit.arr_coc.model:features_spec",
+        ["exportkit/arr_coc", "csrc"],
         model_kwargs={"dim": 64},
         trace={"device": "cuda"},
     ),
-    "arr-coc": Recipe("arr-coc", ["exportkit/models", "exportkit/ops", "csrc"]),
+    "arr-coc": Recipe("arr-coc", ["exportkit/arr_coc", "csrc"]),
 }
 
 

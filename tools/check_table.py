@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 
-from exportkit.contract.definition import checks
+from exportkit.operators.contract.definition import checks
 from tools.generated import DOCS, with_section
 
 DOCUMENT = DOCS / "operator-check.md"

@@ -252,6 +252,6 @@ def bert_int8() -> ExportSpec:
 
 @model("ARR-COC, ViT encoder", "vision, own operators")
 def arr_coc() -> ExportSpec:
-    from exportkit.models.arr_coc import export_spec
+    from exportkit.arr_coc.model import export_spec
 
     return export_spec(encoder="vit-tiny")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 
-from exportkit.ops import SPECS
+from exportkit.arr_coc.ops import SPECS
 from tools.generated import DOCS, with_section
 
 DOCUMENT = DOCS / "operators.md"

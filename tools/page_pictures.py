@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exportkit.models.arr_coc.photographs import load_photograph
+from exportkit.arr_coc.model.photographs import load_photograph
 
 if TYPE_CHECKING:
     import numpy as np

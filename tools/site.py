@@ -28,8 +28,8 @@ _ELSEWHERE = {
     "RELEASE.md": "release.md",
     "CHANGELOG.md": "changelog.md",
     "exportkit/package/FORMAT.md": "format.md",
-    "csrc/ops/README.md": "kernels.md",
-    "csrc/common/README.md": "helpers.md",
+    "csrc/arr_coc/README.md": "kernels.md",
+    "csrc/arr_coc/common/README.md": "helpers.md",
     "docs/README.md": "index.md",
     "docs/adr/README.md": "adr/index.md",
 }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exportkit.ops import SPECS
+from exportkit.arr_coc.ops import SPECS
 
 
 class References:
@@ -25,7 +25,7 @@ class References:
         self._places: list[tuple[ModuleType, str, Any, Any]] = [
             (module, name, *references[id(value)])
             for module in list(sys.modules.values())
-            if isinstance(module, ModuleType) and not module.__name__.startswith("exportkit.ops")
+            if isinstance(module, ModuleType) and not module.__name__.startswith("exportkit.arr_coc.ops")
             for name, value in list(vars(module).items())
             if id(value) in references
         ]

@@ -216,7 +216,7 @@ def _profile(
 def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
     import torch
 
-    from exportkit.bench.operators import ALTERNATIVES, OperatorOptions, bench_operators
+    from exportkit.arr_coc.bench.operators import ALTERNATIVES, OperatorOptions, bench_operators
 
     if of_compilers := [name for name in options["against"] if name not in ALTERNATIVES]:
         raise click.UsageError(f"--against {of_compilers[0]} is for packages; {', '.join(what)} names operators.")

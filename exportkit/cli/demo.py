@@ -37,7 +37,7 @@ def command(photograph: str, folder: Path, as_json: bool) -> None:
     """
     with progress() as step:
         step("importing the pipeline")
-        from exportkit.demo import run_demo
+        from exportkit.arr_coc.demo import run_demo
 
         result = run_demo(folder, photograph=photograph, progress=step)
     if as_json:

@@ -14,7 +14,7 @@ from exportkit.cli.output import print_json, printable, progress
 from exportkit.errors import ExportkitError, UsageError
 
 if TYPE_CHECKING:
-    from exportkit.scaffold.build_library import BuiltLibrary
+    from exportkit.operators.scaffold.build_library import BuiltLibrary
 
 
 @exportkit_command("build", short_help="Build operators, once or at every change.")
@@ -34,7 +34,7 @@ def command(folder: Path, watch: bool, check: bool, with_symbols: bool, as_json:
     exportkit ops build my_ops
     exportkit ops build my_ops --watch --check
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    from exportkit.scaffold.watch import changes
+    from exportkit.operators.scaffold.watch import changes
 
     if as_json and (watch or check):
         raise UsageError(
@@ -63,7 +63,7 @@ def _build_and_go_on(folder: Path, check: bool, with_symbols: bool) -> None:
 
 def _build(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> int:
     """Builds, and checks. Returns the exit code."""
-    from exportkit.scaffold.build_library import build_folder, check_arguments
+    from exportkit.operators.scaffold.build_library import build_folder, check_arguments
 
     with progress() as step:
         step(f"building {folder.resolve().name}")

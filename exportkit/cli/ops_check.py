@@ -14,8 +14,8 @@ from exportkit.cli.output import print_json, print_table, printable, printable_l
 from exportkit.cli.shared_options import byte_size, device_option, op_library_option
 
 if TYPE_CHECKING:
-    from exportkit.contract.findings import Finding
-    from exportkit.operator_tools.checking import Checked
+    from exportkit.operators.contract.findings import Finding
+    from exportkit.operators.tools.checking import Checked
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -111,8 +111,8 @@ def command(
     exportkit ops check my_package.ops --operator scale --reference reference.py:scale
     exportkit ops check my_model.py:Net --input 'x=float32[2,8]' --op-library libmy_ops.so --json
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    from exportkit.operator_tools.checking import CheckOptions, check_source, exit_code
-    from exportkit.operator_tools.source import parse_source
+    from exportkit.operators.tools.checking import CheckOptions, check_source, exit_code
+    from exportkit.operators.tools.source import parse_source
 
     parsed = parse_source(source, models=True)
     if parsed.kind != "model" and (options["inputs"] or op_libraries):

@@ -11,7 +11,7 @@ from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, progress
 
 if TYPE_CHECKING:
-    from exportkit.operator_tools.listing import ListedFile, ListedOperator, Listing
+    from exportkit.operators.tools.listing import ListedFile, ListedOperator, Listing
 
 _SHOWN_SYMBOLS = 3
 
@@ -31,8 +31,8 @@ def command(library: str, as_json: bool) -> None:
     exportkit ops list build/libmy_ops.so
     exportkit ops list my_package.ops --json
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    from exportkit.operator_tools.listing import list_operators
-    from exportkit.operator_tools.source import parse_source
+    from exportkit.operators.tools.listing import list_operators
+    from exportkit.operators.tools.source import parse_source
 
     source = parse_source(library, models=False)
     with progress() as step:

@@ -9,7 +9,7 @@ import click
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json
 
-# As exportkit.scaffold has them, which would import more than --help needs.
+# As exportkit.operators.scaffold has them, which would import more than --help needs.
 KINDS = ("elementwise", "rows", "reduction", "empty")
 
 
@@ -40,7 +40,7 @@ def command(name: str, package: str | None, kind: str, output: Path | None, as_j
     exportkit ops new leaky --package my_ops
     cd my_ops && exportkit ops build && pytest
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    from exportkit.scaffold.new_operator import NewOperator, write_operator
+    from exportkit.operators.scaffold.new_operator import NewOperator, write_operator
 
     written = write_operator(NewOperator(name, package, kind, Path.cwd(), output))
     if as_json:
@@ -49,5 +49,7 @@ def command(name: str, package: str | None, kind: str, output: Path | None, as_j
     for file in written.files:
         click.echo(str(written.folder / file))
     where = "" if written.folder == Path.cwd() else f"cd {written.folder} && "
-    tests = "pytest" if written.package else f"python -m pytest tests/ops/test_contract.py -k {name} && make docs"
+    tests = (
+        "pytest" if written.package else f"python -m pytest tests/arr_coc/ops/test_contract.py -k {name} && make docs"
+    )
     click.echo(f"Next: {where}exportkit ops build && {tests}")

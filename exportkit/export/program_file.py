@@ -69,7 +69,7 @@ def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path |
 def load_our_operators() -> None:
     """Registers `arr_coc::*` with fakes and gradients, if it was built and is not registered yet."""
     if "cpu" in built_in_libraries():
-        importlib.import_module("exportkit.ops")
+        importlib.import_module("exportkit.arr_coc.ops")
 
 
 def _register(path: Path, manifest: Manifest) -> None:
@@ -78,7 +78,7 @@ def _register(path: Path, manifest: Manifest) -> None:
     if any(name.startswith("arr_coc::") for name in wanted):
         load_our_operators()
     if any(name.startswith("arr_coc_triton::") for name in wanted):
-        importlib.import_module("exportkit.ops.triton")
+        importlib.import_module("exportkit.arr_coc.ops.triton")
     registered = registered_schemas()
     if missing := [name for name in wanted if name not in registered]:
         raise UsageError(

@@ -26,7 +26,7 @@ from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Library
 from exportkit.spec import ExportSpec
 
-BUILT_IN: Mapping[str, str] = {"arr-coc": "exportkit.models.arr_coc:export_spec"}
+BUILT_IN: Mapping[str, str] = {"arr-coc": "exportkit.arr_coc.model:export_spec"}
 
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<dtype>[a-z0-9_]+)\[(?P<sizes>[0-9,\s]*)\]")
 

@@ -14,7 +14,7 @@ from exportkit.errors import ExportError, ExportkitError
 
 _EXPORTERS = tuple(str(Path(__file__).parents[1] / part) for part in ("export", "onnx"))
 _EXPORTKIT = str(Path(__file__).parents[1])
-_MODELS = str(Path(__file__).parents[1] / "models")  # a built-in model's lines are shown like a user's
+_MODELS = str(Path(__file__).parents[1] / "arr_coc" / "model")  # a built-in model's lines are shown like a user's
 _TORCH = str(Path(torch.__file__).parent)
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _PYTHON = "/lib/python3."

@@ -40,8 +40,8 @@ def decomposition_of(operator: OpOverload, given: Mapping[str, Decomposition]) -
 
 def _references() -> dict[str, Decomposition]:
     """Returns what computes exportkit's operators, by name."""
-    from exportkit import ops
-    from exportkit.ops import triton
+    from exportkit.arr_coc import ops
+    from exportkit.arr_coc.ops import triton
 
     specs = [*ops.SPECS.values(), *triton.SPECS.values()]
     return {f"{spec.namespace}::{spec.name}": spec.decomposition or spec.reference for spec in specs}

@@ -18,7 +18,7 @@ from exportkit.verify.commands import ArtifactLoaded, CallModel, LoadArtifact, M
 if TYPE_CHECKING:
     from exportkit.package.archive import PackageReader
 
-EXPORTER = ("exportkit.export", "exportkit.models", "exportkit.ops")
+EXPORTER = ("exportkit.export", "exportkit.arr_coc")
 
 
 class BlockedImports:

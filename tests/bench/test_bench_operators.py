@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from exportkit.arr_coc.bench.operators import OperatorOptions, bench_operators
+from exportkit.arr_coc.ops import SPECS
 from exportkit.bench import alternatives, operators, problem_sizes
-from exportkit.bench.operators import OperatorOptions, bench_operators
 from exportkit.errors import UsageError, WrongResultError
-from exportkit.ops import SPECS
 from tests.fresh import run_python
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ class Patches(torch.nn.Module):
         self.embed = torch.nn.Parameter(torch.randn(3 * 64, width) / 8)
 
     def forward(self, image: Tensor, query: Tensor) -> dict[str, Tensor]:
-        from exportkit.ops import compute_entropy
+        from exportkit.arr_coc.ops import compute_entropy
 
         b, c, h, w = image.shape
         rows, columns = h // 8, w // 8
@@ -48,7 +48,7 @@ class Quantize(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.rand(40) + 0.5)
 
     def forward(self, x: Tensor, bias: Tensor) -> dict[str, Tensor]:
-        from exportkit.ops import triton
+        from exportkit.arr_coc.ops import triton
 
         y = triton.softmax(triton.add(x, bias))
         quantized, scale = triton.rms_norm_quantize(y, self.weight)

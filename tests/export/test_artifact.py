@@ -29,7 +29,7 @@ MODELS = str(Path(__file__).with_name("export_models.py"))
 
 @pytest.fixture(scope="session")
 def patches() -> Path:
-    pytest.importorskip("exportkit.ops")
+    pytest.importorskip("exportkit.arr_coc.ops")
     return artifact("patches")
 
 

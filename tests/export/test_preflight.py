@@ -101,7 +101,7 @@ def test_a_python_custom_op_is_refused_though_it_has_a_fake_kernel() -> None:
 
 
 def test_our_own_operators_pass() -> None:
-    ops = pytest.importorskip("exportkit.ops")
+    ops = pytest.importorskip("exportkit.arr_coc.ops")
     check_model(lambda: ops.compute_entropy(torch.rand(2, 3, 4)), CPU)
 
 

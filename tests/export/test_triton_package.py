@@ -47,7 +47,7 @@ def test_it_loads_in_plain_python(package: Path, device: torch.device, tmp_path:
 import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith(("exportkit.ops", "exportkit.models", "exportkit.export")):
+        if name.startswith(("exportkit.arr_coc", "exportkit.export")):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
 import torch, exportkit

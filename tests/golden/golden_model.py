@@ -26,7 +26,7 @@ class Golden(torch.nn.Module):
         self.mix = torch.nn.Linear(8, 8)
 
     def forward(self, features: Tensor, mode: str = "softmax", *, bias: Tensor) -> dict[str, Best | Tensor]:
-        from exportkit.ops import compute_entropy, top_k_patches
+        from exportkit.arr_coc.ops import compute_entropy, top_k_patches
 
         mixed = self.mix(features) + bias
         scores = compute_entropy(mixed)

@@ -20,7 +20,7 @@ REPLAY = """
 import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith(("exportkit.ops", "exportkit.models", "exportkit.export", "tests")):
+        if name.startswith(("exportkit.arr_coc", "exportkit.export", "tests")):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
 import torch, exportkit

@@ -13,10 +13,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exportkit.ops.bias_relu import bias_relu
-from exportkit.ops.muladd import muladd
-from exportkit.ops.reduce_sum import reduce_sum
-from exportkit.ops.softmax import softmax
+from exportkit.arr_coc.ops.bias_relu import bias_relu
+from exportkit.arr_coc.ops.muladd import muladd
+from exportkit.arr_coc.ops.reduce_sum import reduce_sum
+from exportkit.arr_coc.ops.softmax import softmax
 
 COLUMNS = 4
 FLOATS = (torch.float32, torch.float16)

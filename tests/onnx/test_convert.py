@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-import exportkit.ops  # noqa: F401 (registers muladd)
+import exportkit.arr_coc.ops  # noqa: F401 (registers muladd)
 from exportkit import ExportSpec
 from exportkit.errors import ExportError, HostError, UsageError
 from exportkit.onnx.convert import Converted

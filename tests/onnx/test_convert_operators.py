@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from exportkit import ExportSpec
+from exportkit.arr_coc.ops import SPECS, OpSpec, Sample
+from exportkit.arr_coc.ops import triton as triton_ops
 from exportkit.errors import ExportError
 from exportkit.onnx.trial import check_loads
-from exportkit.ops import SPECS, OpSpec, Sample
-from exportkit.ops import triton as triton_ops
+from tests.arr_coc.ops.test_contract import Call
 from tests.onnx.conversions import (
     checked,
     convert_spec,
@@ -23,7 +24,6 @@ from tests.onnx.conversions import (
     session_of,
     tensors_of,
 )
-from tests.ops.test_contract import Call
 
 # Of the gradients, which belong to training, two: with several results, flags, and outputs of size 0.
 ALL = {name for name in SPECS if not name.endswith("_grad")} | {"muladd_grad", "opponent_balance_grad"}

@@ -11,7 +11,7 @@ from exportkit.cli import main
 
 NET = """
 import torch
-import exportkit.ops
+import exportkit.arr_coc.ops
 
 class Net(torch.nn.Module):
     def forward(self, x):

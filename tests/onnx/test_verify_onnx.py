@@ -118,7 +118,7 @@ with open_onnx(model) as companion:
 replay = OnnxReplay()
 print(replay.load(LoadOnnx(str(model), manifest.onnx, manifest.call, ("tests",))).device)
 replay.run(CallModel(str(folder / "case"), str(folder / "outputs")))
-for name in ("torch", "exportkit.export", "exportkit.ops", "exportkit.models", "tests"):
+for name in ("torch", "exportkit.export", "exportkit.arr_coc", "tests"):
     assert name not in sys.modules, name
     try:
         __import__(name)

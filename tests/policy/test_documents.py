@@ -104,6 +104,6 @@ def test_the_readme_is_short_and_leads_to_every_answer():
     assert len(text.encode()) <= 9000
     for question in ("own-models", "own-operators", "cpp", "performance", "troubleshooting", "production"):
         assert f"](docs/{question}.md" in text
-    for folder in ("csrc/package", "csrc/runtime", "exportkit/runtime", "csrc/ops", "exportkit/ops"):
+    for folder in ("csrc/package", "csrc/runtime", "exportkit/runtime", "csrc/arr_coc", "exportkit/arr_coc/ops"):
         assert folder in text
     assert "## Installation" in text

@@ -8,20 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from exportkit.arr_coc.ops import SPECS, OpSpec
+from exportkit.arr_coc.ops.triton import SPECS as TRITON_SPECS
 from exportkit.libraries import registered_schemas
-from exportkit.ops import SPECS, OpSpec
-from exportkit.ops.triton import SPECS as TRITON_SPECS
 
 ROOT = Path(__file__).parents[2]
 REGISTERED = sorted(name.removeprefix("arr_coc::") for name in registered_schemas("arr_coc"))
-MODULES = sorted(path.stem for path in (ROOT / "exportkit" / "ops").glob("*.py") if not path.stem.startswith("_"))
+MODULES = sorted(
+    path.stem for path in (ROOT / "exportkit" / "arr_coc" / "ops").glob("*.py") if not path.stem.startswith("_")
+)
 
 
 def registrations(suffix: str, call: str) -> list[str]:
     """The operators that the sources of this suffix name in `m.def(` or `m.impl(`, adjacent literals joined."""
     pattern = re.compile(rf'm\.{call}\(\s*"(\w+)')
     return [
-        name for path in (ROOT / "csrc" / "ops").glob(f"*/*.{suffix}") for name in pattern.findall(path.read_text())
+        name for path in (ROOT / "csrc" / "arr_coc").glob(f"*/*.{suffix}") for name in pattern.findall(path.read_text())
     ]
 
 
@@ -66,19 +68,21 @@ def test_a_schema_is_written_once_and_in_the_cpu_source(name: str):
 @pytest.mark.parametrize("module", MODULES)
 def test_an_operator_module_has_its_four_files_and_a_spec_of_its_name(module: str):
     for suffix in ("h", "cpp", "cu"):
-        assert (ROOT / "csrc" / "ops" / module / f"{module}.{suffix}").exists()
-    spec = getattr(__import__(f"exportkit.ops.{module}", fromlist=["SPEC"]), "SPEC", None)
+        assert (ROOT / "csrc" / "arr_coc" / module / f"{module}.{suffix}").exists()
+    spec = getattr(__import__(f"exportkit.arr_coc.ops.{module}", fromlist=["SPEC"]), "SPEC", None)
     assert isinstance(spec, OpSpec)
     assert spec.name == module
 
 
 def test_every_folder_of_kernels_belongs_to_a_module():
-    assert sorted(path.name for path in (ROOT / "csrc" / "ops").iterdir() if path.is_dir()) == MODULES
+    assert sorted(path.name for path in (ROOT / "csrc" / "arr_coc").iterdir() if path.is_dir()) == sorted(
+        [*MODULES, "common"]
+    )
 
 
 def test_an_operator_in_triton_is_one_module_with_a_spec_of_its_name():
     """What four files are to an operator in C++: kernel, fake and decomposition are one function."""
-    folder = ROOT / "exportkit" / "ops" / "triton"
+    folder = ROOT / "exportkit" / "arr_coc" / "ops" / "triton"
     modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
     assert modules == {name.removesuffix("_grad") for name in TRITON_SPECS}
     assert sorted(TRITON_SPECS) == sorted(

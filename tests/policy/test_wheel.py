@@ -31,7 +31,7 @@ def files(folder: str, pattern: str) -> set[str]:
 
 DATA = {f"exportkit/{name}" for name in ("py.typed", "package/FORMAT.md", "package/stable_abi_2.11.txt")}
 DATA |= files("exportkit/serve/page/static", "*")
-DATA |= files("exportkit/scaffold/templates", "*")
+DATA |= files("exportkit/operators/scaffold/templates", "*")
 DATA |= files("exportkit/report/static", "*")
 
 
@@ -149,7 +149,8 @@ def test_the_wheel_loads_an_unsigned_package_without_compiler_and_cmake(
     (site / "torch").symlink_to(SITE / "torch")
     (site / "dependencies.pth").write_text(f"{SITE}\n")
     code = (
-        "import exportkit, exportkit.ops, shutil; print(exportkit.__file__, shutil.which('g++'), shutil.which('cmake'))"
+        "import exportkit, exportkit.arr_coc.ops, shutil; "
+        "print(exportkit.__file__, shutil.which('g++'), shutil.which('cmake'))"
     )
     assert run(bin_ / "python", "-c", code, **environment) == f"{site}/exportkit/__init__.py None None\n"
     run(bin_ / "exportkit", "verify", package, "--against", "cases", **environment)

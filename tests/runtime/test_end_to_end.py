@@ -23,7 +23,7 @@ import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("softpool", "tests", "click", "rich") or name.startswith(
-            ("exportkit.ops", "exportkit.models", "exportkit.export", "exportkit.verify", "exportkit.cli")
+            ("exportkit.arr_coc", "exportkit.export", "exportkit.verify", "exportkit.cli")
         ):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
@@ -108,7 +108,7 @@ def test_a_process_that_has_the_operators_already_loads_the_package_beside_them(
     assemble([artifact("patches")], [(library, describe_library(library))], package)
     code = """
 import sys
-import exportkit, exportkit.ops
+import exportkit, exportkit.arr_coc.ops
 from exportkit.runtime.cache import cache_directory
 model = exportkit.load(sys.argv[1])
 case = model.cases[0]

@@ -1,4 +1,4 @@
-from exportkit.contract.definition import checks
+from exportkit.operators.contract.definition import checks
 from tools.check_table import DOCUMENT, check_table, written
 
 

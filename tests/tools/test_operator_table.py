@@ -1,4 +1,4 @@
-from exportkit.ops import SPECS
+from exportkit.arr_coc.ops import SPECS
 from tools.operator_table import DOCUMENT, operator_table, written
 
 

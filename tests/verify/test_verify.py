@@ -133,7 +133,7 @@ def test_asking_for_cases_where_there_are_none_is_refused_and_says_what_to_do(ar
 
 def test_the_replay_process_cannot_import_exporter_operators_or_model():
     hook = BlockedImports([*EXPORTER, "mymodels"])
-    for name in ("exportkit.ops", "exportkit.models.arr_coc", "exportkit.export", "mymodels", "mymodels.net"):
+    for name in ("exportkit.arr_coc.ops", "exportkit.arr_coc.model", "exportkit.export", "mymodels", "mymodels.net"):
         with pytest.raises(ModuleNotFoundError, match=name):
             hook.find_spec(name)
     for name in ("exportkit.runtime", "torch", "mymodels2"):

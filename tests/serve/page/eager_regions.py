@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from exportkit.models.arr_coc import ARRCOC
+from exportkit.arr_coc.model import ARRCOC
 from exportkit.package import manifest as m
 from exportkit.serve.engine.tensor_bytes import bytes_of
 from exportkit.serve.protocol.datatypes import DATATYPES
@@ -31,7 +31,7 @@ def call_of(model: ARRCOC, *, tokens: bool) -> m.Call:
         inputs.append(m.TensorInput(name="mask", dtype="bool", shape=(batch, words)))
     else:
         inputs.append(m.TensorInput(name="query", dtype=dtype, shape=(batch, model.query_dim)))
-    int8 = model.attending.feature_dtype == "int8"
+    int8 = model.selection.feature_dtype == "int8"
     features = msgspec.structs.replace(
         plain.outputs[0], dtype="int8" if int8 else dtype, shape=(batch, None, model.encoder.dim)
     )

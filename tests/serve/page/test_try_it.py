@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import exportkit
-from exportkit.models.arr_coc import Region, build, region_query
+from exportkit.arr_coc.model import Region, build, region_query
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.page.page_routes import page_routes

@@ -1,5 +1,5 @@
 // A query made from a rectangle: "more like this". It is the mean of the features of the rectangle's patches, weighted
-// by area, as exportkit.models.arr_coc.region_query computes it.
+// by area, as exportkit.arr_coc.model.region_query computes it.
 //
 // A package gives the features of the patches that it chooses, not of all. So the rectangle and the patches around it
 // are sent as a small image of its own, in which few patches compete. This is exact for an encoder that sees a patch

@@ -1,0 +1,137 @@
+// Argument checks. An operator's adapter calls them on both devices, because Python, torch.compile and AOTInductor all
+// call the kernels directly. exportkit/operators/contract/layout.py has the same messages for the fakes.
+#pragma once
+
+#include <initializer_list>
+#include <sstream>
+#include <stdexcept>
+
+#include "arr_coc/common/dispatch.h"
+
+namespace arr_coc {
+
+template <class... Parts>
+void check(bool holds, const Parts&... parts) {
+  if (holds) return;
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+// A tensor's sizes, formatted only when a check fails.
+struct Shape {
+  const Tensor& tensor;
+};
+
+inline std::ostream& operator<<(std::ostream& text, const Shape& shape) {
+  text << '[';
+  for (int64_t dim = 0; dim < shape.tensor.dim(); ++dim) text << (dim ? ", " : "") << shape.tensor.size(dim);
+  return text << ']';
+}
+
+inline Shape shape_of(const Tensor& tensor) { return {tensor}; }
+
+inline const char* dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    default:
+      return torch::headeronly::toString(dtype);
+  }
+}
+
+inline bool is_floating(ScalarType dtype) {
+  return dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::Half ||
+         dtype == ScalarType::BFloat16;
+}
+
+inline void check_floating(const char* op, const char* name, const Tensor& tensor) {
+  check(is_floating(tensor.scalar_type()), op, ": ", name, " must be float32, float64, float16 or bfloat16, got ",
+        dtype_name(tensor.scalar_type()));
+}
+
+inline void check_dtype(const char* op, const char* name, const Tensor& tensor, ScalarType expected) {
+  check(tensor.scalar_type() == expected, op, ": ", name, " must be ", dtype_name(expected), ", got ",
+        dtype_name(tensor.scalar_type()));
+}
+
+// `layout` names the dimensions for the message, such as "[B, N, D]".
+inline void check_rank(const char* op, const char* name, const Tensor& tensor, int64_t rank, const char* layout) {
+  check(tensor.dim() == rank, op, ": ", name, " must be ", layout, ", got shape ", shape_of(tensor));
+}
+
+// Checks that two tensors have the same size in a dimension: "lab has B = 3, rgb has B = 2".
+inline void check_same_size(const char* op, const char* symbol, const char* name, int64_t size, const char* other_name,
+                            int64_t other_size) {
+  check(size == other_size, op, ": ", name, " has ", symbol, " = ", size, ", ", other_name, " has ", symbol, " = ",
+        other_size, "; they must be equal");
+}
+
+// Checks that a tensor has the dtype and device of the first.
+inline void check_alike(const char* op, const char* first_name, const Tensor& first, const char* name,
+                        const Tensor& tensor) {
+  check(tensor.scalar_type() == first.scalar_type(), op, ": ", name, " is ", dtype_name(tensor.scalar_type()), ", ",
+        first_name, " is ", dtype_name(first.scalar_type()), "; they must have one dtype");
+  check(tensor.device() == first.device(), op, ": ", name, " and ", first_name, " must be on one device");
+}
+
+// Checks features [B, N, D] with D >= 1.
+inline void check_features(const char* op, const Tensor& features) {
+  check_rank(op, "features", features, 3, "[B, N, D]");
+  check_floating(op, "features", features);
+  check(features.size(2) > 0, op, ": features must have D >= 1, got shape ", shape_of(features));
+}
+
+// Checks the gradient of an output [B, N] of features [B, N, D].
+inline void check_patch_grad(const char* op, const Tensor& grad, const Tensor& features) {
+  check_rank(op, "grad", grad, 2, "[B, N]");
+  check_alike(op, "features", features, "grad", grad);
+  check_same_size(op, "B", "grad", grad.size(0), "features", features.size(0));
+  check_same_size(op, "N", "grad", grad.size(1), "features", features.size(1));
+}
+
+// Checks x [..., D] with D >= 1 and weight [D].
+inline void check_rows_and_weight(const char* op, const Tensor& x, const Tensor& weight) {
+  check_floating(op, "x", x);
+  check(x.dim() >= 1 && x.size(-1) >= 1, op, ": x must be [..., D] with D >= 1, got shape ", shape_of(x));
+  check_rank(op, "weight", weight, 1, "[D]");
+  check_alike(op, "x", x, "weight", weight);
+  check_same_size(op, "D", "weight", weight.size(0), "x", x.size(-1));
+}
+
+// Checks that patches divide an image [B, C, H, W].
+inline void check_patch_size(const char* op, const Tensor& image, int64_t patch_size) {
+  check(patch_size > 0, op, ": patch_size must be >= 1, got ", patch_size);
+  check(image.size(2) % patch_size == 0, op, ": H = ", image.size(2),
+        " is not a multiple of patch_size = ", patch_size);
+  check(image.size(3) % patch_size == 0, op, ": W = ", image.size(3),
+        " is not a multiple of patch_size = ", patch_size);
+}
+
+inline void check_same_shape(const char* op, const char* first_name, const Tensor& first, const char* name,
+                             const Tensor& tensor) {
+  bool same = tensor.dim() == first.dim();
+  for (int64_t dim = 0; same && dim < first.dim(); ++dim) same = tensor.size(dim) == first.size(dim);
+  check(same, op, ": ", name, " has shape ", shape_of(tensor), ", ", first_name, " has shape ", shape_of(first),
+        "; they must be equal");
+}
+
+}  // namespace arr_coc

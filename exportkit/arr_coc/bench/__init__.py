@@ -1,0 +1,1 @@
+"""Times the operators beside their alternatives: references, torch.compile and library functions."""

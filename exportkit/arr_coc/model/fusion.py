@@ -1,0 +1,108 @@
+"""Balancing: weighs the three ways of knowing, equally for all samples or by each sample's query and image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from exportkit.arr_coc.model.linear import SampleLinear
+from exportkit.arr_coc.model.scoring import Scores
+from exportkit.arr_coc.ops.opponent_balance import opponent_balance
+from exportkit.errors import UsageError
+
+DEFAULT_WEIGHTS = (0.3, 0.4, 0.3)  # propositional, perspectival, participatory
+
+
+class FixedBalancer(nn.Module):
+    """The same weights for every sample.
+
+    Args:
+        weights: The weights of propositional, perspectival and participatory knowing, each at least 0 with a sum
+            above 0. They are divided by their sum.
+    """
+
+    weights: Tensor
+
+    def __init__(self, weights: Sequence[float] = DEFAULT_WEIGHTS) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.tensor(checked_weights(weights)), persistent=False)
+
+    def forward(self, features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns weights [3], which do not depend on the arguments."""
+        return self.weights.to(features.dtype)
+
+
+class LearnedBalancer(nn.Module):
+    """Computes weights for each sample with a small network, from its query and the mean of its features.
+
+    Args:
+        dim: The width of features and query.
+        hidden: The width of the hidden layer.
+        weights: The approximate weights of an untrained balancer, all above 0.
+    """
+
+    def __init__(self, dim: int, hidden: int = 64, weights: Sequence[float] = DEFAULT_WEIGHTS) -> None:
+        super().__init__()
+        start = torch.tensor(checked_weights(weights))
+        if not (start > 0).all():
+            raise UsageError(f"a learned balancer needs initial weights above 0, got {list(weights)}")
+        self.hidden = SampleLinear(2 * dim, hidden)
+        self.output = SampleLinear(hidden, 3)
+        # Not zero, because then no gradient would reach the hidden layer, the features or the query in the first step.
+        nn.init.normal_(self.output.weight, std=0.02)
+        with torch.no_grad():
+            self.output.bias.copy_(start.log())
+
+    def forward(self, features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Features [B, N, D], query [B, D] or [B, T, D] with bool mask [B, T] -> weights [B, 3], rows of sum 1."""
+        pooled = torch.cat([_unit(features.mean(1)), _unit(pool_query(query, mask))], dim=-1)
+        hidden = functional.gelu(self.hidden(pooled.unsqueeze(1)))
+        return torch.softmax(self.output(hidden).squeeze(1), dim=-1)
+
+
+class Balancing(nn.Module):
+    """Combines three scores to one relevance.
+
+    Args:
+        balancer: Computes the weights, [3] or [B, 3].
+        invert_entropy: Use 1 - entropy, for features where a peak means more information than an even distribution.
+    """
+
+    def __init__(self, balancer: FixedBalancer | LearnedBalancer, *, invert_entropy: bool = False) -> None:
+        super().__init__()
+        self.balancer = balancer
+        self.invert_entropy = invert_entropy
+
+    def forward(self, scores: Scores, weights: Tensor) -> Tensor:
+        """Returns the relevance [B, N] in [0, 1]."""
+        return opponent_balance(scores.entropy, scores.salience, scores.alignment, weights, self.invert_entropy)
+
+
+def checked_weights(weights: Sequence[float]) -> list[float]:
+    """Returns the weights as floats.
+
+    Raises:
+        UsageError: The weights are not three numbers >= 0 with a sum above 0.
+    """
+    if len(weights) != 3 or not all(weight >= 0 for weight in weights) or not sum(weights) > 0:
+        raise UsageError(f"balance weights must be three numbers >= 0 with a sum above 0, got {list(weights)}")
+    return [float(weight) for weight in weights]
+
+
+def pool_query(query: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns the mean of the query's unmasked tokens, [B, D]; 0 if all are masked. Returns [B, D] unchanged."""
+    if query.dim() == 2:
+        return query
+    if mask is None:
+        return query.mean(1)
+    # `where` and not a product with the mask, because a masked token may be NaN.
+    kept = torch.where(mask.unsqueeze(-1), query, query.new_zeros(()))
+    return kept.sum(1) / mask.sum(1, keepdim=True).clamp_min(1).to(query.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Normalises rows to length 1, so that the network does not depend on the encoder's scale."""
+    return functional.normalize(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, dim=-1).to(x.dtype)

@@ -1,0 +1,55 @@
+"""Bias and rectified linear unit in one pass over memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from exportkit.arr_coc.ops._autograd import register_gradient
+from exportkit.arr_coc.ops._call import operator
+from exportkit.arr_coc.ops._reference import accumulated
+from exportkit.arr_coc.ops.scale_bias_relu import scale_bias_relu_grad
+from exportkit.operators.contract.layout import Layout
+from exportkit.operators.contract.operator_spec import OpSpec, Sample
+
+_bias_relu = operator("bias_relu")
+
+
+def bias_relu(x: Tensor, bias: Tensor) -> Tensor:
+    """relu(x + bias), NaN where that is NaN.
+
+    Half types are computed in float32 and rounded once. The gradient is `scale_bias_relu_grad` with a scale of 1, which
+    needs only the output.
+    """
+    return _bias_relu(x, bias)
+
+
+def bias_relu_reference(x: Tensor, bias: Tensor) -> Tensor:
+    """Computes `bias_relu` in ATen."""
+    return torch.relu(accumulated(x) + accumulated(bias)).to(x.dtype)
+
+
+register_gradient("bias_relu", scale_bias_relu_grad, scale=1.0)
+
+
+def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for shape in [(2, 5, 8), (1, 3, 7), (5, 33, 65), (0, 3, 4), (2, 0, 4), (2, 3, 0), (5, 1), (1,), (3, 2, 1032)]:
+        x, bias = (torch.randn(s, device=device, dtype=dtype) for s in (shape, shape[-1:]))
+        yield Sample(f"x {list(shape)}", (x, bias))
+    special = torch.tensor([[torch.nan, torch.inf, -torch.inf, 0.0]], device=device, dtype=dtype).expand(2, 4)
+    yield Sample("NaN and infinities", (special, torch.zeros(4, device=device, dtype=dtype)))
+    yield Sample("infinity less infinity", (special, torch.full((4,), -torch.inf, device=device, dtype=dtype)))
+
+
+SPEC = OpSpec(
+    name="bias_relu",
+    wrapper=bias_relu,
+    reference=bias_relu_reference,
+    layout=Layout(inputs={"x": "... D", "bias": "D"}, outputs=["... D"]),
+    samples=_samples,
+    differentiable=("x", "bias"),
+    autocast="first",
+    second_order=True,
+)

@@ -1,0 +1,79 @@
+"""Rectified linear unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exportkit.arr_coc.ops._autograd import register_gradient
+from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.operators.contract.layout import Layout
+from exportkit.operators.contract.operator_spec import OpSpec, Sample
+
+_relu = operator("relu")
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0), NaN where x is NaN."""
+    return _relu(x)
+
+
+def relu_reference(x: Tensor) -> Tensor:
+    """Computes `relu` in ATen."""
+    return torch.relu(x)
+
+
+def relu_grad_reference(grad: Tensor, output: Tensor) -> Tensor:
+    """Gradient of `relu`: 0 where its result `output` is <= 0, else grad. Like torch's, it passes where that is NaN."""
+    return torch.where(output <= 0, 0, grad)
+
+
+relu_grad = operator_like("relu_grad", relu_grad_reference)
+
+
+def _setup_grad_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _grad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return relu_grad(grad, *ctx.saved_tensors), None  # constant in `output`, except where that is 0
+
+
+register_gradient("relu", relu_grad)
+torch.library.register_autograd("arr_coc::relu_grad", _grad_backward, setup_context=_setup_grad_context)
+
+
+def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for shape in [(2, 5, 8), (1, 3), (5, 17, 33), (0, 3), (2, 0, 3), (), (2, 8193)]:
+        yield Sample(f"shape {list(shape)}", (torch.randn(shape, device=device, dtype=dtype),))
+    special = torch.tensor([[torch.nan, torch.inf], [-torch.inf, 0.0], [-0.0, -torch.nan]], device=device, dtype=dtype)
+    yield Sample("NaN and infinities", (special,))
+
+
+def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for sample in _samples(device, dtype):
+        (x,) = sample.args
+        yield Sample(sample.label, (torch.randn_like(x), torch.relu(x)))
+
+
+SPEC = OpSpec(
+    name="relu",
+    wrapper=relu,
+    reference=relu_reference,
+    layout=Layout(inputs={"x": "..."}, outputs=["..."]),
+    samples=_samples,
+    differentiable=("x",),
+    second_order=True,
+)
+GRAD_SPEC = OpSpec(
+    name="relu_grad",
+    wrapper=relu_grad,
+    reference=relu_grad_reference,
+    layout=Layout(inputs={"output": "...", "grad": "..."}, outputs=["..."]),
+    samples=_grad_samples,
+    differentiable=("grad",),
+    second_order=True,
+)

@@ -1,0 +1,247 @@
+"""The routes through torch.compile, torch.export and torch.autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from exportkit.operators.contract.check_values import tolerance
+from exportkit.operators.contract.definition import Problem, of_call, of_operator
+from exportkit.operators.contract.derivatives import differentiable
+from exportkit.operators.contract.differences import difference, first_difference
+from exportkit.operators.contract.fake_kernel import fake_outputs
+from exportkit.operators.contract.operator_spec import Sample
+from exportkit.operators.contract.operator_trial import (
+    NotApplicable,
+    Trial,
+    arguments,
+    copied,
+    device_of,
+    elements,
+    first_line,
+    tensors,
+)
+
+_WRONG_ALREADY = (
+    "determinism", "mutation", "aliasing", "fake-runs", "fake-shape", "fake-strides", "fake-dtype", "fake-device",
+)  # fmt: skip
+
+
+class OperatorCall(nn.Module):
+    """An operator as a module of its tensor arguments. Everything else is constant.
+
+    Args:
+        function: The operator, or its wrapper.
+        bound: The arguments of a call, by name.
+        written: The arguments that the operator writes to.
+    """
+
+    def __init__(self, function: Callable[..., Any], bound: dict[str, Any], written: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.function, self.bound = function, bound
+        self.names = [name for name, value in bound.items() if isinstance(value, Tensor)]
+        self.written = tuple(name for name in written if name in self.names)  # an optional one may be missing
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether an argument is a list of tensors, which stays constant here."""
+        return any(tensors(value) for name, value in self.bound.items() if name not in self.names)
+
+    @classmethod
+    def of(cls, trial: Trial, call: Sample) -> OperatorCall:
+        """Returns the module of a call."""
+        return cls(trial.subject.function, trial.bound(call), _written(trial))
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Returns copies of the tensors."""
+        return tuple(self.bound[n].detach().clone(memory_format=torch.preserve_format) for n in self.names)
+
+    def forward(self, *values: Tensor) -> Any:
+        """Returns what the operator returns, or else what it wrote to."""
+        result = self.function(**(self.bound | dict(zip(self.names, values))))
+        if result is not None:
+            return result
+        return tuple(values[self.names.index(name)] * 1 for name in self.written)
+
+
+def _written(trial: Trial) -> tuple[str, ...]:
+    schema = trial.subject.overload._schema.arguments
+    return tuple(a.name for a in schema if a.alias_info is not None and a.alias_info.is_write)
+
+
+def _first(trial: Trial) -> Sample:
+    """Returns the call that is compiled and exported: the SPEC's first, else the first that has no size below 2."""
+    calls = trial.subject.calls
+    if trial.subject.spec is None:
+        calls = (
+            tuple(c for c in calls if all(size > 1 for t in arguments(c) for size in t.shape) and elements(c)) or calls
+        )
+    if not calls:
+        raise NotApplicable("there are no calls")
+    trial.answer(calls[0])
+    return calls[0]
+
+
+def _compared(trial: Trial, actual: Any, expected: Any, what: str, call: Sample) -> Problem | None:
+    a, e = tensors(actual), tensors(expected)
+    rtol, atol = tolerance(trial, e[0].dtype) if e else (0.0, 0.0)
+    if found := first_difference(a, e, rtol, atol):
+        return Problem(f"{what} must answer like the operator, but in output {found[0]} {found[1]}.", call=call)
+    return None
+
+
+@of_operator(
+    "compiles",
+    "Look at the fake kernel: it must neither read values nor fix sizes.",
+    order=81,
+    unless=_WRONG_ALREADY,
+)
+def compiles(trial: Trial) -> Problem | None:
+    """torch.compile takes the operator into one graph, with sizes that vary."""
+    call = _first(trial)
+    module = OperatorCall.of(trial, call)
+    torch._dynamo.reset()
+    try:
+        actual = torch.compile(module, fullgraph=True, dynamic=True)(*module.inputs())
+    except Exception as error:
+        return Problem(f"torch.compile(fullgraph=True) fails: {first_line(error)}.", call=call)
+    finally:
+        torch._dynamo.reset()
+    return _compared(trial, actual, module(*module.inputs()), "The compiled operator", call)
+
+
+@of_operator(
+    "training-compiles",
+    "Look at the backward: it must be made of operators with fake kernels.",
+    order=81,
+    unless=_WRONG_ALREADY,
+)
+def training_compiles(trial: Trial) -> Problem | None:
+    """torch.compile takes the operator and its gradient into one graph each."""
+    call = _first(trial)
+    own = differentiable(trial, call)
+    torch._dynamo.reset()
+    compiled = torch.compile(own.function, fullgraph=True, backend="aot_eager")
+    try:
+        outputs = [o.sum() for o in compiled(*own.inputs) if o.requires_grad]
+        actual = torch.autograd.grad(outputs, own.inputs, allow_unused=True)
+    except Exception as error:
+        return Problem(f"Training under torch.compile(fullgraph=True) fails: {first_line(error)}.", call=call)
+    finally:
+        torch._dynamo.reset()
+    for name, a, e in zip(own.names, actual, own.gradients()):
+        rtol, atol = (1.3e-6, 1e-5) if e is not None and e.dtype == torch.float32 else tolerance(trial, a.dtype)
+        if a is not None and e is not None and (text := difference(a, e, rtol, atol)):
+            return Problem(f"The compiled gradient of {name} must equal the plain one, but {text}.", call=call)
+    return None
+
+
+@of_operator(
+    "exports",
+    "Compute sizes in the fake kernel from `x.shape` without int(), and declare sizes as SymInt in the schema.",
+    order=82,
+    unless=_WRONG_ALREADY,
+)
+def exports(trial: Trial) -> Problem | None:
+    """One export with sizes that vary serves every call of the same ranks and constants."""
+    call = _first(trial)
+    module = OperatorCall.of(trial, call)
+    if module.has_lists:
+        raise NotApplicable("the call has a list of tensors, which is not traced with sizes that vary")
+    varying = _varying(trial, module)
+    shapes = tuple(varying[name] for name in module.names)
+    try:
+        exported = torch.export.export(module, module.inputs(), dynamic_shapes=(shapes,)).run_decompositions({})
+    except Exception as error:
+        return Problem(f"torch.export with sizes that vary fails: {first_line(error)}.", call=call)
+    targets = {node.target for node in exported.graph.nodes}
+    if trial.subject.spec is not None and not trial.subject.is_mutable and trial.subject.overload not in targets:
+        return Problem("The exported graph must have the operator as one node, but it was taken apart.", call=call)
+    program, served = exported.module(), 0
+    for other in [*trial.subject.calls, *(trial.others or [])]:
+        again = OperatorCall.of(trial, other)
+        if not _same_but_for_sizes(module, again, varying):
+            continue
+        try:
+            actual = program(*again.inputs())
+        except Exception as error:
+            return Problem(
+                f"One export must serve all sizes, but for a call at others: {first_line(error)}.", call=other
+            )
+        if problem := _compared(trial, actual, again(*again.inputs()), "The exported operator", other):
+            return problem
+        served += 1
+    if not served:
+        raise NotApplicable("no call has sizes that all vary")
+    return None
+
+
+def _varying(trial: Trial, module: OperatorCall) -> dict[str, dict[int, Any]]:
+    """Returns the dimensions of each tensor that may vary: the SPEC's, or all that torch.export can let vary."""
+    if trial.subject.spec is not None:
+        dynamic = trial.subject.spec.dynamic
+        if not dynamic:
+            raise NotApplicable("the SPEC names no dimension that may vary")
+        return {name: dict.fromkeys(dynamic.get(name, {}), torch.export.Dim.DYNAMIC) for name in module.names}
+    return {
+        name: {dim: torch.export.Dim.AUTO for dim, size in enumerate(module.bound[name].shape) if size > 1}
+        for name in module.names
+    }
+
+
+def _same_but_for_sizes(first: OperatorCall, other: OperatorCall, varying: dict[str, dict[int, Any]]) -> bool:
+    """Returns whether an export of the first call serves the other."""
+    if first.names != other.names:
+        return False
+    constants = [{n: v for n, v in one.bound.items() if n not in one.names} for one in (first, other)]
+    if constants[0] != constants[1]:
+        return False
+    for name in first.names:
+        one, two = first.bound[name], other.bound[name]
+        if one.dim() != two.dim() or one.dtype != two.dtype or one.device != two.device:
+            return False
+        if any(two.shape[d] < 2 if d in varying[name] else two.shape[d] != size for d, size in enumerate(one.shape)):
+            return False
+    return True
+
+
+@of_call(
+    "autocast",
+    "Register a rule with torch.library.register_autocast, which casts the inputs before kernel and fake see them. Do "
+    "not ask for the autocast state in the kernel.",
+    order=83,
+    dtypes="first",
+    most=2,
+    unless=_WRONG_ALREADY,
+)
+def autocast(trial: Trial, call: Sample) -> Problem | None:
+    """Under torch.autocast, kernel, fake kernel and traced graph have results of the same dtype."""
+    trial.answer(call)
+    device = device_of(call).type
+    shown = f'with torch.autocast("{device}", dtype=torch.bfloat16):\n    print({{call}})'
+    with torch.autocast(device, dtype=torch.bfloat16):
+        try:
+            real = tensors(trial.run(copied(call), trial.subject.overload))
+        except Exception as error:
+            text = f"A call that works outside of torch.autocast fails in it: {first_line(error)}."
+            return Problem(text, shown=shown)
+        fake = fake_outputs(trial, call)
+    module = OperatorCall(trial.subject.overload, trial.bound(call), _written(trial))
+
+    def region(*values: Tensor) -> list[Tensor]:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return tensors(module(*values))
+
+    traced = [] if module.has_lists else make_fx(region, tracing_mode="fake")(*module.inputs())(*module.inputs())
+    for who, answers in (("the fake kernel says that output", fake), ("in a traced graph, output", traced)):
+        for index, (other, r) in enumerate(zip(answers, real)):
+            if other.dtype != r.dtype:
+                return Problem(
+                    f"Under torch.autocast, {who} {index} is {other.dtype}, but the kernel returns {r.dtype}.",
+                    shown=shown,
+                )
+    return None

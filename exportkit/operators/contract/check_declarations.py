@@ -1,0 +1,75 @@
+"""What is written about an operator: its schema, its wrapper, its reference and its samples."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from exportkit.operators.contract.check_gradients import small_enough
+from exportkit.operators.contract.definition import Problem, of_operator
+from exportkit.operators.contract.derivatives import differentiable
+from exportkit.operators.contract.findings import Severity
+from exportkit.operators.contract.operator_spec import Sample
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, arguments, floating_dtype
+from exportkit.operators.contract.schema_rules import schema_findings
+
+
+@of_operator("signatures", "Give it the schema's parameters and defaults.", order=2)
+def signatures(trial: Trial) -> Problem | None:
+    """Wrapper and reference have the schema's parameters."""
+    functions = {"reference": trial.subject.reference}
+    if trial.subject.spec is not None:
+        functions["wrapper"] = trial.subject.spec.wrapper
+    given = {what: function for what, function in functions.items() if function is not None}
+    if not given:
+        raise NotApplicable("there is neither a wrapper nor a reference")
+    schema = trial.subject.overload._schema.arguments
+    expected = [(a.name, a.default_value if a.has_default_value() else inspect.Parameter.empty) for a in schema]
+    for what, function in given.items():
+        found = [
+            (p.name, list(p.default) if isinstance(p.default, tuple) else p.default)
+            for p in inspect.signature(function).parameters.values()
+        ]
+        if found != expected:
+            return Problem(f"The {what} must have the schema's parameters, {_said(expected)}, but has {_said(found)}.")
+    return None
+
+
+def _said(parameters: list[tuple[str, object]]) -> str:
+    return ", ".join(name if value is inspect.Parameter.empty else f"{name}={value!r}" for name, value in parameters)
+
+
+@of_operator("schema", "Change the schema.", order=2)
+def schema(trial: Trial) -> Problem | None:
+    """The stable ABI, export and AOTInductor take the schema, and no `int` fixes a size."""
+    found = schema_findings(trial.subject.overload._schema)
+    if not found:
+        return None
+    worst = min(found, key=lambda finding: finding.severity is not Severity.broken)
+    severity = Severity.broken if trial.subject.spec is not None else worst.severity
+    return Problem(worst.message, worst.hint, severity)
+
+
+@of_operator("samples", "Add samples to the SPEC.", order=3)
+def samples(trial: Trial) -> Problem | None:
+    """The SPEC's samples cover the batches that break kernels, and gradcheck has small ones."""
+    spec = trial.subject.spec
+    if spec is None:
+        raise NotApplicable("there is no SPEC")
+    first = {next(iter(arguments(c)[0].shape), 1) for c in trial.subject.calls if arguments(c)}
+    if missing := {0, 1, 2, 5} - first:
+        # An offset of the batch that is counted twice shows only from 2 on.
+        return Problem(f"Samples must have batches of 0, 1, 2 and 5, but there are none of {sorted(missing)}.")
+    if spec.differentiable and torch.float64 in spec.dtypes:
+        small = [c for c in trial.subject.calls if floating_dtype(c) == torch.float64 and _fits_gradcheck(trial, c)]
+        if len(small) < 2:
+            return Problem("At least 2 samples in float64 must be small enough for gradcheck.")
+    return None
+
+
+def _fits_gradcheck(trial: Trial, call: Sample) -> bool:
+    try:
+        return small_enough(differentiable(trial, call))
+    except NotApplicable:
+        return False

@@ -1,0 +1,144 @@
+"""The fake kernel, which export and the compiler believe, against the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from exportkit.operators.contract.definition import Problem, of_call
+from exportkit.operators.contract.fake_kernel import fake_answer, symbolic_answer
+from exportkit.operators.contract.findings import Severity
+from exportkit.operators.contract.operator_spec import Sample
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, arguments, elements, first_line
+
+
+@of_call(
+    "fake-runs",
+    'Register one with @torch.library.register_fake("namespace::name"). It returns empty tensors of the right shape, '
+    "and takes each call that the kernel takes.",
+    order=1,
+    dtypes="some",
+    other_sizes=True,
+)
+def takes_the_call(trial: Trial, call: Sample) -> Problem | None:
+    """Export and the compiler need a fake kernel, which takes what the kernel takes."""
+    trial.answer(call)
+    try:
+        fake_answer(trial, call)
+    except NotApplicable:
+        return Problem("torch.export and torch.compile need a fake kernel, and the operator has none.")
+    except Exception as error:
+        return Problem(f"The kernel takes the call, and the fake kernel refuses it: {first_line(error)}.")
+    return None
+
+
+def _compared(trial: Trial, call: Sample, of: Callable[[Tensor], object], what: str) -> Problem | None:
+    """Compares a property of each output of the fake and of the kernel."""
+    real = trial.outputs(call)
+    try:
+        fake = fake_answer(trial, call)
+    except Exception as error:
+        raise NotApplicable(f"the fake kernel has no answer: {first_line(error)}") from error
+    if len(fake) != len(real):
+        return Problem(f"The fake kernel returns {len(fake)} tensors, and the kernel {len(real)}.")
+    for index, (f, r) in enumerate(zip(fake, real)):
+        if of(f) != of(r):
+            said, returned = _said(of(f)), _said(of(r))
+            return Problem(
+                f"The fake kernel says that output {index} has {what} {said}, the kernel returns {returned}."
+            )
+    return None
+
+
+def _said(value: object) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+_HINT = "Make the fake kernel compute it from its arguments as the kernel does."
+
+
+@of_call("fake-shape", _HINT, order=10, dtypes="some", other_sizes=True)
+def shape(trial: Trial, call: Sample) -> Problem | None:
+    """The fake knows the shape of every output."""
+    return _compared(trial, call, lambda t: tuple(t.shape), "shape")
+
+
+@of_call("fake-strides", _HINT, order=10, dtypes="some", other_sizes=True)
+def strides(trial: Trial, call: Sample) -> Problem | None:
+    """The fake knows the strides of every output."""
+    if shape(trial, call) is not None:
+        raise NotApplicable("the shapes differ")
+    return _compared(trial, call, steps, "strides")
+
+
+def steps(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the strides that lead from one element to another."""
+    return (
+        () if tensor.numel() == 0 else tuple(st if size > 1 else 0 for st, size in zip(tensor.stride(), tensor.shape))
+    )
+
+
+@of_call("fake-dtype", _HINT, order=10, dtypes="some", other_sizes=True)
+def dtype(trial: Trial, call: Sample) -> Problem | None:
+    """The fake knows the dtype of every output."""
+    return _compared(trial, call, lambda t: t.dtype, "dtype")
+
+
+@of_call("fake-device", _HINT, order=10, dtypes="some", other_sizes=True)
+def device(trial: Trial, call: Sample) -> Problem | None:
+    """The fake knows the device of every output."""
+    return _compared(trial, call, lambda t: t.device, "device")
+
+
+@of_call(
+    "fake-symbolic",
+    "Compute sizes from `x.shape` as they are: int(), range() and comparisons fix a size when a model is exported.",
+    order=12,
+    dtypes="first",
+    most=3,
+    unless=("fake-runs", "fake-shape"),
+)
+def symbolic(trial: Trial, call: Sample) -> Problem | None:
+    """With symbols for sizes, the fake kernel gives formulas that hold at other sizes, and fixes no size."""
+    trial.answer(call)
+    try:
+        formulas = symbolic_answer(trial, call)
+    except NotApplicable:
+        raise
+    except Exception as error:
+        return Problem(f"With symbols for sizes, the fake kernel fails: {first_line(error)}.")
+    bound = arguments(call)
+    for other in _alike(trial, call):
+        given = arguments(other)
+        for number, dim in formulas.fixed:
+            if given[number].shape[dim] != bound[number].shape[dim]:
+                return Problem(
+                    f"The kernel takes {given[number].shape[dim]} and {bound[number].shape[dim]} as size {dim} of "
+                    f"tensor {number}, but with symbols for sizes the fake kernel makes it a constant.",
+                    severity=Severity.broken if trial.subject.spec else Severity.doubtful,
+                )
+        expected = [tuple(t.shape) for t in trial.outputs(other)]
+        if (shapes := formulas.shapes_at(other)) is not None and shapes != expected:
+            return Problem(
+                f"By the fake kernel's formulas the outputs of a call with {[list(t.shape) for t in given]} have the "
+                f"shapes {shapes}, the kernel returns {expected}."
+            )
+    return None
+
+
+def _alike(trial: Trial, call: Sample) -> list[Sample]:
+    """Returns the calls that differ in sizes only, and which the operator takes."""
+
+    def fixed(one: Sample) -> object:
+        return pytree.tree_map_only(Tensor, lambda t: (t.dim(), t.dtype, t.device), trial.bound(one))
+
+    found = []
+    for other in [*trial.subject.calls, *(trial.others or [])]:
+        with contextlib.suppress(NotApplicable):
+            if elements(other) and fixed(other) == fixed(call):
+                trial.answer(other)
+                found.append(other)
+    return found

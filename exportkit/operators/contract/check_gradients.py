@@ -1,0 +1,238 @@
+"""Gradients: true, of the right form, for any strides, for each argument alone, and honest about second derivatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
+
+from exportkit.operators.contract.check_values import reference_of, tolerance, widened
+from exportkit.operators.contract.definition import Problem, of_call
+from exportkit.operators.contract.derivatives import Differentiable, differentiable
+from exportkit.operators.contract.differences import difference
+from exportkit.operators.contract.findings import Severity
+from exportkit.operators.contract.memory_layouts import EXPANDED, REVERSED, SPACED
+from exportkit.operators.contract.operator_spec import Sample
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line, tensors
+
+_GRADCHECK_ELEMENTS = 600
+"""gradcheck calls the operator twice for each element."""
+
+_SHOWN = (
+    "args = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]\n"
+    "torch.autograd.gradcheck({op}, args)"
+)
+
+
+def small_enough(call: Differentiable) -> bool:
+    """Returns whether numeric derivatives are affordable."""
+    return 0 < sum(t.numel() for t in call.inputs) <= _GRADCHECK_ELEMENTS
+
+
+@of_call(
+    "gradcheck",
+    "Compare the backward formula with the derivative of the forward one. If it is another on purpose, as in a "
+    "straight-through estimator, say so where users read it.",
+    order=70,
+    dtypes="float64",
+    unless=("determinism", "mutation", "aliasing"),
+)
+def gradcheck(trial: Trial, call: Sample) -> Problem | None:
+    """Gradients equal numeric derivatives in float64."""
+    trial.answer(call)
+    own = differentiable(trial, call)
+    if not small_enough(own):
+        raise NotApplicable("the call is too large for numeric derivatives")
+    try:
+        torch.autograd.gradcheck(own.function, own.inputs, eps=1e-6, atol=1e-5, rtol=1e-4)
+    except GradcheckError as error:
+        return Problem(f"Gradients must equal numeric derivatives in float64, but {_said(error)}.", shown=_SHOWN)
+    return None
+
+
+def _said(error: Exception) -> str:
+    """Returns gradcheck's message on one line."""
+    return " ".join(str(error).split())[:400].rstrip(".")
+
+
+@of_call(
+    "gradient-reference", "Correct the backward kernel.", order=71, unless=("determinism", "reference", "gradcheck")
+)
+def gradient_reference(trial: Trial, call: Sample) -> Problem | None:
+    """Gradients in each dtype equal those of the reference in float64."""
+    reference = reference_of(trial)
+    trial.answer(call)
+    own = differentiable(trial, call)
+    exact = differentiable(trial, widened(call), reference)
+    outputs = own.outputs()
+    upstream = [torch.randn_like(o) for o in outputs]
+    actual = torch.autograd.grad(outputs, own.inputs, upstream)
+    expected = torch.autograd.grad(exact.outputs(), exact.inputs, [u.double() for u in upstream])
+    rtol, atol = tolerance(trial, own.inputs[0].dtype)
+    for name, a, e in zip(own.names, actual, expected):
+        scale = max(1.0, float(e.abs().max())) if e.numel() else 1.0
+        if text := difference(a.double(), e, 4 * rtol, 4 * atol * scale):
+            return Problem(
+                f"The gradient of {name} must equal the reference's in float64, but {text}.", shown=_BACKWARD
+            )
+    return None
+
+
+_BACKWARD = (
+    "args = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]\n"
+    "result = {op}(*args)\n"
+    "sum(r.sum() for r in (result if isinstance(result, tuple) else (result,)) if r.requires_grad).backward()\n"
+    "print([a.grad for a in args if isinstance(a, torch.Tensor)])"
+)
+
+
+@of_call(
+    "gradient-form",
+    "Return each gradient with the shape, dtype and device of its argument. torch casts a gradient of another dtype "
+    "silently, which costs memory and time.",
+    order=71,
+    dtypes="some",
+    most=6,
+    unless=("mutation", "aliasing"),
+)
+def gradient_form(trial: Trial, call: Sample) -> Problem | None:
+    """A backward returns gradients with the shape, dtype and device of their arguments, before torch casts them."""
+    trial.answer(call)
+    own = differentiable(trial, call, trial.subject.overload)
+    outputs = own.outputs()
+    raw = _from_backward(trial, call, own, outputs)
+    for name, value in zip(own.names, own.inputs):
+        gradient = raw.get(name)
+        if gradient is not None and _form(gradient) != _form(value):
+            return Problem(
+                f"The gradient of {name} must have its form, {_form(value)}, but the backward returns "
+                f"{_form(gradient)}.",
+                severity=Severity.doubtful if gradient.shape == value.shape else Severity.broken,
+                shown=_BACKWARD,
+            )
+    return None
+
+
+def _from_backward(trial: Trial, call: Sample, own: Differentiable, outputs: list[Tensor]) -> dict[str, Tensor]:
+    """Returns the gradients as the backward function returns them."""
+    overload = trial.subject.overload
+    nodes: set[Any] = {o.grad_fn for o in outputs}
+    results = tensors(trial.run(Sample("", (), trial.bound(call) | dict(zip(own.names, own.inputs))), overload))
+    if len(nodes) != 1 or None in nodes or len(results) != len(overload._schema.returns):
+        raise NotApplicable("the outputs do not come from one backward function")
+    node, given = nodes.pop(), [torch.ones_like(r) if r.requires_grad else torch.zeros_like(r) for r in results]
+    if not hasattr(node, "apply"):  # a function in C++: what it returns is in the order of what follows it
+        names = {id(value): name for name, value in zip(own.names, own.inputs)}
+        returned = node(*given)
+        followers = [names.get(id(getattr(following, "variable", None))) for following, _ in node.next_functions]
+    else:  # torch.autograd.Function returns a gradient, or None, for each argument
+        returned = node.apply(*given)
+        followers = [name if name in own.names else None for name in trial.bound(call)]
+    returned = returned if isinstance(returned, tuple) else (returned,)
+    return {name: g for name, g in zip(followers, returned) if name is not None and isinstance(g, Tensor)}
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype)[6:]} {list(tensor.shape)} on {tensor.device.type}"
+
+
+@of_call(
+    "gradient-strides",
+    "Call contiguous() on the gradient that comes in, and on saved tensors: `.sum().backward()` sends a gradient with "
+    "strides 0.",
+    order=72,
+    dtypes="first",
+    most=5,
+    unless=("determinism", "mutation", "aliasing", "strides"),
+)
+def gradient_strides(trial: Trial, call: Sample) -> Problem | None:
+    """Gradients depend on values, not on where inputs and incoming gradients lie."""
+    trial.answer(call)
+    own = differentiable(trial, call)
+    outputs = own.outputs()
+    plain = [torch.randn_like(o, memory_format=torch.contiguous_format) for o in outputs]
+    for layout in (REVERSED, SPACED, EXPANDED):
+        laid = [layout.apply(u) for u in plain]
+        expected = own.gradients([u.contiguous() for u in laid])
+        for name, a, e in zip(own.names, own.gradients(laid), expected):
+            rtol, atol = tolerance(trial, own.inputs[0].dtype)
+            if a is not None and e is not None and (text := difference(a, e, rtol, atol)):
+                return Problem(
+                    f"The gradient of {name} must not depend on strides, but if the gradient that comes in has "
+                    f"{layout.name}, {text}.",
+                    shown=_BACKWARD,
+                )
+    return None
+
+
+@of_call(
+    "gradient-alone",
+    "Look at ctx.needs_input_grad in the backward: save and compute what is asked for, and no less.",
+    order=72,
+    dtypes="float64",
+    most=3,
+    unless=("determinism", "mutation", "aliasing"),
+)
+def gradient_alone(trial: Trial, call: Sample) -> Problem | None:
+    """Each gradient can be asked for alone, and is the same as with the others but for rounding.
+
+    A kernel for one gradient may add up in another order than the kernel for all.
+    """
+    trial.answer(call)
+    own = differentiable(trial, call)
+    if len(own.names) < 2:
+        raise NotApplicable("one argument has a gradient")
+    everything = own.gradients()
+    for index, name in enumerate(own.names):
+        (alone,) = own.gradients(of=index)
+        together = everything[index]
+        if alone is None or together is None:
+            continue
+        if text := difference(alone, together, *tolerance(trial, alone.dtype)):
+            return Problem(f"The gradient of {name} must be the same alone and with the others, but {text}.")
+    return None
+
+
+@of_call(
+    "second-derivative",
+    "Give the gradient operator a backward, or make it raise an error, with torch.library.register_autograd.",
+    order=73,
+    dtypes="float64",
+    most=2,
+    unless=("determinism", "mutation", "aliasing", "gradcheck", "gradient-form"),
+)
+def second_derivative(trial: Trial, call: Sample) -> Problem | None:
+    """Second derivatives are true, or asking for one is an error. A SPEC says which."""
+    trial.answer(call)
+    own = differentiable(trial, call)
+    if not small_enough(own) or sum(t.numel() for t in own.inputs) > _GRADCHECK_ELEMENTS // 4:
+        raise NotApplicable("the call is too large for numeric derivatives")
+    spec = trial.subject.spec
+    if spec is not None and not spec.second_order:
+        return _refused(own)
+    try:
+        # A product with itself, or an operator that is linear would have second derivatives of zero.
+        torch.autograd.gradgradcheck(lambda *values: [o.square() for o in own.function(*values)], own.inputs)
+    except GradcheckError as error:
+        return Problem(f"Second derivatives must be true, or asking for one an error, but {_said(error)}.")
+    except RuntimeError as error:
+        if spec is not None:
+            return Problem(f"The SPEC promises second derivatives, but they fail: {first_line(error)}.")
+    return None
+
+
+def _refused(own: Differentiable) -> Problem | None:
+    outputs = own.outputs()
+    upstream = [torch.ones_like(o, requires_grad=True) for o in outputs]
+    first = torch.autograd.grad(outputs, own.inputs, upstream, create_graph=True)
+    try:
+        torch.autograd.grad([g.sum() for g in first], [*own.inputs, *upstream], allow_unused=True)
+    except RuntimeError as error:
+        if "second derivatives" in str(error):
+            return None
+        return Problem(
+            f'The error for a second derivative must say "second derivatives", but it is: {first_line(error)}.'
+        )
+    return Problem("The SPEC promises no second derivatives, but asking for one is not an error.")

@@ -1,0 +1,155 @@
+"""Calls that are wrong: kernel and fake refuse the same ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from exportkit.operators.contract.definition import Problem, of_operator
+from exportkit.operators.contract.fake_kernel import fake_outputs
+from exportkit.operators.contract.findings import Severity
+from exportkit.operators.contract.operator_spec import Sample
+from exportkit.operators.contract.operator_trial import (
+    NotApplicable,
+    Trial,
+    arguments,
+    copied,
+    elements,
+    first_line,
+    tensors,
+    with_tensor,
+    with_tensors,
+)
+
+
+@of_operator("refusals", "Use the same check and the same words in kernel and fake.", order=90)
+def refusals(trial: Trial) -> Problem | None:
+    """Kernel and fake refuse what the SPEC says they refuse, in the same words."""
+    spec = trial.subject.spec
+    if spec is None:
+        raise NotApplicable("no SPEC says what is refused")
+    devices = {t.device for call in trial.subject.calls for t in arguments(call)}
+    refused = [refusal for device in sorted(devices, key=str) for refusal in spec.refusals(device)]
+    if not refused:
+        return Problem("A SPEC must list calls that are refused, and this one lists none.")
+    for refusal in refused:
+        call = Sample(refusal.label, refusal.args, refusal.kwargs)
+        by_kernel = _refusal(trial, call)
+        mode = FakeTensorMode(allow_non_fake_inputs=False)
+        faked = with_tensors(call, mode.from_tensor)
+        with mode:
+            by_fake = _refusal(trial, faked)
+        for who, error in (("kernel", by_kernel), ("fake kernel", by_fake)):
+            if error is None:
+                return Problem(f"The {who} must refuse this call ({refusal.label}), but takes it.", call=call)
+            if not isinstance(error, RuntimeError) or not re.search(refusal.message, str(error)):
+                text = first_line(error)
+                return Problem(
+                    f'The {who} must refuse this call with RuntimeError: "{refusal.message}", but says {text}.',
+                    call=call,
+                )
+        if str(by_kernel).splitlines()[0] != str(by_fake).splitlines()[0]:
+            assert by_kernel is not None
+            assert by_fake is not None
+            return Problem(
+                f"Kernel and fake must refuse in the same words, but the kernel says {first_line(by_kernel)}, and the "
+                f"fake {first_line(by_fake)}.",
+                call=call,
+            )
+    return None
+
+
+def _refusal(trial: Trial, call: Sample) -> Exception | None:
+    try:
+        trial.run(call)
+    except Exception as error:
+        return error
+    return None
+
+
+@of_operator(
+    "refuses-alike",
+    "Check rank, sizes, dtype and device in the kernel (STD_TORCH_CHECK), and the same in the fake (torch._check).",
+    order=91,
+    unless=("fake-runs",),
+)
+def refuses_alike(trial: Trial) -> Problem | None:
+    """What kernel or fake refuses, the other refuses, too: ranks, dtypes, sizes and devices that do not fit."""
+    filled = [call for call in trial.subject.calls if elements(call)]
+    if not filled:
+        raise NotApplicable("every call is empty")
+    doubtful = None
+    for what, wrong in _wrong_calls(min(filled, key=elements)):
+        try:
+            fake_outputs(trial, wrong)
+            by_fake = None
+        except NotApplicable:
+            raise
+        except Exception as error:
+            by_fake = error
+        by_kernel = _refusal_of_overload(trial, wrong)
+        if (by_fake is None) == (by_kernel is None):
+            continue
+        if by_kernel is None:
+            assert by_fake is not None
+            return Problem(
+                f"With {what}, the fake kernel refuses the call ({first_line(by_fake)}), but the kernel takes it. "
+                "A compiled program asks the kernel alone.",
+                call=wrong,
+            )
+        doubtful = doubtful or Problem(
+            f"With {what}, the kernel refuses the call ({first_line(by_kernel)}), but the fake kernel takes it, so "
+            "that export does not find the mistake.",
+            severity=Severity.broken if trial.subject.spec else Severity.doubtful,
+            call=wrong,
+        )
+    return doubtful
+
+
+@of_operator("devices", "Compare the devices of all tensors in the kernel, and say so in the error.", order=91)
+def devices(trial: Trial) -> Problem | None:
+    """Tensors on two devices are refused."""
+    for call in trial.subject.calls:
+        given = arguments(call)
+        if len(given) < 2 or given[-1].device.type == "cpu":
+            continue
+        mixed = with_tensor(call, len(given) - 1, given[-1].cpu())
+        error = _refusal(trial, mixed)
+        if error is None or "device" not in str(error):
+            said = "takes them" if error is None else f"says {first_line(error)}"
+            return Problem(f'Tensors on two devices must be refused with "device" in the error, but the kernel {said}.')
+        return None
+    raise NotApplicable("no call has two tensors on an accelerator")
+
+
+def _refusal_of_overload(trial: Trial, call: Sample) -> Exception | None:
+    try:
+        tensors(trial.run(copied(call), trial.subject.overload))
+    except Exception as error:
+        return error
+    return None
+
+
+def _wrong_calls(call: Sample) -> Iterator[tuple[str, Sample]]:
+    """Yields calls with one tensor that does not fit, each with what is wrong."""
+    given = arguments(call)
+    for number, tensor in enumerate(given):
+        name = f"tensor {number}"
+        yield f"one dimension more in {name}", with_tensor(call, number, tensor.unsqueeze(0))
+        if tensor.dim() and tensor.shape[0]:
+            yield f"one dimension less in {name}", with_tensor(call, number, tensor.select(0, 0).clone())
+        other = torch.int64 if tensor.is_floating_point() else torch.float32
+        yield f"{other} in {name}", with_tensor(call, number, tensor.to(other))
+        if len(given) > 1 and tensor.is_floating_point():
+            half = torch.float16 if tensor.dtype != torch.float16 else torch.float32
+            yield f"{half} in {name} alone", with_tensor(call, number, tensor.to(half))
+        if len(given) > 1:
+            for dim in range(tensor.dim()):
+                longer = torch.cat([tensor, tensor.narrow(dim, 0, min(1, tensor.shape[dim]))], dim)
+                if longer.shape != tensor.shape:
+                    yield f"one element more in dimension {dim} of {name}", with_tensor(call, number, longer)
+        if tensor.device.type != "cpu" and len(given) > 1:
+            yield f"{name} on the CPU", with_tensor(call, number, tensor.cpu())

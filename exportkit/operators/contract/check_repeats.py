@@ -1,0 +1,263 @@
+"""Many calls: in a batch, at the same time, and one after another."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import resource
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from exportkit.operators.contract.definition import Problem, of_call
+from exportkit.operators.contract.differences import first_difference
+from exportkit.operators.contract.findings import Severity
+from exportkit.operators.contract.operator_spec import Sample
+from exportkit.operators.contract.operator_trial import (
+    NotApplicable,
+    Trial,
+    arguments,
+    copied,
+    device_of,
+    elements,
+    first_line,
+    with_tensors,
+)
+
+_LARGE = 4096
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+@of_call(
+    "batch",
+    "Compute each row from this row alone, in the same order whatever the size of the batch. An operator that mixes "
+    "rows on purpose, such as a softmax over the first dimension, must not be batched.",
+    order=42,
+    unless=("determinism",),
+)
+def batch(trial: Trial, call: Sample) -> Problem | None:
+    """Each row has the same answer alone, in its batch, and among the same rows in reverse, bit for bit."""
+    if trial.subject.is_mutable:
+        raise NotApplicable("the operator writes to an argument")
+    whole = trial.answer(call)
+    size = _batch_size(trial, call, whole)
+    severity = Severity.broken if trial.subject.spec is not None else Severity.doubtful
+    for index in range(size) if elements(call) <= _LARGE else (0, size - 1):
+        alone = trial.fresh_answer(_rows(call, size, slice(index, index + 1)))
+        if any(a.dim() == 0 or a.shape[0] != 1 for a in alone):
+            raise NotApplicable("the outputs do not follow the batch")
+        if found := first_difference([a[0] for a in alone], [w[index] for w in whole]):
+            which, text = found
+            return Problem(
+                f"A row of a batch must have the answer that it has alone, but for row {index} of {size}, in output "
+                f"{which} {text} (alone, and in the batch).",
+                severity=severity,
+            )
+    reverse = torch.arange(size - 1, -1, -1, device=device_of(call))
+    turned = trial.fresh_answer(_rows(call, size, reverse))
+    if found := first_difference(turned, [w.index_select(0, reverse) for w in whole]):
+        which, text = found
+        return Problem(
+            f"The order of the {size} rows must not change their answers, but in output {which} {text}.",
+            severity=severity,
+        )
+    return None
+
+
+def _batch_size(trial: Trial, call: Sample, outputs: list[Tensor]) -> int:
+    given = arguments(call)
+    size = next((t.shape[0] for t in given if t.dim()), 0)
+    if size < 2 or any(t.dim() == 0 or t.shape[0] != size for t in outputs):
+        raise NotApplicable("the call has no batch of at least two rows in its inputs and outputs")
+    if trial.subject.spec is None:
+        elsewhere = any(size in t.shape[1:] for t in given) or any(t.dim() == 1 and t.shape[0] == size for t in given)
+        if elsewhere:
+            raise NotApplicable("the batch's size is another dimension's size, too")
+    return size
+
+
+def _rows(call: Sample, size: int, which: slice | Tensor) -> Sample:
+    return with_tensors(call, lambda t: t[which] if t.dim() > 1 and t.shape[0] == size else t)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+_THREADS = 4
+_BURST = 40
+_BURSTS = 4
+_THREAD_ELEMENTS = 20_000
+
+
+@of_call(
+    "threads",
+    "Share no buffer between calls: allocate what a call needs in the call, or make the buffer thread_local.",
+    order=60,
+    dtypes="first",
+    most=3,
+    unless=("determinism", "mutation", "kept-inputs"),
+)
+def threads(trial: Trial, call: Sample) -> Problem | None:
+    """Calls from several threads at once, on different inputs, answer as alone."""
+    trial.answer(call)
+    if not 0 < elements(call) <= _THREAD_ELEMENTS:
+        raise NotApplicable("the call is empty, or large")
+    calls = [_turned(call, shift) for shift in range(_THREADS)]
+    expected = [trial.fresh_answer(one) for one in calls]
+    problems: list[str] = []
+    with _frequent_switches():
+        for _ in range(_BURSTS if elements(call) <= _LARGE else 1):
+            for which, answers in enumerate(_at_once(trial, calls)):
+                problems += [_said(answer, expected[which]) for answer in answers if _said(answer, expected[which])]
+            if problems:
+                break
+    if problems:
+        return Problem(
+            f"{_THREADS} threads that call the operator at once, each on its own inputs, must get what they get alone, "
+            f"but {problems[0]}.",
+            shown="from concurrent.futures import ThreadPoolExecutor\n"
+            "calls = [[a.flip(0) if i % 2 and isinstance(a, torch.Tensor) and a.dim() else a for a in args] "
+            "for i in range(200)]\n"
+            "alone = [{op}(*c) for c in calls]\n"
+            "at_once = list(ThreadPoolExecutor(4).map(lambda c: {op}(*c), calls))",
+        )
+    return None
+
+
+def _at_once(trial: Trial, calls: list[Sample]) -> list[list[list[Tensor] | Exception]]:
+    """Returns what each thread gets that makes its call again and again."""
+    answers: list[list[list[Tensor] | Exception]] = [[] for _ in calls]
+    start = threading.Barrier(len(calls))
+
+    def work(which: int) -> None:
+        start.wait()
+        try:
+            answers[which] += [trial.used_up(own) for own in copies[which]]
+        except Exception as error:
+            answers[which].append(error)
+
+    copies = [[copied(call) if trial.subject.is_mutable else call for _ in range(_BURST)] for call in calls]
+    workers = [threading.Thread(target=work, args=(which,)) for which in range(len(calls))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return answers
+
+
+def _said(answer: list[Tensor] | Exception, expected: list[Tensor]) -> str:
+    if isinstance(answer, Exception):
+        return f"a call fails: {first_line(answer)}"
+    found = first_difference(answer, expected)
+    return f"in output {found[0]} {found[1]} (at once, and alone)" if found else ""
+
+
+def _turned(call: Sample, shift: int) -> Sample:
+    """Returns the call with the elements of each floating tensor moved on."""
+    return with_tensors(call, lambda t: t.flatten().roll(shift).view(t.shape) if t.is_floating_point() else t)
+
+
+@contextmanager
+def _frequent_switches() -> Iterator[None]:
+    """Lets Python's threads take turns often, so that a race shows within few calls."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+# --- leaks ------------------------------------------------------------------------------------------------------------
+
+_WINDOW = 60
+_WINDOWS = 3
+
+
+@of_call(
+    "leak",
+    "Free in the call what the call allocates: in C++, let a tensor own the memory; in Python, keep no results.",
+    order=61,
+    dtypes="first",
+    most=2,
+    unless=("kept-inputs",),
+)
+def leak(trial: Trial, call: Sample) -> Problem | None:
+    """Memory in use does not grow with the number of calls."""
+    trial.answer(call)
+    if not 0 < elements(call) <= _THREAD_ELEMENTS:
+        raise NotApplicable("the call is empty, or large")
+    if _growth(trial, call) is None:
+        return None
+    gc.collect()
+    if (grown := _growth(trial, call)) is None:  # it was a cache that filled, or garbage
+        return None
+    what, amount = grown
+    return Problem(
+        f"Memory in use must not grow with the number of calls, but each call leaves {amount} {what} behind."
+    )
+
+
+def _growth(trial: Trial, call: Sample) -> tuple[str, int] | None:
+    """Returns what grows in every one of several windows of calls, and by how much for each call."""
+    own = copied(call)
+    _repeat(trial, own)
+    windows = [_window(trial, own) for _ in range(_WINDOWS)]
+    for what, least in (("bytes", _WINDOW * 8), ("Python objects", _WINDOW), ("bytes of GPU memory", _WINDOW)):
+        steps = [window[what] for window in windows]
+        if min(steps) >= least:
+            return what, min(steps) // _WINDOW
+    return None
+
+
+def _window(trial: Trial, call: Sample) -> dict[str, int]:
+    """Returns what grows while the call is repeated. What a reading leaves, as of torch's counters, does not count."""
+    idle, before = _in_use(call), _in_use(call)
+    _repeat(trial, call)
+    after = _in_use(call)
+    return {what: after[what] - before[what] - (before[what] - idle[what]) for what in after}
+
+
+def _repeat(trial: Trial, call: Sample) -> None:
+    with torch.no_grad():
+        for _ in range(_WINDOW):
+            trial.run(call, trial.subject.overload)
+
+
+def _in_use(call: Sample) -> dict[str, int]:
+    device = device_of(call)
+    gpu = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    return {"bytes": _heap_bytes(), "Python objects": sys.getallocatedblocks(), "bytes of GPU memory": gpu}
+
+
+class _MallocState(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+@functools.cache
+def _mallinfo() -> ctypes._NamedFuncPointer | None:
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is not None:
+        function.restype = _MallocState
+    return function
+
+
+def _heap_bytes() -> int:
+    """Returns the bytes that are allocated and not freed: exact with glibc, else the process's largest size so far."""
+    function = _mallinfo()
+    if function is None:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    state = function()
+    return int(state.uordblks + state.hblkhd)

@@ -1,0 +1,120 @@
+"""What an operator's fake kernel answers."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from exportkit.operators.contract.operator_spec import Sample
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, arguments, tensors, with_tensors
+
+
+def fake_answer(trial: Trial, call: Sample) -> list[Tensor]:
+    """Returns the outputs of the fake kernel, which are kept for the checks that follow.
+
+    Raises:
+        NotApplicable: The operator has no fake kernel.
+    """
+    key = ("fake", id(call))
+    if key not in trial.known:
+        try:
+            result: list[Tensor] | Exception = fake_outputs(trial, call)
+        except Exception as error:
+            result = error
+        trial.known[key] = (call, result)
+    answer = trial.known[key][1]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def fake_outputs(trial: Trial, call: Sample) -> list[Tensor]:
+    """Calls the fake kernel.
+
+    Raises:
+        NotApplicable: The operator has no fake kernel.
+    """
+    mode = FakeTensorMode()
+    own = with_tensors(call, lambda t: mode.from_tensor(t.detach()))
+    try:
+        with mode:
+            return tensors(trial.subject.overload(*own.args, **own.kwargs))
+    except UnsupportedOperatorException as error:
+        raise NotApplicable("it has no fake kernel") from error
+
+
+@dataclass(frozen=True)
+class SymbolicAnswer:
+    """The fake kernel's outputs, as formulas of the sizes of its arguments.
+
+    Attributes:
+        call: The call.
+        sizes: (tensor, dimension) of each size that is a symbol, with the symbol.
+        shapes: The shape of each output.
+        fixed: (tensor, dimension) of the sizes that the fake kernel made constants.
+        conditions: What must be true of the symbols for the formulas to hold.
+    """
+
+    call: Sample
+    sizes: dict[tuple[int, int], sympy.Symbol]
+    shapes: list[tuple[sympy.Expr, ...]]
+    fixed: tuple[tuple[int, int], ...]
+    conditions: tuple[sympy.Basic, ...]
+
+    def shapes_at(self, call: Sample) -> list[tuple[int, ...]] | None:
+        """Returns the shapes for the sizes of another call of the same ranks, or None if the formulas do not hold."""
+        values: dict[sympy.Basic, int] = {}
+        for number, (tensor, own) in enumerate(zip(arguments(call), arguments(self.call))):
+            for dim, size in enumerate(tensor.shape):
+                symbol = self.sizes.get((number, dim))
+                if size != own.shape[dim] if symbol is None else size < 2 or values.setdefault(symbol, size) != size:
+                    return None
+        if not all(condition.xreplace(values) == sympy.true for condition in self.conditions):
+            return None
+        return [tuple(int(expr.xreplace(values)) for expr in shape) for shape in self.shapes]
+
+
+def symbolic_answer(trial: Trial, call: Sample) -> SymbolicAnswer:
+    """Calls the fake kernel with a symbol for each size that is at least 2.
+
+    Raises:
+        NotApplicable: No size can be a symbol.
+    """
+    from torch._dynamo.source import ConstantSource  # all of the compiler, a second for a process that makes no fakes
+
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    number = itertools.count()
+
+    def symbolic(tensor: Tensor) -> Tensor:
+        kinds = [DimDynamic.DYNAMIC if size > 1 else DimDynamic.STATIC for size in tensor.shape]
+        context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(dynamic_sizes=kinds)
+        return mode.from_tensor(
+            tensor.detach(), symbolic_context=context, source=ConstantSource(f"argument_{next(number)}")
+        )
+
+    own = with_tensors(call, symbolic)
+    sizes = {
+        (position, dim): _formula(size)
+        for position, tensor in enumerate(arguments(own))
+        for dim, size in enumerate(tensor.shape)
+        if isinstance(size, torch.SymInt)
+    }
+    if not sizes:
+        raise NotApplicable("no size can vary")
+    with mode:
+        outputs = tensors(trial.subject.overload(*own.args, **own.kwargs))
+    shapes = [tuple(_formula(size) for size in output.shape) for output in outputs]
+    fixed = tuple(place for place, symbol in sizes.items() if env.replace(symbol).is_number)
+    return SymbolicAnswer(call, sizes, shapes, fixed, tuple(guard.expr for guard in env.guards))
+
+
+def _formula(size: Any) -> sympy.Expr:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)

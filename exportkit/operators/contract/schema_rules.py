@@ -1,0 +1,141 @@
+"""Which operator schemas the stable ABI, torch.export and AOTInductor take, and what to write instead of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import FunctionSchema
+
+from exportkit.errors import UsageError
+from exportkit.operators.contract.findings import Finding, Severity
+
+# What the stable ABI of torch 2.11 passes to a kernel: alone, optional, or in a list. For any other type, a call raises
+# "Not yet supported conversion from IValue to StableIValue".
+_NAMES = {
+    "TensorType": "Tensor",
+    "IntType": "int",
+    "SymIntType": "SymInt",
+    "FloatType": "float",
+    "BoolType": "bool",
+    "StringType": "str",
+    "DeviceObjType": "Device",
+    "ScalarTypeType": "ScalarType",
+    "LayoutType": "Layout",
+    "MemoryFormatType": "MemoryFormat",
+}
+_NOT_IN_LISTS = ("Device", "ScalarType", "Layout", "MemoryFormat")
+_OTHERS = {
+    "NumberType": ("Scalar", "Write float; for an operator that computes with integers, an overload with SymInt."),
+    "ComplexType": ("complex", "Write two floats, the real and the imaginary part, or a tensor."),
+    "DictType": ("Dict", "Write one argument for each key, or a list whose order is fixed."),
+    "TupleType": ("a tuple", "Write one argument for each part, or a list."),
+    "GeneratorType": ("Generator", "Take the random numbers as a tensor: a package draws others than eager does."),
+    "AnyType": ("Any", "Write the type."),
+    "SymBoolType": ("SymBool", "Write bool, which export fixes, or take a tensor."),
+    "ClassType": ("an object", "Take the object's tensors and numbers: a package cannot hold the object."),
+}
+_WITHOUT = "Leave the argument out, or take its numbers and tensors."
+_RETURN_TENSOR = "Return a tensor without dimensions. Take sizes from a tensor's shape."
+
+
+def schema_findings(schema: FunctionSchema | str) -> tuple[Finding, ...]:
+    """Finds what is wrong with a schema, without calling the operator.
+
+    Broken is what torch.export or AOTInductor refuses, and what every call on the stable ABI raises for. Doubtful is an
+    `int`, which may be a size, and an optional Generator, which may only be left out.
+
+    Args:
+        schema: A schema, or its text, such as "my_ops::scale(Tensor x, float by) -> Tensor".
+
+    Returns:
+        One finding for each argument or result that cannot be taken, with what to write instead as its hint.
+
+    Raises:
+        UsageError: The text is not a schema.
+    """
+    parsed = parse_schema(schema) if isinstance(schema, str) else schema
+    return (*filter(None, map(_of_argument, parsed.arguments)), *_of_results(parsed))
+
+
+def parse_schema(text: str) -> FunctionSchema:
+    """Reads a schema.
+
+    Raises:
+        UsageError: The text is not a schema. The message has what torch says.
+    """
+    try:
+        return torch._C.parse_schema(text)
+    except RuntimeError as error:
+        said = next(iter(str(error).strip().splitlines()), "torch cannot read it").partition("; for a full list")[0]
+        raise UsageError(
+            f"{text!r} is not a schema: {said}", hint='Write such as "scale(Tensor x, float by) -> Tensor".'
+        ) from error
+
+
+def schema_type(argument: Any) -> tuple[str, int, str]:
+    """Returns an argument's type in its parts.
+
+    Args:
+        argument: An argument or a result of a FunctionSchema.
+
+    Returns:
+        The innermost kind, such as "SymIntType"; in how many lists it is; and the type as a schema has it.
+    """
+    type_, suffix = argument.real_type, ""
+    while type_.kind() in ("OptionalType", "ListType"):
+        suffix = ("?" if type_.kind() == "OptionalType" else "[]") + suffix
+        type_ = type_.getElementType()
+    name = _NAMES.get(type_.kind()) or _OTHERS.get(type_.kind(), (str(type_),))[0]
+    return type_.kind(), suffix.count("[]"), f"{name}{suffix}"
+
+
+def _of_argument(argument: Any) -> Finding | None:
+    kind, lists, text = schema_type(argument)
+    named = f"argument {argument.name} is {text}"
+    if kind == "GeneratorType":
+        if text == "Generator?":
+            message = f"{named}, and AOTInductor compiles a call only without one"
+            return _finding(message, _OTHERS[kind][1], Severity.doubtful)
+        return _finding(f"{named}, and AOTInductor cannot compile a call with one", _OTHERS[kind][1])
+    if kind not in _NAMES:
+        return _finding(f"{named}, and the stable ABI cannot pass that", _OTHERS.get(kind, ("", _WITHOUT))[1])
+    name = _NAMES[kind]
+    if lists > 1 or (lists and name in _NOT_IN_LISTS):
+        return _finding(
+            f"{named}, and AOTInductor cannot compile a call with such a list",
+            "Write a flat list, and the lengths as another." if lists > 1 else "Write one argument for each.",
+        )
+    if name == "int":
+        return _finding(
+            f"{named}, and torch.export fixes it at the value of the example call",
+            f"Write {text.replace('int', 'SymInt')} if it may be a size. Keep int for a mode or a level.",
+            Severity.doubtful,
+        )
+    return None
+
+
+def _of_results(schema: FunctionSchema) -> Iterator[Finding]:
+    if any(result.alias_info for result in schema.returns):
+        without = str(schema).rpartition(" -> ")[0]
+        yield _finding(
+            f"it returns memory of an argument, and torch.export cannot trace that: {schema}",
+            f"Return nothing, `{without} -> ()`, and use the argument after the call."
+            if schema.is_mutable
+            else "Return a copy, and leave the aliases such as `(a)` out of the schema.",
+        )
+    for result in schema.returns:
+        kind, lists, text = schema_type(result)
+        if kind != "TensorType":
+            yield _finding(f"it returns {text}, and torch.export takes only tensors from an operator", _RETURN_TENSOR)
+        elif text not in ("Tensor", "Tensor[]"):
+            hint = "Return a list without holes." if lists else "Return an empty tensor where there is no result."
+            yield _finding(f"it returns {text}, and AOTInductor cannot compile that", hint)
+        elif lists and schema.is_mutable:
+            message = "it writes to an argument and returns a list, and torch.export cannot trace both"
+            yield _finding(message, "Return nothing or tensors, or write into a list that is an argument.")
+
+
+def _finding(message: str, hint: str, severity: Severity = Severity.broken) -> Finding:
+    return Finding("schema", severity, message[0].upper() + message[1:] + ".", hint=hint)

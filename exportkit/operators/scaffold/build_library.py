@@ -1,0 +1,180 @@
+"""Builds the operator libraries of a source folder, and loads them in a fresh process.
+
+The folder's own setup.py builds them (`build_ext --inplace`), with ninja where torch's BuildExtension finds it, so that
+only what changed is compiled. torch's just-in-time loader is not used: a build of it that is killed leaves a lock file
+that the next one waits for without end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exportkit.child.channel import Channel
+from exportkit.child.conversation import Conversation
+from exportkit.child.messages import Failed, Message, decode, encode
+from exportkit.child.probe import Registrations, registrations
+from exportkit.child.process import ChildProcess, describe_end
+from exportkit.errors import BuildError, UsageError
+from exportkit.operators.contract.findings import Finding
+from exportkit.operators.scaffold.new_operator import is_exportkit
+
+_SHOWN_LINES = 60
+# What a compiler says of an error, and lines that are no help: ninja's, and the chain of included files.
+_NOISE = re.compile(
+    r"\[\d+/\d+\] |FAILED: |ninja: |In file included from |\s+from .*[,:]$|compilation terminated|make\b"
+)
+_COMMAND = re.compile(r"\S*(\+\+|gcc|cc|clang|nvcc|ninja)(-\d+)? .*-(c|o|shared) ")
+_ERROR = re.compile(r"error[: ]|undefined reference|\bld: ")
+
+
+class Build(Message, frozen=True):
+    """Asks the child to build a folder. The answer is Built.
+
+    Attributes:
+        folder: The folder of setup.py.
+        log: The file that gets what the compilers print.
+        debug: Whether to build with symbols and without optimisation.
+    """
+
+    folder: str
+    log: str
+    debug: bool
+
+
+class Built(Message, frozen=True):
+    """The libraries that setup.py built, the first to load first."""
+
+    libraries: tuple[str, ...]
+
+
+class Lint(Message, frozen=True):
+    """Asks the child what is wrong with schemas. The answer is Linted."""
+
+    schemas: tuple[str, ...]
+
+
+class Linted(Message, frozen=True):
+    """What is wrong with each of the schemas."""
+
+    findings: tuple[tuple[Finding, ...], ...]
+
+
+@dataclass(frozen=True)
+class BuiltLibrary:
+    """A library that was built, and what a fresh process found in it.
+
+    Attributes:
+        path: The library.
+        registrations: The schemas of its operators, and the kinds of its kernels.
+        findings: What export or the stable ABI cannot take of a schema, by the operator's name.
+    """
+
+    path: Path
+    registrations: Registrations
+    findings: Mapping[str, tuple[Finding, ...]]
+
+
+def build_folder(folder: Path, debug: bool = False) -> tuple[BuiltLibrary, ...]:
+    """Builds what changed, and loads the operator libraries in a fresh process.
+
+    Whatever ends this process, or this call, ends the compilers.
+
+    Args:
+        folder: A folder with a setup.py, such as `exportkit ops new` writes.
+        debug: Builds with symbols and without optimisation.
+
+    Returns:
+        Those of the libraries that register operators or kernels.
+
+    Raises:
+        UsageError: The folder has no setup.py.
+        BuildError: A compiler, or setup.py, failed. The message has what it said.
+        LibraryLoadError: A library cannot be loaded.
+    """
+    folder = folder.resolve()
+    if not (folder / "setup.py").is_file():
+        raise UsageError(
+            f"{folder} has no setup.py, which says how its operators are built",
+            hint="Name the folder of a package with operators: `exportkit ops build DIR`. "
+            "`exportkit ops new NAME --package my_ops` writes one.",
+        )
+    libraries = [Path(path) for path in _build(folder, debug) if Path(path).exists()]
+    found = registrations(*libraries) if libraries else ()
+    findings = _lint({name: schema for registered in found for name, schema in registered.defines.items()})
+    return tuple(
+        BuiltLibrary(path, registered, {name: findings[name] for name in registered.defines})
+        for path, registered in zip(libraries, found)
+        if registered.defines or registered.kernels
+    )
+
+
+def _lint(schemas: Mapping[str, str]) -> dict[str, tuple[Finding, ...]]:
+    """Reads schemas in a child process, which has imported torch."""
+    with Conversation("exportkit.operators.scaffold.build_worker", search_path="installed") as child:
+        answer = child.ask(Lint(tuple(schemas.values())), Linted)
+    if isinstance(answer, Failed):
+        raise answer.exception()
+    return dict(zip(schemas, answer.findings))
+
+
+def check_arguments(folder: Path, libraries: Sequence[BuiltLibrary]) -> list[str]:
+    """Returns what `exportkit ops check` is told to hold the operators to their SPECs.
+
+    Two dtypes are enough for a quick check: gradients are compared in float64.
+
+    The operators' Python package is beside the library. SPECs are in its tests, or in exportkit.arr_coc.ops.
+    """
+    dtypes = ["--dtype", "float32", "--dtype", "float64"]
+    if is_exportkit(folder.resolve()):
+        return ["exportkit.arr_coc.ops", *dtypes]
+    package = libraries[0].path.parent
+    source = package if (package / "__init__.py").is_file() else libraries[0].path
+    specs = [path for path in sorted(folder.resolve().glob("tests/test_*.py")) if "\nSPEC = " in path.read_text()]
+    return [str(source), *dtypes, *(part for path in specs for part in ("--spec", f"{path}:SPEC"))]
+
+
+def _build(folder: Path, debug: bool) -> tuple[str, ...]:
+    log = folder / "build" / "exportkit.log"
+    log.parent.mkdir(exist_ok=True)
+    process = ChildProcess("exportkit.operators.scaffold.build_worker", search_path="caller", captured=True)
+    channel = Channel(process.connection)
+    try:
+        channel.send(encode(Build(str(folder), str(log), debug)))
+        answer = decode(channel.receive()[0], Built | Failed)
+    except ConnectionError as error:
+        status = process.wait(10)
+        end = "closed its connection" if status is None else describe_end(status)
+        raise BuildError(f"the process that builds {folder} {end}\n{_readable(log, folder)}".rstrip()) from error
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            # Ninja is in the child's process group. Its compilers are not: it ends them when it is asked to end.
+            os.killpg(process.pid, signal.SIGTERM)
+        process.end()
+        channel.close()
+    if isinstance(answer, Failed):
+        raise BuildError(
+            f"{folder.name} does not build\n{_readable(log, folder) or answer.detail}",
+            hint=f"{log} has all that the compilers said.",
+        )
+    return answer.libraries
+
+
+def _readable(log: Path, folder: Path) -> str:
+    """What the compilers said that helps: errors, and what they point at, with paths relative to the folder."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    lines = [line for line in lines if not _NOISE.match(line) and not _COMMAND.match(line)]
+    first = next((at for at, line in enumerate(lines) if _ERROR.search(line)), None)
+    if first is None:
+        return "\n".join(lines[-_SHOWN_LINES:])
+    while first > 0 and re.match(r"\S+: In |\S+:\d+:\d+: +required from", lines[first - 1]):
+        first -= 1
+    # What follows the last error is Python's account of it.
+    last = next((at for at, line in enumerate(lines) if line.startswith("Traceback ")), len(lines))
+    shown = lines[first : max(last, first + 1)][:_SHOWN_LINES]
+    return "\n".join(shown).replace(f"{folder}/", "")

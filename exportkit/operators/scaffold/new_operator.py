@@ -1,0 +1,183 @@
+"""Writes the files of a new operator: into a package that stands alone, or into exportkit's own sources."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from exportkit.errors import UsageError
+from exportkit.operators.scaffold.operator_names import check_operator_name, check_package_name
+from exportkit.package.atomic import write_whole
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+KINDS = ("elementwise", "rows", "reduction", "empty")
+
+# From a template to the file that it becomes. Both may name `$op` and `$package`.
+_PACKAGE_FILES = {
+    "package/README.md": "README.md",
+    "package/pyproject.toml": "pyproject.toml",
+    "package/setup.py": "setup.py",
+    "package/gitignore": ".gitignore",
+    "package/workflow.yml": ".github/workflows/tests.yml",
+    "package/common.h": "csrc/common.h",
+    "package/common.cuh": "csrc/common.cuh",
+    "package/conftest.py": "tests/conftest.py",
+    "package/_common.py": "$package/_common.py",
+    "package/__init__.py": "$package/__init__.py",
+}
+_OPERATOR_FILES = {
+    "operator/$kind/op.h": "csrc/$op.h",
+    "operator/$kind/op.cpp": "csrc/$op.cpp",
+    "operator/$kind/op.cu": "csrc/$op.cu",
+    "operator/$kind/op.py": "$package/$op.py",
+    "operator/$kind/test_op.py": "tests/test_$op.py",
+    "operator/$kind/op_model.py": "${op}_model.py",
+}
+_BLOCK_SUM = {"package/block_sum.cuh": "csrc/block_sum.cuh"}  # what rows and reductions share
+_PROJECT_FILES = {
+    "project/$kind/op.h": "csrc/arr_coc/$op/$op.h",
+    "project/$kind/op.cpp": "csrc/arr_coc/$op/$op.cpp",
+    "project/$kind/op.cu": "csrc/arr_coc/$op/$op.cu",
+    "project/$kind/op.py": "exportkit/arr_coc/ops/$op.py",
+}
+
+
+@dataclass(frozen=True)
+class NewOperator:
+    """An operator to write.
+
+    Attributes:
+        name: Its name in the namespace.
+        package: The package that gets it, which is also its namespace. None: the package or the checkout of exportkit
+            that `folder` is in.
+        kind: The shape of its work, one of KINDS.
+        folder: The working folder.
+        output: The package's folder. None: `folder` if it is that package's, else a folder in it with its name.
+    """
+
+    name: str
+    package: str | None
+    kind: str
+    folder: Path
+    output: Path | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        folder: The package's folder, or the root of exportkit's checkout.
+        files: The files, relative to the folder. All are new, but for the package's __init__.py.
+        package: The package; None for exportkit's own sources.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    package: str | None
+
+
+def write_operator(new: NewOperator) -> Written:
+    """Writes an operator's files. Existing files are not changed, but for a line that the package's __init__.py gets.
+
+    Raises:
+        UsageError: A name is not allowed, a file exists already, or there is no package to add the operator to.
+        OSError: A file cannot be written.
+    """
+    package = _package_around(new.output or new.folder) if new.package is None else new.package
+    if package is None:
+        return _write_into_project(new)
+    folder = new.output or (new.folder if _is_package(new.folder, package) else new.folder / package)
+    names = {"op": new.name, "package": package, "kind": new.kind}
+    shared: Mapping[str, str] = _BLOCK_SUM if new.kind in ("rows", "reduction") else {}
+    if _is_package(folder, package):
+        # The package may have been written for kinds that share nothing.
+        templates = {**_OPERATOR_FILES, **{key: path for key, path in shared.items() if not (folder / path).exists()}}
+    else:
+        check_package_name(package)
+        templates = {**_PACKAGE_FILES, **shared, **_OPERATOR_FILES}
+    files = _checked(folder, templates, names)
+    initial = f"{package}/__init__.py"
+    before = files.pop(initial, None) or (folder / initial).read_text()
+    _write(folder, files)
+    line = f"from {package}.{new.name} import {new.name} as {new.name}\n"
+    write_whole(folder / initial, _with_import(before, line, f"from {package}.").encode())
+    return Written(folder, (*files, initial), package)
+
+
+def _write_into_project(new: NewOperator) -> Written:
+    start = (new.output or new.folder).resolve()
+    root = next((folder for folder in (start, *start.parents) if is_exportkit(folder)), None)
+    if root is None:
+        raise UsageError(
+            f"{start} is in no package with operators, and in no checkout of exportkit",
+            hint=f"Name the package that shall have the operator, such as --package my_ops; it is written if there is "
+            f"none: exportkit ops new {new.name} --package my_ops",
+        )
+    type_name = "".join(word.capitalize() for word in new.name.split("_"))
+    files = _checked(root, _PROJECT_FILES, {"op": new.name, "Op": type_name, "kind": new.kind})
+    taken = re.compile(rf"\b(struct|class) {type_name}\b")
+    if found := [path for path in sorted((root / "csrc").rglob("*.[hc]*")) if taken.search(path.read_text())]:
+        raise UsageError(
+            f"an operator cannot be called {new.name!r}: {found[0].relative_to(root)} has another type {type_name}",
+            hint="Choose another name.",
+        )
+    _write(root, files)
+    return Written(root, tuple(files), None)
+
+
+def _rendered(files: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """The text of each file, by its path."""
+    texts = {}
+    for source, path in files.items():
+        template = (TEMPLATES / f"{Template(source).substitute(names)}.template").read_text()
+        texts[Template(path).substitute(names)] = Template(template).substitute(names)
+    return texts
+
+
+def _checked(folder: Path, templates: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """The files to write, by path, after the check that the names work and that no file is in the way."""
+    others = _rendered(templates, {**names, "op": "_", "Op": "_"})
+    check_operator_name(names["op"], [text for path, text in others.items() if path.endswith(".py")])
+    files = _rendered(templates, names)
+    taken = [path for path in files if (folder / path).exists() or (folder / path).is_symlink()]
+    if taken:
+        raise UsageError(
+            f"{folder} has {', '.join(taken)} already, and nothing is overwritten",
+            hint="Choose another name or another folder, or remove what is there.",
+        )
+    return files
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / path, text.encode())
+
+
+def _with_import(source: str, line: str, start: str) -> str:
+    """The source of an __init__.py with one more import, among those that start alike and in their order."""
+    lines = source.splitlines(keepends=True)
+    later = (at for at, other in enumerate(lines) if other.startswith(start) and other > line)
+    last = max((at + 1 for at, other in enumerate(lines) if other.startswith(start)), default=len(lines))
+    lines.insert(next(later, last), line)
+    return "".join(lines)
+
+
+def _is_package(folder: Path, package: str) -> bool:
+    return (folder / package / "_common.py").is_file() and (folder / "csrc" / "common.h").is_file()
+
+
+def _package_around(folder: Path) -> str | None:
+    """The package in a folder, if there is one."""
+    packages = [path.parent.name for path in folder.glob("*/_common.py") if _is_package(folder, path.parent.name)]
+    return packages[0] if len(packages) == 1 else None
+
+
+def is_exportkit(folder: Path) -> bool:
+    """Returns whether a folder is a checkout of exportkit."""
+    return (folder / "csrc" / "arr_coc").is_dir() and (folder / "exportkit" / "arr_coc" / "ops" / "_call.py").is_file()

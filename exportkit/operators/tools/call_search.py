@@ -1,0 +1,313 @@
+"""Finds valid calls of an operator of which only the schema is known, by trial.
+
+A call that the kernel refuses with an exception is not valid. What the exception says leads to the next call: it may
+name an argument, a dtype, a rank or a number. A refusal that was not seen before means that the call came further, so
+that forms with new refusals are varied first, as a fuzzer does with new coverage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from exportkit.operators.contract.operator_spec import Sample
+from exportkit.operators.tools.forms import (
+    Argument,
+    Form,
+    TensorForm,
+    UnknownTypeError,
+    arguments_of,
+    draw,
+    pick,
+    shapes_text,
+    tensor_forms,
+)
+
+Try = Callable[[Sample], str | None]
+"""Calls the operator. Returns what it refused the call with, or None. Raises Enough to end the search."""
+
+
+class Enough(Exception):
+    """No more calls shall be tried."""
+
+
+_SHAPES = ((3, 5), (4,), (2, 3, 5), (2, 3, 4, 5), ())
+_SIZES = (1, 2, 3, 4, 5, 8, 16, 32)
+_FLOATS = (0.5, 1.0, 0.0, 0.1, 2.0, -1.0)
+_DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool, torch.float16, torch.bfloat16, torch.float64)
+_SAID_DTYPES: tuple[tuple[str, torch.dtype], ...] = (
+    (r"float32|\bfloat\b|single", torch.float32),
+    (r"float64|\bdouble\b", torch.float64),
+    (r"bfloat16|bf16", torch.bfloat16),
+    (r"float16|\bhalf\b|fp16", torch.float16),
+    (r"int64|\blong\b", torch.int64),
+    (r"int32|\bint\b", torch.int32),
+    (r"int16|\bshort\b", torch.int16),
+    (r"uint8|\bbyte\b", torch.uint8),
+    (r"int8|\bchar\b", torch.int8),
+    (r"\bbool", torch.bool),
+    (r"complex", torch.complex64),
+)
+_KEPT = 4  # forms of valid calls
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to search.
+
+    Attributes:
+        tries: How many calls.
+        seconds: How long.
+        patience: How many calls in a row may be refused with nothing new.
+    """
+
+    tries: int = 2000
+    patience: int = 600
+    seconds: float = 20.0
+
+
+@dataclass
+class Search:
+    """What a search found.
+
+    Attributes:
+        arguments: The operator's arguments.
+        valid: The forms of valid calls, the simplest first.
+        tried: How many calls were tried.
+        refusals: What they were refused with, and how often.
+        obstacle: Why no call can be drawn at all, or None.
+    """
+
+    arguments: tuple[Argument, ...]
+    valid: list[Form] = field(default_factory=list)
+    tried: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    obstacle: str | None = None
+
+    def summary(self) -> str:
+        """Says what was tried, for an operator without a valid call."""
+        if self.obstacle is not None:
+            return self.obstacle
+        ranked = self.refusals.most_common(3)
+        said = "; ".join(f"{count} times: {text}" for text, count in ranked)
+        return f"{self.tried} drawn calls were refused, with {len(self.refusals)} different messages. {said}"
+
+
+@dataclass
+class _Seed:
+    form: Form
+    refusal: str
+    varied: int = 0
+
+
+def search_calls(
+    schema: torch.FunctionSchema, attempt: Try, device: torch.device, seed: int, effort: Effort = Effort()
+) -> Search:
+    """Searches valid calls.
+
+    Args:
+        schema: The operator's schema.
+        attempt: Calls the operator with a drawn call.
+        device: Where the tensors lie.
+        seed: Of what is drawn.
+        effort: How long to search.
+    """
+    return _Searcher(Search(arguments_of(schema)), attempt, device, random.Random(seed), effort).run()
+
+
+class _Searcher:
+    def __init__(
+        self, search: Search, attempt: Try, device: torch.device, chance: random.Random, effort: Effort
+    ) -> None:
+        self.search = search
+        self.attempt = attempt
+        self.device = device
+        self.chance = chance
+        self.effort = effort
+        self.ends = time.monotonic() + effort.seconds
+        self.seen: set[Form] = set()
+        self.seeds: dict[str, _Seed] = {}
+        self.numbers = {0, 1, 2, 3, 4, 8}  # and those that refusals name
+        self.words: set[str] = set()
+        self.news = 0  # the try with the last new refusal
+
+    def run(self) -> Search:
+        try:
+            simplest = [tuple(argument.first(shape) for argument in self.search.arguments) for shape in _SHAPES]
+        except UnknownTypeError as error:
+            self.search.obstacle = str(error)
+            return self.search
+        with contextlib.suppress(Enough):
+            self._search(simplest)
+        return self.search
+
+    def _search(self, simplest: Sequence[Form]) -> None:
+        for form in simplest:
+            self._try(form)
+        while not self.search.valid and self._goes_on() and self.seeds:
+            seed = min(self.seeds.values(), key=lambda each: (each.varied, self.chance.random()))
+            seed.varied += 1
+            for _ in range(8):
+                form = seed.form
+                for _ in range(self.chance.choice((1, 1, 2, 3))):
+                    form = self._changed(form, seed.refusal)
+                self._try(form)
+                if self.search.valid:
+                    break
+        for form in list(self.search.valid[:2]):
+            for other in self._with_other_options(form):
+                self._try(other)
+
+    def _goes_on(self) -> bool:
+        if self.search.tried - self.news > self.effort.patience:
+            return False
+        return self.search.tried < self.effort.tries and time.monotonic() < self.ends
+
+    def _try(self, form: Form) -> None:
+        if form in self.seen or len(self.search.valid) >= _KEPT or not self._goes_on():
+            return
+        self.seen.add(form)
+        self.search.tried += 1
+        refusal = self.attempt(draw(self.search.arguments, form, f"drawn: {shapes_text(form)}", self.device))
+        if refusal is None:
+            self.search.valid.append(form)
+            return
+        kind = re.sub(r"-?\d+(\.\d+)?", "#", refusal)
+        self.news = self.search.tried if kind not in self.search.refusals else self.news
+        self.search.refusals[kind] += 1
+        self.numbers |= {int(text) for text in re.findall(r"\b\d{1,4}\b", refusal)}
+        self.words |= set(re.findall(r"['\"]([\w.-]{1,20})['\"]", refusal))
+        if kind not in self.seeds or self.chance.random() < 0.1:
+            varied = self.seeds[kind].varied if kind in self.seeds else 0
+            self.seeds[kind] = _Seed(form, refusal, varied)
+
+    # --- other forms ----------------------------------------------------------------------------------------------
+
+    def _with_other_options(self, form: Form) -> Iterator[Form]:
+        """Yields the form with other optional tensors and flags. Its shapes stay, so that they still fit."""
+        for index, argument in enumerate(self.search.arguments):
+            if argument.kind == "bool" and not argument.listed:
+                yield _replaced(form, index, not form[index])
+            if argument.optional and argument.is_tensor and not argument.listed:
+                shapes = [each.shape for each in tensor_forms(form)] or [(3, 5)]
+                others = [argument.tensor(shape) for shape in dict.fromkeys([*shapes, *(s[-1:] for s in shapes)])]
+                yield from (_replaced(form, index, other) for other in (None, *others) if other != form[index])
+
+    def _changed(self, form: Form, refusal: str) -> Form:
+        """Returns the form with something else, more likely what the refusal names."""
+        arguments = self.search.arguments
+        named = [i for i, a in enumerate(arguments) if re.search(rf"\b{re.escape(a.name)}\b", refusal)]
+        wanted = [i for i, a in enumerate(arguments) if a.default is Argument.REQUIRED or self.chance.random() < 0.2]
+        candidates = named if named and self.chance.random() < 0.6 else wanted or list(range(len(arguments)))
+        if not candidates:
+            return form
+        if self.chance.random() < 0.15 and (dtypes := _said_dtypes(refusal)):
+            dtype = pick(dtypes, self.chance)
+            return tuple(_mapped(value, lambda each: replace(each, dtype=dtype)) for value in form)
+        sizes = sorted({size for each in tensor_forms(form) for size in each.shape})
+        if sizes and self.chance.random() < 0.25:  # wherever it is, so that what was equal stays equal
+            old, new = pick(sizes, self.chance), pick([*_SIZES, *self._named_sizes()], self.chance)
+            return tuple(_mapped(value, lambda each: _with_size(each, old, new)) for value in form)
+        index = pick(candidates, self.chance)
+        return _replaced(form, index, self._other_value(arguments[index], form[index], form, refusal))
+
+    def _other_value(self, argument: Argument, value: Any, form: Form, refusal: str) -> Any:
+        chance = self.chance
+        if argument.optional and not argument.listed and value is not None and chance.random() < 0.3:
+            return None
+        if argument.listed:
+            parts = list(value or ())
+            if argument.length is None and chance.random() < 0.3:
+                longer = [*parts, self._one(argument, None, form, refusal)]
+                parts = parts[:-1] if parts and chance.random() < 0.5 else longer
+            elif parts:
+                place = chance.randrange(len(parts))
+                parts[place] = self._one(argument, parts[place], form, refusal)
+                if chance.random() < 0.5:
+                    parts = [parts[place]] * len(parts)
+            return tuple(parts)
+        return self._one(argument, value, form, refusal)
+
+    def _one(self, argument: Argument, value: Any, form: Form, refusal: str) -> Any:
+        chance = self.chance
+        match argument.kind:
+            case "Tensor":
+                return self._tensor(value or argument.tensor(pick(_SHAPES, chance)), form, refusal)
+            case "int" | "SymInt" | "number":
+                sizes = [size for each in tensor_forms(form) for size in each.shape]
+                return pick(sorted({*self.numbers, *sizes, *(size * 2 for size in sizes)}), chance)
+            case "float":
+                return pick(_FLOATS, chance)
+            case "bool":
+                return not value
+            case "str":
+                return pick(sorted({*self.words, "", "mean", "sum"}), chance)
+            case "ScalarType":
+                return pick([*_said_dtypes(refusal), *_DTYPES], chance)
+            case _:
+                return value
+
+    def _tensor(self, tensor: TensorForm, form: Form, refusal: str) -> TensorForm:
+        """Returns another dtype, another rank, or sizes of another tensor."""
+        chance = self.chance
+        others = [each.shape for each in tensor_forms(form)] or [tensor.shape]
+        roll = chance.random()
+        if roll < 0.25:
+            return replace(tensor, dtype=pick([*_said_dtypes(refusal) * 4, *_DTYPES], chance))
+        if roll < 0.45:
+            return replace(tensor, shape=pick([*others, *_said_shapes(refusal) * 4], chance))
+        if roll < 0.6:
+            rank, other = pick(_said_ranks(refusal) or [1, 2, 3, 4], chance), pick(others, chance)
+            last = other[len(other) - min(rank, len(other)) :]
+            return replace(tensor, shape=last if chance.random() < 0.5 else (other + _SIZES[2:])[:rank])
+        if roll < 0.7:
+            return replace(tensor, values=pick(("normal", "index", "offsets", "permutation"), chance))
+        if not tensor.shape:
+            return replace(tensor, shape=(pick(_SIZES, chance),))
+        sizes = [size for shape in others for size in shape]
+        related = [size + 1 for size in sizes] + [max(0, size - 1) for size in sizes] + [2 * size for size in sizes]
+        shape = list(tensor.shape)
+        shape[chance.randrange(len(shape))] = pick([*sizes, *sizes, *related, *_SIZES, *self._named_sizes()], chance)
+        return replace(tensor, shape=tuple(shape))
+
+    def _named_sizes(self) -> list[int]:
+        return sorted(number for number in self.numbers if 0 < number <= 512)
+
+
+def _with_size(tensor: TensorForm, old: int, new: int) -> TensorForm:
+    return replace(tensor, shape=tuple(new if size == old else size for size in tensor.shape))
+
+
+def _replaced(form: Form, index: int, value: Any) -> Form:
+    return (*form[:index], value, *form[index + 1 :])
+
+
+def _mapped(value: Any, change: Callable[[TensorForm], TensorForm]) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(_mapped(each, change) for each in value)
+    return change(value) if isinstance(value, TensorForm) else value
+
+
+def _said_shapes(refusal: str) -> list[tuple[int, ...]]:
+    """Returns the shapes that a refusal quotes, such as [2, 3]."""
+    found = re.findall(r"[\[(]((?:\d{1,4}(?:, ?|(?=[\])])))+)[\])]", refusal)
+    return [tuple(int(size) for size in text.split(",") if size.strip()) for text in found]
+
+
+def _said_ranks(refusal: str) -> list[int]:
+    """Returns the ranks that a refusal names, such as "2D", "2 dimensions", "dim() == 2"."""
+    found = re.findall(r"\b([0-5])[- ]?(?:[dD]\b|dim)|(?:rank|dim\(?\)?)\D{1,8}([0-5])\b", refusal)
+    return [int(number) for numbers in found for number in numbers if number]
+
+
+def _said_dtypes(refusal: str) -> list[torch.dtype]:
+    """Returns the dtypes that a refusal names."""
+    return [dtype for pattern, dtype in _SAID_DTYPES if re.search(pattern, refusal, re.IGNORECASE)]

@@ -1,0 +1,191 @@
+"""The child process of `exportkit.operators.tools.checking`."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exportkit.child.messages import serve
+from exportkit.errors import UsageError
+from exportkit.export.placement import usable_device
+from exportkit.export.resolve import import_code, parse_dtype, resolve, resolve_decompositions
+from exportkit.export.source_lines import users_code
+from exportkit.operators.contract.check import check_operator
+from exportkit.operators.contract.definition import checks
+from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
+from exportkit.operators.contract.operator_spec import OpSpec, Sample
+from exportkit.operators.contract.operator_trial import first_line
+from exportkit.operators.contract.subject import Subject
+from exportkit.operators.tools.checking import Checked, CheckOne, Prepare, Prepared
+from exportkit.operators.tools.collected_calls import Collected, Collector
+from exportkit.operators.tools.journal import Journal
+from exportkit.operators.tools.recorded import calls_of_function, calls_of_model
+from exportkit.operators.tools.registered import devices_of, has_schema, newly_registered, overload
+from exportkit.operators.tools.source import load
+
+_WITHOUT_CUDA = "Leave --device out: every operator is called where it has kernels."
+
+
+class _Worker:
+    """The operators that this process has loaded, and what is known of them."""
+
+    def __init__(self, command: Prepare) -> None:
+        self.options = options = command.options
+        if unknown := [name for name in options.only if name not in checks()]:
+            raise UsageError(f"there is no check {unknown[0]!r}", hint=f"The checks are: {', '.join(checks())}.")
+        self.dtypes = tuple(map(parse_dtype, options.dtypes))
+        self.device = None if options.device == "auto" else usable_device(options.device, _WITHOUT_CUDA)
+        self.recorded: dict[str, list[Sample]] = {}
+        self.references: dict[str, Callable[..., Any]] = {}
+        with newly_registered() as registered:
+            if command.source.kind == "model":
+                self._run_model(command.source.text)
+            else:
+                load(command.source)
+            specs = _specs(options.specs)
+            names = sorted(self.recorded) if command.source.kind == "model" else registered()
+        self.specs = {spec_name(spec): spec for spec in specs}
+        self.operators = _chosen([name for name in names if has_schema(name)], options.operators)
+        self.references |= resolve_decompositions(self._full_names(options.references))
+        calls = self._full_names(options.calls)
+        functions = resolve_decompositions(calls)
+        self.given = {name: calls_of_function(text, functions[name]) for name, text in calls.items()}
+        self.journal = Journal(Path(command.journal), options.timeout)
+        _limit_memory(options.memory)
+
+    def _full_names(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """Returns what the user gave by operator, by the operators' full names."""
+        return {name: text for given, text in texts.items() for name in _chosen(self.operators, [given])}
+
+    def check(self, command: CheckOne) -> Checked:
+        """Checks an operator."""
+        try:
+            return self._check(command)
+        finally:
+            self.journal.rest()
+
+    def _check(self, command: CheckOne) -> Checked:
+        name, operator, options = command.operator, overload(command.operator), self.options
+        schema = str(operator._schema)
+        if not (devices := self._devices(name)):
+            report = OperatorReport(name, schema, (), {}, (), 0)
+            there = ", ".join(devices_of(name)) or "no device"
+            return Checked(report, "none", f"it has kernels for {there}, and none of them can be used here")
+        collector = Collector(
+            operator, self.journal, devices, self.dtypes, command.avoid, options.seed, options.most_calls
+        )
+        collected = self._calls(name, collector)
+        if not collected.calls:
+            report = OperatorReport(name, schema, (), {}, collected.findings, collected.tried)
+            hint = f"Give calls: --calls '{name}=FILE.py:function', a function that yields (args, kwargs)."
+            return Checked(report, "none", f"no valid call was found: {collected.why_none}", hint)
+        spec = self.specs.get(name)
+        subject = Subject(
+            operator,
+            tuple(collected.calls),
+            self.references.get(name, spec.reference if spec else None),
+            spec,
+            None if collected.origin == "SPEC" else collector.resized,
+        )
+        wanted = [check for check in options.only or checks() if check not in command.without]
+        found, failures = _found(subject, wanted, collector)
+        findings, calls = (*collected.findings, *found.findings, *failures), found.calls + collected.tried
+        report = OperatorReport(name, schema, found.passed, found.skipped, findings, calls)
+        return Checked(report, collected.origin)
+
+    def _calls(self, name: str, collector: Collector) -> Collected:
+        if name in self.given:
+            return collector.varied("given", self.given[name])
+        if name in self.recorded:
+            return collector.varied("model", self.recorded[name])
+        return collector.samples_of(self.specs[name]) if name in self.specs else collector.drawn()
+
+    def _run_model(self, model: str) -> None:
+        libraries = [Path(text) if Path(text).is_file() else text for text in self.options.libraries]
+        spec = resolve(model, inputs=self.options.inputs, op_libraries=libraries, seed=self.options.seed).spec
+        self.recorded = calls_of_model(spec, self.device or torch.device("cpu"))
+        self.references |= spec.decompositions
+
+    def _devices(self, name: str) -> list[torch.device]:
+        """Returns the devices to call an operator on."""
+        has, cuda = devices_of(name), torch.cuda.is_available()
+        wanted = [self.device] if self.device else [torch.device("cpu"), *([torch.device("cuda")] if cuda else [])]
+        return [device for device in wanted if device.type in has or "any" in has]
+
+
+def _found(subject: Subject, wanted: list[str], collector: Collector) -> tuple[OperatorReport, list[Finding]]:
+    """Runs checks. Returns what they found, and which of them failed themselves."""
+    failures: list[Finding] = []
+    while wanted:
+        try:
+            with collector.watching():
+                return check_operator(subject, wanted, collector.progress), failures
+        except Exception as error:  # the operator is a stranger's, and may be what no check was written for
+            check = collector.check
+            if check not in wanted:
+                raise
+            wanted.remove(check)
+            message = f"The check itself failed, and says nothing about the operator: {first_line(error)}"
+            failures.append(Finding(check, Severity.doubtful, message, hint="Please report it as a bug of exportkit."))
+    return OperatorReport(subject.name, str(subject.overload._schema), (), {}, (), 0), failures
+
+
+def spec_name(spec: OpSpec) -> str:
+    """Returns the full name of a SPEC's operator."""
+    return f"{spec.namespace}::{spec.name}"
+
+
+def _specs(texts: Sequence[str]) -> list[OpSpec]:
+    """Returns the SPECs that are named, or else those of the modules that were imported with the operators."""
+    if not texts:
+        modules = [module for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
+        return [value for module in modules for value in list(vars(module).values()) if issubclass(type(value), OpSpec)]
+    found: list[OpSpec] = []
+    for text in texts:
+        module, _, attribute = text.rpartition(":")
+        with users_code(f"importing {text}"):
+            value = getattr(import_code(module), attribute, None) if module else None
+        if not isinstance(value, OpSpec):
+            raise UsageError(f"--spec {text} names no OpSpec", hint="Write package.module:SPEC or path/file.py:SPEC.")
+        found.append(value)
+    return found
+
+
+def _chosen(names: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """Returns the operators that are wanted. A name may leave out the namespace."""
+    found = []
+    for each in wanted:
+        matching = [name for name in names if each in (name, name.partition("::")[2])]
+        if not matching:
+            raise UsageError(f"there is no operator {each!r}", hint=f"There are: {', '.join(names)}.")
+        found += matching
+    return tuple(dict.fromkeys(found)) if wanted else tuple(names)
+
+
+def _limit_memory(allowed: int | None) -> None:
+    """Lets allocations fail, rather than let the kernel end another process of this machine."""
+    if allowed is None:
+        allowed = _kilobytes("/proc/meminfo", "MemAvailable") * 1024 // 2
+    limit = _kilobytes("/proc/self/status", "VmData") * 1024 + allowed
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def _kilobytes(file: str, name: str) -> int:
+    return next(int(line.split()[1]) for line in Path(file).read_text().splitlines() if line.startswith(f"{name}:"))
+
+
+def main(connection: socket.socket) -> None:
+    """Entry point of the child."""
+    worker: list[_Worker] = []
+
+    def prepare(command: Prepare) -> Prepared:
+        worker.append(_Worker(command))
+        return Prepared({name: str(overload(name)._schema) for name in worker[-1].operators})
+
+    serve(connection, {Prepare: prepare, CheckOne: lambda command: worker[-1].check(command)})

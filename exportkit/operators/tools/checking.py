@@ -1,0 +1,293 @@
+"""Holds the operators of a library or of a model to the contract, in child processes.
+
+A kernel may end the process, never return, or take all of the memory: that is a finding, with the call that did it.
+The other checks and the other operators go on in a fresh process.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.messages import Failed, Message
+from exportkit.child.process import describe_end
+from exportkit.errors import NotAnOperatorLibraryError
+from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
+from exportkit.operators.tools.journal import Step, read_step
+from exportkit.operators.tools.listing import ended
+from exportkit.operators.tools.source import Source
+
+_MOST_ENDS = 6  # processes that an operator may end before the rest of its checks is left out
+MOST_SEARCH_ENDS = 2  # of these, while its calls are drawn
+
+SEARCH = "search"
+"""The step in which calls are drawn and varied."""
+
+
+class CheckOptions(Message, frozen=True):
+    """How operators are checked.
+
+    Attributes:
+        operators: The operators to check, by name, with or without namespace. Empty: all.
+        only: The checks to run. Empty: all.
+        references: By operator, `path/file.py:function` or `package.module:function` that computes the same.
+        calls: By operator, such a function that yields (args, kwargs).
+        specs: `package.module:SPEC`, OpSpec objects.
+        inputs: Example inputs of a model, as `exportkit export --input` takes them.
+        libraries: Operator libraries of a model, files or modules.
+        device: `auto`, or a device.
+        dtypes: The dtypes of floating tensors.
+        seed: The seed of what is drawn.
+        most_calls: How many calls of an operator the checks are given.
+        timeout: Seconds that a call may take.
+        memory: Bytes that the process may allocate. None: half of what is free.
+    """
+
+    operators: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    references: dict[str, str] = msgspec.field(default_factory=dict)
+    calls: dict[str, str] = msgspec.field(default_factory=dict)
+    specs: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    device: str = "auto"
+    dtypes: tuple[str, ...] = ("float32", "float64", "float16", "bfloat16")
+    seed: int = 0
+    most_calls: int = 24
+    timeout: int = 60
+    memory: int | None = None
+
+
+class Prepare(Message, frozen=True):
+    """Asks the child to load operators. The answer is Prepared."""
+
+    source: Source
+    options: CheckOptions
+    journal: str
+
+
+class Prepared(Message, frozen=True):
+    """The schemas of the operators that can be checked, by their names, sorted."""
+
+    schemas: dict[str, str]
+
+
+class CheckOne(Message, frozen=True):
+    """Asks the child to check an operator. The answer is Checked.
+
+    Attributes:
+        operator: Its name.
+        without: Checks that ended the process before, and are left out.
+        avoid: Calls that ended the process before while they were drawn or varied, as code.
+    """
+
+    operator: str
+    without: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
+
+
+Origin = Literal["SPEC", "given", "model", "drawn", "none"]
+
+
+class Checked(Message, frozen=True):
+    """What came of checking an operator.
+
+    Attributes:
+        report: What the checks found.
+        origin: Where the calls come from.
+        not_checked: Why no check could run, or None.
+        hint: What to do about that.
+    """
+
+    report: OperatorReport
+    origin: Origin
+    not_checked: str | None = None
+    hint: str | None = None
+
+    @property
+    def broken(self) -> bool:
+        """Whether the operator breaks the contract."""
+        return any(finding.severity is Severity.broken for finding in self.report.findings)
+
+
+def check_source(source: Source, options: CheckOptions, progress: Callable[[str], None]) -> tuple[Checked, ...]:
+    """Checks the operators of a library or of a model.
+
+    Args:
+        source: The library or the model.
+        options: How.
+        progress: Told before each operator.
+
+    Returns:
+        What came of each operator, in the order of their names.
+
+    Raises:
+        UsageError: Something in the source or in the options cannot be found.
+        LibraryLoadError: The library cannot be loaded, or ends the process that loads it.
+        ExportError: Importing it raised an error, or the model did.
+        HostError: No child process can be started.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="exportkit-check-") as folder,
+        _Worker(source, options, Path(folder, "journal")) as worker,
+    ):
+        progress(f"loading {source.name}")
+        names = worker.start()
+        if not names:
+            verb = "calls no custom" if source.kind == "model" else "registers no"
+            raise NotAnOperatorLibraryError(f"{source.text} {verb} operators")
+        found = []
+        for number, name in enumerate(names, 1):
+            progress(f"checking {name} ({number} of {len(names)})")
+            found.append(_check(worker, name))
+        return tuple(found)
+
+
+class _Worker:
+    """The child process. A new one takes the place of one that ended."""
+
+    def __init__(self, source: Source, options: CheckOptions, journal: Path) -> None:
+        self._prepare = Prepare(source, options, str(journal))
+        self._journal = journal
+        self._child: Conversation | None = None
+        self.fresh = False
+        self.schemas: dict[str, str] = {}
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def start(self) -> tuple[str, ...]:
+        """Starts a process that has loaded the operators. Returns their names."""
+        self.stop()
+        self._child = Conversation("exportkit.operators.tools.check_worker", search_path="caller")
+        try:
+            answer = self._child.ask(self._prepare, Prepared)
+        except ChildEndedError as error:
+            raise ended(self._prepare.source, error.status, self._child.printed()) from error
+        if isinstance(answer, Failed):
+            raise answer.exception()
+        self.fresh, self.schemas = True, answer.schemas
+        return tuple(answer.schemas)
+
+    def ask(self, command: CheckOne) -> Checked:
+        """Checks an operator.
+
+        Raises:
+            ChildEndedError: The process ended meanwhile.
+        """
+        if self._child is None:
+            self.start()
+        assert self._child is not None
+        try:
+            answer = self._child.ask(command, Checked)
+        except ChildEndedError:
+            self._child = self._closed(self._child)
+            raise
+        finally:
+            self.fresh = False
+        if isinstance(answer, Failed):
+            raise answer.exception()
+        return answer
+
+    def last_step(self) -> Step | None:
+        """What the process did last."""
+        return read_step(self._journal)
+
+    def stop(self) -> None:
+        """Ends the process."""
+        if self._child is not None:
+            self._child = self._closed(self._child)
+
+    @staticmethod
+    def _closed(child: Conversation) -> None:
+        child.close()
+
+
+@dataclass
+class _Ends:
+    """How an operator ended processes."""
+
+    count: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    without: list[str] = field(default_factory=list)
+    avoid: list[str] = field(default_factory=list)
+
+    def add(self, status: int, step: Step | None, timeout: int) -> None:
+        self.count += 1
+        finding = _finding(status, step, timeout)
+        if step is None or step.check != SEARCH or step.given is None:
+            self.without.append(step.check if step else SEARCH)
+        if step is not None and step.given is not None:
+            self.avoid.append(step.given)
+        if finding.check not in {each.check for each in self.findings}:
+            self.findings.append(finding)
+
+
+def _check(worker: _Worker, name: str) -> Checked:
+    """Checks an operator in as many processes as it takes."""
+    ends = _Ends()
+    while True:
+        if ends.count >= _MOST_ENDS or SEARCH in ends.without:
+            report = OperatorReport(name, worker.schemas[name], (), {}, tuple(ends.findings), 0)
+            return Checked(report, "none", "it ended every process in which it was called")
+        fresh = worker.fresh
+        try:
+            checked = worker.ask(CheckOne(name, tuple(ends.without), tuple(ends.avoid)))
+        except ChildEndedError as error:
+            # Another operator may have damaged the process before. Only what ends a fresh one is to blame.
+            if fresh:
+                ends.add(error.status, worker.last_step(), worker._prepare.options.timeout)
+            worker.start()
+            continue
+        if ends.findings:
+            worker.stop()  # it may have been damaged, but not ended, this time
+        report = checked.report
+        return Checked(
+            OperatorReport(
+                report.operator,
+                report.schema,
+                report.passed,
+                {**report.skipped, **dict.fromkeys(ends.without, "it ended the process")},
+                (*ends.findings, *report.findings),
+                report.calls,
+            ),
+            checked.origin,
+            checked.not_checked,
+            checked.hint,
+        )
+
+
+def _finding(status: int, step: Step | None, timeout: int) -> Finding:
+    """Describes how an operator ended the process."""
+    during = "while calls were drawn" if step is None or step.check == SEARCH else f"in the check {step.check}"
+    call = step.call if step else None
+    if status == -signal.SIGALRM:
+        return Finding(
+            "hang",
+            Severity.broken,
+            f"The call did not return within {timeout} s, {during}.",
+            call,
+            "If it only needs longer, give more seconds with --timeout.",
+        )
+    return Finding(
+        "crash",
+        Severity.broken,
+        f"The process {describe_end(status)} {during}.",
+        call,
+        "Check every argument in the kernel, and refuse with an exception what it cannot compute.",
+    )
+
+
+def exit_code(found: Iterable[Checked]) -> int:
+    """Returns 1 if an operator breaks the contract, or 0."""
+    return int(any(checked.broken for checked in found))

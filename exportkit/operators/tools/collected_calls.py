@@ -1,0 +1,207 @@
+"""Collects valid calls of an operator: a SPEC's samples, given ones, a model's, or drawn ones; and varies them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch._ops import OpOverload
+
+from exportkit.operators.contract.call_code import ways_to_write
+from exportkit.operators.contract.findings import Finding, Severity
+from exportkit.operators.contract.operator_spec import OpSpec, Sample
+from exportkit.operators.contract.operator_trial import arguments, copied, first_line
+from exportkit.operators.contract.subject import Subject
+from exportkit.operators.tools.call_search import Enough, search_calls
+from exportkit.operators.tools.checking import MOST_SEARCH_ENDS, SEARCH, Origin
+from exportkit.operators.tools.forms import draw
+from exportkit.operators.tools.journal import Journal, Step
+from exportkit.operators.tools.variations import at_sizes, in_dtypes, in_other_integers, resized
+from exportkit.operators.tools.watched_calls import code_in_memory, watched_calls
+
+_LITERAL = 64  # elements of an integer tensor that a line of code spells out
+_ENDED = "it ended the process"
+_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "MemoryError", "Cannot allocate memory")
+
+
+@dataclass
+class Collected:
+    """Valid calls.
+
+    Attributes:
+        origin: Where they come from.
+        calls: The calls. The first ones are the origin's own.
+        findings: What was found on the way.
+        tried: How many calls were made.
+        why_none: What was tried, if there is no valid call.
+    """
+
+    origin: Origin
+    calls: list[Sample] = field(default_factory=list)
+    findings: tuple[Finding, ...] = ()
+    tried: int = 0
+    why_none: str = ""
+
+
+class Collector:
+    """Collects the calls of one operator.
+
+    Args:
+        operator: The operator.
+        journal: Where each call is written before it is made.
+        devices: The devices to call it on.
+        dtypes: The dtypes of floating tensors.
+        avoid: Calls that ended a process before, as code.
+        seed: The seed of what is drawn.
+        most: How many calls are collected.
+    """
+
+    def __init__(
+        self,
+        operator: OpOverload,
+        journal: Journal,
+        devices: Sequence[torch.device],
+        dtypes: Sequence[torch.dtype],
+        avoid: Sequence[str],
+        seed: int,
+        most: int,
+    ) -> None:
+        self._subject = Subject(operator, ())
+        self._journal = journal
+        self._devices = devices
+        self._dtypes = dtypes
+        self._avoid = frozenset(avoid)
+        self._most = most
+        self._seed = zlib.crc32(f"{seed} {self._subject.name}".encode())
+        self._tried = 0
+        self._avoided = 0
+        self._step = Step(SEARCH)
+        self._findings: dict[str, Finding] = {}
+        torch.manual_seed(self._seed)
+
+    def samples_of(self, spec: OpSpec) -> Collected:
+        """Returns a SPEC's samples. They are not varied: the SPEC says which sizes and dtypes are valid."""
+        dtypes = [dtype for dtype in spec.dtypes if dtype in self._dtypes]
+        calls = [call for device in self._devices for dtype in dtypes for call in spec.samples(device, dtype)]
+        return Collected("SPEC", calls, why_none="its SPEC has no samples in these dtypes")
+
+    def varied(self, origin: Origin, calls: Iterable[Sample]) -> Collected:
+        """Returns calls that are known to be valid, and variations of them that the operator takes.
+
+        The operator may refuse what the user or the model gives: that is a finding.
+        """
+        valid = []
+        with contextlib.suppress(Enough):
+            for call in calls:
+                if (refusal := self.attempt(call)) is None:
+                    valid.append(call)
+                elif refusal != _ENDED:  # that is another finding
+                    message = f"The operator refuses a call that was given ({call.label}): {refusal}"
+                    self._findings.setdefault("runs", Finding("runs", Severity.broken, message, self._code(call)))
+        return self._collected(origin, valid, "the operator refuses each of the given calls")
+
+    def drawn(self) -> Collected:
+        """Returns calls that are drawn from the schema, and that the operator takes."""
+        schema, calls, why_none = self._subject.overload._schema, [], ""
+        for device in self._devices:
+            search = search_calls(schema, lambda call: self.attempt(_writable(call)), device, self._seed)
+            for number, form in enumerate(search.valid):
+                calls.append(_writable(draw(search.arguments, form, f"drawn {number}", device)))
+            why_none = why_none or search.summary()
+        return self._collected("drawn", calls, why_none)
+
+    def attempt(self, call: Sample) -> str | None:
+        """Calls the operator on copies. Returns what it refused the call with, or None.
+
+        Raises:
+            Enough: The operator has ended as many processes as it may.
+        """
+        code = self._code(call)
+        if code in self._avoid:
+            self._avoided += 1
+            if self._avoided >= MOST_SEARCH_ENDS:
+                raise Enough
+            return _ENDED
+        self._tried += 1
+        own = copied(call)
+        try:
+            with torch.no_grad(), self._journal.call(Step(SEARCH, code, code)):
+                self._subject.overload(*own.args, **own.kwargs)
+        except Exception as error:
+            text = first_line(error)
+            if any(words in text for words in _OUT_OF_MEMORY):
+                self._findings.setdefault(
+                    "memory",
+                    Finding(
+                        "memory",
+                        Severity.broken,
+                        f"The call takes all of the memory: {text}",
+                        code,
+                        "Refuse sizes that the kernel cannot serve. --max-memory gives it more.",
+                    ),
+                )
+            return text
+        return None
+
+    def resized(self, call: Sample, changes: Mapping[int, int]) -> Sample | None:
+        """Returns a call at other sizes, or None if there is none, or if it ended a process before."""
+        other = resized(call, changes)
+        return None if other is None or (self._avoid and self._code(other) in self._avoid) else other
+
+    def progress(self, check: str, call: Sample | None) -> None:
+        """Writes down what the checks do next."""
+        code = None if call is None else self._code(call)
+        self._step = Step(check, code, code)
+        self._journal.write(self._step)
+
+    @property
+    def check(self) -> str:
+        """The check that is running."""
+        return self._step.check
+
+    def watching(self) -> contextlib.AbstractContextManager[None]:
+        """Writes down each call that a check makes: it may change the strides of the call that it was given."""
+        return watched_calls(self._subject.overload, self._see)
+
+    def _see(self, call: Sample) -> contextlib.AbstractContextManager[None]:
+        code = code_in_memory(self._subject, call)
+        return self._journal.call(Step(self._step.check, code, self._step.given))
+
+    def _code(self, call: Sample) -> str:
+        """Writes the call with its own values, in the shortest way that gives these."""
+        written = None
+        for written in ways_to_write(call):
+            if all(map(torch.equal, arguments(written.call), arguments(call))):
+                break
+        assert written is not None
+        return written.code(self._subject)
+
+    def _collected(self, origin: Origin, calls: list[Sample], why_none: str) -> Collected:
+        kept = list(calls[: self._most])
+        with contextlib.suppress(Enough):
+            for call in itertools.islice(self._variations(calls), 4 * self._most):
+                if len(kept) >= self._most:
+                    break
+                other = _writable(call) if origin == "drawn" else call
+                if self.attempt(other) is None:
+                    kept.append(other)
+        return Collected(origin, kept, tuple(self._findings.values()), self._tried, why_none)
+
+    def _variations(self, calls: Sequence[Sample]) -> Iterator[Sample]:
+        """Yields the first call's variations first, since it is the simplest."""
+        for call in calls[:3]:
+            if arguments(call):
+                yield from (other for other in in_dtypes(call, self._dtypes) if other is not call)
+                yield from at_sizes(call)
+                yield from in_other_integers(call)
+
+
+def _writable(call: Sample) -> Sample:
+    """Returns the call with other random values: those that a line of code gives, which is shorter than all of them."""
+    if any(not t.is_floating_point() and t.numel() > _LITERAL for t in arguments(call)):
+        return call
+    return next(ways_to_write(call)).call

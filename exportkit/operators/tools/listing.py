@@ -1,0 +1,135 @@
+"""Lists the operators of a library. Another process loads it; symbols are read from its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.messages import Failed, Message
+from exportkit.child.process import describe_end
+from exportkit.errors import LibraryLoadError, NotAnOperatorLibraryError
+from exportkit.operators.contract.findings import Finding
+from exportkit.operators.tools.source import Source
+from exportkit.package.elf import is_stable, oldest_torch, read_elf, stable_abi
+
+
+class ListSource(Message, frozen=True):
+    """Asks the child to load operators and to describe them. The answer is Listed."""
+
+    source: Source
+
+
+class ListedOperator(Message, frozen=True):
+    """An operator.
+
+    Attributes:
+        name: `namespace::name`, or `namespace::name.overload`.
+        schema: Its schema.
+        devices: The devices with a kernel; `any` for one that serves all.
+        in_python: Whether a kernel is a Python function.
+        fake: What computes its shapes without data, or None.
+        gradient: What computes its gradient, or None.
+        autocast: The devices for which torch.autocast has a rule.
+        objections: What in the schema the stable ABI, torch.export or AOTInductor cannot take.
+    """
+
+    name: str
+    schema: str
+    devices: tuple[str, ...]
+    in_python: bool
+    fake: str | None
+    gradient: str | None
+    autocast: tuple[str, ...]
+    objections: tuple[Finding, ...]
+
+
+class Listed(Message, frozen=True):
+    """What the child found: the operators, and the files mapped into the process that register some."""
+
+    operators: tuple[ListedOperator, ...]
+    files: tuple[str, ...]
+
+
+class ListedFile(Message, frozen=True):
+    """A shared library, as its file says.
+
+    Attributes:
+        path: The file.
+        needs_torch: The oldest torch that has all that it needs; None if that is unknown.
+        beyond: The symbols of torch that it needs beyond the stable ABI of torch 2.11, sorted.
+        cpp: Whether some of them are torch's C++, which binds the library to one minor version of torch.
+        needs: What it needs of the host besides torch.
+    """
+
+    path: str
+    needs_torch: str | None
+    beyond: tuple[str, ...]
+    cpp: bool
+    needs: tuple[str, ...]
+
+
+class Listing(Message, frozen=True):
+    """The operators of a library, and its files."""
+
+    source: str
+    files: tuple[ListedFile, ...]
+    operators: tuple[ListedOperator, ...]
+
+
+def list_operators(source: Source, progress: Callable[[str], None]) -> Listing:
+    """Lists the operators that a library or a Python package registers.
+
+    Args:
+        source: The library.
+        progress: Told what happens.
+
+    Raises:
+        UsageError: The library cannot be found, or it is not one.
+        LibraryLoadError: It cannot be loaded, or ends the process that loads it.
+        ExportError: Importing it raised an error.
+        HostError: No child process can be started.
+    """
+    files = [describe_file(Path(source.text))] if source.kind == "file" else []
+    progress(f"loading {source.name}")
+    with Conversation("exportkit.operators.tools.list_worker", search_path="caller") as child:
+        try:
+            answer = child.ask(ListSource(source), Listed)
+        except ChildEndedError as error:
+            raise ended(source, error.status, child.printed()) from error
+    if isinstance(answer, Failed):
+        raise answer.exception()
+    if not answer.operators:
+        raise NotAnOperatorLibraryError(
+            f"{source.text} registers no operators", hint="Give the library or the Python package that does."
+        )
+    known = {file.path for file in files}
+    files += [describe_file(Path(path)) for path in answer.files if path not in known]
+    return Listing(source.text, tuple(files), answer.operators)
+
+
+def ended(source: Source, status: int, printed: str) -> LibraryLoadError:
+    """The error for a library that ends the process that loads it."""
+    return LibraryLoadError(
+        f"a process that loads {source.name} {describe_end(status)}" + (f":\n{printed}" if printed else ""),
+        hint="A malformed schema does that, and so does a namespace that torch or another library already has."
+        if status < 0
+        else None,
+    )
+
+
+def describe_file(path: Path) -> ListedFile:
+    """Reads what a shared library needs, without loading it.
+
+    Raises:
+        NotAnOperatorLibraryError: It is not a shared library.
+    """
+    elf = read_elf(path)
+    symbols, stable = elf.torch_symbols, is_stable(elf.torch_symbols)
+    return ListedFile(
+        path=str(path),
+        needs_torch=oldest_torch(symbols) if stable else None,
+        beyond=tuple(sorted(symbols - stable_abi())),
+        cpp=not stable,
+        needs=elf.host_needs,
+    )

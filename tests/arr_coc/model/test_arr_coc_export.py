@@ -1,0 +1,169 @@
+"""The whole model through torch.compile and torch.export, with batch, height and width as they come."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.export import Dim, ExportedProgram, export
+
+from exportkit.arr_coc.model import export_spec, features_spec
+from exportkit.errors import UsageError
+from exportkit.spec import ExportSpec
+from tests.arr_coc.model.model_cases import ALL, shallow
+
+SIZES = [(1, 4, 4), (3, 16, 5), (2, 15, 17), (1, 20, 20), (2, 4, 64)]  # fewer and more patches than K, the range's ends
+CONFIGS = [
+    pytest.param({**kwargs, "query_tokens": tokens}, id=f"{name}, {'tokens' if tokens else 'vector'}")
+    for (name, kwargs), tokens in zip(ALL.items(), (False, True, False, True))
+]
+
+
+def _dimensions(spec: ExportSpec) -> dict[str, dict[int, Any]]:
+    named: dict[str, Any] = {}
+
+    def dimension(text: str) -> Any:
+        scale, name, low, high = re.fullmatch(r"(?:(\d+)\*)?(\w+)\[(\d+):(\d+)\]", text).groups()
+        named.setdefault(name, Dim(name, min=int(low), max=int(high)))
+        return int(scale) * named[name] if scale else named[name]
+
+    return {name: {dim: dimension(text) for dim, text in dims.items()} for name, dims in spec.dynamic_shapes.items()}
+
+
+def _drawn(spec: ExportSpec, batch: int, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+    sizes = {"batch": batch, "gh": rows, "gw": columns, "tokens": 3}
+    args, kwargs = spec.draw_inputs(sizes, torch.Generator().manual_seed(1))
+    assert not kwargs
+    return args
+
+
+def _exported(spec: ExportSpec) -> ExportedProgram:
+    with torch.no_grad():
+        return export(spec.model, spec.example_inputs, dynamic_shapes=_dimensions(spec), strict=False)
+
+
+@pytest.mark.parametrize("kwargs", CONFIGS)
+def test_the_exported_program_answers_as_eager_does_at_every_size(kwargs: dict[str, Any]):
+    spec = export_spec(**kwargs)
+    shallow(spec.model)
+    program = _exported(spec)
+    module = program.module()
+    for size in SIZES:
+        args = _drawn(spec, *size)
+        with torch.no_grad():
+            expected, outputs = spec.model(*args), module(*args)
+        assert list(outputs) == list(expected)
+        assert all(torch.equal(outputs[name], expected[name]) for name in expected), size
+
+
+@pytest.mark.parametrize(("kwargs", "texture"), [({}, {"fused_texture"}), ({"encoder": "vit-tiny"}, set())], ids=str)
+def test_the_exported_graph_has_the_fused_forms(kwargs: dict[str, Any], texture: set[str]):
+    spec = export_spec(**kwargs)
+    program = _exported(spec)
+    called = {str(node.target) for node in program.graph.nodes if str(node.target).startswith("arr_coc.")}
+    names = {"texture_statistics", "relevance_scores", "select_patches", *texture}
+    assert called - {"arr_coc.fused_layer_norm.default"} == {f"arr_coc.{name}.default" for name in names}
+
+
+def test_features_and_int8_are_exported_for_every_size():
+    spec = features_spec(dim=24, patch_size=8, feature_dtype="int8", k=30)
+    module = _exported(spec).module()
+    for size in [(1, 2, 2), (3, 16, 5), (2, 4, 64)]:
+        args = _drawn(spec, *size)
+        with torch.no_grad():
+            expected, outputs = spec.model(*args), module(*args)
+        assert all(torch.equal(outputs[name], expected[name]) for name in expected), size
+    assert set(spec.tolerances) <= set(expected)
+
+
+@pytest.mark.parametrize("kwargs", [CONFIGS[0], CONFIGS[3]])
+def test_it_compiles_as_one_graph_that_serves_every_size(kwargs: dict[str, Any]):
+    torch._dynamo.reset()
+    spec = export_spec(**kwargs)
+    shallow(spec.model)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled, traced = torch.compile(spec.model, fullgraph=True, dynamic=True, backend=counter), []
+    for size in [(2, 15, 17), (3, 16, 5), (2, 4, 64)]:  # not 3 first, which would be taken for the number of channels
+        args = _drawn(spec, *size)
+        with torch.no_grad():
+            expected, outputs = spec.model(*args), compiled(*args)
+        torch.testing.assert_close(outputs["relevance"], expected["relevance"], rtol=1e-4, atol=1e-5)
+        traced.append(counter.frame_count)
+    assert len(set(traced)) == 1  # once, for the first size
+    torch._dynamo.reset()
+
+
+# --- the spec ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_arguments_give_the_same_weights_and_leave_the_random_state():
+    before = torch.get_rng_state()
+    first, second = (export_spec(encoder="vit-tiny", balancer="learned", seed=3) for _ in range(2))
+    other = export_spec(encoder="vit-tiny", balancer="learned", seed=4)
+    assert torch.equal(torch.get_rng_state(), before)
+    state = first.model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in second.model.state_dict().items())
+    assert not torch.equal(state["encoder.cls_token"], other.model.state_dict()["encoder.cls_token"])
+
+
+@pytest.mark.parametrize("kwargs", CONFIGS)
+def test_dimensions_are_independent_and_the_examples_lie_within_them(kwargs: dict[str, Any]):
+    spec = export_spec(**kwargs)
+    patch = kwargs.get("patch_size", 16)
+    least = 4 if "encoder" in kwargs else 2
+    assert spec.dynamic_shapes["image"] == {
+        0: "batch[1:64]",
+        2: f"{patch}*gh[{least}:64]",
+        3: f"{patch}*gw[{least}:64]",
+    }
+    assert spec.dynamic_shapes["query"][0] == "batch[1:64]"
+    sizes = [size for tensor in spec.example_inputs for size in tensor.shape]
+    assert min(sizes) >= 2
+    image = spec.example_inputs[0]
+    assert len({image.shape[0], image.shape[2], image.shape[3]}) == 3
+
+
+def test_tolerances_are_of_outputs_and_those_that_are_ranked_say_by_what():
+    spec = export_spec()
+    with torch.no_grad():
+        assert set(spec.tolerances) <= set(spec.model(*spec.example_inputs))
+    assert spec.tolerances["indices"].ranking_of == "relevance"
+    assert spec.tolerances["features"].rows_of == "indices"
+    assert spec.tolerances["positions"].rows_of == "indices"
+
+
+def test_drawn_inputs_depend_on_the_generator_alone_and_look_like_images():
+    spec = export_spec()
+    first, second = _drawn(spec, 2, 3, 5), _drawn(spec, 2, 3, 5)
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    image = first[0]
+    assert tuple(image.shape) == (2, 3, 48, 80)
+    assert image.min() >= 0
+    assert image.max() <= 1
+    assert not torch.equal(image[0], image[1])
+
+
+def test_unknown_arguments_are_refused_with_those_there_are():
+    with pytest.raises(UsageError, match=r"arr-coc takes no kk\n  It takes query_tokens, encoder, patch_size, dim, k"):
+        export_spec(kk=3)
+    with pytest.raises(UsageError, match=r"arr-coc takes no query_tokens\n  It takes encoder, patch_size, dim, k"):
+        features_spec(query_tokens=True)
+
+
+def test_an_encoder_and_given_features_are_two_models_each_named_by_the_other():
+    with pytest.raises(UsageError, match=r"needs an encoder other than given\n.*exportkit.arr_coc.model:features_spec"):
+        export_spec(encoder="given", dim=8)
+    with pytest.raises(UsageError, match=r"takes no encoder: features are an input\n  Use arr-coc"):
+        features_spec(encoder="filters")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [("k", "200", "int"), ("gamma", "2", "float"), ("encoder", 3, "str"), ("k", True, "int")],
+)
+def test_arguments_of_another_type_are_refused(name: str, value: Any, allowed: str):
+    with pytest.raises(UsageError, match=f"{name} must be .*{allowed}.*, got {value!r}"):
+        export_spec(**{name: value})

@@ -1,0 +1,214 @@
+"""compute_salience against a walk over patches and neighbours, and its rules for edges of the definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exportkit.arr_coc.ops import compute_salience, compute_salience_forward, compute_salience_grad
+
+
+def by_hand(features, lab, gx, gy, patch, weights):
+    """One sample, patch by patch, in float64."""
+    rows, columns = lab.shape[1] // patch, lab.shape[2] // patch
+    cells = [
+        (slice(i * patch, (i + 1) * patch), slice(j * patch, (j + 1) * patch))
+        for i in range(rows)
+        for j in range(columns)
+    ]
+    colours = [np.array([lab[c][cell].mean() for c in range(3)]) for cell in cells]
+    mean = features.mean(0)
+    salience = []
+    for n, cell in enumerate(cells):
+        m = np.sqrt(gx[0][cell] ** 2 + gy[0][cell] ** 2 + 1e-8).mean()
+        around = [
+            np.linalg.norm(colours[n] - colours[k])
+            for k in range(len(cells))
+            if k != n and abs(k // columns - n // columns) <= 1 and abs(k % columns - n % columns) <= 1
+        ]
+        d = np.mean(around) if around else 0
+        cosine = features[n] @ mean / max(np.linalg.norm(features[n]), 1e-12) / max(np.linalg.norm(mean), 1e-12)
+        salience.append(np.array([m / (m + 0.1), d / (d + 25), (1 - cosine) / 2]) @ weights / sum(weights))
+    return np.array(salience)
+
+
+def gradients(grad, features, lab, gx, gy, patch, weights, *needs):
+    """Of features, lab, gx and gy, those that are needed."""
+    statistics = compute_salience_forward(features, lab, gx, gy, patch, weights)[1:]
+    return compute_salience_grad(grad, features, gx, gy, *statistics, patch, weights, *needs)
+
+
+sizes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(1, 7), st.integers(1, 20))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1), sizes, st.tuples(*[st.floats(0.125, 4)] * 3))
+def test_is_what_a_walk_over_the_patches_finds(seed, sizes, weights):
+    batch, rows, columns, patch, width = sizes
+    rng, size = np.random.default_rng(seed), (rows * patch, columns * patch)
+    features, lab = rng.normal(size=(batch, rows * columns, width)), rng.normal(size=(batch, 3, *size)) * 30
+    gx, gy = rng.normal(size=(2, batch, 1, *size)) * 0.1
+    arrays = (features, lab, gx, gy)
+    actual = compute_salience(*(torch.from_numpy(a) for a in arrays), patch, weights).numpy()
+    for b in range(batch):
+        expected = by_hand(*(a[b] for a in arrays), patch, np.array(weights))
+        np.testing.assert_allclose(actual[b], expected, atol=1e-12)
+
+
+def test_the_gradient_keeps_no_image_of_colours_and_takes_nothing_away_from_the_answer(device):
+    features, lab, gx, gy = (
+        torch.rand(size, device=device, requires_grad=True)
+        for size in [(2, 6, 9), (2, 3, 8, 12), (2, 1, 8, 12), (2, 1, 8, 12)]
+    )
+    kept: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        salience = compute_salience(features, lab, gx, gy, 4)
+    assert sorted(kept) == sorted([(2, 6, 9), (2, 1, 8, 12), (2, 1, 8, 12), (2, 9), (2, 1), (2, 7, 6)])
+    with torch.no_grad():
+        assert torch.equal(compute_salience(features, lab, gx, gy, 4), salience)
+
+
+@pytest.mark.parametrize(
+    ("side", "patch", "width"),
+    [
+        pytest.param(32, 2, 900, id="two samples of features at a time"),
+        pytest.param(32, 2, 1100, id="one sample of features at a time"),
+        pytest.param(640, 16, 8, id="rows stored past the caches"),
+        pytest.param(630, 15, 8, id="rows that cannot be, not being whole vectors"),
+    ],
+)
+def test_the_gradient_of_a_large_batch_is_that_of_its_samples(side, patch, width):
+    torch.manual_seed(0)
+    batch = 3
+    features, lab = torch.randn(batch, (side // patch) ** 2, width), torch.randn(batch, 3, side, side) * 30
+    gx, gy = torch.randn(2, batch, 1, side, side)
+    grad = torch.randn(features.shape[:2])
+    needed = (patch, [0.5, 0.25, 0.25], True, True, True, True)
+    together = gradients(grad, features, lab, gx, gy, *needed)
+    for b in range(batch):
+        alone = gradients(*(tensor[b : b + 1] for tensor in (grad, features, lab, gx, gy)), *needed)
+        for whole, part in zip(together, alone):
+            torch.testing.assert_close(whole[b : b + 1], part)
+
+
+def flat_image(device, batch=1, rows=2, columns=3, patch=4, width=5):
+    features = torch.ones(batch, rows * columns, width, device=device)
+    lab = torch.full((batch, 3, rows * patch, columns * patch), 40.0, device=device)
+    flat = torch.zeros(batch, 1, rows * patch, columns * patch, device=device)
+    return features, lab, flat, flat.clone(), patch
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_a_sample_has_the_same_gradients_alone_and_among_many(dtype, device):
+    """On a GPU the parts of a gradient are kernels of their own in large batches, and one kernel in small ones."""
+    batch, side, patch, width = 300, 16, 4, 24
+
+    def normal(*shape, scale=1.0):
+        return (torch.randn(shape, device=device) * scale).to(dtype)
+
+    size = (side * patch, side * patch)
+    given = normal(batch, side**2), normal(batch, side**2, width) + 0.5, normal(batch, 3, *size, scale=20)
+    given += normal(batch, 1, *size, scale=0.1), normal(batch, 1, *size, scale=0.1)
+    together = gradients(*given, patch, (3.0, 4.0, 5.0), *[True] * 4)
+    alone = gradients(*(t[7:9].clone() for t in given), patch, (3.0, 4.0, 5.0), *[True] * 4)
+    assert all(torch.equal(one, all_[7:9]) for one, all_ in zip(alone, together, strict=True))
+
+
+def test_nothing_stands_out_of_a_flat_image_and_its_gradients_are_finite(device):
+    *inputs, patch = flat_image(device)
+    inputs = [t.requires_grad_() for t in inputs]
+    salience = compute_salience(*inputs, patch)
+    assert salience.abs().max() < 1e-3
+    of_features, of_lab, of_x, of_y = torch.autograd.grad(salience.sum(), inputs)
+    assert of_features.abs().max() < 1e-6
+    assert of_lab.eq(0).all()  # a distance of 0 turns around here; its gradient is chosen as 0
+    assert of_x.eq(0).all()
+    assert of_y.eq(0).all()
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)])
+def test_each_term_finds_its_odd_patch(weights, device):
+    features, lab, gx, gy, patch = flat_image(device, rows=4, columns=5)
+    features[:, 7] = torch.tensor([1.0, -1, 1, -1, 1], device=device)
+    lab[:, :, 4:8, 8:12] = 80
+    gy[:, :, 4:8, 8:12] = 0.2
+    assert compute_salience(features, lab, gx, gy, patch, weights).argmax(1).tolist() == [7]
+
+
+def test_one_patch_has_no_contrast(device):
+    features, lab, gx, gy, patch = flat_image(device, batch=2, rows=1, columns=1)
+    lab = torch.rand_like(lab).mul(90).requires_grad_()
+    salience = compute_salience(features, lab, gx, gy, patch, (0.0, 1.0, 0.0))
+    assert salience.tolist() == [[0], [0]]
+    assert torch.autograd.grad(salience.sum(), lab)[0].eq(0).all()
+
+
+def test_zero_features_are_half_salient_and_never_nan(device):
+    features, *others = flat_image(device)
+    assert compute_salience(features * 0, *others, (0.0, 0.0, 1.0)).eq(0.5).all()
+
+
+def test_nan_reaches_only_what_depends_on_it(device):
+    features, lab, gx, gy, patch = flat_image(device, batch=2, rows=4, columns=4)
+    lab[0, 2, 0, 0] = gx[0, 0, -1, -1] = torch.nan
+    bad = compute_salience(features, lab, gx, gy, patch).isnan()
+    assert bad[0].nonzero().flatten().tolist() == [0, 1, 4, 5, 15]
+    assert not bad[1].any()
+
+
+@pytest.mark.parametrize("patch", [1, 31, 32, 33, 40, 70])
+def test_patches_of_any_size(patch, device):
+    """From 33 pixels a side on, CUDA gives a patch a whole block."""
+    features, lab, gx, gy = (
+        torch.rand(s, device=device)
+        for s in [(2, 6, 9), (2, 3, 2 * patch, 3 * patch)] + [(2, 1, 2 * patch, 3 * patch)] * 2
+    )
+    lab = lab * 90
+    actual = compute_salience(features, lab, gx, gy, patch).cpu()
+    arrays = [t.double().cpu().numpy() for t in (features, lab, gx, gy)]
+    for b in range(2):
+        expected = by_hand(*(a[b] for a in arrays), patch, np.array([0.5, 0.25, 0.25]))
+        np.testing.assert_allclose(actual[b], expected, atol=1e-5)
+    upstream = torch.rand(2, 6, device=device)
+    call = (patch, (0.5, 0.25, 0.25), True, True, True, True)
+    single = gradients(upstream, features, lab, gx, gy, *call)
+    double = gradients(*(t.double() for t in (upstream, features, lab, gx, gy)), *call)
+    for s, d in zip(single, double):
+        torch.testing.assert_close(s.double(), d, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("patch", "columns"), [(2, 700), (4, 400), (8, 170)])
+def test_rows_of_pixels_that_are_longer_than_a_block_of_threads(patch, columns, device):
+    height, width = 2 * patch, columns * patch
+    inputs = [torch.randn(s, device=device) for s in [(2, 2 * columns, 3), (2, 3, height, width)]]
+    inputs += [torch.randn(2, 1, height, width, device=device) for _ in range(2)]
+    upstream = torch.rand(2, 2 * columns, device=device)
+    call = (patch, (0.5, 0.25, 0.25), True, True, True, True)
+    single = gradients(upstream, *inputs, *call)
+    double = gradients(*(t.double().cpu() for t in (upstream, *inputs)), *call)
+    for s, d in zip(single, double):
+        torch.testing.assert_close(s.double().cpu(), d, rtol=1e-3, atol=1e-6)
+
+
+def test_one_weight_for_all_is_expanded_as_torch_does(device):
+    inputs = flat_image(device)
+    assert torch.equal(torch.ops.arr_coc.compute_salience(*inputs, 2.0), compute_salience(*inputs, (1.0, 1.0, 1.0)))
+
+
+@pytest.mark.parametrize("width", [256, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_gradient_too_large_for_the_caches_has_the_bits_of_a_small_one(dtype, width):
+    patch, height = 8, 256
+    count = -(-(17 << 20) // (3 * height * width * dtype.itemsize))  # samples: more than 16 MiB of lab
+    torch.manual_seed(0)
+    features = torch.randn(1, height * width // patch**2, 4, dtype=dtype)
+    lab = torch.randn(1, 3, height, width, dtype=dtype) * 20
+    gx, gy = (torch.randn(1, 1, height, width, dtype=dtype) for _ in range(2))
+    grad = torch.randn(features.shape[:2], dtype=dtype)
+    rest = (patch, [0.5, 0.25, 0.25], False, True, False, False)
+    one = gradients(grad, features, lab, gx, gy, *rest)[1]
+    many = [t.expand(count, *t.shape[1:]).contiguous() for t in (grad, features, lab, gx, gy)]
+    assert torch.equal(gradients(*many, *rest)[1], one.expand(count, *one.shape[1:]))

@@ -1,0 +1,86 @@
+"""Every operator keeps its SPEC: walked over devices, so that a new operator is tested by existing."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from exportkit.arr_coc.ops import SPECS, OpSpec, Sample
+from exportkit.arr_coc.ops.triton import SPECS as TRITON_SPECS
+from exportkit.operators.contract.check import check_operator
+from exportkit.operators.contract.check_compiler import OperatorCall
+from exportkit.operators.contract.definition import checks
+from exportkit.operators.contract.operator_trial import copied, tensors
+from exportkit.operators.contract.subject import Subject
+
+WALKED = sorted(SPECS.items()) + [(f"triton_{name}", spec) for name, spec in sorted(TRITON_SPECS.items())]
+
+GRADIENT_CHECKS = {name for name in checks() if "grad" in name} | {"second-derivative", "training-compiles"}
+
+
+def pairs(only=lambda spec: True):
+    return [pytest.param(spec, id=name) for name, spec in WALKED if only(spec)]
+
+
+def samples_of(spec: OpSpec, device: torch.device, dtype: torch.dtype) -> list[Sample]:
+    return list(spec.samples(device, dtype))
+
+
+def fresh(value: Any) -> Any:
+    return copied(Sample("", (value,))).args[0]
+
+
+def is_mutable(spec: OpSpec) -> bool:
+    return spec.overload._schema.is_mutable
+
+
+def outcome(function: Any, sample: Sample) -> list[torch.Tensor]:
+    """Everything the call produced: outputs, and its arguments if it writes to one."""
+    args, kwargs = fresh((sample.args, dict(sample.kwargs)))
+    return tensors(function(*args, **kwargs)) + tensors((args, kwargs))
+
+
+class Call(OperatorCall):
+    """A sample as a module of its tensor arguments; everything else is constant."""
+
+    def __init__(self, spec: OpSpec, sample: Sample) -> None:
+        arguments = spec.overload._schema.arguments
+        bound = dict(zip([a.name for a in arguments], sample.args)) | dict(sample.kwargs)
+        written = tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+        super().__init__(spec.wrapper, bound, written)
+
+
+def not_applicable(spec: OpSpec, device: torch.device) -> set[str]:
+    """The checks that have nothing to check. Every other one must have run."""
+    subject = Subject.of_spec(spec, [device])
+    names = {"declared-mutation"} if not subject.is_mutable else {"batch"}
+    if spec.name in {"fused_layer_norm_grad", "scale_bias_relu_grad"}:
+        names.add("batch")  # gradients of parameters are sums over the batch
+    if not spec.differentiable:
+        names |= GRADIENT_CHECKS
+    if len(spec.differentiable) < 2:
+        names.add("gradient-alone")
+    if device.type == "cpu" or len(tensors(subject.calls[0].args)) < 2:
+        names.add("devices")
+    return names
+
+
+@functools.cache
+def report_of(name: str, device: torch.device):
+    return check_operator(Subject.of_spec(dict(WALKED)[name], [device]))
+
+
+@pytest.mark.parametrize("name", [name for name, _ in WALKED])
+def test_an_operator_keeps_the_contract(name: str, device: torch.device):
+    report = report_of(name, device)
+    assert not report.findings, "\n\n".join(finding.text for finding in report.findings)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in WALKED])
+def test_no_check_is_left_out_but_for_a_reason(name: str, device: torch.device):
+    report, spec = report_of(name, device), dict(WALKED)[name]
+    left_out = {check: reason for check, reason in report.skipped.items() if check not in not_applicable(spec, device)}
+    assert not left_out

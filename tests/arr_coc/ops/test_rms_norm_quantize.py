@@ -1,0 +1,125 @@
+"""rms_norm_quantize against torch.nn.functional.rms_norm, and what it promises of the step and of rows without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exportkit.arr_coc.ops import rms_norm_quantize
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def assert_is_the_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
+    """Every entry within half a step of the norm, the largest at 127 exactly, the step the largest / 127."""
+    quantized, scale = rms_norm_quantize(x, weight, eps)
+    y = torch.nn.functional.rms_norm(x.double(), x.shape[-1:], weight.double(), eps)
+    torch.testing.assert_close(scale.double(), y.abs().amax(-1) / 127, rtol=1e-5, atol=0)
+    assert quantized.abs().amax(-1).eq(127).all()
+    off = (quantized * scale.double().unsqueeze(-1) - y).abs()
+    assert (off <= scale.double().unsqueeze(-1) * (0.5 + 1e-4)).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 300), st.sampled_from(DTYPES), st.floats(-3, 3))
+def test_no_entry_is_off_by_more_than_half_a_step(seed, rows, width, dtype, exponent):
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.randn(rows, width, generator=generator) * 10**exponent).to(dtype)
+    weight = torch.randn(width, generator=generator).to(dtype)
+    weight[weight == 0] = 1
+    x[x == 0] = 1
+    assert_is_the_norm(x, weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 64, 256, 257, 1024, 1032, 4096, 8192, 16384, 16392, 40000])
+def test_rows_of_every_length(width: int, dtype: torch.dtype, device: torch.device):
+    assert_is_the_norm(torch.randn(9, width, device=device).to(dtype), torch.randn(width, device=device).to(dtype))
+
+
+def test_ties_go_to_the_even_integer(device: torch.device):
+    steps = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5, -127]], device=device, dtype=torch.float64)
+    quantized, _ = rms_norm_quantize(steps, torch.ones_like(steps[0]) * 2.0, 0.0)
+    near, expected = quantized[0], torch.tensor([127, 0, 2, 2, 0, -2, -2, 126, -127], device=device)
+    assert torch.equal(near[[0, -1]], expected[[0, -1]].to(torch.int8))
+    # 1 / rms is not exact, so the others are ties only where it rounds to one: at most one step off, and never past.
+    assert (near - expected).abs().max() <= 1
+    exact = torch.full((1, 128), 1.0, device=device, dtype=torch.float64)
+    exact[0, :2] = torch.tensor([0.5, 1.5]) / 127
+    assert rms_norm_quantize(exact, torch.ones(128, device=device, dtype=torch.float64))[0][0, 2:].eq(127).all()
+
+
+def test_squares_do_not_overflow_in_float16(device: torch.device):
+    """300^2 is past float16's largest number."""
+    x = torch.full((2, 64), 300.0, device=device, dtype=torch.float16)
+    quantized, scale = rms_norm_quantize(x, torch.ones(64, device=device, dtype=torch.float16))
+    assert quantized.eq(127).all()
+    assert scale.dtype == torch.float32
+    torch.testing.assert_close(scale, torch.full_like(scale, 1 / 127))
+
+
+def test_the_step_keeps_more_digits_than_float16_has(device: torch.device):
+    x = torch.randn(64, 48, device=device, dtype=torch.float16)
+    _, scale = rms_norm_quantize(x, torch.ones(48, device=device, dtype=torch.float16))
+    assert (scale != scale.half().float()).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [8, 33, 1024, 5000, 40000])
+def test_rows_without_a_step_are_zeros_and_leave_the_others_alone(width: int, dtype: torch.dtype, device: torch.device):
+    x, weight = torch.randn(6, width, device=device).to(dtype), torch.ones(width, device=device).to(dtype)
+    clean = rms_norm_quantize(x, weight)
+    x[1] = 0
+    x[2, width // 2] = torch.nan
+    x[3, -1] = torch.inf
+    x[4, 0] = -torch.inf
+    quantized, scale = rms_norm_quantize(x, weight)
+    assert quantized[1:5].eq(0).all()
+    assert scale[1] == 0
+    assert scale[2:5].isnan().all()
+    for actual, expected in zip((quantized, scale), clean):
+        assert torch.equal(actual[[0, 5]], expected[[0, 5]])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_no_step(value: float, device: torch.device):
+    x, weight = torch.rand(2, 40, device=device) + 1, torch.ones(40, device=device)
+    weight[17] = value
+    quantized, scale = rms_norm_quantize(x, weight)
+    assert quantized.eq(0).all()
+    assert not scale.isfinite().any()
+
+
+def test_numbers_too_small_for_a_step_are_zeros(device: torch.device):
+    x, weight = torch.full((1, 8), 1e-38, device=device), torch.full((8,), 1e-3, device=device)
+    quantized, scale = rms_norm_quantize(x, weight)
+    assert quantized.eq(0).all()
+    assert scale == 0
+
+
+@pytest.mark.parametrize("width", [8, 12, 65, 264, 4096])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_that_do_not_start_on_16_bytes_give_the_same_bits(width, dtype, device):
+    x, weight = torch.randn(5, width, device=device).to(dtype), torch.randn(width, device=device).to(dtype)
+    shifted = torch.empty(x.numel() + 1, device=device, dtype=dtype)[1:].view_as(x).copy_(x)
+    for actual, expected in zip(rms_norm_quantize(shifted, weight), rms_norm_quantize(x, weight)):
+        assert torch.equal(actual, expected)
+
+
+def test_any_leading_shape(device: torch.device):
+    x, weight = torch.randn(2, 3, 4, 16, device=device), torch.randn(16, device=device)
+    quantized, scale = rms_norm_quantize(x, weight)
+    for index in [(0, 0, 0), (1, 2, 3)]:
+        one, step = rms_norm_quantize(x[index], weight)
+        assert torch.equal(one, quantized[index])
+        assert step.shape == ()
+        assert step == scale[index]
+
+
+def test_a_gradient_is_refused_by_name(device: torch.device):
+    x = torch.randn(2, 8, device=device, requires_grad=True)
+    _, scale = rms_norm_quantize(x, torch.ones(8, device=device))
+    with pytest.raises(RuntimeError, match="rms_norm_quantize is not differentiable"):
+        scale.sum().backward()

@@ -1,0 +1,177 @@
+"""select_patches returns the bits of the operators that it replaces. It refuses impossible grids, and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exportkit.arr_coc.ops import SPECS, allocate_lod_tokens, select_patches, top_k_patches
+from exportkit.arr_coc.ops.select_patches import centres
+
+FLOATING = SPECS["select_patches"].dtypes
+
+
+def separately(scores: Tensor, features: Tensor, k: int, rows: int, columns: int, *budgets: Any) -> tuple[Tensor, ...]:
+    """The composition. ATen's division by a number is exact on the CPU alone; on CUDA it multiplies by the inverse."""
+    kept, indices = top_k_patches(scores, features, k)
+    chosen = scores.gather(1, indices)
+    positions = centres(indices.cpu(), rows, columns).to(scores.device)
+    return kept * chosen.unsqueeze(-1), indices, allocate_lod_tokens(chosen, *budgets), chosen, positions
+
+
+def assert_same_bits(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    """NaN equals NaN, but -0 is not +0."""
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        numbers = ~theirs.isnan()
+        assert torch.equal(ours.signbit()[numbers], theirs.signbit()[numbers])
+
+
+def strided(features: Tensor, how: str) -> Tensor:
+    """The same features in another layout of memory."""
+    batch, patches, width = features.shape
+    if how == "by columns":
+        return features.transpose(1, 2).contiguous().transpose(1, 2)
+    if how == "patches first":
+        return features.transpose(0, 1).contiguous().transpose(0, 1)
+    room = features.new_empty(batch, patches, width + 3)
+    first = 1 if how == "padded, unaligned" else 0
+    return room[..., first : first + width].copy_(features)
+
+
+numbers = st.one_of(
+    st.sampled_from([0.0, -0.0, 0.5, 1.0, -1.0, torch.nan, torch.inf, -torch.inf]), st.floats(width=16), st.floats(0, 1)
+)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_is_the_composition_bit_for_bit(data: st.DataObject):
+    batch, rows, columns = (data.draw(st.integers(1, most)) for most in (3, 5, 5))
+    width = data.draw(st.sampled_from([0, 1, 3, 5, 8, 33, 65]))
+    dtype, how = data.draw(st.sampled_from(FLOATING)), data.draw(st.sampled_from(["by columns", "padded, unaligned"]))
+    patches = rows * columns
+    k = data.draw(st.integers(0, patches))
+    drawn = data.draw(st.lists(numbers, min_size=batch * patches, max_size=batch * patches))
+    scores = torch.tensor(drawn, dtype=torch.float64).reshape(batch, patches).to(dtype)
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    features = strided(torch.randn(batch, patches, width).to(dtype), how)
+    least, most = sorted(data.draw(st.tuples(st.integers(0, 90), st.integers(0, 90))))
+    gamma = data.draw(st.sampled_from([1.0, 2.0, 2.2, 0.5]))
+    total = data.draw(st.one_of(st.none(), st.integers(k * least, k * most)))
+    arguments = scores, features, k, rows, columns, least, most, gamma, total
+    assert_same_bits(select_patches(*arguments), separately(*arguments))
+
+
+@pytest.mark.parametrize("how", ["by columns", "patches first", "padded", "padded, unaligned"])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 8, 15, 16, 64, 264, 1023, 5000])
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_rows_of_every_width_and_alignment(width: int, dtype: torch.dtype, how: str, device: torch.device):
+    scores = torch.randn(2, 12, device=device).to(dtype)
+    features = torch.randn(2, 12, width, device=device).to(dtype)
+    expected = separately(scores, features, 7, 3, 4)
+    assert_same_bits(select_patches(scores, features, 7, 3, 4), expected)
+    assert_same_bits(select_patches(scores, strided(features, how), 7, 3, 4), expected)
+
+
+# The sizes at which another kernel selects, and which more than one block handles.
+@pytest.mark.parametrize("total", [None, 7])
+@pytest.mark.parametrize(
+    ("batch", "rows", "columns", "width", "k"),
+    [
+        *((1, 28, 28, 384, 200), (3, 64, 64, 24, 200), (2, 64, 64, 3, 4096), (1, 41, 50, 5, 2049), (2, 91, 90, 8, 64)),
+        *((1, 128, 128, 8, 2048), (2, 128, 129, 8, 2048), (2, 128, 129, 8, 2049), (1, 1, 60_000, 1, 200)),
+        *((70, 14, 14, 8, 50), (2, 14, 14, 8, 0), (2, 3, 4, 70_000, 5)),
+    ],
+)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_samples_of_every_size(
+    batch: int, rows: int, columns: int, width: int, k: int, total: int | None, dtype: torch.dtype, device: torch.device
+):
+    scores = torch.randn(batch, rows * columns, device=device).to(dtype)
+    features = torch.randn(1, rows * columns, width, device=device).to(dtype).expand(batch, -1, -1)
+    budgets = (0, 9, 1.5, None if total is None else k * total)
+    arguments = scores, features, k, rows, columns, *budgets
+    assert_same_bits(select_patches(*arguments), separately(*arguments))
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_ties_go_to_the_lower_index_and_scores_keep_their_sign(dtype: torch.dtype, device: torch.device):
+    scores = torch.tensor([[0.0, -0.0, 1.0, -0.0, 1.0, torch.nan]], device=device, dtype=dtype)
+    features = torch.ones(1, 6, 2, device=device, dtype=dtype)
+    gated, indices, tokens, chosen, _ = select_patches(scores, features, 6, 2, 3)
+    assert indices.tolist() == [[2, 4, 0, 1, 3, 5]]
+    assert chosen.signbit()[0, :5].tolist() == [False, False, False, True, True]
+    assert gated.signbit()[0, :5, 0].tolist() == [False, False, False, True, True]
+    assert chosen[0, 5].isnan()
+    assert gated[0, 5].isnan().all()
+    assert tokens.tolist() == [[400, 400, 64, 64, 64, 64]]
+
+
+@pytest.mark.parametrize("total", [None, 9000])
+@pytest.mark.parametrize(("rows", "columns", "width"), [(14, 14, 65), (28, 28, 264), (130, 140, 8)])
+def test_a_sample_has_the_same_bits_alone_and_among_many(
+    rows: int, columns: int, width: int, total: int | None, device: torch.device
+):
+    scores = torch.rand(3, rows * columns, device=device)
+    features = torch.randn(3, rows * columns, width, device=device)
+    rest = 60, rows, columns, 64, 400, 2.2, total
+    together = select_patches(scores, features, *rest)
+    for b in range(3):
+        alone = select_patches(scores[b : b + 1].clone(), features[b : b + 1].clone(), *rest)
+        assert all(torch.equal(one[0], whole[b]) for one, whole in zip(alone, together))
+    many = select_patches(scores.repeat(50, 1), features.repeat(50, 1, 1), *rest)
+    for whole, repeated in zip(together, many):
+        assert torch.equal(repeated, whole.repeat(50, *[1] * (whole.dim() - 1)))
+
+
+def test_positions_are_the_centres_in_the_grid(device: torch.device):
+    scores = torch.arange(6, 0, -1, device=device, dtype=torch.float32)[None]
+    *_, positions = select_patches(scores, torch.ones(1, 6, 1, device=device), 6, 2, 3)
+    expected = [[(row + 0.5) / 2, (column + 0.5) / 3] for row in range(2) for column in range(3)]
+    torch.testing.assert_close(positions[0].cpu(), torch.tensor(expected), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(-2, -3), (-1, 0), (0, -1)])
+def test_a_grid_of_less_than_nothing_is_refused(rows: int, columns: int, device: torch.device):
+    scores = torch.rand(2, rows * columns, device=device)
+    with pytest.raises(RuntimeError, match=r"select_patches: (rows|columns) must be >= 0, got -"):
+        select_patches(scores, torch.rand(2, rows * columns, 3, device=device), 0, rows, columns)
+
+
+def test_a_grid_of_more_patches_than_int64_counts_is_refused(device: torch.device):
+    rows, columns = 7047956753329, 2617318  # 2^64 + 6 patches, which wrap around to 6
+    scores, features = torch.rand(1, 6, device=device), torch.rand(1, 6, 2, device=device)
+    with pytest.raises(RuntimeError, match="relevance_scores has N = 6, the grid of patches has N = "):
+        select_patches(scores, features, 2, rows, columns)
+
+
+def test_a_gradient_is_refused_with_what_to_train_with(device: torch.device):
+    scores = torch.rand(2, 6, device=device, requires_grad=True)
+    gated, *_ = select_patches(scores, torch.randn(2, 6, 3, device=device), 4, 2, 3)
+    with pytest.raises(RuntimeError, match=r"inference.* instead, top_k_patches and allocate_lod_tokens"):
+        gated.sum().backward()
+
+
+def test_the_models_call_exports_for_every_grid(device: torch.device):
+    """k, the grid and the total stay symbolic, and one program serves all of their values."""
+
+    class Attend(torch.nn.Module):
+        def forward(self, scores: Tensor, features: Tensor) -> tuple[Tensor, ...]:
+            k = torch.sym_min(8, scores.shape[1] * scores.shape[2])
+            return select_patches(scores.flatten(1), features.flatten(1, 2), k, *scores.shape[1:], 2, 40, 1.0, k * 11)
+
+    def inputs(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(2, rows, columns, device=device), torch.randn(2, rows, columns, 3, device=device)
+
+    dims = {1: torch.export.Dim("rows", min=1, max=64), 2: torch.export.Dim("columns", min=1, max=64)}
+    with torch.no_grad():
+        program = torch.export.export(Attend(), inputs(3, 7), dynamic_shapes=(dims, dims))
+    for rows, columns in [(1, 1), (2, 3), (8, 1), (3, 3), (14, 14)]:
+        arguments = inputs(rows, columns)
+        assert_same_bits(program.module()(*arguments), Attend()(*arguments))

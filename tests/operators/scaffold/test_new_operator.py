@@ -1,0 +1,175 @@
+"""`exportkit ops new`: which names it takes, where it writes, and that it overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exportkit.cli import main
+from exportkit.cli.ops_new import KINDS as SHOWN_KINDS
+from exportkit.operators.scaffold.new_operator import KINDS
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_command_line_knows_the_kinds() -> None:
+    assert SHOWN_KINDS == KINDS
+
+
+def test_a_package_is_written_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ops", "new", "leaky", "--package", "their_ops"]) == 0
+    written = files(folder / "their_ops")
+    assert set(written) == {
+        ".github/workflows/tests.yml",
+        ".gitignore",
+        "README.md",
+        "csrc/common.cuh",
+        "csrc/common.h",
+        "csrc/leaky.cpp",
+        "csrc/leaky.cu",
+        "csrc/leaky.h",
+        "leaky_model.py",
+        "pyproject.toml",
+        "setup.py",
+        "tests/conftest.py",
+        "tests/test_leaky.py",
+        "their_ops/__init__.py",
+        "their_ops/_common.py",
+        "their_ops/leaky.py",
+    }
+    assert not [path for path, text in written.items() if "$op" in text or "$package" in text or "${op}" in text]
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == f"Next: cd {folder / 'their_ops'} && exportkit ops build && pytest"
+    assert set(out.splitlines()[:-1]) == {str(folder / "their_ops" / path) for path in written}
+
+
+def test_the_package_depends_on_torch_alone(folder: Path) -> None:
+    main(["ops", "new", "leaky", "--package", "their_ops"])
+    written = files(folder / "their_ops")
+    assert [path for path, text in written.items() if "import exportkit" in text or "from exportkit" in text] == [
+        path for path in written if path.endswith("_model.py") or path.startswith("tests/test_")
+    ]
+
+
+@pytest.mark.parametrize("where", ["beside", "inside", "inside without --package", "--output"])
+def test_a_second_operator_is_added_to_the_package(where: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["ops", "new", "leaky", "--package", "their_ops"]) == 0
+    before = files(folder / "their_ops")
+    arguments = ["--package", "their_ops"]
+    if where.startswith("inside"):
+        monkeypatch.chdir(folder / "their_ops")
+    if where == "inside without --package":
+        arguments = []
+    if where == "--output":
+        (folder / "their_ops").rename(folder / "moved")
+        arguments += ["--output", "moved"]
+    assert main(["ops", "new", "energy", "--kind", "reduction", *arguments]) == 0
+    after = files(folder / ("moved" if where == "--output" else "their_ops"))
+    assert set(after) - set(before) == {
+        "csrc/block_sum.cuh",
+        "csrc/energy.cpp",
+        "csrc/energy.cu",
+        "csrc/energy.h",
+        "energy_model.py",
+        "tests/test_energy.py",
+        "their_ops/energy.py",
+    }
+    initial = "their_ops/__init__.py"
+    assert after[initial].splitlines()[2:] == [
+        "from their_ops.energy import energy as energy",
+        "from their_ops.leaky import leaky as leaky",
+    ]
+    assert {path: text for path, text in after.items() if path in before and path != initial} == {
+        path: text for path, text in before.items() if path != initial
+    }
+
+
+def test_what_the_user_wrote_into_init_stays(folder: Path) -> None:
+    main(["ops", "new", "leaky", "--package", "their_ops"])
+    initial = folder / "their_ops" / "their_ops" / "__init__.py"
+    initial.write_text('"""Mine."""\n\nfrom their_ops.leaky import leaky as leaky\n\nVERSION = "3"\n')
+    assert main(["ops", "new", "scaled", "--package", "their_ops"]) == 0
+    assert initial.read_text() == (
+        '"""Mine."""\n\nfrom their_ops.leaky import leaky as leaky\nfrom their_ops.scaled import scaled as scaled\n'
+        '\nVERSION = "3"\n'
+    )
+    initial.write_text("import their_ops._common\n")
+    assert main(["ops", "new", "third", "--package", "their_ops"]) == 0
+    assert initial.read_text() == "import their_ops._common\nfrom their_ops.third import third as third\n"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a refused command said. Nothing was written."""
+    before = files(Path.cwd())
+    assert main(["ops", "new", *arguments, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert files(Path.cwd()) == before
+    assert error["hint"]
+    return error["message"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Leaky", "leaky-relu", "2d", "_hidden", "a__b", "relu_", "", "lambda", "naïve", "a.b", "../x", "x;y", "a" * 65],
+)
+def test_a_name_that_is_no_plain_identifier_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot be the name of an operator" in refused(capsys, name, "--package", "their_ops")
+    assert "cannot be the name of a package" in refused(capsys, "leaky", "--package", name or "_")
+
+
+@pytest.mark.parametrize("name", ["torch", "ops", "name", "check_floating", "float"])
+def test_a_name_that_the_written_code_uses_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"an operator cannot be called {name!r}" in refused(capsys, name, "--package", "their_ops")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("aten", "torch has the namespace"),
+        ("higher_order", "torch has the namespace"),
+        ("double", "means something else"),
+        ("index", "means something else"),
+        ("json", "Python has a module of that name"),
+        ("exportkit", "Python has a module of that name"),
+        ("tests", "means the package's tests"),
+    ],
+)
+def test_a_package_that_would_hide_something_is_refused(
+    name: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert why in refused(capsys, "leaky", "--package", name)
+
+
+def test_an_existing_file_is_never_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "their_ops").mkdir()
+    (folder / "their_ops" / "setup.py").write_text("mine")
+    assert "has setup.py already" in refused(capsys, "leaky", "--package", "their_ops")
+    assert "has setup.py already" in refused(capsys, "leaky", "--package", "other_ops", "--output", "their_ops")
+    (folder / "their_ops" / "setup.py").rename(folder / "their_ops" / "LICENSE")
+    assert main(["ops", "new", "leaky", "--package", "their_ops"]) == 0
+    capsys.readouterr()
+    assert "csrc/leaky.h" in refused(capsys, "leaky", "--package", "their_ops", "--kind", "rows")
+    (folder / "their_ops" / "csrc" / "other.cu").symlink_to("nowhere")
+    assert "csrc/other.cu" in refused(capsys, "other", "--package", "their_ops")
+
+
+def test_without_a_package_there_must_be_one_or_a_checkout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is in no package with operators" in refused(capsys, "leaky")
+
+
+def test_an_operator_of_a_checkout_needs_a_type_of_its_own(
+    checkout: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkout[0] / "csrc" / "ops")
+    assert "csrc/arr_coc/common/cpu.h has another type Cpu" in refused(capsys, "cpu")

@@ -1,0 +1,125 @@
+"""What `exportkit ops new` writes compiles, keeps the contract, exports, and reads as if somebody had written it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from exportkit.arr_coc.ops._autocast import register_autocast
+from exportkit.arr_coc.ops._from_layout import register_fake
+from exportkit.cli import main
+from exportkit.operators.contract.check import check_operator
+from exportkit.operators.contract.subject import Subject
+from exportkit.package import elf
+from tests.artifacts import ROOT
+from tests.operators.scaffold.scaffolded import OPERATORS, PACKAGE, compiled_for_cuda
+
+BESIDE_PYTHON = Path(sys.executable).parent
+
+
+def imported(name: str, path: Path) -> ModuleType:
+    """A file as a module with a name of its own."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def run(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def on_path(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package, which can be imported."""
+    monkeypatch.syspath_prepend(str(package))
+    return package
+
+
+def test_it_compiles_without_a_warning(package: Path) -> None:
+    log = (package / "first.log").read_text()
+    assert all(f"{name}.cpp" in log for name in OPERATORS)
+    assert "-Wall -Wextra" in log
+    assert "warning" not in log
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_keeps_the_contract(name: str, on_path: Path, device: torch.device) -> None:
+    spec = imported(f"scaffolded_test_{name}", on_path / "tests" / f"test_{name}.py").SPEC
+    report = check_operator(Subject.of_spec(spec, [device]))
+    assert report.findings == ()
+    assert {"reference", "fake-shape", "gradcheck", "refusals", "exports", "compiles", "batch"} <= {*report.passed}
+
+
+def test_its_library_needs_torch_2_11_and_no_python(package: Path) -> None:
+    (path,) = (package / PACKAGE).glob("*.so")
+    library = elf.read_elf(path)
+    assert library.registers_operators
+    assert elf.is_stable(library.undefined)
+    assert library.torch_symbols <= elf.stable_abi()
+    assert not [name for name in library.undefined if name.startswith(("Py", "_Py"))]
+
+
+def test_a_model_with_it_is_exported_packaged_and_verified(
+    on_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = f"{on_path / 'new_rows_model.py'}:spec"
+    assert main(["export", model, "-o", "model_aoti.pt2"]) == 0
+    assert main(["package", "model_aoti.pt2", "-o", "model.pt2"]) == 0
+    assert main(["verify", "model.pt2", "--model", model]) == 0
+    assert "ok: " in capfd.readouterr().out.splitlines()[-1]
+
+
+def test_the_python_code_passes_ruff_and_is_formatted(package: Path, checkout: tuple[Path, Path]) -> None:
+    ruff = BESIDE_PYTHON / "ruff"
+    run(ruff, "check", "--no-cache", package)
+    run(ruff, "format", "--no-cache", "--check", package)
+    ours = ROOT / "pyproject.toml"
+    new = [checkout[0] / "exportkit" / "ops" / f"{name}.py" for name in OPERATORS]
+    # Only in a whole checkout does ruff know what exportkit is.
+    run(ruff, "check", "--no-cache", "--config", ours, "--config", "lint.isort.known-first-party=['exportkit']", *new)
+    run(ruff, "format", "--no-cache", "--config", ours, "--check", *new)
+
+
+def test_the_c_plus_plus_code_is_formatted(package: Path, checkout: tuple[Path, Path]) -> None:
+    style = f"--style=file:{ROOT / '.clang-format'}"
+    new = (package / "csrc").iterdir(), (checkout[0] / "csrc" / "ops").rglob("new_*.*")
+    run(BESIDE_PYTHON / "clang-format", style, "--dry-run", "-Werror", *(path for paths in new for path in paths))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("where", ["package", "checkout"])
+def test_the_cuda_kernels_compile(where: str, package: Path, checkout: tuple[Path, Path]) -> None:
+    root = package if where == "package" else checkout[0]
+    sources = sorted((root / "csrc").rglob("new_*.cu"))
+    assert len(sources) == len(OPERATORS)
+    assert compiled_for_cuda(root, sources, root / "csrc").stat().st_size > 0
+
+
+def test_an_operator_in_a_checkout_keeps_the_contract(checkout: tuple[Path, Path]) -> None:
+    folder, library = checkout
+    torch.ops.load_library(library)
+    spec = imported("scaffolded_new_reduction", folder / "exportkit" / "ops" / "new_reduction.py").SPEC
+    register_fake(spec)
+    register_autocast(spec)
+    assert check_operator(Subject.of_spec(spec)).findings == ()
+
+
+def test_an_operator_in_a_checkout_has_its_four_files_and_no_other(checkout: tuple[Path, Path]) -> None:
+    folder, _ = checkout
+    for name in OPERATORS:
+        found = {str(path.relative_to(folder)) for path in folder.rglob(f"{name}.*") if path.suffix != ".pyc"}
+        kernels = {f"csrc/arr_coc/{name}/{name}.{suffix}" for suffix in ("h", "cpp", "cu")}
+        assert found == kernels | {f"exportkit/arr_coc/ops/{name}.py"}

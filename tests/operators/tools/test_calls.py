@@ -1,0 +1,212 @@
+"""Calls are found by trial, and varied so that what belonged together still does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given as for_all
+from hypothesis import strategies as st
+
+from exportkit.operators.contract.operator_spec import Sample
+from exportkit.operators.contract.subject import Subject
+from exportkit.operators.tools.call_search import Effort, Enough, search_calls
+from exportkit.operators.tools.forms import arguments_of, draw, tensor_forms
+from exportkit.operators.tools.journal import Journal, Step, read_step
+from exportkit.operators.tools.variations import at_sizes, in_dtypes, in_other_integers, resized
+from exportkit.operators.tools.watched_calls import code_in_memory, watched_calls
+
+CPU = torch.device("cpu")
+PICKY = torch._C.parse_schema("t::picky(Tensor x, Tensor? weight, Tensor indices, SymInt k, bool flag=False) -> Tensor")
+
+
+def picky(call: Sample) -> str | None:
+    """Refuses as kernels do: one thing at a time, each with a sentence."""
+    bound = {
+        "weight": None,
+        "flag": False,
+        **dict(zip(["x", "weight", "indices", "k", "flag"], call.args)),
+        **call.kwargs,
+    }
+    x, weight, indices, k = bound["x"], bound["weight"], bound["indices"], bound["k"]
+    if x.dim() != 2:
+        return f"x must have 2 dimensions, got {x.dim()}"
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        return f"expected half, got {x.dtype}"
+    if x.shape[1] % 8 or not x.numel():
+        return "the last dimension must be a multiple of 8"
+    if weight is not None and (weight.shape != x.shape[1:] or weight.dtype != torch.float32):
+        return f"weight must be float32 and have shape [{x.shape[1]}]"
+    if indices.dim() != 1 or indices.dtype != torch.int32:
+        return "indices must be a vector of int32"
+    return None if 1 < k <= x.shape[1] else f"k must be in [2, {x.shape[1]}]"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_valid_calls_are_found_by_what_refusals_say(seed):
+    search = search_calls(PICKY, picky, CPU, seed)
+    assert search.valid
+    for form in search.valid:
+        assert picky(draw(search.arguments, form, "", CPU)) is None
+    names = [argument.name for argument in search.arguments]
+    flags = {dict(zip(names, form))["flag"] for form in search.valid}
+    weights = {dict(zip(names, form))["weight"] is None for form in search.valid}
+    assert flags == {False, True}, "what is valid is tried with other flags"
+    assert weights == {False, True}, "and with and without optional tensors"
+
+
+def test_the_same_seed_finds_the_same_calls():
+    assert search_calls(PICKY, picky, CPU, 3).valid == search_calls(PICKY, picky, CPU, 3).valid
+
+
+def test_a_search_is_bounded_and_says_what_was_tried():
+    search = search_calls(PICKY, lambda call: "no", CPU, 0, Effort(tries=50))
+    assert search.tried == 50
+    assert search.summary() == "50 drawn calls were refused, with 1 different messages. 50 times: no"
+    patient = search_calls(PICKY, lambda call: "no", CPU, 0, Effort(patience=20))
+    assert 20 <= patient.tried < 40
+    ended = []
+
+    def attempt(call: Sample) -> str | None:
+        ended.append(call)
+        if len(ended) == 3:
+            raise Enough
+        return "no"
+
+    assert search_calls(PICKY, attempt, CPU, 0).tried == 3
+
+
+def test_an_argument_of_an_unknown_type_is_named():
+    schema = torch._C.parse_schema("t::f(Tensor x, Dict(str, Tensor) named) -> Tensor")
+    search = search_calls(schema, lambda call: None, CPU, 0)
+    assert search.tried == 0
+    assert "named is of type Dict" in search.summary()
+
+
+def test_every_type_of_a_schema_has_a_value():
+    schema = torch._C.parse_schema(
+        "t::f(Tensor a, Tensor? b, Tensor[] c, Tensor?[] d, int e, SymInt[2] f, float g, bool h, bool[3] i, str j, "
+        "ScalarType k, Device l, Layout m, MemoryFormat n, Scalar o, int? p, Generator? q, *, Tensor(x!) out, "
+        "float[] r=[1.0, 2.0], ScalarType s=6) -> ()"
+    )
+    calls = []
+    search_calls(schema, lambda call: calls.append(call), CPU, 0)  # type: ignore[func-returns-value]  # records
+    call = calls[0]
+    assert isinstance(call.kwargs["out"], torch.Tensor)
+    assert "r" not in call.kwargs, "defaults are left out"
+    assert [len(call.args[2]), len(call.args[5]), len(call.args[8])] == [2, 2, 3]
+    assert call.args[10] is torch.float32
+
+
+def test_a_default_between_given_arguments_does_not_shift_them():
+    schema = torch._C.parse_schema("t::f(Tensor x, int k=3, Tensor? y=None, float z=1.0) -> Tensor")
+    arguments = arguments_of(schema)
+    form = (arguments[0].tensor((2,)), 3, None, 0.5)
+    call = draw(arguments, form, "", CPU)
+    assert len(call.args) == 1
+    assert call.kwargs == {"z": 0.5}
+    assert len(tensor_forms(form)) == 1
+
+
+# --- variations -------------------------------------------------------------------------------------------------------
+
+
+@for_all(
+    sizes=st.tuples(*[st.integers(1, 6)] * 3),
+    new=st.integers(0, 9),
+    which=st.integers(0, 2),
+)
+def test_sizes_that_are_equal_stay_equal_and_indices_stay_inside(sizes, new, which):
+    torch.manual_seed(0)
+    rows, columns, count = sizes
+    x, weight = torch.randn(rows, columns), torch.randn(columns)
+    indices = torch.randint(0, rows, (count,))
+    old = sizes[which]
+    other = resized(Sample("", (x, weight, indices, columns), {}), {old: new})
+    if other is None:
+        assert new == 0, "only an empty dimension leaves indices nothing to point to"
+        return
+    a, b, i, k = other.args
+    assert a.shape[1] == b.shape[0]
+    assert a.shape == tuple(new if size == old else size for size in x.shape)
+    assert k == (a.shape[1] if columns > 1 else columns)
+    assert not i.numel() or int(i.max()) < max(a.shape[0], rows if old != rows else new)
+    assert x.shape == (rows, columns), "the call itself does not change"
+
+
+@for_all(count=st.integers(1, 5), rows=st.integers(2, 9), new=st.integers(1, 12))
+def test_offsets_reach_the_size_that_they_reached(count, rows, new):
+    offsets = torch.linspace(0, rows, count + 1).floor().long()
+    other = resized(Sample("", (torch.randn(rows, 20), offsets), {}), {rows: new} if rows != count + 1 else {})
+    assert other is not None
+    values, changed = other.args
+    assert int(changed.max()) <= values.shape[0]
+    assert bool((changed.diff() >= 0).all())
+
+
+def test_dtypes_change_together_and_others_stay():
+    call = Sample("c", (torch.randn(2), torch.randn(2), torch.randn(2).double(), torch.arange(2)), {})
+    made = [tuple(t.dtype for t in other.args) for other in in_dtypes(call, (torch.float16, torch.float32))]
+    assert made == [
+        (torch.float32, torch.float32, torch.float64, torch.int64),
+        (torch.float16, torch.float16, torch.float64, torch.int64),
+    ]
+    assert [other.args[3].dtype for other in in_other_integers(call)] == [torch.int32]
+    assert list(in_other_integers(Sample("c", (torch.randn(2),), {}))) == []
+    shapes = {tuple(other.args[0].shape) for other in at_sizes(Sample("c", (torch.randn(3, 5),), {}))}
+    assert {(3, 131), (7, 5), (0, 5), (67, 517)} <= shapes
+    assert list(at_sizes(Sample("c", (1.0,), {}))) == []
+
+
+# --- what is left behind when a process ends --------------------------------------------------------------------------
+
+
+def test_a_step_is_read_after_the_process_was_killed_by_its_limit(tmp_path: Path):
+    path = tmp_path / "journal"
+    assert read_step(path) is None
+    step = Step("runs", "torch.ops.a.b('ä')", "given")
+    if (child := os.fork()) == 0:
+        journal = Journal(path, 0.05)
+        journal.write(Step("a step before this one that is longer", "x" * 1000))
+        with journal.call(step):
+            signal.pause()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGALRM
+    assert read_step(path) == step
+    path.write_bytes(path.read_bytes()[:-3])
+    assert read_step(path) is None
+
+
+def test_each_other_call_of_an_operator_is_seen_with_its_memory():
+    import contextlib
+
+    operator, seen = torch.ops.aten.sin.default, []
+
+    @contextlib.contextmanager
+    def see(call: Sample):
+        seen.append([tuple(t.stride()) for t in call.args])
+        yield
+
+    x = torch.randn(4, 6)
+    with watched_calls(operator, see):
+        plain = operator(x)
+        operator(x)
+        operator(x[:, ::2])
+        torch.vmap(operator)(x)
+        with torch._subclasses.FakeTensorMode() as mode:
+            operator(mode.from_tensor(x))
+    assert torch.equal(plain, operator(x))
+    assert seen == [[(6, 1)], [(6, 2)]]
+
+
+@pytest.mark.parametrize("place", [slice(0, 2), slice(1, 3)])
+def test_a_call_is_written_with_the_place_of_its_tensors_in_memory(place):
+    x = torch.arange(12.0).reshape(3, 4)[place, 1::2]
+    code = code_in_memory(Subject(torch.ops.aten.sin.default, ()), Sample("", (x,), {}))
+    assert torch.equal(eval(code), x.sin())  # noqa: S307 (written by what is tested)
+    written = eval(code.removeprefix("torch.ops.aten.sin"))  # noqa: S307 (as above)
+    assert written.stride() == x.stride()
+    assert written.data_ptr() % 64 == x.data_ptr() % 64

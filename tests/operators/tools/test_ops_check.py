@@ -1,0 +1,128 @@
+"""`exportkit ops check`: what is found is found with its call, and nothing that an operator does stops the others."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from exportkit.cli import main
+from exportkit.operators.tools.checking import _finding
+from exportkit.operators.tools.journal import Step
+from tests.operators.tools.conftest import PLANTED, misbehaving
+
+
+def by_name(document: Any) -> dict[str, Any]:
+    return {each["report"]["operator"]: each for each in document["operators"]}
+
+
+def findings(checked: Any) -> dict[str, Any]:
+    return {finding["check"]: finding for finding in checked["report"]["findings"]}
+
+
+def test_a_crash_a_hang_and_exhausted_memory_are_findings_and_all_operators_are_checked(ops):
+    options = ["--only", "fake-shape", "--timeout", 8, "--max-memory", "4GB"]
+    code, document = ops("check", PLANTED, *options)
+    checked = by_name(document)
+    assert code == 1
+    assert not document["ok"]
+
+    crash = findings(checked["planted::crashes"])["crash"]
+    assert "SIGSEGV" in crash["message"]
+    assert "torch.ops.planted.crashes(torch.randn(7, 5))" in crash["call"]
+    hang = findings(checked["planted::hangs"])["hang"]
+    assert "within 8 s" in hang["message"]
+    assert "torch.float64" in hang["call"]
+    memory = findings(checked["planted::devours"])["memory"]
+    assert "torch.bfloat16" in memory["call"]
+    for name in ("crashes", "hangs", "devours"):
+        assert "fake-shape" in checked[f"planted::{name}"]["report"]["passed"], "what did not fail is checked"
+
+    lie = findings(checked["planted::padded"])["fake-shape"]
+    assert lie["severity"] == "broken"
+    assert "has shape [12], the kernel returns [9]" in lie["message"]
+    assert not findings(checked["planted::good"])
+    assert checked["planted::good"]["origin"] == "drawn"
+    assert checked["planted::unheard"]["not_checked"] is None, "the word was learned from the refusal"
+    never = checked["planted::never"]
+    assert "not today" in never["not_checked"]
+    assert "--calls 'planted::never=" in never["hint"]
+    assert never["report"]["calls"] > 100
+
+
+def test_given_calls_are_used_and_the_reference_is_compared(ops):
+    library = misbehaving()
+    only = ["--only", "reference", "--timeout", 8, "--dtype", "float32"]
+    code, document = ops(
+        "check", library, *only, "--calls", f"misbehaving::act={PLANTED}:calls_of_act",
+        "--reference", f"misbehaving::act={PLANTED}:double",
+    )  # fmt: skip
+    (checked,) = document["operators"]
+    assert code == 1
+    assert checked["origin"] == "given"
+    assert set(findings(checked)) == {"crash", "hang"}
+    assert "torch.tensor([1.0, 5.0])" in findings(checked)["crash"]["call"]
+    assert checked["report"]["passed"] == ["reference"]
+
+    function = f"{PLANTED}:wrong"
+    code, document = ops("check", library, "--only", "reference", "--operator", "act", "--reference", f"act={function}")
+    assert code == 1
+    assert "must equal the reference" in findings(document["operators"][0])["reference"]["message"]
+
+
+def test_the_calls_of_a_model_are_recorded_and_varied(ops):
+    code, document = ops("check", f"{PLANTED}:Net", "--input", "x=float32[2,3,4]", "--only", "fake-shape")
+    checked = by_name(document)
+    assert code == 1
+    assert set(checked) == {"planted::good", "planted::padded"}, "only what the model calls"
+    assert {each["origin"] for each in checked.values()} == {"model"}
+    assert set(findings(checked["planted::padded"])) == {"fake-shape"}, "the model's own size shows no fault"
+
+
+def test_the_text_names_what_is_broken_and_how_to_see_it(capsys):
+    assert main(["ops", "check", str(PLANTED), "--operator", "padded", "--only", "fake-shape"]) == 1
+    said = capsys.readouterr()
+    assert "  broken  fake-shape: The fake kernel says" in said.out
+    assert "    >>> torch.ops.planted.padded(torch.randn(1))" in said.out
+    assert said.out.endswith("1 operator: 1 broken, 0 not checked\n")
+    assert "checking planted::padded (1 of 1) ..." in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["there_is_no.so"], "no file 'there_is_no.so'"),
+        (["model.pt2"], "`exportkit inspect model.pt2`"),
+        ([PLANTED, "--input", "x=float32[2]"], "--input and --op-library are for a model"),
+        ([PLANTED, "--calls", "a.py:calls"], "--calls NS::OP=a.py:calls"),
+        ([PLANTED, "--reference", "planted::good=a.py"], "name a function"),
+        ([PLANTED, "--max-memory", "much"], "not a number with a unit"),
+    ],
+)
+def test_what_cannot_be_is_a_usage_error(arguments, said, capsys):
+    assert main(["ops", "check", *map(str, arguments)]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "fake-shapes"], "fake-shape,"),
+        (["--operator", "best"], "planted::good"),
+        (["--calls", f"planted::never={PLANTED}:nothing"], "yields no calls"),
+        (["--spec", "json:dumps"], "names no OpSpec"),
+        (["--dtype", "float99"], "float99"),
+    ],
+)
+def test_what_only_the_library_tells_is_a_usage_error(arguments, said, capsys):
+    assert main(["ops", "check", str(PLANTED), *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_process_that_ends_without_a_word_is_a_finding_too():
+    found = _finding(-signal.SIGKILL, None, 60)
+    assert found.check == "crash"
+    assert "memory runs out" in found.message
+    found = _finding(-signal.SIGALRM, Step("compiles"), 60)
+    assert "in the check compiles" in found.message
