@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from exportkit.serve.protocol.aligned import aligned_bytes, body_buffer
 from exportkit.serve.protocol.answer_body import encode_answer
+from exportkit.serve.protocol.http_request import BodyRules, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, OutputTensor, Timing
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms, RegionSlice
-from exportkit.serve.protocol.request_body import parse_body
 from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.protocol.tensors import aligned_bytes, body_buffer
 
 SHAPE = [1, 3, 512, 512]
 SIZE = 3 << 20  # bytes of a float32 image of this shape
 CHUNK = 1 << 16  # what a server hands over at a time
-METADATA: dict[str, Any] = {"inputs": [], "outputs": []}
+RULES = BodyRules([], [], batched=True, max_bytes=SIZE)
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def _header(**more: Any) -> bytes:
 
 
 def _parse(body: memoryview, length: int | None, memory: SharedMemory | None = None) -> object:
-    return parse_body(body, length, metadata=METADATA, batched=True, max_bytes=SIZE, shared_memory=memory)
+    return parse_body(body, length, RULES, memory)
 
 
 def _binary() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -20,8 +20,8 @@ from exportkit.serve.engine.execution import Ran, Runner
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.process_settings import cores
+from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest
-from exportkit.serve.protocol.request_body import BodyRules
 from exportkit.serve.statuses import (
     BackendError,
     CancelledError,

@@ -13,8 +13,8 @@ from starlette.types import Message
 from exportkit.serve.http.body_source import BodySource
 from exportkit.serve.http.content_coding import Coding, Inflater, coding_of_body
 from exportkit.serve.http.http_options import HttpOptions
-from exportkit.serve.protocol.aligned import body_buffer
-from exportkit.serve.protocol.request_body import header_length_of
+from exportkit.serve.protocol.http_request import header_length_of
+from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.statuses import BadRequestError, CancelledError, SlowClientError, TooLargeError
 
 _FIRST_SIZE = 64 << 10  # bytes of the buffer of a body whose size is not known

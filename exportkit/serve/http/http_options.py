@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from exportkit.serve.protocol.aligned import aligned_bytes
 from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.protocol.tensors import aligned_bytes
 
 
 @dataclass(frozen=True)

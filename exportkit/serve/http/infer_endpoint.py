@@ -17,10 +17,10 @@ from exportkit.serve.http.content_coding import coding_of_answer, deflated
 from exportkit.serve.http.exchange import JSON, headers_of
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.answer_body import encode_answer
+from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
-from exportkit.serve.protocol.request_body import BodyRules, ParsedBody, parse_body
-from exportkit.serve.protocol.work import LONG, work_of_copying
+from exportkit.serve.protocol.tensors import LONG, work_of_copying
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError, NotReadyError
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from exportkit.serve.protocol.datatypes import shown
 from exportkit.serve.protocol.inference import InferAnswer, OutputTensor
-from exportkit.serve.protocol.parameters import OutputForms, RegionSlice
-from exportkit.serve.protocol.request_body import check_form
+from exportkit.serve.protocol.parameters import OutputForms, RegionSlice, check_form
 from exportkit.serve.protocol.shared_memory import SharedMemory, offered
 from exportkit.serve.protocol.values import numpy_dtype
 from exportkit.serve.statuses import BadRequestError

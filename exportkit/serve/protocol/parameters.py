@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exportkit.serve.protocol.datatypes import shown
-from exportkit.serve.protocol.inference import InferRequest, InputTensor
+from exportkit.serve.protocol.datatypes import BINARY_ONLY, shown
 from exportkit.serve.statuses import BadRequestError, NotOfferedError
 
 _MOST = (1 << 64) - 1  # the protocol's numbers are uint64
@@ -102,19 +101,24 @@ def output_form(name: str, parameters: Mapping[str, Any], default: OutputForm) -
     return OutputForm(truth(where, parameters, "binary_data", default.binary), region_slice(name, parameters))
 
 
-def checked_request(
-    inputs: Sequence[InputTensor], outputs: Sequence[str] | None, id: str, parameters: Mapping[str, Any]
-) -> InferRequest:
-    """Returns a request, with `priority` and `timeout` (microseconds) of its parameters. Custom ones are ignored.
+def check_form(name: str, datatype: str, form: OutputForm) -> None:
+    """Raises BadRequestError if an output of this datatype cannot be returned in this form."""
+    if datatype in BINARY_ONLY and not form.binary and form.region is None:
+        raise BadRequestError(
+            f"the output {shown(name)} is {datatype}, which cannot be returned as JSON",
+            hint="Ask for it with the parameter `binary_data`: true, or for all with `binary_data_output`: true.",
+        )
 
-    `outputs` that are empty or None ask for all.
+
+def scheduling(parameters: Mapping[str, Any]) -> tuple[int, float | None]:
+    """Returns the `priority` and the `timeout` that a request's parameters ask for, the latter in seconds or None.
+
+    Custom parameters are ignored.
 
     Raises:
-        BadRequestError: A name is there twice, or a parameter's value is wrong, or its name is reserved.
+        BadRequestError: A parameter's value is wrong, or its name is reserved.
         NotOfferedError: The request belongs to a sequence.
     """
-    check_names("input", (tensor.name for tensor in inputs))
-    check_names("output", outputs or ())
     for key in parameters:
         if key.startswith("sequence_"):
             raise NotOfferedError(
@@ -124,13 +128,7 @@ def checked_request(
         if key.startswith("triton_") or key == "headers":
             raise BadRequestError(f"the parameter {shown(key)} has a reserved name; custom ones need another")
     timeout = whole_number("the request", parameters, "timeout")
-    return InferRequest(
-        inputs=tuple(inputs),
-        outputs=tuple(outputs) if outputs else None,
-        id=id,
-        priority=whole_number("the request", parameters, "priority"),
-        timeout=timeout * _MICROSECOND if timeout else None,
-    )
+    return whole_number("the request", parameters, "priority"), timeout * _MICROSECOND if timeout else None
 
 
 def check_names(kind: str, names: Iterable[str]) -> None:

@@ -6,18 +6,17 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from exportkit.serve.protocol.aligned import aligned_bytes
 from exportkit.serve.protocol.datatypes import shortened, shown
 from exportkit.serve.protocol.inference import InputTensor
 from exportkit.serve.protocol.parameters import RegionSlice
-from exportkit.serve.protocol.tensor_checks import check_data_size, input_of_bytes
+from exportkit.serve.protocol.tensors import InputSpec, aligned_bytes
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotServedError
 
 _FOLDER = b"/dev/shm/"
@@ -211,18 +210,16 @@ def offered(shared_memory: SharedMemory | None) -> SharedMemory:
     return shared_memory
 
 
-def input_of_region(
-    shared_memory: SharedMemory | None, name: str, datatype: str, shape: Sequence[int], where: RegionSlice
-) -> InputTensor:
+def input_of_region(shared_memory: SharedMemory | None, spec: InputSpec, where: RegionSlice) -> InputTensor:
     """Returns an input that lies in shared memory.
 
     Raises:
         BadRequestError: The slice has another size than the input, or cannot be read.
-        NotOfferedError: This server does not offer shared memory, or the datatype is BYTES.
+        NotOfferedError: This server does not offer shared memory.
     """
     regions = offered(shared_memory)
-    check_data_size(name, datatype, shape, where.size)
-    return input_of_bytes(name, datatype, shape, regions.read(where))
+    spec.check_size(where.size)
+    return spec.of_bytes(regions.read(where))
 
 
 def _open(key: str) -> int:

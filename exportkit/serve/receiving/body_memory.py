@@ -10,7 +10,7 @@ from collections import deque
 
 import numpy as np
 
-from exportkit.serve.protocol.aligned import ALIGNMENT
+from exportkit.serve.protocol.tensors import ALIGNMENT
 from exportkit.serve.statuses import QueueFullError
 
 RESERVED_BYTES = 64 << 30

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
+from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor, OutputTensor
-from exportkit.serve.protocol.request_body import BodyRules
 from exportkit.serve.receiving.body_memory import BodyMemory
 from exportkit.serve.receiving.receiver_messages import (
     Answered,

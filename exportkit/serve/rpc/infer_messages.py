@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from exportkit.serve.protocol.datatypes import shown
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor
-from exportkit.serve.protocol.parameters import OutputForm, RegionSlice, checked_request, output_form, region_slice
-from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.protocol.tensor_checks import checked_input, input_bytes, input_of_values
-from exportkit.serve.protocol.work import LONG, work_of_copying
+from exportkit.serve.protocol.parameters import (
+    OutputForm,
+    RegionSlice,
+    check_names,
+    output_form,
+    region_slice,
+    scheduling,
+)
+from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region, offered
+from exportkit.serve.protocol.tensors import LONG, InputSpec, work_of_copying
 from exportkit.serve.rpc.message_classes import message_class, read_message
 from exportkit.serve.rpc.wire import join, split
-from exportkit.serve.statuses import BadRequestError, NotOfferedError
+from exportkit.serve.statuses import BadRequestError
 
 _REQUEST = message_class("inference.ModelInferRequest")
 _INPUT = message_class("inference.ModelInferRequest.InferInputTensor")
@@ -67,10 +74,12 @@ class ReceivedRequest:
         described, raw = split(data, _RAW_INPUTS, _MOST_FIELDS)
         head, inputs = split(described, _INPUTS, _MOST_FIELDS)
         self._message = read_message(_REQUEST, _described(head))
-        self._sources = _sources(_inputs(inputs, _MOST_BYTES - len(head)), raw)
+        self._sources = _sources(inputs, raw, _MOST_BYTES - len(head))
         self.model: str = self._message.model_name
         self.version: str = self._message.model_version
-        self.size = sum(source.size for source in self._sources)
+        check_names("input", (source.spec.name for source in self._sources))
+        check_names("output", (output.name for output in self._message.outputs))
+        self.size = sum(source.spec.size for source in self._sources)
         self.regions = _regions(self._message.outputs)
         self.long = sum(source.work for source in self._sources) > LONG
 
@@ -85,19 +94,17 @@ class ReceivedRequest:
             BadRequestError: The request breaks the protocol.
             NotOfferedError: It asks for a part of the protocol that is not offered.
         """
-        if shared_memory is None and (self.regions or any(source.region for source in self._sources)):
-            raise NotOfferedError(
-                "this server does not offer shared memory", hint="`exportkit serve --shared-memory` does."
-            )
-        message = self._message
-        request = checked_request(
-            [source.tensor(shared_memory) for source in self._sources],
-            [output.name for output in message.outputs] or None,
-            message.id,
-            plain_parameters(message.parameters),
+        if self.regions:
+            offered(shared_memory)
+        priority, timeout = scheduling(plain_parameters(self._message.parameters))
+        limits = [seconds for seconds in (timeout, seconds_left) if seconds is not None]
+        return InferRequest(
+            tuple(source.tensor(shared_memory) for source in self._sources),
+            tuple(output.name for output in self._message.outputs) or None,
+            self._message.id,
+            priority,
+            min(limits, default=None),
         )
-        left = [seconds for seconds in (request.timeout, seconds_left) if seconds is not None]
-        return replace(request, timeout=min(left, default=None))
 
 
 def encode_infer_answer(
@@ -135,21 +142,12 @@ def plain_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Source:
-    """An input's message without `contents`, and where its elements are: in one of three places."""
+    """An input, and where its elements are: in `contents` (`typed`), in `raw_input_contents`, or in shared memory."""
 
-    message: Any
+    spec: InputSpec
     typed: bytes
-    raw: memoryview | None = None
-    region: RegionSlice | None = None
-
-    @property
-    def size(self) -> int:
-        """The bytes of the elements."""
-        if self.region is not None:
-            return self.region.size
-        if self.raw is not None:
-            return self.raw.nbytes
-        return input_bytes(self.message.name, self.message.datatype, self.message.shape)
+    raw: memoryview | None
+    region: RegionSlice | None
 
     @property
     def work(self) -> int:
@@ -157,16 +155,13 @@ class _Source:
         return len(self.typed) if self.region is None else work_of_copying(self.region.size)
 
     def tensor(self, shared_memory: SharedMemory | None) -> InputTensor:
-        """Returns the checked input."""
-        name, datatype, shape = self.message.name, self.message.datatype, tuple(self.message.shape)
-        if self.region is not None and shared_memory is not None:
-            return checked_input(name, datatype, shape, shared_memory.read(self.region))
-        if self.raw is not None:
-            return checked_input(name, datatype, shape, self.raw)
-        return input_of_values(name, datatype, shape, self._values())
+        """Returns the input with its data."""
+        if self.region is not None:
+            return input_of_region(shared_memory, self.spec, self.region)
+        return self.spec.of_values(self._values()) if self.raw is None else self.spec.of_bytes(self.raw)
 
     def _values(self) -> Sequence[Any]:
-        name, datatype = self.message.name, self.message.datatype
+        name, datatype = self.spec.name, self.spec.datatype
         if datatype not in _TYPED:
             raise BadRequestError(
                 f"the input `{name}` is {datatype}, for which `contents` has no field",
@@ -190,34 +185,33 @@ def _described(data: bytes | memoryview, allowed: int = _MOST_BYTES) -> bytes:
     return bytes(data)
 
 
-def _inputs(messages: Sequence[memoryview], allowed: int) -> list[_Source]:
-    """Reads the inputs without their `contents`, which together have at most `allowed` bytes."""
+def _sources(messages: Sequence[memoryview], raw: Sequence[memoryview], allowed: int) -> list[_Source]:
+    """Reads the inputs, whose messages have at most `allowed` bytes beside `contents`, and finds their elements.
+
+    `raw` has those of the inputs that are not in shared memory, in their order.
+    """
     if len(messages) > _MOST_INPUTS:
         raise BadRequestError(f"the request has {len(messages)} inputs; {_MOST_INPUTS} are allowed")
-    sources = []
+    sources, taken = [], 0
     for message in messages:
         head, contents = split(message, _TYPED_INPUT, _MOST_FIELDS_OF_AN_INPUT)
-        sources.append(_Source(read_message(_INPUT, _described(head, allowed)), b"".join(contents)))
+        described = read_message(_INPUT, _described(head, allowed))
         allowed -= len(head)
+        spec = InputSpec.of(described.name, described.datatype, described.shape)
+        region = region_slice(spec.name, plain_parameters(described.parameters))
+        if raw and contents:
+            raise BadRequestError(
+                f"the input {shown(spec.name)} has `contents`, and the request has `raw_input_contents`",
+                hint="Send the elements of all inputs in the same of the two.",
+            )
+        outside = bool(raw) and region is None
+        sources.append(_Source(spec, b"".join(contents), raw[taken] if outside and taken < len(raw) else None, region))
+        taken += outside
+    if taken != len(raw):
+        raise BadRequestError(
+            f"the request has {len(raw)} `raw_input_contents` for {taken} inputs outside of shared memory"
+        )
     return sources
-
-
-def _sources(inputs: Sequence[_Source], raw: Sequence[memoryview]) -> list[_Source]:
-    """Finds each input's elements. `raw` has those of the inputs that are not in shared memory, in their order."""
-    regions = [region_slice(each.message.name, plain_parameters(each.message.parameters)) for each in inputs]
-    if not raw:
-        return [replace(each, region=region) for each, region in zip(inputs, regions)]
-    if typed := [each.message.name for each in inputs if each.typed]:
-        raise BadRequestError(
-            f"the input `{typed[0]}` has `contents`, and the request has `raw_input_contents`",
-            hint="Send the elements of all inputs in the same of the two.",
-        )
-    if len(raw) != regions.count(None):
-        raise BadRequestError(
-            f"the request has {len(raw)} `raw_input_contents` for {regions.count(None)} inputs outside of shared memory"
-        )
-    left = iter(raw)
-    return [replace(each, raw=None if region else next(left), region=region) for each, region in zip(inputs, regions)]
 
 
 def _regions(outputs: Sequence[Any]) -> dict[str, RegionSlice]:

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from exportkit.serve.engine.repository import IndexEntry
+from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, Timing
-from exportkit.serve.protocol.request_body import BodyRules
 from exportkit.serve.statuses import (
     BackendError,
     BadRequestError,

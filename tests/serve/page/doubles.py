@@ -14,7 +14,7 @@ from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.described import Described
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.protocol.request_body import BodyRules
+from exportkit.serve.protocol.http_request import BodyRules
 from tests.runtime import tiny
 
 

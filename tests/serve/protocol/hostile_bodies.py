@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from exportkit.serve.protocol.aligned import body_buffer
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.datatypes import item_size
-from exportkit.serve.protocol.request_body import BodyRules, ParsedBody, header_length_of, parse_body
+from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, header_length_of, parse_body
 from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.statuses import ServeError
 from tests.serve.protocol.messages import NUMPY, address, answer_of
 

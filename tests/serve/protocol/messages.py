@@ -9,10 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from exportkit.serve.protocol.aligned import body_buffer
+from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, header_length_of, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, OutputTensor, Timing
-from exportkit.serve.protocol.request_body import BodyRules, ParsedBody, header_length_of, parse_body
 from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.protocol.tensors import body_buffer
 
 # numpy's dtypes, written apart from the product's table.
 NUMPY: Mapping[str, Any] = {

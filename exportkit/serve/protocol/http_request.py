@@ -1,0 +1,364 @@
+"""Reads the body of an HTTP request for an inference: JSON, JSON before binary data, or one tensor's bytes.
+
+The JSON becomes a head, each input of the head gets its data, and both become the request. A short text can stand for
+many objects in memory. So what has no bound in the protocol gets one here, and a key that is there twice is refused as
+soon as it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from exportkit.serve.protocol.datatypes import item_size, shortened, shown
+from exportkit.serve.protocol.inference import InferRequest, InputTensor
+from exportkit.serve.protocol.parameters import (
+    OutputForm,
+    OutputForms,
+    RegionSlice,
+    check_form,
+    check_names,
+    output_form,
+    region_slice,
+    scheduling,
+    truth,
+    whole_number,
+)
+from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region, offered
+from exportkit.serve.protocol.tensors import InputSpec, check_header_length
+from exportkit.serve.statuses import BadRequestError, TooLargeError
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+_MOST_DIGITS = 18  # what fits 64 bits; int() would be slow for very many
+_MOST_TENSORS = 1024  # in a request
+_MOST_TEXT = 1 << 20  # bytes of the JSON of parameters, and of requested outputs
+_REMEMBERED = 256  # texts
+_REMEMBERED_BYTES = 4096  # of a text, at most: requests whose data is binary have a few hundred
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BodyRules:
+    """What a body of a model may hold.
+
+    Attributes:
+        inputs: `name`, `datatype` and `shape` of each of the model's inputs. A size of -1 varies.
+        outputs: The same of its outputs.
+        batched: Whether the first size of the inputs is a number of rows: then a request without JSON has one row,
+            unless no other size varies.
+        max_bytes: The most bytes that the inputs may have together.
+    """
+
+    inputs: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
+    batched: bool
+    max_bytes: int
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any], max_bytes: int) -> BodyRules:
+        """Returns the rules of a model with this metadata."""
+        return cls(metadata["inputs"], metadata["outputs"], metadata["batching"]["enabled"], max_bytes)
+
+    @functools.cached_property
+    def most_elements(self) -> int:
+        """The most elements that the inputs may have together."""
+        return self.max_bytes // min((item_size(tensor["datatype"]) for tensor in self.inputs), default=1)
+
+
+@dataclass(frozen=True)
+class ParsedBody:
+    """A request, and how its answer is to be written."""
+
+    request: InferRequest
+    forms: OutputForms
+
+
+def header_length_of(value: str | None) -> int | None:
+    """Returns the number in the HTTP header Inference-Header-Content-Length. None: there is no such header.
+
+    Raises:
+        BadRequestError: It is not a number of at most 18 digits.
+    """
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS):
+        raise BadRequestError(
+            f"the header {HEADER_LENGTH} is {shown(value)}, which is not a number of bytes",
+            hint="It is the length of the JSON, in digits. 0 says that the body is the data of the only input.",
+        )
+    return int(value)
+
+
+def parse_body(
+    body: memoryview, header_length: int | None, rules: BodyRules, shared_memory: SharedMemory | None = None
+) -> ParsedBody:
+    """Reads a body. The inputs are views of it, so it must not be written to again.
+
+    Args:
+        body: The whole body, decompressed; best in a `body_buffer`.
+        header_length: The length of the JSON. None: all is JSON. 0: all is the one input's data.
+        rules: What the model allows.
+        shared_memory: The registered regions. None: this server does not offer shared memory.
+
+    Raises:
+        BadRequestError: The body breaks the protocol. The message names the key or the input.
+        NotOfferedError: It asks for a part of the protocol that is not offered.
+        TooLargeError: Its inputs are larger than those of any request of the model.
+    """
+    check_header_length(body.nbytes, header_length)
+    if header_length == 0:
+        return _without_json(body, rules)
+    text = body if header_length is None else body[:header_length]
+    head = _read_head(text) if text.nbytes > _REMEMBERED_BYTES else _remembered_head(bytes(text))
+    _check_forms(head.forms, rules.outputs, shared_memory)
+    inputs = _take_inputs(head.inputs, body[text.nbytes :], header_length, rules.max_bytes, shared_memory)
+    request = InferRequest(inputs, tuple(head.forms.named) or None, head.id, head.priority, head.timeout)
+    return ParsedBody(request, head.forms)
+
+
+def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
+    """Returns the request of a body that is the data of the model's only input."""
+    inputs = rules.inputs
+    if len(inputs) != 1:
+        names = ", ".join(str(described["name"]) for described in inputs)
+        raise BadRequestError(
+            f"the header {HEADER_LENGTH} is 0, which is for models of one input; this has {len(inputs)}: {names}",
+            hint=f"Send JSON before the data, and its length as {HEADER_LENGTH}.",
+        )
+    name, datatype, shape = inputs[0]["name"], inputs[0]["datatype"], list(inputs[0]["shape"])
+    varying = [place for place, length in enumerate(shape) if length < 0]
+    if rules.batched and len(varying) > 1 and varying[0] == 0:
+        shape[0], varying = 1, varying[1:]
+    if len(varying) > 1:
+        raise BadRequestError(
+            f"the header {HEADER_LENGTH} is 0, which is for inputs of which at most one size varies; "
+            f"the input {shown(name)} has the shape {inputs[0]['shape']}",
+            hint=f"Send JSON before the data, and its length as {HEADER_LENGTH}.",
+        )
+    for place in varying:
+        each = math.prod(length for length in shape if length >= 0) * item_size(datatype)
+        shape[place] = body.nbytes // each if each else 0
+    request = InferRequest((InputSpec.of(name, datatype, shape).of_bytes(body),))
+    return ParsedBody(request, OutputForms(OutputForm(binary=True), {}))
+
+
+def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]], shared_memory: SharedMemory | None) -> None:
+    """Refuses before the model runs what could not be written after it."""
+    if any(form.region is not None for form in forms.named.values()):
+        offered(shared_memory)
+    for output in outputs:
+        name = output["name"]
+        if not forms.named or name in forms.named:
+            check_form(name, output["datatype"], forms.of(name))
+
+
+# --- the inputs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _InputHead:
+    """An input without its data, which is in a region, in the JSON (`values`), or else in the binary section."""
+
+    spec: InputSpec
+    region: RegionSlice | None
+    values: memoryview | None
+
+
+def _take_inputs(
+    heads: Sequence[_InputHead],
+    section: memoryview,
+    header_length: int | None,
+    max_bytes: int,
+    shared_memory: SharedMemory | None,
+) -> tuple[InputTensor, ...]:
+    """Returns the inputs with their data, of which the binary section has nothing else."""
+    inputs, room, start = [], max_bytes, 0
+    for head in heads:
+        spec = head.spec
+        room -= spec.size
+        if room < 0:
+            raise TooLargeError(f"the inputs have more than {max_bytes} bytes, which no request of this model needs")
+        if head.region is not None:
+            inputs.append(input_of_region(shared_memory, spec, head.region))
+        elif head.values is not None:
+            inputs.append(spec.of_json(head.values))
+        elif spec.size > section.nbytes - start:
+            raise BadRequestError(
+                f"the input {shown(spec.name)} has {spec.size} bytes of binary data; "
+                f"{section.nbytes - start} are left in the body",
+                hint=f"{HEADER_LENGTH} says how long the JSON is."
+                if header_length is not None
+                else f"The request has no header {HEADER_LENGTH}, so all of its body is JSON.",
+            )
+        else:
+            inputs.append(spec.of_bytes(section[start : start + spec.size]))
+            start += spec.size
+    if start != section.nbytes:
+        raise BadRequestError(
+            f"the binary data is {section.nbytes - start} bytes longer than its inputs",
+            hint=f"The `binary_data_size` of the inputs and {HEADER_LENGTH} add up to the length of the body.",
+        )
+    return tuple(inputs)
+
+
+# --- the head ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What the JSON says, without the tensors' data. An output that is named in `forms` is wanted; none: all are."""
+
+    inputs: tuple[_InputHead, ...]
+    forms: OutputForms
+    id: str
+    priority: int
+    timeout: float | None
+
+
+def _read_head(text: memoryview) -> _Head:
+    message = _decoded(_REQUEST, text, "the request")
+    # Another reader, such as a proxy, could have seen another of two values than this one. A decoder of structures
+    # takes the last of them, so each object is read once more for its keys. (_remembered_head spares most requests it.)
+    _decoded(_OBJECT, text, "the request")
+    parameters = _parameters(message.parameters, "the request")
+    default = OutputForm(truth("the request", parameters, "binary_data_output", False))
+    outputs = (
+        [] if _is_missing(message.outputs) else _tensors(_OUTPUTS, _bounded(message.outputs, "outputs"), "outputs")
+    )
+    check_names("output", (output.name for output in outputs))
+    forms = {}
+    for output in outputs:
+        wanted = _parameters(output.parameters, f"the output {shown(output.name)}")
+        forms[output.name] = output_form(output.name, wanted, default)
+    inputs = tuple(map(_input_head, _tensors(_INPUTS, message.inputs, "inputs")))
+    check_names("input", (head.spec.name for head in inputs))
+    return _Head(inputs, OutputForms(default, forms), message.id or "", *scheduling(parameters))
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _remembered_head(text: bytes) -> _Head:
+    """Reads a text once. Clients send the same text again and again, with other data."""
+    return _read_head(memoryview(text))
+
+
+def _input_head(tensor: _Input) -> _InputHead:
+    whose = f"the input {shown(tensor.name)}"
+    parameters = _parameters(tensor.parameters, whose)
+    region = region_slice(tensor.name, parameters)
+    binary_size = whole_number(whose, parameters, "binary_data_size") if "binary_data_size" in parameters else None
+    values = None if _is_missing(tensor.data) else memoryview(tensor.data)
+    given = [each is not None for each in (region, binary_size, values)]
+    if sum(given) != 1:
+        raise BadRequestError(
+            f"{whose} has " + ("no data" if not any(given) else "its data in two places"),
+            hint="Give one of `data` and the parameters `binary_data_size` and `shared_memory_region`.",
+        )
+    spec = InputSpec.of(tensor.name, tensor.datatype, tensor.shape)
+    if binary_size is not None:
+        spec.check_size(binary_size)
+    return _InputHead(spec, region, values)
+
+
+# --- the JSON ---------------------------------------------------------------------------------------------------------
+
+
+class _Input(Struct, forbid_unknown_fields=True):
+    """An input. Its parameters and its data are not decoded yet."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: Raw = Raw()
+    data: Raw = Raw()
+
+
+class _Output(Struct, forbid_unknown_fields=True):
+    """An output that is asked for."""
+
+    name: str
+    parameters: Raw = Raw()
+
+
+class _Request(Struct, forbid_unknown_fields=True):
+    """A request. KServe's client repeats the model's name and version, which the URL has already."""
+
+    inputs: Raw
+    outputs: Raw = Raw()
+    id: str | None = None
+    parameters: Raw = Raw()
+    model_name: str | None = None
+    model_version: str | None = None
+
+
+class _Key(str):
+    """A key of a JSON object. A dict compares it with a key that is there already, which raises."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if str.__eq__(self, other):
+            raise ValueError(f"the key {shown(str(self))} is there twice")
+        return False
+
+
+def _tensors(decoder: msgspec.json.Decoder[list[T]], text: Raw, what: str) -> list[T]:
+    tensors = _decoded(decoder, text, f"the {what}")
+    if len(tensors) > _MOST_TENSORS:
+        raise BadRequestError(f"the request has {len(tensors)} {what}; at most {_MOST_TENSORS} are allowed")
+    _decoded(_OBJECTS, text, f"the {what}")
+    return tensors
+
+
+def _parameters(parameters: Raw, whose: str) -> dict[str, Any]:
+    if _is_missing(parameters):
+        return {}
+    where = f"parameters of {whose}"
+    decoded = _decoded(_PARAMETERS, _bounded(parameters, where), f"the {where}")
+    return {str(key): value for key, value in decoded.items()}
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], text: memoryview | Raw, where: str) -> T:
+    try:
+        return decoder.decode(text)
+    # RecursionError: lists in lists in lists. UnicodeDecodeError is a ValueError, as msgspec's errors are.
+    except (ValueError, RecursionError) as error:
+        hint = "A request is an object with `inputs`, and may have `outputs`, `parameters` and `id`."
+        if "malformed" in str(error) and _NOT_JSON.search(text):
+            hint = "JSON has neither NaN nor infinity. Send the input as binary data, with `binary_data_size`."
+        raise BadRequestError(
+            f"the request's JSON cannot be read: {shortened(error)} (in {where})", hint=hint
+        ) from None
+
+
+def _is_missing(text: Raw) -> bool:
+    return bytes(memoryview(text)[:5]) in (b"", b"null")
+
+
+def _bounded(text: Raw, what: str) -> Raw:
+    length = memoryview(text).nbytes
+    if length > _MOST_TEXT:
+        raise BadRequestError(f"the JSON of the {what} has {length} bytes; at most {_MOST_TEXT} are allowed")
+    return text
+
+
+def _key(_: type, text: str) -> Any:
+    return _Key(text)
+
+
+_NOT_JSON = re.compile(rb"\b(NaN|Infinity)\b")
+_REQUEST = msgspec.json.Decoder(_Request)
+_INPUTS = msgspec.json.Decoder(list[_Input])
+_OUTPUTS = msgspec.json.Decoder(list[_Output])
+_OBJECT = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=_key)
+_OBJECTS = msgspec.json.Decoder(list[dict[_Key, Raw]], dec_hook=_key)
+_PARAMETERS = msgspec.json.Decoder(dict[_Key, Any], dec_hook=_key)
