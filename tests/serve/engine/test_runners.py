@@ -23,7 +23,7 @@ def test_a_cpu_runs_one_batch_at_a_time_unless_more_are_asked_for(rows_package, 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
-@pytest.mark.parametrize("runtime", ["auto", "python"])
+@pytest.mark.parametrize("runtime", ["cpp", "python"])
 def test_runners_on_cuda_answer_as_direct_calls_do(isolate, runtime, monkeypatch):
     monkeypatch.setenv("EXPORTKIT_RUNTIME", runtime)
     package = artifact("weighted-cuda")

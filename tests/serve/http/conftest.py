@@ -13,6 +13,7 @@ from tests.serve.http import ways
 from tests.serve.http.doubles import FakeModel, FakeRepository, break_down
 from tests.serve.http.ways import make_app
 from tests.serve.page.in_thread import Site, served
+from tests.serve.receiving.loopback import LoopbackApp
 
 LARGEST = 32 << 20
 
@@ -30,6 +31,15 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """Whether the process that has the models speaks HTTP, or a receiver for it. What clients see is the same."""
     with ways.chosen(request.param):
         yield request.param
+
+
+@pytest.fixture(autouse=True)
+def _meets_a_receiver(way: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that runs a second time for receivers asks one. Otherwise it would be the first time again."""
+    before = LoopbackApp.calls
+    yield
+    asked = LoopbackApp.calls > before or "site" in request.fixturenames
+    assert asked or way == "alone", "this test asks no receiver: mark it with ALONE"
 
 
 @pytest.fixture
@@ -50,7 +60,7 @@ def site(way: str) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def sharing_site() -> Iterator[Site]:
-    """A server with shared memory."""
+def sharing_site(way: str) -> Iterator[Site]:
+    """A server with shared memory, which a receiver does not offer."""
     with served(make_app(repository(), HttpOptions(shared_memory=SharedMemory()))) as site:
         yield site

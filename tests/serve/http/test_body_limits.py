@@ -21,7 +21,7 @@ from exportkit.serve.protocol.inference import InferRequest, OutputTensor
 from exportkit.serve.statuses import BadRequestError
 from tests.serve.http.asking import ask, asked, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
-from tests.serve.http.ways import make_app
+from tests.serve.http.ways import ALONE, make_app
 
 SMALL = "/v2/models/small/infer"  # its tensors have at most 1000 bytes
 PATIENCE = HttpOptions(idle_seconds=0.2, least_rate=1e6, linger_seconds=0.1)
@@ -234,6 +234,7 @@ def test_data_that_inflates_to_nothing_has_an_end(models: FakeRepository) -> Non
     assert reply.status == 413
 
 
+@ALONE
 @given(st.lists(st.binary(max_size=2000), max_size=5), st.integers(1, 700), st.sampled_from(["gzip", "deflate"]))
 def test_inflating_gives_back_what_was_deflated(parts: list[bytes], step: int, coding: Any) -> None:
     inflater = Inflater(coding)
@@ -243,6 +244,7 @@ def test_inflating_gives_back_what_was_deflated(parts: list[bytes], step: int, c
     assert b"".join(found) == b"".join(parts)
 
 
+@ALONE
 def test_pieces_are_bounded_and_complete() -> None:
     """zlib keeps bytes inside when a piece is full and the input is used up."""
     for size in (PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 10 * PIECE + 7):
@@ -251,6 +253,7 @@ def test_pieces_are_bounded_and_complete() -> None:
         assert max(map(len, pieces)) <= PIECE
 
 
+@ALONE
 def test_inflating_never_raises_another_error() -> None:
     for seed in range(200):
         data = bytearray(zlib.compress(bytes(range(256)) * 4))
@@ -263,6 +266,7 @@ def test_inflating_never_raises_another_error() -> None:
             continue
 
 
+@ALONE
 @pytest.mark.parametrize(
     ("value", "coding"),
     [

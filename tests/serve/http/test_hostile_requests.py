@@ -6,20 +6,23 @@ import gzip
 import json
 import logging
 import zlib
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exportkit.serve.http.http_options import HttpOptions
 from exportkit.serve.protocol.shared_memory import SharedMemory
-from tests.serve.http.asking import ask, infer_body
+from exportkit.serve.receiving.receiver_messages import Ask, Infer
+from tests.serve.http.asking import Reply, ask, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
 from tests.serve.http.ways import make_app
 
 STATUSES = {200, 400, 403, 404, 405, 408, 413, 415, 429, 499, 501, 503, 504}
-OPTIONS = HttpOptions(shared_memory=SharedMemory(), idle_seconds=5.0, linger_seconds=0.01)
+OPTIONS = HttpOptions(idle_seconds=5.0, linger_seconds=0.01)
 
 names = st.sampled_from(["x", "y", "", "a/b", "\u2603"])
 numbers = st.one_of(st.integers(-2, 40), st.sampled_from([1 << 31, 1 << 63, 1 << 64, 10**30]))
@@ -99,22 +102,38 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "exportkit")
 
 
-@given(methods, paths, bodies, headers, st.integers(1, 80), packed, st.booleans(), st.booleans())
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_anything(
-    method: str, path: str, body: bytes, headers: dict[str, str], step: int, pack: Any, chunked: bool, leaves: bool
-) -> None:
-    model = FakeModel("x", {"x": ("FP32", [-1])}, 100)
-    app = make_app(FakeRepository(model), OPTIONS)
-    if pack is not None:
-        body = pack(body)
-    headers = {name: value for name, value in headers.items() if not (chunked and name == "content-length")}
-    chunks = [body[start : start + step] for start in range(0, len(body), step)] or [b""]
-    if not chunked:
-        headers.setdefault("content-length", str(len(body)))
-    reply = ask(app, method, path, chunks, headers, chunked=chunked, leaves=leaves)
+def test_anything(way: str) -> None:
+    memory = SharedMemory() if way == "alone" else None  # receivers do not offer it
+    options = replace(OPTIONS, shared_memory=memory)
+    asked: Counter[type] = Counter()
+
+    @given(methods, paths, bodies, headers, st.integers(1, 80), packed, st.booleans(), st.booleans())
+    @example("POST", "/v2/models/x/infer", VALID, VALID_HEADERS, 80, None, False, False)
+    @settings(max_examples=250)
+    def anything(
+        method: str, path: str, body: bytes, headers: dict[str, str], step: int, pack: Any, chunked: bool, leaves: bool
+    ) -> None:
+        model = FakeModel("x", {"x": ("FP32", [-1])}, 100)
+        app = make_app(FakeRepository(model), options)
+        if pack is not None:
+            body = pack(body)
+        headers = {name: value for name, value in headers.items() if not (chunked and name == "content-length")}
+        chunks = [body[start : start + step] for start in range(0, len(body), step)] or [b""]
+        if not chunked:
+            headers.setdefault("content-length", str(len(body)))
+        reply = ask(app, method, path, chunks, headers, chunked=chunked, leaves=leaves)
+        check(reply, method)
+        assert model.held == 0
+        asked.update(type(message) for message in getattr(app, "said", ()))
+
+    anything()
+    if way == "receiver":
+        assert asked[Ask] > 50  # bodies for which there was room, and which the receiver read
+        assert asked[Infer] > 0
+
+
+def check(reply: Reply, method: str) -> None:
     record = reply.scope["exportkit"]
-    assert model.held == 0
     assert record.status in STATUSES
     assert reply.status == (0 if record.status == 499 else record.status)
     assert (record.error is None) == (record.status == 200)

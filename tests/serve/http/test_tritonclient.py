@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as regions
 
 from tests.serve.http.off_the_loop import off_the_loop
+from tests.serve.http.ways import ALONE
 from tests.serve.page.in_thread import Site
 
 X = np.array([1.5, -2.0, 3.25], np.float32)
@@ -163,6 +164,7 @@ def public(client: type) -> set[str]:
     return {name for name in dir(client) if not name.startswith("_")}
 
 
+@ALONE
 def test_the_tables_have_every_public_method() -> None:
     """A new tritonclient that can more makes this fail."""
     assert public(tritonclient.http.InferenceServerClient) == OF_HTTP.keys() | BODIES
@@ -213,6 +215,7 @@ def test_bodies_that_other_http_clients_send(site: Site, client: Any) -> None:
     connection.close()
 
 
+@ALONE
 def test_shared_memory(sharing_site: Site) -> None:
     """What the tables can only see refused works where it is offered."""
     key = f"/exportkit-{sharing_site.port}"
@@ -236,6 +239,7 @@ def test_shared_memory(sharing_site: Site) -> None:
         regions.destroy_shared_memory_region(handle)
 
 
+@ALONE
 @pytest.mark.parametrize(("size", "elsewhere"), [(1 << 20, False), (12 << 20, True)])
 def test_large_tensors_in_shared_memory_keep_no_other_request_waiting(
     sharing_site: Site, size: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch

@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from exportkit.serve.http import asgi
 from exportkit.serve.http.http_options import HttpOptions
 from tests.serve.receiving.loopback import LoopbackApp
+
+ALONE = pytest.mark.parametrize("way", ["alone"], indirect=True, scope="session")
+"""For what receivers do not offer, such as shared memory, and for what is not about the way in."""
 
 _way = "alone"
 
@@ -23,7 +28,6 @@ def chosen(way: str) -> Iterator[None]:
 
 
 def make_app(repository: Any, options: HttpOptions, **more: Any) -> Any:
-    """Returns the application of the server itself, or of a receiver, which has no shared memory and no more routes."""
-    if _way == "alone" or more or options.shared_memory is not None:
-        return asgi.make_app(repository, options, **more)
-    return LoopbackApp(repository, options)
+    """Returns the application of the server itself, or of a receiver. `more` is for either."""
+    make = asgi.make_app if _way == "alone" else LoopbackApp
+    return make(repository, options, **more)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from exportkit.serve.http.asgi import make_app
@@ -29,18 +30,18 @@ class Loopback:
         said: Every message.
     """
 
-    def __init__(self, repository: Any, options: HttpOptions | None = None) -> None:
+    def __init__(self, repository: Any, *, routes: Sequence[Any] = ()) -> None:
         self._loop = asyncio.get_running_loop()
         descriptor = new_memory(BYTES)
         self.memory, mapped = BodyMemory(descriptor, BYTES), MappedMemory(descriptor, BYTES)
         self._descriptor = descriptor
         self.said: list[Message] = []
         self.counted: list[Counted] = []
-        options = options or HttpOptions()
+        application = make_app(repository, HttpOptions(), routes=routes)
         to_receiver = self._sender(decoder(ToReceiver), lambda *said: self.models.received(*said))
         from_receiver = self._sender(decoder(FromReceiver), lambda *said: self.answering.received(*said))
         self.models = RemoteModels(from_receiver, self.memory)
-        self.answering = Answering(repository, make_app(repository, options), mapped, to_receiver, self.counted.append)
+        self.answering = Answering(repository, application, mapped, to_receiver, self.counted.append)
 
     def _sender(self, decode: Any, received: Callable[..., None]) -> Callable[..., None]:
         def send(message: Message, behind: Iterable[memoryview] = ()) -> None:
@@ -55,22 +56,31 @@ class Loopback:
 
 
 class LoopbackApp:
-    """The application of a receiver, in whatever event loop it is called."""
+    """The application of a receiver, in whatever event loop it is called.
 
-    def __init__(self, repository: Any, options: HttpOptions | None = None) -> None:
+    Attributes:
+        said: Every message.
+        calls: The requests to all receivers' applications.
+    """
+
+    calls = 0
+
+    def __init__(
+        self, repository: Any, options: HttpOptions, *, routes: Sequence[Any] = (), middleware: Sequence[Any] = ()
+    ) -> None:
+        assert options.shared_memory is None, "a receiver cannot read the memory of clients"
         self._repository = repository
-        self._options = options or HttpOptions()
-        self._made: dict[asyncio.AbstractEventLoop, tuple[Loopback, Any]] = {}
+        self._options = options
+        self._routes, self._middleware = routes, middleware
+        self._made: dict[asyncio.AbstractEventLoop, Any] = {}
+        self.said: list[Message] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        LoopbackApp.calls += 1
         loop = asyncio.get_running_loop()
         if loop not in self._made:
-            pair = Loopback(self._repository, self._options)
-            options = HttpOptions(
-                idle_seconds=self._options.idle_seconds,
-                least_rate=self._options.least_rate,
-                linger_seconds=self._options.linger_seconds,
-                allocate=pair.memory.allocate,
-            )
-            self._made[loop] = pair, receiver_app(pair.models, options)
-        await self._made[loop][1](scope, receive, send)
+            pair = Loopback(self._repository, routes=self._routes)
+            pair.said = self.said
+            options = replace(self._options, allocate=pair.memory.allocate)
+            self._made[loop] = receiver_app(pair.models, options, self._middleware)
+        await self._made[loop](scope, receive, send)
