@@ -54,6 +54,7 @@ class Dispatcher:
         self._full = threading.Condition(self._lock)  # for threads that could only prepare one
         self._busy: dict[ModelCopy, int] = {}  # the batches that each copy has, running or prepared
         self._waiting: set[_Ticket] = set()
+        self._prepares = False  # whether any batch is prepared while others run
         self._stopping = False
         self._threads: list[threading.Thread] = []
         self._copies: list[ModelCopy] = []
@@ -73,6 +74,7 @@ class Dispatcher:
         self._copies.append(copy)
         self._busy[copy] = 0
         self._runners = runners
+        self._prepares |= ahead > 0
         for _ in range(runners + ahead):
             prepared = self._loop.create_future()
             self._preparing.append(prepared)
@@ -140,7 +142,7 @@ class Dispatcher:
             self._waiting.add(ticket)
             self._counted.entered(ticket.rows, ticket.size)
             self._changed.notify()
-            if self._batcher.can_run_ahead(ticket.bucket):
+            if self._prepares and self._batcher.can_run_ahead(ticket.bucket):
                 self._full.notify()
         self._set_timer()
 
