@@ -1,11 +1,31 @@
 """The error classes. Each message says what was given, what is allowed and what to do next.
 
 Each class also carries the exit code of the command line.
-
-Exit codes: 0 success; 1 a check failed; 2 wrong usage; 3 a bad package; 4 this machine cannot do it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+# By exit code of the command line, what it means; the table of --help and of docs/cli.md.
+EXIT_CODES: Mapping[int, str] = {
+    0: "success",
+    1: "a check failed: an output's values differ",
+    2: "wrong usage: an argument is invalid, or MODEL cannot be found",
+    3: "the package is bad, tampered with, incomplete, or lacks a required signature",
+    4: "this machine cannot do it: no compiler, no CUDA, another torch, or no target that runs here",
+    10: "verify: an output has the wrong dtype",
+    11: "verify: an output has the wrong shape, or the result the wrong structure",
+    12: "verify: the packaged model raised an error",
+    13: "verify: the process of the packaged model or of eager crashed",
+    14: "verify: the packaged model or eager did not answer in time",
+    15: "verify: an operator is missing",
+    16: "verify --against eager: the eager model cannot be made here, or all sizes exceed --max-input-mb",
+    17: "verify: the eager model has other weights than when it was exported",
+    18: "verify: eager itself fails, at a size inside the exported range or when it is made",
+    70: "a bug in exportkit; stderr has a traceback",
+    130: "interrupted",
+}
 
 
 class ExportkitError(Exception):

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from exportkit.cli.app import group
-from exportkit.verify.outcomes import EXIT_CODES
+from exportkit.errors import EXIT_CODES
 from tools.generated import DOCS
 
 DOCUMENT = DOCS / "cli.md"

@@ -16,8 +16,7 @@ import click
 
 import exportkit
 from exportkit.cli.output import print_json, printable, printable_lines
-from exportkit.errors import ExportkitError, HostError
-from exportkit.verify.outcomes import EXIT_CODES
+from exportkit.errors import EXIT_CODES, ExportkitError, HostError
 
 F = TypeVar("F", bound=Callable[..., Any])
 

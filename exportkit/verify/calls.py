@@ -52,7 +52,7 @@ class TargetCalls:
             try:
                 read_case(self.reader, case)
             except CaseError as error:
-                failed = LoadFailed(type(error).__name__, str(error), error.exit_code)
+                failed = LoadFailed.of(error)
                 yield Check("cases", label, case.sizes, failed, target=self.target)
                 continue
             file = self.folder / f"case-{index}.safetensors"

@@ -1,17 +1,18 @@
 """The verdicts of a verification, as a closed union. Nothing here prints or imports torch.
 
-Every verdict has a `kind` (its name in JSON), an `exit_code` (EXIT_CODES lists them for the documentation) and a
-`message` that a person can act on.
+Every verdict has a `kind` (its name in JSON), an `exit_code` (of exportkit.errors.EXIT_CODES) and a `message`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
+from typing_extensions import Self
+
 from exportkit.child.process import describe_end
+from exportkit.errors import ExportkitError
 
 
 @dataclass(frozen=True)
@@ -101,32 +102,50 @@ class OutputComparison:
         return f"{self.name}: {text}" + (f"; {self.note}" if self.note else "")
 
 
+class _Outcome:
+    """What all verdicts have. A class gives it by keyword; only what depends on the values is written out."""
+
+    kind: ClassVar[str]
+    _message: ClassVar[str]
+    _exit_code: int
+
+    def __init_subclass__(cls, *, kind: str, exit_code: int = 0, message: str = "") -> None:
+        """`message` may name attributes in braces."""
+        cls.kind, cls._exit_code, cls._message = kind, exit_code, message
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a verification that ends with this verdict; 0 if it is no failure."""
+        return self._exit_code
+
+    @property
+    def message(self) -> str:
+        """What a person can act on, usually in one line."""
+        return self._message.format_map(vars(self))
+
+
 # --- verdicts on one call ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Match:
+class Match(_Outcome, kind="match"):
     """Every output is as accurate as eager, or within its tolerance."""
 
     outputs: tuple[OutputComparison, ...]
-    kind: ClassVar[str] = "match"
-    exit_code: ClassVar[int] = 0
 
     @property
     def message(self) -> str:
-        """One line."""
+        """How many agree, and how nearly."""
         count = f"{len(self.outputs)} outputs agree" if len(self.outputs) != 1 else "1 output agrees"
         worst = max((o for o in self.outputs if o.max_abs), key=lambda o: o.max_abs or 0.0, default=None)
         return count + (f", greatest absolute difference {worst.max_abs:.2g} in {worst.name}" if worst else " exactly")
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class Mismatch(_Outcome, kind="mismatch", exit_code=1):
     """An output is less accurate than eager, or has values outside its tolerance."""
 
     outputs: tuple[OutputComparison, ...]
-    kind: ClassVar[str] = "mismatch"
-    exit_code: ClassVar[int] = 1
 
     @property
     def message(self) -> str:
@@ -135,73 +154,51 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class WrongDtype:
+class WrongDtype(
+    _Outcome, kind="wrong_dtype", exit_code=10, message="output `{output}` is {actual}; {expected} was expected"
+):
     """An output's dtype differs from the manifest or from eager."""
 
     output: str
     expected: str
     actual: str
-    kind: ClassVar[str] = "wrong_dtype"
-    exit_code: ClassVar[int] = 10
-
-    @property
-    def message(self) -> str:
-        """One line."""
-        return f"output `{self.output}` is {self.actual}; {self.expected} was expected"
 
 
 @dataclass(frozen=True)
-class WrongShape:
+class WrongShape(_Outcome, kind="wrong_shape", exit_code=11):
     """An output's shape differs from eager's or from the manifest's. None is a size that may vary."""
 
     output: str
     expected: tuple[int | None, ...]
     actual: tuple[int, ...]
-    kind: ClassVar[str] = "wrong_shape"
-    exit_code: ClassVar[int] = 11
 
     @property
     def message(self) -> str:
-        """One line."""
-        return f"output `{self.output}` has shape {list(self.actual)}; {_shape(self.expected)} was expected"
-
-
-def _shape(sizes: tuple[int | None, ...]) -> str:
-    return f"[{', '.join('*' if size is None else str(size) for size in sizes)}]"
+        """Both shapes."""
+        expected = ", ".join("*" if size is None else str(size) for size in self.expected)
+        return f"output `{self.output}` has shape {list(self.actual)}; [{expected}] was expected"
 
 
 @dataclass(frozen=True)
-class WrongStructure:
+class WrongStructure(
+    _Outcome, kind="wrong_structure", exit_code=11, message="the result is {actual}; {expected} was expected"
+):
     """The outputs differ in nesting, names or number."""
 
     expected: str
     actual: str
-    kind: ClassVar[str] = "wrong_structure"
-    exit_code: ClassVar[int] = 11
-
-    @property
-    def message(self) -> str:
-        """One line."""
-        return f"the result is {self.actual}; {self.expected} was expected"
 
 
 @dataclass(frozen=True)
-class CallFailed:
+class CallFailed(_Outcome, kind="call_failed", exit_code=12, message="the call raised {error}: {detail}"):
     """The packaged model raised."""
 
     error: str
     detail: str
-    kind: ClassVar[str] = "call_failed"
-    exit_code: ClassVar[int] = 12
-
-    @property
-    def message(self) -> str:
-        """The error's own text."""
-        return f"the call raised {self.error}: {self.detail}"
 
 
 @dataclass(frozen=True)
-class Crashed:
+class Crashed(_Outcome, kind="crashed", exit_code=13):
     """The process of the packaged model or of eager died.
 
     Attributes:
@@ -215,8 +212,6 @@ class Crashed:
     exit_status: int | None
     doing: str
     output: str
-    kind: ClassVar[str] = "crashed"
-    exit_code: ClassVar[int] = 13
 
     @property
     def message(self) -> str:
@@ -227,115 +222,93 @@ class Crashed:
 
 
 @dataclass(frozen=True)
-class TimedOut:
+class TimedOut(
+    _Outcome,
+    kind="timed_out",
+    exit_code=14,
+    message="no answer within {seconds:g} s while {doing}; --timeout sets the limit",
+):
     """The packaged model, or eager, did not answer in time."""
 
     seconds: float
     doing: str
-    kind: ClassVar[str] = "timed_out"
-    exit_code: ClassVar[int] = 14
-
-    @property
-    def message(self) -> str:
-        """One line."""
-        return f"no answer within {self.seconds:g} s while {self.doing}; --timeout sets the limit"
 
 
 @dataclass(frozen=True)
-class NotRun:
+class NotRun(_Outcome, kind="not_run", message="not run: {reason}"):
     """A call was left out because earlier calls failed."""
 
     reason: str
-    kind: ClassVar[str] = "not_run"
-    exit_code: ClassVar[int] = 0
-
-    @property
-    def message(self) -> str:
-        """One line."""
-        return f"not run: {self.reason}"
 
 
 # --- verdicts on the package ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Signed:
+class Signed(_Outcome, kind="signed"):
     """The package is signed by the required keys: one of the caller's, and one of each policy's."""
 
     key_ids: tuple[str, ...]
-    kind: ClassVar[str] = "signed"
-    exit_code: ClassVar[int] = 0
 
     @property
     def message(self) -> str:
-        """One line."""
+        """The keys, each once."""
         return f"signed by {' and '.join(dict.fromkeys(self.key_ids))}"
 
 
 @dataclass(frozen=True)
-class MissingOperator:
+class MissingOperator(
+    _Outcome, kind="missing_operator", exit_code=15, message="operator `{operator}` is missing: {detail}"
+):
     """No library of the package or of the command line defines an operator of the graph."""
 
     operator: str
     detail: str
-    kind: ClassVar[str] = "missing_operator"
-    exit_code: ClassVar[int] = 15
-
-    @property
-    def message(self) -> str:
-        """The operator and what to do."""
-        return f"operator `{self.operator}` is missing: {self.detail}"
 
 
 @dataclass(frozen=True)
-class LoadFailed:
-    """The package could not be loaded. `exit_code` is the error's: 3 for the package, 4 for this machine."""
+class LoadFailed(_Outcome, kind="load_failed", message="{error}: {detail}"):
+    """The package could not be loaded. The exit code is the error's: 3 for the package, 4 for this machine."""
 
     error: str
     detail: str
-    exit_code: int
-    kind: ClassVar[str] = "load_failed"
+    code: InitVar[int]
 
-    @property
-    def message(self) -> str:
-        """The error's own text."""
-        return f"{self.error}: {self.detail}"
+    def __post_init__(self, code: int) -> None:
+        object.__setattr__(self, "_exit_code", code)
+
+    @classmethod
+    def of(cls, error: ExportkitError) -> Self:
+        """Describes an error."""
+        return cls(type(error).__name__, str(error), error.exit_code)
 
 
 # --- verdicts on the eager model --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class EagerUnavailable:
+class EagerUnavailable(_Outcome, kind="eager_unavailable", exit_code=16, message="no comparison with eager: {reason}"):
     """Nothing was compared with eager: the model cannot be made here, or its inputs are too large.
 
-    This is a failure only if the comparison is `required`.
+    This is a failure only if the comparison is `required`; else the recorded cases were compared.
     """
 
     reason: str
     required: bool
-    kind: ClassVar[str] = "eager_unavailable"
 
     @property
     def exit_code(self) -> int:
-        """16 if the comparison is required, else 0: the recorded cases were compared."""
-        return 16 if self.required else 0
-
-    @property
-    def message(self) -> str:
-        """One line."""
-        return f"no comparison with eager: {self.reason}"
+        """0 if the comparison is not required."""
+        return self._exit_code if self.required else 0
 
 
 @dataclass(frozen=True)
-class EagerDiffers:
+class EagerDiffers(_Outcome, kind="eager_differs", exit_code=17):
     """MODEL now has other weights than when it was exported."""
 
     expected_sha256: str
     actual_sha256: str
     model: str
-    kind: ClassVar[str] = "eager_differs"
-    exit_code: ClassVar[int] = 17
 
     @property
     def message(self) -> str:
@@ -348,14 +321,12 @@ class EagerDiffers:
 
 
 @dataclass(frozen=True)
-class EagerFailed:
+class EagerFailed(_Outcome, kind="eager_failed", exit_code=18):
     """Eager itself failed: it cannot be made, or it refuses sizes that the package allows."""
 
     error: str
     detail: str
     doing: str
-    kind: ClassVar[str] = "eager_failed"
-    exit_code: ClassVar[int] = 18
 
     @property
     def message(self) -> str:
@@ -388,23 +359,3 @@ Verdict = (
     | EagerDiffers
     | EagerFailed
 )
-
-# Exit code -> meaning, for --help and docs/cli.md. A test holds it against the classes above and exportkit.errors.
-EXIT_CODES: Mapping[int, str] = {
-    0: "success",
-    1: "a check failed: an output's values differ",
-    2: "wrong usage: an argument is invalid, or MODEL cannot be found",
-    3: "the package is bad, tampered with, incomplete, or lacks a required signature",
-    4: "this machine cannot do it: no compiler, no CUDA, another torch, or no target that runs here",
-    10: "verify: an output has the wrong dtype",
-    11: "verify: an output has the wrong shape, or the result the wrong structure",
-    12: "verify: the packaged model raised an error",
-    13: "verify: the process of the packaged model or of eager crashed",
-    14: "verify: the packaged model or eager did not answer in time",
-    15: "verify: an operator is missing",
-    16: "verify --against eager: the eager model cannot be made here, or all sizes exceed --max-input-mb",
-    17: "verify: the eager model has other weights than when it was exported",
-    18: "verify: eager itself fails, at a size inside the exported range or when it is made",
-    70: "a bug in exportkit; stderr has a traceback",
-    130: "interrupted",
-}

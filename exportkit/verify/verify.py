@@ -77,7 +77,7 @@ def verify(
     except UsageError:
         raise
     except ExportkitError as error:
-        failed = LoadFailed(type(error).__name__, str(error), error.exit_code)
+        failed = LoadFailed.of(error)
         label = "signature" if isinstance(error, (SignatureMissingError, SignatureError, PolicyError)) else "load"
         return Report(str(artifact), None, (), (Check("package", label, {}, failed),))
 

@@ -12,8 +12,7 @@ import torch
 from exportkit.cli import app
 from exportkit.cli.app import COMMANDS, group, main
 from exportkit.cli.output import print_json, print_table, progress, size_text
-from exportkit.errors import DigestMismatchError, NoTargetError
-from exportkit.verify.outcomes import EXIT_CODES
+from exportkit.errors import EXIT_CODES, DigestMismatchError, NoTargetError
 
 
 @pytest.fixture
