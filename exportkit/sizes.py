@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Call, Dimension, Size, TensorInput, TensorOutput
@@ -124,34 +125,34 @@ def input_bytes(call: Call, sizes: Mapping[str, int]) -> int:
     return total
 
 
-def shape_at(tensor: TensorInput, sizes: Mapping[str, int]) -> list[int]:
-    """Returns the shape of an input at these sizes."""
-    return [s if isinstance(s, int) else s.scale * sizes[s.dimension] + s.offset for s in tensor.shape]
-
-
-def traced_shape(tensor: TensorInput | TensorOutput, sizes: Mapping[str, int]) -> list[int | None]:
+@overload
+def shape_at(tensor: TensorInput, sizes: Mapping[str, int]) -> list[int]: ...
+@overload
+def shape_at(tensor: TensorInput | TensorOutput, sizes: Mapping[str, int]) -> list[int | None]: ...
+def shape_at(tensor: TensorInput | TensorOutput, sizes: Mapping[str, int]) -> Sequence[int | None]:
     """Returns the shape of a tensor at these sizes; None for a size that does not depend on one dimension."""
-    return [s.scale * sizes[s.dimension] + s.offset if isinstance(s, Size) else s for s in tensor.shape]
+    return [size.at(sizes) if isinstance(size, Size) else size for size in tensor.shape]
+
+
+def sizes_of(inputs: Sequence[TensorInput], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    """Returns the number of each dimension in inputs of these shapes, which the call allows."""
+    return {
+        size.dimension: number
+        for tensor, shape in zip(inputs, shapes)
+        for size, actual in zip(tensor.shape, shape)
+        if isinstance(size, Size) and (number := size.number_of(actual)) is not None
+    }
 
 
 def contradicts(tensor: TensorInput | TensorOutput, shape: Sequence[int], sizes: Mapping[str, int]) -> bool:
     """Returns whether the manifest does not allow this shape of a tensor at these sizes."""
-    wanted = traced_shape(tensor, sizes)
+    wanted = shape_at(tensor, sizes)
     return len(wanted) != len(shape) or any(size not in (None, given) for size, given in zip(wanted, shape))
 
 
 def shape_text(shape: Sequence[int | Size | None]) -> str:
     """Returns such as `[batch, 3, 16*gh]`; `?` stands for a size that is not a multiple of one dimension."""
-    return "[" + ", ".join(_size_text(size) for size in shape) + "]"
-
-
-def _size_text(size: int | Size | None) -> str:
-    if size is None:
-        return "?"
-    if isinstance(size, int):
-        return str(size)
-    text = size.dimension if size.scale == 1 else f"{size.scale}*{size.dimension}"
-    return text if size.offset == 0 else f"{text}{size.offset:+d}"
+    return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
 
 
 def _draw(
@@ -173,13 +174,14 @@ def _draw(
 
 
 def _too_large(needed: int, max_bytes: int) -> str:
-    return f"inputs take {_bytes_text(needed)}, more than the limit of {_bytes_text(max_bytes)}"
+    return f"inputs take {bytes_text(needed)}, more than the limit of {bytes_text(max_bytes)}"
 
 
-def _bytes_text(count: int) -> str:
+def bytes_text(count: int) -> str:
+    """Returns such as `1.4 MB`, in decimal units."""
     if count > 2**63:  # a manifest may declare such sizes; the largest do not fit a float
         return "more than 2^63 bytes"
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= scale:
-            return f"{count / scale:,.1f} {unit}"
+            return f"{count / scale:.1f} {unit}"
     return f"{count} bytes"

@@ -226,7 +226,7 @@ def _size(size: int | Size | None, dimensions: Sequence[Dimension]) -> int:
     """Returns a fixed size, or -1 for one that varies. Triton takes no 0 there."""
     if isinstance(size, Size):
         found = next(dimension for dimension in dimensions if dimension.name == size.dimension)
-        size = size.scale * found.min + size.offset if found.min == found.max else None
+        size = size.at({found.name: found.min}) if found.min == found.max else None
     return size or -1
 
 

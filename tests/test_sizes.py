@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit import sizes as module
+from exportkit.export.shapes import parse_expression
 from exportkit.package.manifest import Call, Dimension, Size, TensorInput, TensorNode
 from exportkit.sizes import input_bytes, label_of, plan_sizes
 
@@ -30,6 +31,14 @@ def call(dimensions, *shapes, dtype="float32"):
 
 
 IMAGE = call({"batch": (1, 64), "gh": (8, 96), "gw": (8, 96)}, ("batch", 3, "16*gh", "16*gw"))
+
+
+@given(st.integers(1, 50), st.integers(-50, 50), st.integers(0, 10**6))
+def test_a_size_and_its_number_determine_each_other(scale, offset, number):
+    size = Size(dimension="n", scale=scale, offset=offset)
+    assert size.number_of(size.at({"n": number})) == number
+    assert parse_expression(str(size)) == (size, None)
+    assert scale == 1 or size.number_of(size.at({"n": number}) + 1) is None
 
 
 def test_the_ends_of_every_range_are_among_the_sizes():

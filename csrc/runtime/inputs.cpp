@@ -168,7 +168,7 @@ std::string expression(const Size& size) {
   const std::string scaled = size.scale != 1 ? std::to_string(size.scale) + "*" + size.dimension : size.dimension;
   if (size.offset == 0) return scaled;
   const std::string offset = std::to_string(size.offset);
-  return scaled + (size.offset > 0 ? " + " + offset : " - " + offset.substr(1));
+  return scaled + (size.offset > 0 ? "+" : "") + offset;
 }
 
 int64_t size_at(const Size& size, int64_t number) {

@@ -10,8 +10,9 @@ from msgspec.structs import asdict
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.app import command_group
-from exportkit.cli.output import print_json, print_table, size_text
+from exportkit.cli.output import print_json, print_table
 from exportkit.cli.shared_options import byte_size, duration
+from exportkit.sizes import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ def info(as_json: bool) -> None:
     if as_json:
         print_json({"directory": cache_directory(), "size": total, "items": [*map(asdict, items)]})
         return
-    click.echo(f"{cache_directory()}: {size_text(total)}")
+    click.echo(f"{cache_directory()}: {bytes_text(total)}")
     print_table(_rows(items))
 
 
@@ -68,7 +69,7 @@ def prune(as_json: bool, **limits: Any) -> None:
         print_json({"freed": freed, "left": left, **parts})
         return
     print_table(_rows(pruned.removed))
-    click.echo(f"removed {len(pruned.removed)}, {size_text(freed)}; {size_text(left)} left")
+    click.echo(f"removed {len(pruned.removed)}, {bytes_text(freed)}; {bytes_text(left)} left")
 
 
 @command_group("cache", commands=[info, prune], short_help="Show or prune the cache of loaded packages.")
@@ -84,7 +85,7 @@ def _rows(items: Sequence[Item]) -> list[tuple[str, ...]]:
     return [
         (
             item.kind,
-            size_text(item.size),
+            bytes_text(item.size),
             "in use" if item.in_use else f"used {max(now - item.used, 0) / 86400:.1f} days ago",
             str(item.path),
         )

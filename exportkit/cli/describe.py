@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from exportkit.cli.output import size_text
 from exportkit.package.case_files import recorded_errors
 from exportkit.package.manifest import (
     ANY_VALUE,
@@ -18,7 +17,7 @@ from exportkit.package.manifest import (
     Target,
     TensorNode,
 )
-from exportkit.sizes import shape_text
+from exportkit.sizes import bytes_text, shape_text
 
 
 def input_rows(call: Call) -> Iterator[tuple[str, ...]]:
@@ -83,9 +82,9 @@ def library_text(library: Library) -> str:
 def onnx_rows(onnx: Onnx) -> Iterator[tuple[str, ...]]:
     """Yields what an ONNX model needs, then the name, the size and the digest of each of its files."""
     yield "opset", str(onnx.opset)
-    yield "model", size_text(onnx.size), onnx.sha256
+    yield "model", bytes_text(onnx.size), onnx.sha256
     if onnx.data is not None:
-        yield "weights", size_text(onnx.data.size), onnx.data.sha256, onnx.data.name
+        yield "weights", bytes_text(onnx.data.size), onnx.data.sha256, onnx.data.name
 
 
 def functions_text(onnx: Onnx, operator: Operator) -> str:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, print_table, printable, progress, size_text
+from exportkit.cli.output import print_json, print_table, printable, progress
 from exportkit.cli.shared_options import EXISTING_FILE, device_option, op_library_option, timeout_option
+from exportkit.sizes import bytes_text
 from exportkit.verify.options import VerifyOptions
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def command(a: Path, b: Path, run: bool, as_json: bool, **options: Any) -> None:
 
 def _print(comparison: Comparison) -> None:
     sides = [("A", comparison.a), ("B", comparison.b)]
-    print_table([(n, s.path, f"{s.name} {s.version}", size_text(s.size), s.sha256[:16]) for n, s in sides], indent=0)
+    print_table([(n, s.path, f"{s.name} {s.version}", bytes_text(s.size), s.sha256[:16]) for n, s in sides], indent=0)
     for part, found in groupby(comparison.differences, key=lambda difference: difference.part):
         click.echo(f"\n{part.capitalize()}")
         print_table([_row(difference) for difference in found])

@@ -11,7 +11,7 @@ import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.draft_report import print_draft
-from exportkit.cli.output import print_json, print_table, progress, size_text
+from exportkit.cli.output import print_json, print_table, progress
 from exportkit.cli.shared_options import (
     assignments,
     device_option,
@@ -23,6 +23,7 @@ from exportkit.cli.shared_options import (
 )
 from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, TraceOptions
 from exportkit.onnx.onnx_options import OnnxOptions
+from exportkit.sizes import bytes_text
 
 if TYPE_CHECKING:
     from exportkit.export.size_changes import SizeChange
@@ -258,7 +259,7 @@ def command(
 def _print_manifest(output: Path, manifest: Manifest) -> None:
     from exportkit.cli.describe import dimension_text, input_rows, output_rows, target_text
 
-    click.echo(f"{output}  {size_text(output.stat().st_size)}")
+    click.echo(f"{output}  {bytes_text(output.stat().st_size)}")
     print_table([("takes", *row) for row in input_rows(manifest.call)])
     if ranges := dimension_text(manifest.call):
         click.echo(f"  where {ranges}")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, print_table, printable, size_text
+from exportkit.cli.output import print_json, print_table, printable
 from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE, public_key_options
+from exportkit.sizes import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,7 +97,7 @@ def command(
         if as_json:
             print_json(document)
         elif report is not None:
-            click.echo(f"{report}: {size_text(size)}, for a browser")
+            click.echo(f"{report}: {bytes_text(size)}, for a browser")
         else:
             _print(reader, _signature_rows(signatures, signers))
 
@@ -155,7 +156,7 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
     click.echo(printable(f"{manifest.name} {manifest.version}"))
     print_table(
         [
-            ("file", f"{reader.path}, {size_text(reader.size)}, {len(sizes) + 1} records, every digest holds"),
+            ("file", f"{reader.path}, {bytes_text(reader.size)}, {len(sizes) + 1} records, every digest holds"),
             ("sha256", reader.sha256),
             *signature_rows,
             ("made by", _provenance(manifest)),
@@ -170,7 +171,7 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
     print_table(output_rows(manifest.call, manifest.cases))
     if manifest.onnx is None:
         click.echo("\nTargets")
-        print_table([(t.name, target_text(t), size_text(_target_size(sizes, t.name))) for t in manifest.targets])
+        print_table([(t.name, target_text(t), bytes_text(_target_size(sizes, t.name))) for t in manifest.targets])
     else:
         click.echo("\nONNX model")
         print_table(onnx_rows(manifest.onnx))
@@ -183,18 +184,18 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
         print_table(_operator_rows(manifest))
     if manifest.libraries:
         click.echo("\nLibraries")
-        print_table([(Path(x.record).name, library_text(x), size_text(sizes[x.record])) for x in manifest.libraries])
+        print_table([(Path(x.record).name, library_text(x), bytes_text(sizes[x.record])) for x in manifest.libraries])
     click.echo("\nCases")
-    rows = [(f"case {i}", _sizes_text(c.sizes), size_text(sizes[c.record])) for i, c in enumerate(manifest.cases)]
+    rows = [(f"case {i}", _sizes_text(c.sizes), bytes_text(sizes[c.record])) for i, c in enumerate(manifest.cases)]
     print_table(rows or [("none recorded",)])
     click.echo("\nRecords")
-    print_table([(r.sha256[:16], size_text(r.size), r.name) for r in manifest.records])
+    print_table([(r.sha256[:16], bytes_text(r.size), r.name) for r in manifest.records])
 
 
 def _weights_text(manifest: Manifest, sizes: dict[str, int]) -> str:
     records = {weight.record for weight in manifest.weights if weight.record is not None}
     state = sum(weight.state for weight in manifest.weights)
-    return f"{state} that can be swapped, {size_text(sum(sizes[record] for record in records))} beside the code"
+    return f"{state} that can be swapped, {bytes_text(sum(sizes[record] for record in records))} beside the code"
 
 
 def _operator_rows(manifest: Manifest) -> list[tuple[str, str]]:

@@ -58,16 +58,6 @@ def printable_lines(text: str, margin: str) -> str:
     return "\n".join(margin + printable(line) for line in text.split("\n"))
 
 
-def size_text(size: int) -> str:
-    """Returns such as `1.4 MB`, in decimal units."""
-    value = float(size)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{size} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
-
-
 @contextmanager
 def progress() -> Iterator[Progress]:
     """Reports each step on stderr: with a spinner on a terminal, else with one plain line.

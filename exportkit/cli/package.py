@@ -9,7 +9,7 @@ from typing import Literal
 import click
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, print_table, progress, size_text
+from exportkit.cli.output import print_json, print_table, progress
 from exportkit.cli.shared_options import (
     EXISTING_FILE,
     device_option,
@@ -22,6 +22,7 @@ from exportkit.cli.shared_options import (
 )
 from exportkit.cli.sign import ask_password
 from exportkit.errors import HostError
+from exportkit.sizes import bytes_text
 
 
 @exportkit_command("package", short_help="Add operator libraries, and verify.")
@@ -120,7 +121,7 @@ def command(
         from exportkit.cli.describe import library_text, target_text
         from exportkit.cli.verify import print_report
 
-        click.echo(f"{output}  {size_text(output.stat().st_size)}" if written else f"{output} was not written")
+        click.echo(f"{output}  {bytes_text(output.stat().st_size)}" if written else f"{output} was not written")
         if written and private is not None:
             click.echo(f"{signed}: signed by key {private.public.id}")
         print_table([("target", target.name, target_text(target)) for target in manifest.targets])

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, printable, progress, size_text
+from exportkit.cli.output import print_json, printable, progress
 from exportkit.cli.shared_options import (
     EXISTING_FILE,
     device_option,
@@ -21,6 +21,7 @@ from exportkit.cli.shared_options import (
 )
 from exportkit.cli.sign import ask_password
 from exportkit.errors import HostError
+from exportkit.sizes import bytes_text
 
 
 @exportkit_command("repack", short_help="Replace a package's weights or libraries.")
@@ -112,7 +113,7 @@ def command(
     else:
         from exportkit.cli.verify import print_report
 
-        click.echo(f"{output}  {size_text(output.stat().st_size)}" if written else f"{output} was not written")
+        click.echo(f"{output}  {bytes_text(output.stat().st_size)}" if written else f"{output} was not written")
         for line in changed.done:
             click.echo(f"  {printable(line)}")
         if written and private is not None:

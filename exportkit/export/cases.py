@@ -16,13 +16,12 @@ from torch.utils._pytree import tree_leaves
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.call_signature import BoundCall, describe_call
 from exportkit.export.reference import references
-from exportkit.export.shapes import evaluate
 from exportkit.export.source_lines import users_code
 from exportkit.package.case_files import named_references, named_tensors
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Accuracy, Call, TensorInput, TensorOutput
 from exportkit.precision import with_tf32
-from exportkit.sizes import input_bytes, label_of, plan_sizes
+from exportkit.sizes import input_bytes, label_of, plan_sizes, shape_at
 from exportkit.spec import ExportSpec
 
 # Limits the inputs of one recorded case, to keep packages small. `verify --against eager` tests the larger sizes.
@@ -190,7 +189,7 @@ def _resample(
     tensor: torch.Tensor, wanted: TensorInput, sizes: Mapping[str, int], generator: torch.Generator
 ) -> torch.Tensor:
     """Returns a tensor of the wanted size with values of the given one: token ids stay valid, pixels stay pixels."""
-    shape = [evaluate(size, sizes) for size in wanted.shape]
+    shape = shape_at(wanted, sizes)
     tensor = tensor.detach().cpu()
     if list(tensor.shape) == shape or not tensor.numel():
         values = tensor
@@ -202,7 +201,7 @@ def _resample(
 
 def _check_drawn(drawn: BoundCall, call: Call, sizes: Mapping[str, int]) -> None:
     found = {name: list(tensor.shape) for name, tensor in zip(drawn.names, drawn.tensors)}
-    wanted = {tensor.name: [evaluate(size, sizes) for size in tensor.shape] for tensor in call.inputs}
+    wanted = {tensor.name: shape_at(tensor, sizes) for tensor in call.inputs}
     if found != wanted:
         raise UsageError(
             f"the spec's draw_inputs returned {found} for {label_of(sizes)}; the model was traced for {wanted}",

@@ -15,12 +15,12 @@ from exportkit.export.call_signature import describe_call
 from exportkit.export.cases import RecordedCase, eager_mode
 from exportkit.export.preflight import checking_operators, graph_operators
 from exportkit.export.repeatable import ALLOW, agree
-from exportkit.export.shapes import DynamicSizes, evaluate
+from exportkit.export.shapes import DynamicSizes
 from exportkit.export.source_lines import where_traced
 from exportkit.export.torch_export import RefusedByTorch, TracingTask, export_with
 from exportkit.package.manifest import Call
 from exportkit.package.structure import plain
-from exportkit.sizes import label_of
+from exportkit.sizes import label_of, shape_at
 
 _LINES = 5  # how many lines with a constant a message shows
 
@@ -94,7 +94,7 @@ def _wrong(
 ) -> str | None:
     """Returns what is wrong with the answers; None if nothing is."""
     for output, answer, eager in zip(call.outputs, answers, expected):
-        promised = [None if size is None else evaluate(size, sizes) for size in output.shape]
+        promised = shape_at(output, sizes)
         if len(promised) != eager.ndim or any(p not in (None, size) for p, size in zip(promised, eager.shape)):
             return f"promises output {output.name} of {promised}, and eager answered {list(eager.shape)}"
         if answer.shape != eager.shape:

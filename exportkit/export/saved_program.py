@@ -16,10 +16,11 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
 from exportkit.export.provenance import provenance
 from exportkit.export.resolved import SavedProgram
-from exportkit.export.shapes import DynamicSizes, example_numbers
+from exportkit.export.shapes import DynamicSizes
 from exportkit.export.trace import Progress, Traced, record_cases
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, Source
+from exportkit.sizes import sizes_of
 
 
 def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
@@ -95,7 +96,7 @@ def _trace_foreign(
     with eager_mode(tf32=options.tf32):
         result = check_model(lambda: spec.model(*args, **kwargs), device)
     call = describe_program(program, bound, DynamicSizes(), describe_output(result), spec)
-    example = example_numbers(call.inputs, [tensor.shape for tensor in bound.tensors])
+    example = sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])
     return Traced(
         program=program,
         call=call,

@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from exportkit.errors import ExportError, UsageError
-from exportkit.package.manifest import Dimension, Size, TensorInput
+from exportkit.package.manifest import Dimension, Size
 
 MAX_SIZE = 2**31 - 1  # recorded if a program that exportkit did not write gives a dimension no upper end
 
@@ -101,7 +101,7 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
             if size.dimension not in ranges:
                 raise UsageError(
                     f"`{size.dimension}` ({tensor}:{dim}) has no range",
-                    hint=f"Write its range once: {tensor}:{dim}={size_text(size)}[1:64].",
+                    hint=f"Write its range once: {tensor}:{dim}={size}[1:64].",
                 )
             _solve(f"{tensor}:{dim}", size, tensors[tensor][dim], ranges[size.dimension], example)
     _check_lower_ends(places, ranges)
@@ -214,21 +214,6 @@ class Symbols:
             self._names[symbol] = (size.scale * _integer(size.dimension) + size.offset - offset) / sympy.Integer(scale)
 
 
-def evaluate(size: int | Size, values: Mapping[str, int]) -> int:
-    """Returns a size for given values of the dimensions."""
-    return size if isinstance(size, int) else size.scale * values[size.dimension] + size.offset
-
-
-def example_numbers(inputs: Sequence[TensorInput], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Returns the value of each dimension in tensors of these sizes."""
-    return {
-        size.dimension: (actual - size.offset) // size.scale
-        for tensor, shape in zip(inputs, shapes)
-        for size, actual in zip(tensor.shape, shape)
-        if isinstance(size, Size)
-    }
-
-
 def _integer(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, positive=True)
 
@@ -243,12 +228,6 @@ def linear_in_one(expression: sympy.Expr) -> tuple[sympy.Symbol, int, int] | Non
     if not (scale.is_Integer and offset.is_Integer):
         return None
     return symbol, int(scale), int(offset)
-
-
-def size_text(size: Size) -> str:
-    """Returns such as `16*h+1`."""
-    text = size.dimension if size.scale == 1 else f"{size.scale}*{size.dimension}"
-    return f"{text}{size.offset:+d}" if size.offset else text
 
 
 def _check_place(tensor: str, dim: int, text: str, tensors: Mapping[str, Sequence[int]]) -> None:
@@ -277,9 +256,9 @@ def _check_fixed(place: str, size: int, actual: int) -> None:
 
 def _solve(place: str, size: Size, actual: int, ends: tuple[int, int], example: dict[str, int]) -> None:
     """Computes a name's value from the example inputs and checks it."""
-    number, rest = divmod(actual - size.offset, size.scale)
-    if rest:
-        raise UsageError(f"{place} is {actual} in the example inputs, which is not {size_text(size)} for any integer")
+    number = size.number_of(actual)
+    if number is None:
+        raise UsageError(f"{place} is {actual} in the example inputs, which is not {size} for any integer")
     if not ends[0] <= number <= ends[1]:
         raise UsageError(
             f"{place} is {actual} in the example inputs, so `{size.dimension}` is {number}, which is outside "
@@ -302,7 +281,7 @@ def _solve(place: str, size: Size, actual: int, ends: tuple[int, int], example: 
 def _check_lower_ends(places: Mapping[str, Mapping[int, Size]], ranges: Mapping[str, tuple[int, int]]) -> None:
     for tensor, sizes in places.items():
         for dim, size in sizes.items():
-            low = evaluate(size, {size.dimension: ranges[size.dimension][0]})
+            low = size.at({size.dimension: ranges[size.dimension][0]})
             if low < 1:
                 raise UsageError(
                     f"{tensor}:{dim} would be {low} if `{size.dimension}` is {ranges[size.dimension][0]}",

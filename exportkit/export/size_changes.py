@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from exportkit.errors import UsageError
 from exportkit.export.guards import GuardLog
-from exportkit.export.shapes import DynamicSizes, dynamic_sizes, evaluate, size_text
+from exportkit.export.shapes import DynamicSizes, dynamic_sizes
 from exportkit.package.manifest import Size
 
 _VIOLATED = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \(([^)]*)\)")
@@ -161,7 +161,7 @@ class _Edit:
 
     def _holds(self, name: str, value: int, *, log: GuardLog, equations: bool = False) -> bool:
         places = {f"{t}:{d}": size for (t, d), size in self.places.items() if size.dimension == name}
-        sizes = {place: evaluate(size, {name: value}) for place, size in places.items()}
+        sizes = {place: size.at({name: value}) for place, size in places.items()}
         return log.hold_at(sizes, equations=equations)
 
     def texts(self) -> dict[str, dict[int, str]]:
@@ -169,7 +169,7 @@ class _Edit:
         shapes: dict[str, dict[int, str]] = {}
         for (tensor, dim), size in self.places.items():
             low, high = self.ranges[size.dimension]
-            shapes.setdefault(tensor, {})[dim] = f"{size_text(size)}[{low}:{high}]"
+            shapes.setdefault(tensor, {})[dim] = f"{size}[{low}:{high}]"
         return shapes
 
     def _fix(self, name: str) -> None:
@@ -223,7 +223,7 @@ def _ends(sizes: DynamicSizes, tensor: str, dim: int, actual: int) -> tuple[int,
     if size is None:
         return actual, actual
     named = next(d for d in sizes.dimensions if d.name == size.dimension)
-    return evaluate(size, {named.name: named.min}), evaluate(size, {named.name: named.max})
+    return size.at({named.name: named.min}), size.at({named.name: named.max})
 
 
 def _narrows(before: tuple[int, int], after: tuple[int, int], *, step: int) -> bool:

@@ -12,7 +12,7 @@ import torch
 from onnx_ir.passes.common import NameFixPass
 from torch.export.graph_signature import InputKind, TensorArgument
 
-from exportkit.export.shapes import linear_in_one, size_text
+from exportkit.export.shapes import linear_in_one
 from exportkit.export.source_lines import where_listed
 from exportkit.package.manifest import Call, Size, TensorInput, TensorOutput
 
@@ -56,7 +56,7 @@ def describe(model: onnx_ir.Model, program: torch.export.ExportedProgram, call: 
 
 
 def _axis(size: int | Size) -> int | str:
-    return size if isinstance(size, int) else size_text(size)
+    return size if isinstance(size, int) else str(size)
 
 
 def _dimensions(program: torch.export.ExportedProgram, call: Call) -> dict[str, str]:

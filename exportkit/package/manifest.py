@@ -6,6 +6,7 @@ Does not import torch, because `inspect` and the loader's checks run without it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Literal, Union
 
 import msgspec
@@ -42,6 +43,20 @@ class Size(Strict, frozen=True):
     dimension: str
     scale: int = 1
     offset: int = 0
+
+    def at(self, numbers: Mapping[str, int]) -> int:
+        """Returns the size for the numbers of the dimensions."""
+        return self.scale * numbers[self.dimension] + self.offset
+
+    def number_of(self, size: int) -> int | None:
+        """Returns the dimension's number at a size; None if no integer gives that size."""
+        number, rest = divmod(size - self.offset, self.scale)
+        return None if rest else number
+
+    def __str__(self) -> str:
+        """As `--dynamic` takes it, such as `16*h+1`."""
+        text = self.dimension if self.scale == 1 else f"{self.scale}*{self.dimension}"
+        return f"{text}{self.offset:+d}" if self.offset else text
 
 
 # --- the call ---------------------------------------------------------------------------------------------------------

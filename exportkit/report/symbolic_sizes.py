@@ -53,8 +53,6 @@ def symbols_of(call: Call, inputs: Sequence[Sequence[Mapping[str, Any]]]) -> dic
 
 def _symbol_of(size: Size, traced: Mapping[str, Any]) -> str | None:
     """Returns the one symbol of a traced size, if it is the same multiple of it."""
-    wanted = size.dimension if size.scale == 1 else f"{size.scale}*{size.dimension}"
-    wanted += f" + {size.offset}" if size.offset > 0 else f" - {-size.offset}" if size.offset else ""
     expression = traced.get("as_expr")
     text = expression.get("expr_str") if isinstance(expression, dict) else None
     if not isinstance(text, str) or len(text) > _LONGEST:
@@ -69,7 +67,7 @@ def _symbol_of(size: Size, traced: Mapping[str, Any]) -> str | None:
         return None
     if len(names) != 1 or not isinstance(name := names.pop(), str):
         return None
-    return name if size_text(traced, {name: size.dimension}) == wanted else None
+    return name if size_text(traced, {name: size.dimension}) == str(size) else None
 
 
 def _function(call: ast.Call) -> str:
@@ -116,10 +114,10 @@ def _shown(node: ast.expr, symbols: Symbols) -> tuple[str, int]:
 
 
 def _sum(terms: Sequence[ast.expr], symbols: Symbols) -> str:
-    """Numbers come last: `gh*gw + 1`."""
+    """Numbers come last: `gh*gw+1`."""
     shown = [_within(each, symbols, _SUM) for each in terms]
     shown.sort(key=lambda text: text.lstrip("-").isdecimal())
-    return shown[0] + "".join(f" - {text[1:]}" if text.startswith("-") else f" + {text}" for text in shown[1:])
+    return shown[0] + "".join(text if text.startswith("-") else f"+{text}" for text in shown[1:])
 
 
 def _within(node: ast.expr, symbols: Symbols, strength: int) -> str:

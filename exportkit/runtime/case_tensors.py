@@ -10,7 +10,7 @@ import torch
 from exportkit.errors import CaseError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
-from exportkit.sizes import contradicts, traced_shape
+from exportkit.sizes import contradicts, shape_at
 
 
 class CaseTensors(NamedTuple):
@@ -58,7 +58,7 @@ def _tensors_of(
         if tensor is None:
             raise CaseError(f"{case.record} has no {kind}.{index} ({described.name})")
         if contradicts(described, tensor.shape, case.sizes) or tensor.dtype is not getattr(torch, described.dtype):
-            sizes = ["*" if size is None else size for size in traced_shape(described, case.sizes)]
+            sizes = ["*" if size is None else size for size in shape_at(described, case.sizes)]
             raise CaseError(
                 f"{case.record}: {kind}.{index} ({described.name}) is {tensor_text(tensor)}; the manifest says "
                 f"{described.dtype}{sizes}"

@@ -10,7 +10,8 @@ import msgspec
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.package.manifest import Call, Size
+from exportkit.package.manifest import Call
+from exportkit.sizes import shape_at, sizes_of
 
 CudaGraphs = bool | Sequence[Mapping[str, int]]
 GraphUse = Literal["none", "captured", "first-use"]  # the names in csrc/runtime/dispatcher.cpp
@@ -90,8 +91,10 @@ def graph_report(text: str, call: Call) -> GraphReport:
     report = msgspec.json.decode(text, type=_Report)
     return GraphReport(
         report.memory,
-        tuple(CudaGraph(_sizes(call, graph.shapes), graph.uses, graph.copies_inputs) for graph in report.graphs),
-        tuple(RefusedGraph(_sizes(call, graph.shapes), graph.reason) for graph in report.refused),
+        tuple(
+            CudaGraph(sizes_of(call.inputs, graph.shapes), graph.uses, graph.copies_inputs) for graph in report.graphs
+        ),
+        tuple(RefusedGraph(sizes_of(call.inputs, graph.shapes), graph.reason) for graph in report.refused),
     )
 
 
@@ -112,16 +115,5 @@ def empty_inputs(call: Call, sizes: Mapping[str, int], device: torch.device) -> 
             raise UsageError(f"{name} must be an integer from {dimension.min} to {dimension.max}, got {given!r}")
     made = {}
     for tensor in call.inputs:
-        shape = [s.scale * sizes[s.dimension] + s.offset if isinstance(s, Size) else s for s in tensor.shape]
-        made[tensor.name] = torch.empty(shape, dtype=getattr(torch, tensor.dtype), device=device)
+        made[tensor.name] = torch.empty(shape_at(tensor, sizes), dtype=getattr(torch, tensor.dtype), device=device)
     return made
-
-
-def _sizes(call: Call, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Returns the value of each dimension for inputs of these shapes."""
-    return {
-        size.dimension: (given - size.offset) // size.scale
-        for tensor, shape in zip(call.inputs, shapes)
-        for size, given in zip(tensor.shape, shape)
-        if isinstance(size, Size)
-    }

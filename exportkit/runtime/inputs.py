@@ -17,6 +17,7 @@ from exportkit.errors import InputError, ManifestConsistencyError
 from exportkit.package import manifest as m
 from exportkit.package.structure import builder, fields_of, parts_of
 from exportkit.runtime.requests import joined_shapes
+from exportkit.sizes import shape_text
 
 # torch's CUDA kernels may read 16 bytes at a time from the start of an input, so an unaligned input is copied.
 _CUDA_ALIGNMENT = 16
@@ -168,12 +169,12 @@ class InputPlan:
         size = expected.tensor.shape[axis]
         assert isinstance(size, m.Size)
         dimension = self._dimensions[size.dimension]
-        number, rest = divmod(shape[axis] - size.offset, size.scale)
-        if rest or not dimension.min <= number <= dimension.max:
-            low, high = (size.scale * end + size.offset for end in (dimension.min, dimension.max))
+        number = size.number_of(shape[axis])
+        if number is None or not dimension.min <= number <= dimension.max:
+            low, high = (size.at({size.dimension: end}) for end in (dimension.min, dimension.max))
             steps = f", in steps of {size.scale}" if size.scale > 1 else ""
             raise InputError(
-                f"{expected} must have a size from {low} to {high}{steps} in dimension {axis} ({_expression(size)}), "
+                f"{expected} must have a size from {low} to {high}{steps} in dimension {axis} ({size}), "
                 f"got shape {list(shape)}",
                 hint="Export with another range (--dynamic) where the model should take it.",
             )
@@ -236,19 +237,12 @@ def _bytes_needed(value: torch.Tensor) -> int:
 
 def describe_tensor(tensor: m.TensorInput) -> str:
     """Returns such as "image: float32[batch, 3, 16*gh, 16*gw]"."""
-    sizes = ", ".join(_expression(size) if isinstance(size, m.Size) else str(size) for size in tensor.shape)
-    return f"{tensor.name}: {tensor.dtype}[{sizes}]"
+    return f"{tensor.name}: {tensor.dtype}{shape_text(tensor.shape)}"
 
 
 _NOT_EXPORTED = (
     "Only parameters that were given at export can be given. Export again with the parameter among the inputs."
 )
-
-
-def _expression(size: m.Size) -> str:
-    """Returns such as "16*gh + 2"."""
-    scaled = f"{size.scale}*{size.dimension}" if size.scale != 1 else size.dimension
-    return scaled if size.offset == 0 else f"{scaled} {'+' if size.offset > 0 else '-'} {abs(size.offset)}"
 
 
 def _signature(parameters: Sequence[m.Parameter]) -> inspect.Signature:

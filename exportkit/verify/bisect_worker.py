@@ -21,7 +21,6 @@ from exportkit.export.placement import on_device, usable_device
 from exportkit.export.preflight import describe_operators, graph_operators
 from exportkit.export.program_file import load_our_operators
 from exportkit.export.resolved import EagerModel
-from exportkit.export.shapes import size_text
 from exportkit.export.source_lines import where_traced
 from exportkit.export.tolerances import accuracy_outputs
 from exportkit.export.trace import Traced, ready_to_trace, trace_with_torch_export
@@ -136,8 +135,7 @@ def dynamic_texts(call: Call) -> list[str]:
     """Returns what --dynamic says of the inputs of a call."""
     ranges = {dimension.name: f"[{dimension.min}:{dimension.max}]" for dimension in call.dimensions}
     return [
-        f"{tensor.name}:{place}="
-        + (f"{size_text(size)}{ranges[size.dimension]}" if isinstance(size, Size) else str(size))
+        f"{tensor.name}:{place}=" + (f"{size}{ranges[size.dimension]}" if isinstance(size, Size) else str(size))
         for tensor in call.inputs
         for place, size in enumerate(tensor.shape)
     ]

@@ -17,7 +17,7 @@ from exportkit.accuracy import (
 )
 from exportkit.package.case_files import worst
 from exportkit.package.manifest import Accuracy, OutputTolerance, TensorOutput
-from exportkit.sizes import contradicts, traced_shape
+from exportkit.sizes import contradicts, shape_at
 from exportkit.verify.outcomes import (
     Match,
     Mismatch,
@@ -78,7 +78,7 @@ def compare_outputs(
         if got.shape != want.shape:
             return WrongShape(output.name, tuple(want.shape), tuple(got.shape))
         if sizes is not None and contradicts(output, got.shape, sizes):
-            return WrongShape(output.name, tuple(traced_shape(output, sizes)), tuple(got.shape))
+            return WrongShape(output.name, tuple(shape_at(output, sizes)), tuple(got.shape))
     comparison = _Comparison(
         {output.name: output for output in outputs},
         {output.name: _allowed(output, rtol, atol) for output in outputs},

@@ -11,8 +11,9 @@ import torch
 
 from exportkit.cli import app
 from exportkit.cli.app import COMMANDS, group, main
-from exportkit.cli.output import print_json, print_table, progress, size_text
+from exportkit.cli.output import print_json, print_table, progress
 from exportkit.errors import EXIT_CODES, DigestMismatchError, NoTargetError
+from exportkit.sizes import bytes_text
 
 
 @pytest.fixture
@@ -231,7 +232,7 @@ def test_tables_align_their_columns(capsys):
 
 @pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (3.2e9, "3.2 GB")])
 def test_sizes_have_units(size, text):
-    assert size_text(int(size)) == text
+    assert bytes_text(int(size)) == text
 
 
 def completions(words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -369,5 +369,5 @@ def test_sizes_beyond_64_bits_are_no_fault_of_exportkit_run(hostile):
             case["sizes"]["huge"] = 3
 
     said = "\n".join(printed(hostile(enlarge)))
-    assert "takes image: float32[4611686018427387904*huge - 9223372036854775808, 0, " in said
+    assert "takes image: float32[4611686018427387904*huge-9223372036854775808, 0, " in said
     assert f"the manifest says float32[{2**62}, 0, " in said

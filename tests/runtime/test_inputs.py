@@ -157,7 +157,7 @@ def test_the_signature_is_the_modules_own(plan):
 def test_a_tensor_is_described_with_its_dimensions():
     assert describe_tensor(tiny.call().inputs[0]) == "image: float32[batch, 3, 16*gh, 8]"
     odd = m.TensorInput(name="x", dtype="int64", shape=(m.Size(dimension="n", scale=2, offset=-1),))
-    assert describe_tensor(odd) == "x: int64[2*n - 1]"
+    assert describe_tensor(odd) == "x: int64[2*n-1]"
 
 
 # --- the call ---------------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_sizes_with_an_offset_are_solved_for_the_dimension():
         if size in (3, 5, 7, 9):
             assert plan.prepare((torch.zeros(size),), {})
         else:
-            with pytest.raises(InputError, match=r"from 3 to 9, in steps of 2 in dimension 0 \(2\*batch - 1\)"):
+            with pytest.raises(InputError, match=r"from 3 to 9, in steps of 2 in dimension 0 \(2\*batch-1\)"):
                 plan.prepare((torch.zeros(size),), {})
 
 
