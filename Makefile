@@ -95,7 +95,7 @@ docs: build
 	$(BIN)/python -m tools.results_tables
 	$(BIN)/python -m tools.gallery_page
 	$(BIN)/python -m tools.onnx_gallery_page
-	$(BIN)/python -m tools.models_table page benchmarks/models/*.json > docs/models.md
+	$(BIN)/python -m tools.models_table page benchmarks/models/*.json > docs/evidence/models.md
 	$(MAKE) --no-print-directory site
 
 site: build

@@ -2,10 +2,10 @@
 
 The reader (csrc/package) becomes libexportkit_package.so, which needs neither torch nor Python. C++ operators go into
 libarr_coc_cpu.so, CUDA operators into libarr_coc_cuda.so. No library is a Python module (there is no PyInit): Python
-opens them by their path. Operators use the LibTorch stable ABI only, so one wheel serves every Python >= 3.10 and every
-torch >= 2.11, with or without CUDA. The C++ runtime (csrc/runtime) serves the torch it was built with; with another
-torch, torch's Python binding runs the code. torch's own BuildExtension is not used: it refuses CUDA sources where torch
-is a CPU build, and it adds Python's link flags.
+opens them by their path. Operators use the LibTorch stable ABI only, so one wheel serves every Python and torch of
+exportkit/support.py, with or without CUDA. The C++ runtime (csrc/runtime) serves the torch it was built with; with
+another torch, torch's Python binding runs the code. torch's own BuildExtension is not used: it refuses CUDA sources
+where torch is a CPU build, and it adds Python's link flags.
 
 Environment:
     EXPORTKIT_CUDA: Which CUDA kernels are built.

@@ -17,7 +17,9 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-OLDEST_TORCH = (2, 11)
+from exportkit.support import EXPORTING_TORCHES, OLDEST_TORCH, PYTHONS
+
+_INSTALL_TORCH = f"pip install 'torch>={OLDEST_TORCH}'"
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,15 @@ def _if_reader(name: str, look: Callable[[], Finding]) -> Finding:
     return look()
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
 def _python() -> Finding:
     version = platform.python_version()
-    ok = sys.version_info >= (3, 10)
-    return Finding("python", ok, f"{version} in {sys.prefix}", None if ok else "exportkit needs 3.10 or newer.")
+    ok = sys.version_info >= _numbers(PYTHONS[0])
+    hint = None if ok else f"exportkit needs {PYTHONS[0]} or newer."
+    return Finding("python", ok, f"{version} in {sys.prefix}", hint)
 
 
 def _platform() -> Finding:
@@ -127,15 +134,16 @@ def _platform() -> Finding:
 
 def _torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
-        return Finding("torch", False, "not installed", "pip install 'torch>=2.11'")
+        return Finding("torch", False, "not installed", _INSTALL_TORCH)
     import torch
 
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     built = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
     abi = "" if torch.compiled_with_cxx11_abi() else ", libstdc++'s ABI from before C++11"
-    detail = f"{torch.__version__}, {built}, {torch.get_num_threads()} threads{abi}"
-    ok = (major, minor) >= OLDEST_TORCH
-    return Finding("torch", ok, detail, None if ok else "pip install 'torch>=2.11'")
+    minor = ".".join(torch.__version__.split(".")[:2])
+    loads_only = "" if minor in EXPORTING_TORCHES else ", which loads packages; export was not tested with it"
+    detail = f"{torch.__version__}, {built}, {torch.get_num_threads()} threads{abi}{loads_only}"
+    ok = _numbers(minor) >= _numbers(OLDEST_TORCH)
+    return Finding("torch", ok, detail, None if ok else _INSTALL_TORCH)
 
 
 def _libstdcxx() -> Finding:

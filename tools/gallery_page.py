@@ -1,4 +1,4 @@
-"""Writes docs/gallery.md by exporting every module of tests/gallery: `python -m tools.gallery_page`.
+"""Writes docs/evidence/gallery.md by exporting every module of tests/gallery: `python -m tools.gallery_page`.
 
 Run it after a module, an expectation or a message changed. A test exports the modules too, and fails when the page is
 stale.
@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from tests.gallery.entries import THEMES, Entry, Outcome, entries, export
-from tools.generated import DOCS, ROOT
+from tools.generated import EVIDENCE, ROOT
 
-DOCUMENT = DOCS / "gallery.md"
+DOCUMENT = EVIDENCE / "gallery.md"
 
 _REPOSITORIES = {
     "pytorch": "pytorch/pytorch",
@@ -40,10 +40,10 @@ _HEAD = """\
 
 Written by `make docs` from real runs, with torch {torch} on a CPU. Do not edit it.
 
-Each module is a few lines in [tests/gallery](../tests/gallery). It was exported with `--format program`, which traces
-the model, checks its operators, records cases, and runs the traced program on them. "exports" means that the program
-answered what eager answered. Otherwise the exit code and the message are shown. A named issue reports such a failure.
-`exportkit export` was given the inputs and sizes that the class names.
+Each module is a few lines in [tests/gallery](../../tests/gallery). It was exported with `--format program`, which
+traces the model, checks its operators, records cases, and runs the traced program on them. "exports" means that the
+program answered what eager answered. Otherwise the exit code and the message are shown. A named issue reports such a
+failure. `exportkit export` was given the inputs and sizes that the class names.
 """
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+EVIDENCE = DOCS / "evidence"
 
 
 def with_section(document: str, name: str, text: str) -> str:

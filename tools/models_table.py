@@ -1,9 +1,9 @@
-"""Exports, packages and verifies the models of the catalogue, and writes docs/models.md from the results.
+"""Exports, packages and verifies the models of the catalogue, and writes docs/evidence/models.md from the results.
 
     python -m tools.models_table run --device cuda --dtype bfloat16 -o results.json [NAME ...]
     python -m tools.models_table run --device cuda --tf32 -o results.json [NAME ...]
     python -m tools.models_table run --format onnx -o results.json [NAME ...]
-    python -m tools.models_table page results.json ... > docs/models.md
+    python -m tools.models_table page results.json ... > docs/evidence/models.md
 
 `run` needs exportkit and the libraries of the models; it leaves a model out if its library is missing, and says so. It
 writes each result as soon as it is known, and goes on where it was stopped. `page` has a row only for what was run.
@@ -56,6 +56,12 @@ class Setup:
     def precision(self) -> str:
         """The dtype, in words, and the format if it is not a package."""
         return self.dtype + " with TF32" * self.tf32 + ", ONNX Runtime" * (self.format == "onnx")
+
+    @property
+    def column(self) -> str:
+        """The title of its column, such as "CUDA TF32"."""
+        device = "ONNX" if self.format == "onnx" else self.device.upper()
+        return f"{device} {'TF32' if self.tf32 else self.dtype}"
 
     @property
     def options(self) -> list[str]:
@@ -118,44 +124,62 @@ def run_model(model: Model, setup: Setup) -> Results:
 
 
 def page(documents: Iterable[Results]) -> str:
-    """Returns docs/models.md."""
-    lines = ["# Models that were exported", "", _INTRODUCTION]
-    for document in documents:
-        setup = _setup(document)
-        steps = _STEPS[setup.format]
-        models = {name: result for name, result in document["models"].items() if name in CATALOGUE}
-        good = sum(result["ended"] == "ok" for result in models.values())
-        versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
-        lines += [
-            f"## {document['machine']}, {setup.precision}",
-            "",
-            f"{good} of {len(models)} models. {versions}.",
-            "",
-            f"| model | kind | result | MB | {' | '.join(f'{step} s' for step in steps)} |",
-            f"| --- | --- | --- | ---: |{' ---: |' * len(steps)}",
-        ]
-        failures: dict[str, list[str]] = {}
-        for name in sorted(models, key=list(CATALOGUE).index):
-            result, model = models[name], CATALOGUE[name]
-            ended = f"{result['calls']} calls agree" if result["ended"] == "ok" else f"**{result['ended']}** (below)"
-            seconds = " | ".join(f"{result['seconds'].get(step, '')}" for step in steps)
-            lines.append(f"| {model.title} | {model.kind} | {ended} | {result.get('megabytes', '')} | {seconds} |")
-            if result["ended"] != "ok":
-                failures.setdefault(result["said"], []).append(f"{model.title} (exit code {result['exit_code']})")
-        notes = []
-        for said, titles in failures.items():
-            notes += [f"{', '.join(titles)}:", "", "```text", *said.splitlines(), "```", ""]
-        lines += ["", *notes]
-    return "\n".join(lines).rstrip() + "\n"
+    """Returns docs/evidence/models.md: a row for each model that was run, and a column for each setup.
+
+    Where two versions of torch ran a model, the newer one's result stands.
+    """
+    in_order = sorted(documents, key=lambda document: _numbers(document["versions"]["torch"]))
+    columns: dict[Setup, dict[str, Results]] = {}
+    torches: dict[Setup, set[str]] = {}
+    for document in in_order:
+        torch = ".".join(document["versions"]["torch"].split(".")[:2])
+        column = columns.setdefault(_setup(document), {})
+        for name, result in document["models"].items():
+            column[name] = {**result, "torch": torch}
+            torches.setdefault(_setup(document), set()).add(torch)
+    setups = sorted(columns, key=lambda setup: (setup.format, setup.device, _DTYPES.index(setup.dtype), setup.tf32))
+    lines = [
+        _INTRODUCTION,
+        f"| model | kind | {' | '.join(setup.column for setup in setups)} |",
+        f"| --- | --- |{' --- |' * len(setups)}",
+    ]
+    reasons: dict[str, int] = {}
+    for name, model in CATALOGUE.items():
+        results = [columns[setup].get(name) for setup in setups]
+        if any(results):
+            cells = [_cell(result, reasons) for result in results]
+            lines.append(f"| {model.title} | {model.kind} | {' | '.join(cells)} |")
+    good = [sum(result["ended"] == "ok" for result in columns[setup].values()) for setup in setups]
+    counts = [f"{passed} of {len(columns[setup])}" for passed, setup in zip(good, setups)]
+    lines += [f"| verified | | {' | '.join(counts)} |"]
+    lines += [f"| torch | | {' | '.join(', '.join(sorted(torches[setup])) for setup in setups)} |", ""]
+    lines += [f"{number}. {reason}" for reason, number in reasons.items()]
+    return "\n".join(lines) + "\n"
 
 
+_DTYPES = ("float32", "bfloat16", "float16")
 _INTRODUCTION = """\
-Written by `python -m tools.models_table` from real runs. The models are small and their weights are random; the batch,
-and the length of texts, vary. Each is exported, packaged (which replays the recorded calls in a fresh process), and
-verified against eager at other sizes. Each command's seconds include the start of Python, on a machine that
-may have been busy. Under the headings with ONNX Runtime, models are exported with `--format onnx` and run by it; the
-size is that of the `.onnx` file. [tools/model_catalogue.py](../tools/model_catalogue.py) has the models.
+# Models that were exported
+
+Written by `make docs` from [real runs](../../benchmarks/models) of `python -m tools.models_table`. The models are
+[small, with random weights](../../tools/model_catalogue.py); the batch and the length of texts vary. ✓: exported,
+packaged, and twelve calls verified against eager at other sizes, each step in a process of its own. A number: the
+reason below. An empty cell: not run. ONNX models ran on ONNX Runtime. The results say how long each step took.
 """
+
+
+def _cell(result: Results | None, reasons: dict[str, int]) -> str:
+    """Returns a tick, the number of a reason, which is added to the others, or nothing."""
+    if result is None or result["ended"] == "ok":
+        return "✓" if result else ""
+    first, *others = result["said"].splitlines()
+    detail = f" {others[0].strip()}" if others and first.endswith(":") else ""
+    reason = f"torch {result['torch']}, {result['ended']}, exit code {result['exit_code']}: {first}{detail}"
+    return str(reasons.setdefault(reason, len(reasons) + 1))
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.partition("+")[0].split(".")]
 
 
 def _setup(document: Results) -> Setup:

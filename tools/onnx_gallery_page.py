@@ -1,4 +1,4 @@
-"""Writes docs/onnx-gallery.md from every module of tests/onnx/gallery: `python -m tools.onnx_gallery_page`.
+"""Writes docs/evidence/onnx-gallery.md from every module of tests/onnx/gallery: `python -m tools.onnx_gallery_page`.
 
 Run it after a module, an expectation or a message changed. A test does the same, and fails when the page is stale.
 """
@@ -16,9 +16,9 @@ from exportkit.verify.verify import verify
 from tests.gallery import entries as gallery
 from tests.gallery.entries import Entry, Outcome
 from tools import gallery_page
-from tools.generated import DOCS, ROOT
+from tools.generated import EVIDENCE, ROOT
 
-PAGE = DOCS / "onnx-gallery.md"
+PAGE = EVIDENCE / "onnx-gallery.md"
 CASES = VerifyOptions(against="cases")  # which export recorded at the ends of the range and between them
 
 _TITLES = {
@@ -35,10 +35,10 @@ _HEAD = """\
 
 Written by `make docs` from real runs, with {versions} on a CPU. Do not edit it.
 
-Each module is a few lines in [tests/onnx/gallery](../tests/onnx/gallery). It was exported with `--format onnx` and the
-inputs and sizes that its class names. "verified" means that `exportkit verify` found ONNX Runtime's answers equal to
-what eager answered, at both ends of the range and between. Otherwise the exit code and the message are shown, and no
-file is written. A named issue reports such a failure in PyTorch, ONNX Runtime or onnxscript.
+Each module is a few lines in [tests/onnx/gallery](../../tests/onnx/gallery). It was exported with `--format onnx` and
+the inputs and sizes that its class names. "verified" means that `exportkit verify` found ONNX Runtime's answers equal
+to what eager answered, at both ends of the range and between. Otherwise the exit code and the message are shown, and
+no file is written. A named issue reports such a failure in PyTorch, ONNX Runtime or onnxscript.
 """
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 (the subclasses override documented methods)
-"""Writes docs/verdicts.md, which planted errors the verdict sees at which precision: `python -m tools.planted_errors`.
+"""Writes docs/evidence/verdicts.md, the planted errors that a verdict sees: `python -m tools.planted_errors`.
 
 A small model is computed with an error planted in it, in eager mode, and judged like a package against the right one.
 """
@@ -19,9 +19,9 @@ from exportkit.export.reference import references
 from exportkit.package.manifest import OutputTolerance, TensorOutput
 from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.outcomes import Match, Mismatch, OutputComparison, OutputError
-from tools.generated import DOCS
+from tools.generated import EVIDENCE
 
-DOCUMENT = DOCS / "verdicts.md"
+DOCUMENT = EVIDENCE / "verdicts.md"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOKENS = 16
 
@@ -206,8 +206,8 @@ def _cell(result: OutputComparison) -> str:
 
 TEXT = """# What the verdict sees
 
-A package passes where it is as accurate as eager ([the rule](../exportkit/package/FORMAT.md#verdicts), [its
-reasons](adr/0020-accuracy.md)). This page shows what that means. A small model of a convolution, a LayerNorm, four
+A package passes where it is as accurate as eager ([the rule](../../exportkit/package/FORMAT.md#verdicts), [its
+reasons](../adr/0020-accuracy.md)). This page shows what that means. A small model of a convolution, a LayerNorm, four
 linear layers and attention, with an error planted in it, is judged like a package. The number is the greater of its rms
 error and its greatest error, each as a multiple of what is allowed. `make docs` writes this page.
 

@@ -1,6 +1,6 @@
 """Writes the documents' numbers from benchmarks/results: `python -m tools.results_tables`.
 
-Run it after a file in benchmarks/results changed. It writes docs/measurements.md with every size, the sections
+Run it after a file in benchmarks/results changed. It writes docs/evidence/measurements.md with every size, the sections
 `summary`, `half` and `packages` of docs/performance.md, the section `results` of README.md, the section `onnx` of
 docs/onnx.md, and the plots if matplotlib is installed. A test fails when a document is stale. Nothing here imports
 torch.
@@ -19,11 +19,11 @@ import msgspec
 from exportkit.bench import tables
 from exportkit.bench.plot import draw
 from exportkit.bench.results import OURS, OURS_GRAPHS, Key, Results, Row, merged, read
-from tools.generated import DOCS, ROOT, with_section
+from tools.generated import DOCS, EVIDENCE, ROOT, with_section
 
 README = ROOT / "README.md"
 SUMMARY = DOCS / "performance.md"
-MEASUREMENTS = DOCS / "measurements.md"
+MEASUREMENTS = EVIDENCE / "measurements.md"
 ONNX = DOCS / "onnx.md"
 _RESULTS = ROOT / "benchmarks" / "results"
 
@@ -89,8 +89,8 @@ README_ROWS = (
 _HEAD = """\
 # Measurements
 
-Every size that was measured. Written by `make docs` from [benchmarks/results](../benchmarks/results). Do not edit it.
-[performance.md](performance.md) has the summary, and says how the numbers were made and what the columns mean.
+Every size that was measured. Written by `make docs` from [benchmarks/results](../../benchmarks/results).
+[performance.md](../performance.md) has the summary, and says how the numbers were made and what the columns mean.
 """
 
 
@@ -139,7 +139,7 @@ def summary(found: Sequence[Results]) -> str:
 
 
 def measurements(found: Sequence[Results]) -> str:
-    """Returns the text of docs/measurements.md."""
+    """Returns the text of docs/evidence/measurements.md."""
     parts = [_HEAD]
     for results in found:
         operators = [row for row in results.rows if row.limit is not None]
@@ -190,7 +190,7 @@ def runs_section(runs: Iterable[Results], *, full: bool = False) -> str:
 
 def plot_of(results: Results) -> Path:
     """Returns the path of a device's plot."""
-    return DOCS / f"performance-{re.sub('[^a-z0-9]+', '-', results.machine.device.lower())}.svg"
+    return EVIDENCE / f"performance-{re.sub('[^a-z0-9]+', '-', results.machine.device.lower())}.svg"
 
 
 def forward(results: Results) -> list[Row]:
@@ -210,7 +210,7 @@ def largest(rows: Iterable[Row]) -> list[Row]:
 
 
 def _plot_link(results: Results) -> str:
-    return f"![Time of every operator at its largest size, beside the alternatives]({plot_of(results).name})\n"
+    return f"![Time of every operator at its largest size, beside the alternatives](evidence/{plot_of(results).name})\n"
 
 
 def _listed(lines: Iterable[str]) -> list[str]:

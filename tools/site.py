@@ -41,7 +41,7 @@ _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 
 def pages() -> dict[str, str]:
     """Returns the place in the site of each page, by its path in the repository."""
-    found = [path.relative_to(ROOT).as_posix() for path in (*DOCS.glob("*.md"), *(DOCS / "adr").glob("*.md"))]
+    found = [path.relative_to(ROOT).as_posix() for path in (*DOCS.glob("*.md"), *DOCS.glob("[ae]*/*.md"))]
     return {path: path.removeprefix("docs/") for path in sorted(found)} | _ELSEWHERE
 
 
@@ -57,8 +57,9 @@ def gather(folder: Path) -> None:
         if place != "index.md":
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             (folder / place).write_text(with_links_of_the_site((ROOT / source).read_text(), source, places))
-    for picture in (*DOCS.glob("*.png"), *DOCS.glob("*.svg")):
-        shutil.copy(picture, folder)
+    for picture in DOCS.rglob("*"):
+        if picture.suffix in (".png", ".svg"):
+            shutil.copy(picture, folder / picture.relative_to(DOCS))
     (folder / "adr" / "index.md").write_text(_with_contents(folder / "adr"))
 
 

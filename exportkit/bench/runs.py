@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import torch
 
@@ -55,7 +55,7 @@ def run(
                 format_version=FORMAT_VERSION,
                 exportkit=__version__,
                 commit=origin.commit and origin.commit + "+" * bool(origin.dirty),
-                created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
                 command=command,
                 machine=machine,
                 copy_gb_s=rate(),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TypeVar
-
-from typing_extensions import Self
+from typing import Self, TypeVar
 
 from exportkit.child.channel import Channel
 from exportkit.child.messages import Failed, Message, decode, encode

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, assert_never, get_args
 
 import click
-from typing_extensions import assert_never
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import Progress, print_json, print_table, printable, printable_lines, progress

@@ -1,6 +1,6 @@
 """Replaces private functions of torch while a block runs: the one place where export does so.
 
-torch 2.11 to 2.13 have no option for any of these, so export replaces:
+No torch that exports has an option for any of these, so export replaces:
 
 - `GraphLowering.get_attr`, so that no weight is written into the code as numbers (`program_weights`).
 - `cpu_vec_isa.valid_vec_isa_list` and, on torch 2.11, `cpp_builder._get_optimization_cflags`, so that the code is for
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from exportkit.errors import ExportError
+from exportkit.support import exporting_torches
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
     if name not in vars(owner):
         raise ExportError(
             f"torch {torch.__version__} has no {owner.__name__}.{name}, which exportkit needs to replace",
-            hint="Export with torch 2.11, 2.12 or 2.13.",
+            hint=f"Export with torch {exporting_torches()}.",
         )
     original = vars(owner)[name]
     setattr(owner, name, make(original))

@@ -9,10 +9,9 @@ import ctypes
 from collections.abc import Callable, Mapping
 from ctypes import byref, c_char_p, c_int, c_uint64
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
-from typing_extensions import Self
 
 from exportkit.errors import MissingRecordError, UsageError
 from exportkit.package import core

@@ -12,9 +12,7 @@ import functools
 import math
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
-
-from typing_extensions import assert_never
+from typing import Any, TypeVar, assert_never
 
 from exportkit.errors import ManifestConsistencyError, UsageError
 from exportkit.package import core

@@ -6,10 +6,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import torch
-from typing_extensions import Self
 
 from exportkit.errors import ManifestConsistencyError, ModelClosedError, ModelRunError, UsageError, WeightsError
 from exportkit.package import manifest as package

@@ -9,12 +9,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
 import urllib3
-from typing_extensions import Self
 
 from exportkit.errors import UsageError
 from exportkit.serve.protocol.datatypes import datatype_of, dtype_of

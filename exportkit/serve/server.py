@@ -271,7 +271,7 @@ class _Server:
 
         try:
             await asyncio.wait_for(answered(), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise NotAnsweredError(
                 f"accepted requests were not answered within {seconds:g} seconds", hint="--drain-timeout allows more."
             ) from None

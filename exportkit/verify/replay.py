@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from typing_extensions import Self
+from typing import Self
 
 from exportkit.child.messages import Failed, Message
 from exportkit.onnx.files import described

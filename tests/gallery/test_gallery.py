@@ -18,7 +18,7 @@ from tests.gallery.entries import ROOT, Entry, entries, export
 from tools.gallery_page import row
 
 ENTRIES = entries()
-PAGE = (ROOT / "docs" / "gallery.md").read_text()
+PAGE = (ROOT / "docs" / "evidence" / "gallery.md").read_text()
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.theme}.{entry.name}")
@@ -41,7 +41,7 @@ def test_a_module_of_the_gallery_ends_as_it_says(
         assert noise not in outcome.message
         assert noise not in written
     if f"with torch {torch.__version__.partition('+')[0]} " in PAGE:
-        assert row(entry, outcome) in PAGE, "docs/gallery.md is stale: run `python -m tools.gallery_page`"
+        assert row(entry, outcome) in PAGE, "docs/evidence/gallery.md is stale: run `python -m tools.gallery_page`"
 
 
 def test_the_gallery_has_what_it_promises() -> None:

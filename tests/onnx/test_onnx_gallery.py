@@ -30,7 +30,9 @@ def test_a_module_is_verified_or_refused_as_it_says(
         assert report.exit_code == 0, report.failure
         assert len(report.checks) == (4 if "--dynamic" in entry.arguments else 1)
     if all(f"{package} {version}" in DOCUMENT for package, version in VERSIONS.items()):
-        assert row(entry, outcome) in DOCUMENT, "docs/onnx-gallery.md is stale: run `python -m tools.onnx_gallery_page`"
+        assert row(entry, outcome) in DOCUMENT, (
+            "docs/evidence/onnx-gallery.md is stale: run `python -m tools.onnx_gallery_page`"
+        )
 
 
 def test_the_gallery_has_what_it_promises() -> None:

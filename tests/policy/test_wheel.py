@@ -18,11 +18,12 @@ import torch
 from exportkit.libraries import built_in_libraries
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
+from exportkit.support import PYTHONS
 from tests.artifacts import ROOT, artifact
 from tests.made_once import one_maker
 
 SITE = Path(torch.__file__).parents[1]
-WITHOUT_TORCH = ("click", "rich", "msgspec", "pyelftools", "typing-extensions")
+WITHOUT_TORCH = ("click", "rich", "msgspec", "pyelftools")
 
 
 def files(folder: str, pattern: str) -> set[str]:
@@ -99,7 +100,7 @@ def pip(venv: Path, *arguments: str) -> None:
 
 def other_pythons() -> dict[str, str]:
     """The interpreters of this machine that are not the version of this one, by version."""
-    names = [f"python3.{minor}" for minor in range(10, 20) if minor != sys.version_info.minor]
+    names = [f"python3.{minor}" for minor in range(11, 20) if minor != sys.version_info.minor]
     versions = Path(os.environ.get("PYENV_ROOT", "/nonexistent")) / "versions"
     candidates = [shutil.which(name) for name in names]
     candidates += [str(path) for name in names for path in sorted(versions.glob(f"*/bin/{name}"))]
@@ -158,7 +159,7 @@ def test_the_wheel_loads_an_unsigned_package_without_compiler_and_cmake(
         run(site / "exportkit" / "bin" / "exportkit-run", package, **environment)
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.13", "3.14"])
+@pytest.mark.parametrize("version", [*PYTHONS, "3.14"])
 def test_the_wheel_reads_a_package_under_another_python(
     version: str, wheel: Path, package: Path, tmp_path: Path
 ) -> None:

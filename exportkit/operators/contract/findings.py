@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
 
-class Severity(str, Enum):
+class Severity(StrEnum):
     """How bad a finding is."""
 
     broken = "broken"

@@ -149,5 +149,5 @@ class Exchange:
 
         try:
             await asyncio.wait_for(receive_rest(), self._options.linger_seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             _log.info("request %s: the client went on sending after it was refused", self.record.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from exportkit.serve.operations.line_writer import LineWriter
@@ -33,7 +33,7 @@ def entry(finished: Finished) -> dict[str, Any]:
     """Returns the line's content. Times are in milliseconds, sizes in bytes of the bodies."""
     record, error, timing = finished.record, finished.record.error, finished.record.timing
     found: dict[str, Any] = {
-        "time": datetime.fromtimestamp(finished.ended, timezone.utc).isoformat(timespec="milliseconds"),
+        "time": datetime.fromtimestamp(finished.ended, UTC).isoformat(timespec="milliseconds"),
         "id": record.id,
         "remote": finished.remote,
         "protocol": record.protocol,

@@ -48,7 +48,7 @@ class HealthService:
                 return
             try:
                 await asyncio.wait_for(self._stopping.wait(), _SECONDS_BETWEEN_LOOKS)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 continue
 
     def _status(self, service: str) -> str:

@@ -49,7 +49,7 @@ class EchoModel:
         self.running += 1
         try:
             await asyncio.wait_for(self.gate.wait(), request.timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise DeadlineError("the request's timeout passed while it waited") from None
         except asyncio.CancelledError:
             self.cancelled += 1
