@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import InitVar, dataclass
-from typing import ClassVar
-
-from typing_extensions import Self
+from typing import ClassVar, Self
 
 from exportkit.child.process import describe_end
 from exportkit.errors import ExportkitError
