@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exportkit.diff import manifests
-from exportkit.diff.difference import Comparison, Difference, Side, both, fields, paired
+from exportkit.diff.difference import Comparison, Difference, Side, both, entries, fields, paired
 from exportkit.diff.graph import Graph, UnreadableGraphError, compare_graphs
 from exportkit.diff.onnx_graph import read_onnx
 from exportkit.diff.program_meaning import read_program
@@ -152,6 +152,8 @@ def _graphs(a: _Opened, b: _Opened) -> Iterator[Difference]:
         if a.manifest.weights and b.manifest.weights:
             yield from compare_tensors("graph", "weight", a.graph.weights, b.graph.weights, "answer")
         yield from compare_tensors("graph", "constant", a.graph.constants, b.graph.constants, "answer")
+        pickled = a.graph.pickled, b.graph.pickled
+        yield from entries("graph", "record", *pickled, "load", note="loading the program may unpickle it")
     if kinds[0] == kinds[1] != "none":
         here, there = both(_graph_sha256, a, b)
         if here != there:

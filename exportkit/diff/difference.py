@@ -102,6 +102,27 @@ def paired(
             yield Difference(part, f"{kind} {name}".strip(), only_a, only_b, effect)
 
 
+def entries(
+    part: str,
+    kind: str,
+    a: Mapping[str, T],
+    b: Mapping[str, T],
+    effect: Effect | None,
+    text: Callable[[Any], str] = str,
+    *,
+    note: str | None = None,
+) -> Iterator[Difference]:
+    """Yields a difference for each name that one side lacks, or whose entries have different texts.
+
+    `note` is for the latter. The others are as for `paired`.
+    """
+    for found in paired(part, kind, a, b, effect, text):
+        if isinstance(found, Difference):
+            yield found
+        elif (one := text(found[1])) != (other := text(found[2])):
+            yield Difference(part, f"{kind} {found[0]}".strip(), one, other, effect, note)
+
+
 def fields(
     part: str, what: str, a: msgspec.Struct, b: msgspec.Struct, effects: Mapping[str, Effect | None]
 ) -> Iterator[Difference]:

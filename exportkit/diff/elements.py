@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
-
-from exportkit.package.dtypes import ITEM_BYTES
-
-if TYPE_CHECKING:
-    import numpy as np
-
-# Bits of the exponent and of the mantissa, the exponent's bias, and whether the type has infinities and, beside the
-# pattern of -0, other NaNs: https://onnx.ai/onnx/technical/float8.html
-_FLOAT8 = {
-    "float8_e4m3fn": (4, 3, 7),
-    "float8_e5m2": (5, 2, 15),
-    "float8_e4m3fnuz": (4, 3, 8),
-    "float8_e5m2fnuz": (5, 2, 16),
-}
+from exportkit.package.dtypes import ITEM_BYTES, values_of
 
 
 def greatest_difference(dtype: str, a: bytes, b: bytes) -> float:
@@ -41,8 +26,11 @@ def greatest_difference(dtype: str, a: bytes, b: bytes) -> float:
         unsigned = np.dtype(f"uint{8 * kind.itemsize}")
         wide, low = np.where(one > other, one, other).view(unsigned), np.where(one > other, other, one).view(unsigned)
         return float((wide - low).max())
-    first, second = widened(dtype, a), widened(dtype, b)
     with np.errstate(all="ignore"):
+        # The real and the imaginary parts of complex elements are compared one by one.
+        first, second = (
+            each.view(each.real.dtype).astype(np.float64) for each in (values_of(dtype, a), values_of(dtype, b))
+        )
         difference = np.abs(first - second)
     difference[(first == second) | (np.isnan(first) & np.isnan(second))] = 0.0
     return float(np.nan_to_num(difference, nan=np.inf, posinf=np.inf).max())
@@ -58,39 +46,3 @@ def in_order(content: bytes, dtype: str, shape: tuple[int, ...], strides: tuple[
         return content
     view = np.ndarray(shape, kind, content, strides=tuple(size * stride for stride in strides))
     return np.ascontiguousarray(view).tobytes()
-
-
-def widened(dtype: str, content: bytes) -> np.ndarray[Any, Any]:
-    """Returns the elements of a floating tensor as float64. Those of a complex one are its real and imaginary parts."""
-    import numpy as np
-
-    if dtype in _FLOAT8:
-        return _float8_values(dtype)[np.frombuffer(content, np.uint8)]
-    if dtype == "bfloat16":
-        narrow = (np.frombuffer(content, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    else:
-        bits = 8 * ITEM_BYTES[dtype] // (2 if dtype.startswith("complex") else 1)
-        narrow = np.frombuffer(content, f"float{bits}")
-    with np.errstate(invalid="ignore"):  # of a NaN that signals
-        return narrow.astype(np.float64)
-
-
-@functools.cache
-def _float8_values(dtype: str) -> np.ndarray[Any, Any]:
-    """Returns the value of each of the 256 patterns of bits."""
-    import numpy as np
-
-    exponent_bits, mantissa_bits, bias = _FLOAT8[dtype]
-    pattern = np.arange(256)
-    mantissa = (pattern & (2**mantissa_bits - 1)) / 2**mantissa_bits
-    exponent = (pattern >> mantissa_bits) & (2**exponent_bits - 1)
-    value = np.where(exponent == 0, mantissa * 2.0 ** (1 - bias), (1 + mantissa) * 2.0 ** (exponent - bias))
-    value = np.where(pattern >> 7, -value, value)
-    if dtype.endswith("fnuz"):
-        value[128] = np.nan
-    elif dtype == "float8_e4m3fn":
-        value[[127, 255]] = np.nan
-    else:
-        top = exponent == 2**exponent_bits - 1
-        value[top] = np.where(mantissa[top] == 0, np.copysign(np.inf, value[top]), np.nan)
-    return value

@@ -43,12 +43,14 @@ class Graph:
         interface: Its inputs and outputs, in a form that does not depend on names.
         weights: Its weights by the names of the model's state.
         constants: Its other tensors by name.
+        pickled: Digests of the records of its file that loading it may unpickle, by name.
     """
 
     nodes: tuple[Node, ...]
     interface: str
     weights: Mapping[str, StoredTensor] = field(default_factory=dict)
     constants: Mapping[str, StoredTensor] = field(default_factory=dict)
+    pickled: Mapping[str, str] = field(default_factory=dict)
 
 
 def compare_graphs(a: Graph, b: Graph) -> Iterator[Difference]:

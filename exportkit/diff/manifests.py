@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from exportkit.diff.difference import Difference, Effect, both, fields, paired, plain
+from exportkit.diff.difference import Difference, Effect, both, entries, fields, paired, plain
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.manifest import (
     Call,
-    Dimension,
     Library,
     Manifest,
     Operator,
@@ -53,11 +52,7 @@ def call(a: Call, b: Call) -> Iterator[Difference]:
         if here != there and sorted(here) == sorted(there):
             yield Difference("call", f"order of {kind}", ", ".join(here), ", ".join(there), "answer")
     ranges = both(lambda side: {dimension.name: dimension for dimension in side.dimensions}, a, b)
-    for found in paired("call", "dimension", *ranges, "answer", _range_text):
-        if isinstance(found, Difference):
-            yield found
-        elif found[1] != found[2]:
-            yield Difference("call", f"dimension {found[0]}", _range_text(found[1]), _range_text(found[2]), "answer")
+    yield from entries("call", "dimension", *ranges, "answer", lambda each: f"{each.min}..{each.max}")
     parameters = both(lambda side: {parameter.name: parameter for parameter in side.parameters}, a, b)
     for given in paired("call", "parameter", *parameters, "answer", plain):
         if isinstance(given, Difference):
@@ -71,24 +66,12 @@ def call(a: Call, b: Call) -> Iterator[Difference]:
 def _tensors(
     kind: str, a: Mapping[str, TensorInput | TensorOutput], b: Mapping[str, TensorInput | TensorOutput]
 ) -> Iterator[Difference]:
-    for found in paired("call", kind, a, b, "answer", _tensor_text):
-        if isinstance(found, Difference):
-            yield found
-            continue
-        name, one, other = found
-        if _tensor_text(one) != _tensor_text(other):
-            yield Difference("call", f"{kind} {name}", _tensor_text(one), _tensor_text(other), "answer")
+    yield from entries("call", kind, a, b, "answer", lambda tensor: f"{tensor.dtype}{shape_text(tensor.shape)}")
+    for name, one in a.items():
+        other = b.get(name)
         if isinstance(one, TensorOutput) and isinstance(other, TensorOutput) and one.tolerance != other.tolerance:
             # It decides about a verification, not about an answer.
             yield Difference("call", f"{kind} {name}: tolerance", *both(_tolerance, one.tolerance, other.tolerance))
-
-
-def _tensor_text(tensor: TensorInput | TensorOutput) -> str:
-    return f"{tensor.dtype}{shape_text(tensor.shape)}"
-
-
-def _range_text(dimension: Dimension) -> str:
-    return f"{dimension.min}..{dimension.max}"
 
 
 def _tolerance(tolerance: OutputTolerance) -> str:
@@ -102,11 +85,7 @@ def operators(a: Manifest, b: Manifest) -> Iterator[Difference]:
 
 def _operators(part: str, what: str, a: tuple[Operator, ...], b: tuple[Operator, ...]) -> Iterator[Difference]:
     schemas = both(lambda side: {operator.name: operator.schema for operator in side}, a, b)
-    for found in paired(part, what, *schemas, "load"):
-        if isinstance(found, Difference):
-            yield found
-        elif found[1] != found[2]:
-            yield Difference(part, f"{what} {found[0]}".strip(), found[1], found[2], "load")
+    yield from entries(part, what, *schemas, "load")
 
 
 def targets(a: Manifest, b: Manifest) -> Iterator[Difference]:
@@ -118,17 +97,9 @@ def targets(a: Manifest, b: Manifest) -> Iterator[Difference]:
             continue
         name, one, other = found
         yield from fields("targets", name, one, other, _TARGET)
-        for constant in paired("targets", f"{name}: constant", one.constants, other.constants, "answer"):
-            if isinstance(constant, Difference):
-                yield constant
-            elif _unhashed(constant[1]) != _unhashed(constant[2]):
-                yield Difference("targets", f"{name}: constant {constant[0]}", constant[1], constant[2], "answer")
+        yield from entries("targets", f"{name}: constant", one.constants, other.constants, "answer", _unhashed)
         files = _digests(a, f"{AOTINDUCTOR_DIR}/{name}/"), _digests(b, f"{AOTINDUCTOR_DIR}/{name}/")
-        for file in paired("targets", f"{name}: file", *files, "answer"):
-            if isinstance(file, Difference):
-                yield file
-            elif file[1] != file[2]:
-                yield Difference("targets", f"{name}: {file[0]}", file[1], file[2], "answer", "the compiled code")
+        yield from entries("targets", f"{name}: file", *files, "answer", note="the compiled code")
 
 
 def _target_text(target: Target) -> str:

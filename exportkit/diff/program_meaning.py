@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import zipfile
@@ -24,6 +25,11 @@ _DTYPES = {number: name for number, name in enumerate(_NAMES.split(), start=1) i
 _SYMBOL = re.compile(r"\b(?:[su]|zuf)\d+\b")
 _LINE = re.compile(r'File "(?:[^"]*/)?([^"/]*)", line (\d+)')
 _LOCAL_HEADER = 30  # bytes before an entry's name
+_CHUNK = 1 << 22
+# The records that torch.export.load reads as text, with the graph, which is read elsewhere.
+_TEXT = re.compile(
+    r"models/[^/]*\.json|archive_format|archive_version|byteorder|\.data/(version|serialization_id)|version"
+)
 
 
 def read_program(reader: PackageReader, path: Path, descriptor: int) -> Graph:
@@ -41,13 +47,15 @@ def read_program(reader: PackageReader, path: Path, descriptor: int) -> Graph:
         program = saved.graph_of(reader)
         assert program is not None
         with zipfile.ZipFile(path) as archive:
-            weights = _tensors(archive, descriptor, "data/weights/model_weights_config.json")
-            constants = _tensors(archive, descriptor, "data/constants/model_constants_config.json")
+            file = _Records(archive, descriptor)
+            weights = file.tensors("data/weights/model_weights_config.json")
+            constants = file.tensors("data/constants/model_constants_config.json")
+            pickled = file.pickled()
         meaning = _GraphReader()
         inputs = meaning.inputs(program)
         nodes = meaning.nodes(program.graph)
         outputs = [meaning.argument(spec) for spec in program.signature.output_specs]
-        return Graph(nodes, meaning.text([inputs, outputs]), weights, constants)
+        return Graph(nodes, meaning.text([inputs, outputs]), weights, constants, pickled)
     except saved.ProgramGraphError as error:
         raise UnreadableGraphError(error.message) from error
     except (  # what a damaged zip, damaged JSON and values of other types raise
@@ -57,33 +65,55 @@ def read_program(reader: PackageReader, path: Path, descriptor: int) -> Graph:
         raise UnreadableGraphError(f"{type(error).__name__}: {error}") from error
 
 
-def _entry(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
-    found = [info for info in archive.infolist() if info.filename.partition("/")[2] == name]
-    if len(found) != 1 or found[0].compress_type != zipfile.ZIP_STORED or found[0].flag_bits & 1:
-        raise UnreadableGraphError(f"it has no plain record {name}")
-    return found[0]
+class _Records:
+    """The records of a program's file."""
 
+    def __init__(self, archive: zipfile.ZipFile, descriptor: int) -> None:
+        self._archive, self._descriptor = archive, descriptor
+        self._entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        if len(self._entries) != len(archive.infolist()):
+            raise UnreadableGraphError("two of its records have the same name")
+        self._plain = {name for name in self._entries if _TEXT.fullmatch(name)}
 
-def _tensors(archive: zipfile.ZipFile, descriptor: int, config: str) -> dict[str, StoredTensor]:
-    folder, found = config.rpartition("/")[0], {}
-    for name, described in json.loads(archive.read(_entry(archive, config)))["config"].items():
-        entry = _entry(archive, f"{folder}/{described['path_name']}")
-        read = in_file(descriptor, _data_offset(archive, entry))
-        meta = described["tensor_meta"]
-        if described["use_pickle"] or meta is None:
-            found[name] = StoredTensor("a pickled object", (), (), entry.file_size, read)
-            continue
-        shape, strides = (tuple(int(size["as_int"]) for size in meta[kind]) for kind in ("sizes", "strides"))
-        found[name] = StoredTensor(_DTYPES[meta["dtype"]], shape, strides, entry.file_size, read)
-    return found
+    def tensors(self, config: str) -> dict[str, StoredTensor]:
+        """Returns the tensors that a record lists, but for pickled ones."""
+        folder, found = config.rpartition("/")[0], {}
+        for name, described in json.loads(self._archive.read(self._entry(config)))["config"].items():
+            meta = described["tensor_meta"]
+            if described["use_pickle"] or meta is None:
+                continue
+            entry = self._entry(f"{folder}/{described['path_name']}")
+            shape, strides = (tuple(int(size["as_int"]) for size in meta[kind]) for kind in ("sizes", "strides"))
+            read = in_file(self._descriptor, self._data_offset(entry))
+            found[name] = StoredTensor(_DTYPES[meta["dtype"]], shape, strides, entry.file_size, read)
+        return found
 
+    def pickled(self) -> dict[str, str]:
+        """Returns the digests of all records but those that are known to be text or raw tensors."""
+        found = {}
+        for name, entry in self._entries.items():
+            if name not in self._plain:
+                stored = hashlib.sha256(f"{entry.compress_type} {entry.flag_bits} ".encode())
+                read, size = in_file(self._descriptor, self._data_offset(entry)), entry.compress_size
+                for offset in range(0, size, _CHUNK):
+                    stored.update(read(offset, min(_CHUNK, size - offset)))
+                found[name] = stored.hexdigest()
+        return found
 
-def _data_offset(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
-    """Returns where an entry's bytes begin. The extra field in front of them may have another size than listed."""
-    assert archive.fp is not None
-    archive.fp.seek(entry.header_offset)
-    header = archive.fp.read(_LOCAL_HEADER)
-    return entry.header_offset + _LOCAL_HEADER + sum(int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+    def _entry(self, name: str) -> zipfile.ZipInfo:
+        entry = self._entries.get(name)
+        if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
+            raise UnreadableGraphError(f"it has no plain record {name}")
+        self._plain.add(name)
+        return entry
+
+    def _data_offset(self, entry: zipfile.ZipInfo) -> int:
+        """Returns where an entry's bytes begin. The extra field in front of them may have another size than listed."""
+        assert self._archive.fp is not None
+        self._archive.fp.seek(entry.header_offset)
+        header = self._archive.fp.read(_LOCAL_HEADER)
+        lengths = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+        return entry.header_offset + _LOCAL_HEADER + sum(lengths)
 
 
 class _GraphReader:

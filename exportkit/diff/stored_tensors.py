@@ -11,7 +11,7 @@ from exportkit.diff.difference import Difference, Effect, paired
 from exportkit.diff.elements import greatest_difference, in_order
 from exportkit.errors import DigestMismatchError
 from exportkit.package.archive import PackageReader
-from exportkit.package.dtypes import ITEM_BYTES
+from exportkit.package.dtypes import ITEM_BYTES, SAFETENSORS_DTYPES
 from exportkit.package.manifest import Weight
 
 _CHUNK = 1 << 22  # bytes; a multiple of every element's size
@@ -114,15 +114,13 @@ def case_tensors(content: bytes) -> dict[str, StoredTensor]:
     """
     from safetensors import SafetensorError, deserialize
 
-    from exportkit.onnx.tensor_files import DTYPES
-
     try:
         tensors = deserialize(content)
     except SafetensorError as error:
         raise ValueError(f"it is not a safetensors file: {error}") from error
     found = {}
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
-        data, dtype = bytes(tensor["data"]), DTYPES.get(tensor["dtype"], tensor["dtype"])
+        data, dtype = bytes(tensor["data"]), SAFETENSORS_DTYPES.get(tensor["dtype"], tensor["dtype"])
         found[name] = memory_tensor(dtype, tensor["shape"], data)
     return found
 

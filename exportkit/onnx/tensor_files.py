@@ -8,28 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exportkit.onnx.session import Bits, bits_type
+from exportkit.package.dtypes import SAFETENSORS_DTYPES
 
-# torch's names of the dtypes that ONNX Runtime takes, by safetensors' names.
-DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
-_CODES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
 def read_inputs(path: Path, count: int) -> list[Bits]:
@@ -46,7 +27,7 @@ def read_inputs(path: Path, count: int) -> list[Bits]:
     inputs = []
     for index in range(count):
         tensor = found[f"input.{index}"]
-        dtype = DTYPES[tensor["dtype"]]
+        dtype = SAFETENSORS_DTYPES[tensor["dtype"]]
         inputs.append(Bits(dtype, np.frombuffer(tensor["data"], bits_type(dtype)).reshape(tensor["shape"])))
     return inputs
 
@@ -58,7 +39,7 @@ def write_outputs(path: Path, outputs: Sequence[Bits]) -> None:
     header, offset, arrays = {}, 0, []
     for index, (dtype, array) in enumerate(outputs):
         end = offset + array.nbytes
-        header[f"output.{index}"] = {"dtype": _CODES[dtype], "shape": array.shape, "data_offsets": [offset, end]}
+        header[f"output.{index}"] = {"dtype": _NAMES[dtype], "shape": array.shape, "data_offsets": [offset, end]}
         arrays.append(np.ascontiguousarray(array))
         offset = end
     encoded = json.dumps(header).encode()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from exportkit.package import core
 from exportkit.package.archive import PackageReader
-from exportkit.package.dtypes import ITEM_BYTES
+from exportkit.package.dtypes import ITEM_BYTES, SAFETENSORS_DTYPES, values_of
 from exportkit.package.manifest import Accuracy, Case, TensorOutput
 from exportkit.report.untrusted import first
 
@@ -20,11 +20,6 @@ _MOST_CASES = 64
 _MOST_BYTES = 128 << 20  # of all cases that are read
 LOWEST, HIGHEST, PER_DECADE = -16, 2, 2  # the decades of errors that a histogram has, and its bars in each
 _BARS = 24  # of a histogram of values
-
-# safetensors' names. Those that NumPy knows have its type; the others have their exponent's and mantissa's bits.
-_NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U64": "u8"}
-_NUMPY |= {"U32": "u4", "U16": "u2", "U8": "u1", "BOOL": "?", "C64": "c8"}
-_FLOAT8 = {"F8_E4M3": (4, 3, "fn"), "F8_E5M2": (5, 2, ""), "F8_E4M3FNUZ": (4, 3, "fnuz"), "F8_E5M2FNUZ": (5, 2, "fnuz")}
 
 
 @dataclass
@@ -53,12 +48,12 @@ def case_numbers(reader: PackageReader, left_out: list[str]) -> list[dict[str, A
         left -= size
         try:
             _add(outputs, case, tensors_of(reader.read(case.record)))
-        except CaseUnreadable as error:
+        except UnreadableCaseError as error:
             left_out.append(f"{case.record} in the histograms: {error}")
     return [_summary(output, reader.manifest.cases) for output in outputs]
 
 
-class CaseUnreadable(Exception):
+class UnreadableCaseError(Exception):
     """A record of a case is not what the manifest says."""
 
 
@@ -66,48 +61,20 @@ def tensors_of(content: bytes) -> dict[str, np.ndarray]:
     """Returns the tensors of a safetensors file as arrays; those of dtypes that NumPy lacks are widened to float32.
 
     Raises:
-        CaseUnreadable: It is not a safetensors file, or it has a dtype that packages do not have.
+        UnreadableCaseError: It is not a safetensors file, or it has a dtype that packages do not have.
     """
-    import numpy as np
     from safetensors import SafetensorError, deserialize
 
     try:
         found = deserialize(content)
     except SafetensorError as error:
-        raise CaseUnreadable(f"it is not a safetensors file: {error}") from error
+        raise UnreadableCaseError(f"it is not a safetensors file: {error}") from error
     tensors = {}
     for name, tensor in found:
-        dtype, data = tensor["dtype"], tensor["data"]
-        if dtype in _NUMPY:
-            array = np.frombuffer(data, _NUMPY[dtype])
-        elif dtype == "BF16":
-            array = (np.frombuffer(data, "u2").astype("u4") << 16).view("f4")
-        elif dtype in _FLOAT8:
-            array = _float8_values(*_FLOAT8[dtype])[np.frombuffer(data, "u1")]
-        else:
-            raise CaseUnreadable(f"{name} has dtype {dtype}")
-        tensors[name] = array.reshape(tensor["shape"])
+        if tensor["dtype"] not in SAFETENSORS_DTYPES:
+            raise UnreadableCaseError(f"{name} has dtype {tensor['dtype']}")
+        tensors[name] = values_of(SAFETENSORS_DTYPES[tensor["dtype"]], tensor["data"]).reshape(tensor["shape"])
     return tensors
-
-
-def _float8_values(exponent_bits: int, mantissa_bits: int, form: str) -> np.ndarray:
-    """Returns the 256 values of a float8 type: https://onnx.ai/onnx/technical/float8.html."""
-    import numpy as np
-
-    codes = np.arange(256)
-    exponent, mantissa = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1), codes & ((1 << mantissa_bits) - 1)
-    bias = (1 << (exponent_bits - 1)) - (form != "fnuz")
-    part = mantissa / (1 << mantissa_bits)
-    values = np.where(exponent > 0, (1 + part) * 2.0 ** (exponent - bias), part * 2.0 ** (1 - bias))
-    values = np.where(codes >= 128, -values, values)
-    if form == "fnuz":
-        values[128] = np.nan
-    elif form == "fn":
-        values[[127, 255]] = np.nan
-    else:
-        top = exponent == (1 << exponent_bits) - 1
-        values[top] = np.where(mantissa[top] > 0, np.nan, np.where(codes[top] >= 128, -np.inf, np.inf))
-    return values.astype("f4")
 
 
 def _add(outputs: Sequence[_Output], case: Case, tensors: Mapping[str, np.ndarray]) -> None:
@@ -115,14 +82,14 @@ def _add(outputs: Sequence[_Output], case: Case, tensors: Mapping[str, np.ndarra
     for index, output in enumerate(outputs):
         values, reference = tensors.get(f"output.{index}"), tensors.get(f"reference.{index}")
         if values is None:
-            raise CaseUnreadable(f"it has no output.{index}")
+            raise UnreadableCaseError(f"it has no output.{index}")
         if values.dtype.kind == "c":
             continue
         output.values.append(values.ravel())
         if reference is None or values.dtype.kind != "f" or case.accuracy.get(output.described.name) is None:
             continue
         if reference.shape != values.shape or reference.dtype.kind != "f":
-            raise CaseUnreadable(f"reference.{index} does not fit output.{index}")
+            raise UnreadableCaseError(f"reference.{index} does not fit output.{index}")
         selected = None
         if (rows_of := output.described.tolerance.rows_of) is not None:
             chosen = names.get(rows_of)

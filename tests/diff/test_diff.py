@@ -149,7 +149,7 @@ def test_what_differs_is_named_and_what_it_changes(
 
 def test_another_build_of_the_code_or_of_a_library_may_change_answers(compared: Any) -> None:
     comparison = compared({samples.CODE: b"\x7fELF another build"})
-    assert found(comparison) == {("targets", "cpu_v3: model.wrapper.so", "answer")}
+    assert found(comparison) == {("targets", "cpu_v3: file model.wrapper.so", "answer")}
     other = b"\x7fELF operator library 2"
     library = msgspec.structs.replace(LIBRARY, sha256=hashlib.sha256(other).hexdigest())
     comparison = compared({samples.LIBRARY: other}, libraries=(library,))
@@ -321,6 +321,45 @@ def program(nets: dict[str, Path]) -> bytes:
     with PackageReader(nets["branching"]) as reader:
         assert reader.manifest.program is not None
         return reader.read(reader.manifest.program.record)
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("unpickled",)
+
+
+def _hostile(entries: dict[str, bytes]) -> None:
+    buffer = io.BytesIO()
+    torch.save(Hostile(), buffer)
+    (name,) = (each for each in entries if each.endswith("data/sample_inputs/model.pt"))
+    entries[name] = buffer.getvalue()
+
+
+def _more(entries: dict[str, bytes]) -> None:
+    entries[f"{next(iter(entries)).partition('/')[0]}/data/sample_inputs/other.pt"] = b"cprint\n."
+
+
+def _pickled_weight(entries: dict[str, bytes]) -> None:
+    (name,) = (each for each in entries if each.endswith("model_weights_config.json"))
+    entries[name] = entries[name].replace(b'"use_pickle": false', b'"use_pickle": true')
+
+
+@pytest.mark.parametrize("change", [_hostile, _more, _pickled_weight])
+def test_what_a_program_unpickles_counts(
+    nets: dict[str, Path], program: bytes, tmp_path: Path, change: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(io.BytesIO(program)) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    change(entries)
+    with PackageReader(nets["branching"]) as reader:
+        manifest, case = reader.manifest, reader.manifest.cases[0].record
+        assert manifest.program is not None
+        records = {manifest.program.record: _archive(entries), case: reader.read(case)}
+        write_package(tmp_path / "changed.pt2", manifest, records)
+    code, out, _ = run(capsys, "diff", nets["branching"], tmp_path / "changed.pt2", "--json")
+    assert code == 1
+    assert {each["effect"] for each in json.loads(out)["differences"] if each["part"] == "graph"} == {"load", None}
+    assert "unpickled" not in out
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
