@@ -115,4 +115,4 @@ wheel: $(READY)
 		-w $(WHEELS) build/wheel/*.whl
 
 clean:
-	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis exportkit/lib/*.so exportkit/lib/torch* exportkit/lib/cmake exportkit/bin exportkit/include *.egg-info
+	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis exportkit/lib/*.so exportkit/arr_coc/lib exportkit/lib/torch* exportkit/lib/cmake exportkit/bin exportkit/include *.egg-info

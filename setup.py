@@ -1,11 +1,11 @@
 """Builds the reader of packages, the operator libraries and, where CMake and what it asks for are, the C++ runtime.
 
-The reader (csrc/package) becomes libexportkit_package.so, which needs neither torch nor Python. C++ operators go into
-libarr_coc_cpu.so, CUDA operators into libarr_coc_cuda.so. No library is a Python module (there is no PyInit): Python
-opens them by their path. Operators use the LibTorch stable ABI only, so one wheel serves every Python and torch of
-exportkit/support.py, with or without CUDA. The C++ runtime (csrc/runtime) serves the torch it was built with; with
-another torch, torch's Python binding runs the code. torch's own BuildExtension is not used: it refuses CUDA sources
-where torch is a CPU build, and it adds Python's link flags.
+The reader (csrc/package) becomes libexportkit_package.so, which needs neither torch nor Python. ARR-COC's C++ operators
+go into libarr_coc_cpu.so, its CUDA operators into libarr_coc_cuda.so. No library is a Python module (there is no
+PyInit): Python opens them by their path. Operators use the LibTorch stable ABI only, so one wheel serves every Python
+and torch of exportkit/support.py, with or without CUDA. The C++ runtime (csrc/runtime) serves the torch it was built
+with; with another torch, torch's Python binding runs the code. torch's own BuildExtension is not used: it refuses CUDA
+sources where torch is a CPU build, and it adds Python's link flags.
 
 Environment:
     EXPORTKIT_CUDA: Which CUDA kernels are built.
@@ -14,6 +14,7 @@ Environment:
         0: nothing.
         check: as auto; without a GPU, the sources are compiled for one architecture, unoptimised, and stay in the build
             folder (`make test` does so).
+    EXPORTKIT_ARR_COC: 0 leaves ARR-COC out: its operators, model, demo and entry points.
     EXPORTKIT_CPP_RUNTIME: 0, 1 or auto (default): whether the C++ runtime is built; auto builds it where CMake and what
         it needs are installed.
     DEBUG: 1 gives symbols and no optimisation.
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
@@ -80,9 +81,9 @@ class Cuda(NamedTuple):
     installed: bool = True
 
 
-def choice(variable, *others):
+def choice(variable, *others, default="auto"):
     """The variable's value: 0, 1, auto or one of the others."""
-    value, allowed = os.environ.get(variable, "auto"), ("0", "1", "auto", *others)
+    value, allowed = os.environ.get(variable, default), ("0", "1", "auto", *others)
     if value not in allowed:
         sys.exit(f"{variable} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
     return value
@@ -139,7 +140,7 @@ class BuildLibraries(build_ext):
     """Writes one build.ninja for all but the C++ runtime and runs it."""
 
     def get_ext_filename(self, fullname):
-        """`exportkit/lib/libarr_coc_cpu.so`, without a Python ABI tag."""
+        """`exportkit/arr_coc/lib/libarr_coc_cpu.so`, without a Python ABI tag."""
         return os.path.join(*fullname.split(".")) + ".so"
 
     def run(self):
@@ -157,16 +158,16 @@ class BuildLibraries(build_ext):
         jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
         subprocess.run([ninja(), "-C", str(build), *jobs], check=True, stdout=sys.stderr)
         if not (cuda and cuda.installed):
-            library = next(extension for extension in self.extensions if extension.name.endswith("_cuda"))
-            self.extensions.remove(library)
-            Path(self.get_ext_fullpath(library.name)).unlink(missing_ok=True)  # of an earlier build, with other kernels
+            for library in [extension for extension in self.extensions if extension.name.endswith("_cuda")]:
+                self.extensions.remove(library)
+                Path(self.get_ext_fullpath(library.name)).unlink(missing_ok=True)  # of an earlier build
         for extension in self.extensions:
             target = Path(self.get_ext_fullpath(extension.name))
             target.parent.mkdir(parents=True, exist_ok=True)
             # A new file, not new content: another process may have the old one mapped.
             target.unlink(missing_ok=True)
             shutil.copy2(build / target.name, target)
-        self.build_runtime(target.parents[1], jobs)
+        self.build_runtime(Path(self.get_ext_fullpath("exportkit.lib.any")).parents[1], jobs)
 
     def build_runtime(self, package, jobs):
         """Builds csrc/runtime and installs it into the package's folder; says so where that cannot be."""
@@ -251,14 +252,29 @@ def rules(name, command, depfile=False):
     return lines + (["  depfile = $out.d", "  deps = gcc"] if depfile else [])
 
 
+ENTRY_POINTS = {"console_scripts": ["exportkit = exportkit.cli:main"]}
+LIBRARIES = {"exportkit.lib.libexportkit_package": "csrc/package/*.cpp"}
+EXCLUDED = []
+if choice("EXPORTKIT_ARR_COC", default="1") == "0":
+    EXCLUDED = ["exportkit.arr_coc", "exportkit.arr_coc.*"]
+else:
+    # How exportkit finds ARR-COC, as it finds anybody's package: exportkit/installed.py describes the groups.
+    ENTRY_POINTS |= {
+        "exportkit.operators": ["arr_coc = exportkit.arr_coc", "arr_coc_triton = exportkit.arr_coc.ops.triton"],
+        "exportkit.models": ["arr-coc = exportkit.arr_coc.model:export_spec"],
+        "exportkit.commands": ["demo = exportkit.arr_coc.demo_command:command"],
+        "exportkit.bench": ["arr_coc = exportkit.arr_coc.bench.operators"],
+    }
+    LIBRARIES |= {
+        "exportkit.arr_coc.lib.libarr_coc_cpu": "csrc/arr_coc/*/*.cpp",
+        "exportkit.arr_coc.lib.libarr_coc_cuda": "csrc/arr_coc/*/*.cu",
+    }
+
 setup(
+    packages=find_packages(include=["exportkit", "exportkit.*"], exclude=EXCLUDED),
+    entry_points=ENTRY_POINTS,
     ext_modules=[
-        Extension(f"exportkit.lib.{name}", sorted(str(path) for path in Path().glob(sources)))
-        for name, sources in (
-            ("libexportkit_package", "csrc/package/*.cpp"),
-            ("libarr_coc_cpu", "csrc/arr_coc/*/*.cpp"),
-            ("libarr_coc_cuda", "csrc/arr_coc/*/*.cu"),
-        )
+        Extension(name, sorted(str(path) for path in Path().glob(sources))) for name, sources in LIBRARIES.items()
     ],
     cmdclass={"build_ext": BuildLibraries, "bdist_wheel": Wheel},
 )

@@ -17,6 +17,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from exportkit.installed import libraries_of, operator_namespaces
 from exportkit.support import EXPORTING_TORCHES, OLDEST_TORCH, PYTHONS
 
 _INSTALL_TORCH = f"pip install 'torch>={OLDEST_TORCH}'"
@@ -63,11 +64,8 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "compile for the CPU": ("platform", "torch", "package reader", "compiler", "temporary files"),
     "check signatures": ("package reader", "signatures"),
     "export and verify ONNX models": ("torch", "package reader", "ONNX"),
-    "use the arr_coc operators on the CPU": ("platform", "torch", "arr_coc, CPU"),
-    "run the demo": ("platform", "torch", "compiler", "temporary files", "cache", "arr_coc, CPU", "photographs"),
     "load and run a CUDA package": ("platform", "torch", "package reader", "cache", "CUDA device"),
     "compile for CUDA": ("platform", "torch", "package reader", "compiler", "temporary files", "CUDA device"),
-    "use the arr_coc operators on CUDA": ("platform", "torch", "arr_coc, CPU", "arr_coc, CUDA", "CUDA device"),
     "build CUDA operators": ("compiler", "nvcc"),
     "run calls as CUDA graphs": ("torch", "C++ runtime", "CUDA device", "CUDA graphs"),
     "run packages in worker processes (isolate=True)": ("platform", "torch", "temporary files", "worker processes"),
@@ -90,11 +88,15 @@ def diagnose(progress: Callable[[str], None] = lambda step: None) -> HostReport:
     findings += [_if_torch("compiler", _compiler), _nvcc(), _temporary_files()]
     findings.append(_if_reader("cache", _cache))
     progress("loading the operator libraries")
-    findings += [_if_torch(f"arr_coc, {device.upper()}", partial(_library, device)) for device in ("cpu", "cuda")]
-    findings.append(_photographs())
+    needed = dict(_NEEDS)
+    for namespace in operator_namespaces():
+        libraries = {device: f"{namespace}, {device.upper()}" for device in ("cpu", "cuda")}
+        findings += [_if_torch(name, partial(_library, namespace, device)) for device, name in libraries.items()]
+        needed[f"use the {namespace} operators on the CPU"] = ("platform", "torch", libraries["cpu"])
+        needed[f"use the {namespace} operators on CUDA"] = ("platform", "torch", *libraries.values(), "CUDA device")
     state = {finding.name: finding.ok for finding in findings}
     capabilities = []
-    for name, needs in _NEEDS.items():
+    for name, needs in needed.items():
         missing = tuple(need for need in needs if not state[need])
         capabilities.append(Capability(name, not missing, missing))
     return HostReport(tuple(findings), tuple(capabilities))
@@ -361,30 +363,21 @@ def _cuda_graphs() -> Finding:
     return Finding("CUDA graphs", True, "exportkit.load(..., cuda_graphs=True)")
 
 
-def _library(device: str) -> Finding:
+def _library(namespace: str, device: str) -> Finding:
     from exportkit.errors import ExportkitError
-    from exportkit.libraries import built_in_libraries
     from exportkit.package.describe_library import describe_library
 
-    name = f"arr_coc, {device.upper()}"
-    path = built_in_libraries().get(device)
-    if path is None:
-        hint = "`make build` builds it."
-        if device == "cuda":
-            hint = "`make build` builds it if nvcc and a GPU are present; EXPORTKIT_CUDA=1 builds it for other GPUs."
-        return Finding(name, False, "not built", hint)
+    name = f"{namespace}, {device.upper()}"
     try:
+        path = libraries_of(namespace).get(device)
+        if path is None:
+            hint = "The package that brings these operators builds them."
+            return Finding(name, False, f"not built for {device.upper()}, or not named by its module", hint)
         library = describe_library(path)
     except ExportkitError as error:
-        return Finding(name, False, error.message, error.hint or "`make build` builds it again.")
+        return Finding(name, False, error.message, error.hint or "Build that package again.")
     count = f"{len(library.defines)} operators" if library.defines else "kernels"
     return Finding(name, True, f"{count}, torch {library.needs_torch} or newer, {path.name}")
-
-
-def _photographs() -> Finding:
-    if importlib.util.find_spec("skimage") is None:
-        return Finding("photographs", False, "scikit-image is not installed", "pip install 'exportkit[demo]'")
-    return Finding("photographs", True, "scikit-image")
 
 
 def _output(command: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 from exportkit.child.probe import registrations
 from exportkit.errors import LibraryConflictError, LibraryLoadError
 
-LIBRARY_DIR = Path(__file__).parent / "lib"  # the build writes exportkit's own libraries here
+LIBRARY_DIR = Path(__file__).parent / "lib"  # the build writes the package reader and the runtime here
 
 # The namespaces that torch registers: those of `import torch`, and below them those of its compiler, which export uses.
 # Packages do not carry operators of these namespaces. A namespace that a newer torch adds is taken for a library's:
@@ -184,12 +184,6 @@ def schemas_of(names: Iterable[str]) -> dict[str, str]:
 def host_platform() -> str:
     """Returns the platform of targets and libraries that run here, such as "linux-x86_64"."""
     return f"{sys.platform}-{platform.machine()}"
-
-
-def built_in_libraries() -> dict[str, Path]:
-    """Returns exportkit's own operator libraries that were built, by device (`cpu`, `cuda`)."""
-    built = {device: LIBRARY_DIR / f"libarr_coc_{device}.so" for device in ("cpu", "cuda")}
-    return {device: path for device, path in built.items() if path.exists()}
 
 
 def file_sha256(path: Path) -> str:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
 from exportkit.errors import ExportError, LibraryLoadError, ModelNotFoundError, UsageError
-from exportkit.export.find_libraries import find_libraries, library_files
-from exportkit.libraries import built_in_libraries
+from exportkit.export.find_libraries import describe_libraries, find_libraries
+from exportkit.installed import operator_namespaces
 from exportkit.onnx.files import refuse_companion
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import check_writable, temporary_folder
-from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.keys import PrivateKey
-from exportkit.package.manifest import Library, Manifest, encode_manifest
+from exportkit.package.manifest import Manifest, encode_manifest
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import demand, demanded_by
 from exportkit.verify.options import VerifyOptions
@@ -51,7 +50,7 @@ def build_package(
         output: The package to write.
         op_libraries: Operator libraries to add, or modules whose import loads them. Default: those that importing the
             recorded model loads, unless signatures are required; then only `verify_options.model` is imported.
-            exportkit's own are added if the model calls their operators.
+            Those that installed packages declare for the operators are added.
         name: The package's name. Default: the first artifact's.
         version: The model's version. Default: the first artifact's.
         weights: A file with another fine-tune's weights. The package then has no cases.
@@ -86,11 +85,9 @@ def build_package(
     model = verify_options.model if verify_options else None
     if model is None and demanded_by(public_keys or None, signature) is None:
         model = manifests[0].source.model if manifests else None
-    libraries = [*_given(op_libraries, model, _missing(manifests), progress), *_built_in(manifests)]
-    described: list[tuple[Path, Library]] = []
-    for library in dict.fromkeys(libraries):
-        progress(f"inspecting {library.name}")
-        described += describe_with_needed(library)
+    devices = {target.device for each in manifests for target in each.targets}
+    missing = _missing(manifests)
+    described = describe_libraries(_given(op_libraries, model, missing, progress), missing, devices, progress)
     # A hidden folder beside the output, so that the last step is a rename. It is removed if anything fails.
     with temporary_folder(output.parent, f".{output.name[:200]}") as folder:
         unverified = folder / output.name
@@ -140,36 +137,26 @@ def verify_and_rename(
     return report
 
 
-def _missing(manifests: Sequence[Manifest]) -> list[str]:
-    """Returns the operators that neither the artifacts' libraries nor exportkit's own define."""
+def _missing(manifests: Sequence[Manifest]) -> set[str]:
+    """Returns the operators that the artifacts' libraries do not define."""
     brought = {
         operator.name for manifest in manifests for library in manifest.libraries for operator in library.defines
     }
-    called = {operator.name for manifest in manifests for operator in manifest.operators}
-    return sorted(name for name in called - brought if not name.startswith("arr_coc::"))
+    return {operator.name for manifest in manifests for operator in manifest.operators} - brought
 
 
 def _given(
-    op_libraries: Sequence[Path | str], model: str | None, missing: Sequence[str], progress: Callable[[str], None]
-) -> list[Path]:
-    """Returns the libraries that were given, and those that the given modules load, or else the model's module."""
-    libraries = library_files(op_libraries, missing, progress)
+    op_libraries: Sequence[Path | str], model: str | None, missing: Set[str], progress: Callable[[str], None]
+) -> Sequence[Path | str]:
+    """Returns the libraries that were given, or else those that the model's module loads."""
     source = (model or "").rpartition(":")[0]
-    if not op_libraries and source and missing:
-        progress(f"importing {source} to find the library of {', '.join(missing)}")
-        with contextlib.suppress(ModelNotFoundError, ExportError, LibraryLoadError):  # then none is found
-            libraries = find_libraries(source, missing)
-        for path in libraries:
-            progress(f"taking {path}, which {source} loads")
+    wanted = sorted(name for name in missing if name.partition("::")[0] not in operator_namespaces())
+    if op_libraries or not source or not wanted:
+        return op_libraries
+    progress(f"importing {source} to find the library of {', '.join(wanted)}")
+    libraries: list[Path] = []
+    with contextlib.suppress(ModelNotFoundError, ExportError, LibraryLoadError):  # then none is found
+        libraries = find_libraries(source, wanted)
+    for path in libraries:
+        progress(f"taking {path}, which {source} loads")
     return libraries
-
-
-def _built_in(manifests: Sequence[Manifest]) -> list[Path]:
-    """Returns exportkit's own libraries that artifacts need: one per device of their targets."""
-    devices = set()
-    for manifest in manifests:
-        brought = {operator.name for library in manifest.libraries for operator in library.defines}
-        if any(op.name.startswith("arr_coc::") and op.name not in brought for op in manifest.operators):
-            # The CPU library defines the operators; the CUDA one only adds kernels.
-            devices |= {"cpu", *(target.device for target in manifest.targets)}
-    return [path for device, path in built_in_libraries().items() if device in devices]

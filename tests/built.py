@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exportkit.libraries import built_in_libraries
+from exportkit.arr_coc import LIBRARIES
 
 CHECKED = Path(__file__).parents[1] / "build" / "release" / "cuda-check" / "libarr_coc_cuda.so"
 
@@ -18,7 +18,7 @@ def operator_library(device: str) -> Path:
 
     Where nvcc is, `make test` compiles the CUDA library, so that a missing one is a failure there and a skip elsewhere.
     """
-    library = built_in_libraries().get(device, CHECKED if device == "cuda" else None)
+    library = LIBRARIES.get(device, CHECKED if device == "cuda" else None)
     if library is not None and library.exists():
         return library
     missing = f"the {device} library was not built"

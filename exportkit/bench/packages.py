@@ -24,10 +24,10 @@ from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.call_signature import describe_call
 from exportkit.export.cases import draw_inputs, eager_mode, state_sha256
 from exportkit.export.eager_model import rebuild_eager
-from exportkit.export.program_file import load_our_operators
 from exportkit.export.reference import references
 from exportkit.export.resolve import load_operator_libraries
 from exportkit.export.tolerances import accuracy_outputs
+from exportkit.installed import DescribedOperator, described_operators
 from exportkit.package.case_files import recorded_errors
 from exportkit.package.manifest import FIRST_WITH_REFERENCES, Call, Manifest
 from exportkit.package.trust import demand, demanded_by
@@ -116,7 +116,6 @@ def bench_packages(
         WrongResultError: A package's results differ from eager's. It is not timed.
         PackageError: A package is bad.
     """
-    load_our_operators()
     load_operator_libraries(options.op_libraries)
     with ExitStack() as stack:
         package, loaded = _load(paths, device, options, stack, progress)
@@ -293,7 +292,7 @@ def _row(
 
 @dataclass(frozen=True)
 class _Expected:
-    """Eager's results, what they are compared by, and whether references replaced exportkit's operators for them."""
+    """Eager's results, what they are compared by, and whether references replaced operators for them."""
 
     outputs: Sequence[Tensor]
     reference: Reference | None
@@ -311,8 +310,9 @@ def _expected(package: Model, spec: ExportSpec | None, sizes: Mapping[str, int],
         case = next(case for case in package.cases if dict(case.sizes) == dict(sizes))
         return _Expected(_tensors(case.outputs), Reference(case.references, errors))
     try:
-        with References(), NoOperators():
-            outputs, replaced = _called(spec, inputs), True
+        forms = _described(manifest)
+        with References(forms.values()), NoOperators({name.partition("::")[0] for name in forms}):
+            outputs, replaced = _called(spec, inputs), bool(forms)
     except OperatorCalled:
         outputs, replaced = _called(spec, inputs), False
     if manifest.format_version < FIRST_WITH_REFERENCES:
@@ -325,6 +325,11 @@ def _expected(package: Model, spec: ExportSpec | None, sizes: Mapping[str, int],
     return _Expected(outputs, Reference(known.outputs, errors, fresh=True) if known else None, replaced)
 
 
+def _described(manifest: Manifest) -> dict[str, DescribedOperator]:
+    """Returns the operators of the package's namespaces that installed packages describe with references."""
+    return described_operators(operator.name for operator in manifest.operators)
+
+
 def _called(spec: ExportSpec, inputs: _Inputs) -> list[Tensor]:
     args, kwargs = tree_map_only(Tensor, torch.clone, inputs)
     return _tensors(spec.model(*args, **kwargs))
@@ -335,15 +340,15 @@ def _eager_variants(
 ) -> list[_Variant]:
     if spec is None:
         return []
-    ours = any(operator.name.startswith("arr_coc::") for operator in manifest.operators)
+    forms = _described(manifest)
     what = "the eager model"
-    if ours:
+    if forms:
         what += ", references for operators" if replaced else ", with its operators: it calls them through torch.ops"
-    plain = References() if ours and replaced else nullcontext()
+    plain = References(forms.values()) if replaced else nullcontext()
     variants = []
     if EAGER in _against(options):
         variants.append(_Variant(EAGER, what, spec.model, lambda: plain))
-        if ours and replaced:
+        if replaced:
             variants.append(_Variant(OURS_EAGER, "the eager model", spec.model))
     torch._dynamo.reset()  # otherwise the next size would be compiled with dynamic shapes
     for name in _against(options):

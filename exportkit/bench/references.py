@@ -1,16 +1,16 @@
-"""Runs a model without exportkit's operators: each is replaced by its ATen reference."""
+"""Runs a model without the operators that installed packages describe: each is replaced by its reference."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exportkit.arr_coc.ops import SPECS
+from exportkit.installed import DescribedOperator
 
 
 class References:
@@ -20,12 +20,15 @@ class References:
     that a model calls through torch.ops are not replaced; `NoOperators` finds them.
     """
 
-    def __init__(self) -> None:
-        references = {id(spec.wrapper): (spec.wrapper, spec.reference) for spec in SPECS.values()}
+    def __init__(self, operators: Iterable[DescribedOperator]) -> None:
+        references = {id(spec.wrapper): (spec.wrapper, spec.reference) for spec in operators}
+        modules = {wrapper.__module__ for wrapper, _ in references.values()}
+        library = {module.rpartition(".")[0] or module for module in modules}  # its own calls stay as they are
         self._places: list[tuple[ModuleType, str, Any, Any]] = [
             (module, name, *references[id(value)])
             for module in list(sys.modules.values())
-            if isinstance(module, ModuleType) and not module.__name__.startswith("exportkit.arr_coc.ops")
+            if isinstance(module, ModuleType)
+            and not any(f"{module.__name__}.".startswith(f"{package}.") for package in library)
             for name, value in list(vars(module).items())
             if id(value) in references
         ]
@@ -42,16 +45,20 @@ class References:
 
 
 class OperatorCalled(Exception):
-    """One of exportkit's operators ran inside `NoOperators`."""
+    """An operator ran inside `NoOperators`."""
 
 
 class NoOperators(TorchDispatchMode):
-    """Raises OperatorCalled if one of exportkit's operators is called, which a model on references never does."""
+    """Raises OperatorCalled if an operator of a namespace is called, which a model on references never does."""
+
+    def __init__(self, namespaces: Collection[str]) -> None:
+        super().__init__()
+        self._namespaces = namespaces
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Runs other operators."""
-        if func.namespace == "arr_coc":
+        if func.namespace in self._namespaces:
             raise OperatorCalled(func.name())
         return func(*args, **(kwargs or {}))

@@ -17,6 +17,7 @@ import click
 import exportkit
 from exportkit.cli.output import print_json, printable, printable_lines
 from exportkit.errors import EXIT_CODES, ExportkitError, HostError
+from exportkit.installed import declared
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,7 +39,6 @@ COMMANDS = (
     "bench",
     "cache",
     "doctor",
-    "demo",
 )
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -69,6 +69,17 @@ class Commands(LazyGroup):
     """All commands, with the exit codes below them."""
 
     modules: ClassVar[Mapping[str, str]] = {name: name for name in COMMANDS}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Lists exportkit's own commands, then those of installed packages."""
+        return [*COMMANDS, *(name for name in declared("exportkit.commands") if name not in COMMANDS)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Returns exportkit's own command, or else that of an installed package."""
+        if cmd_name in COMMANDS or (entry := declared("exportkit.commands").get(cmd_name)) is None:
+            return super().get_command(ctx, cmd_name)
+        installed: click.Command = entry.load()
+        return installed
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the exit codes."""

@@ -216,8 +216,15 @@ def _profile(
 def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
     import torch
 
-    from exportkit.arr_coc.bench.operators import ALTERNATIVES, OperatorOptions, bench_operators
+    from exportkit.bench.operator_options import ALTERNATIVES, OperatorOptions
+    from exportkit.installed import declared
 
+    benches = declared("exportkit.bench")
+    if not benches:
+        raise click.UsageError(
+            f"{what[0]} is no package (.pt2), and no installed package brings operators to time (entry point group "
+            "exportkit.bench)."
+        )
     if of_compilers := [name for name in options["against"] if name not in ALTERNATIVES]:
         raise click.UsageError(f"--against {of_compilers[0]} is for packages; {', '.join(what)} names operators.")
     of_packages = ("model", "--model"), ("weights", "--weights"), ("op_libraries", "--op-library")
@@ -241,7 +248,11 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
         seconds=options["seconds"],
         seed=options["seed"],
     )
-    return lambda device, rate: bench_operators(device, rate, chosen, step)
+    modules = [entry.load() for entry in benches.values()]
+    has = [module for module in modules if not chosen.names or {*chosen.names} & {*module.operator_names()}]
+    return lambda device, rate: (
+        row for module in has or modules for row in module.bench_operators(device, rate, chosen, step)
+    )
 
 
 def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:

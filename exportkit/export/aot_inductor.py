@@ -277,7 +277,7 @@ def called_operators(nodes: Mapping[str, Any]) -> set[str]:
     """Finds the custom operators in AOTInductor's list of the operators that it calls through the dispatcher."""
     called = set()
     for node in nodes.get("nodes", ()):
-        # "arr_coc::compute_entropy", or "torch.ops.aten.foo.default" in the notation of torch.export's schema.
+        # "myops::scale", or "torch.ops.aten.foo.default" in the notation of torch.export's schema.
         name = node.get("target") or node.get("node", {}).get("target", "")
         name = _dispatcher_name(name)
         if name.partition("::")[0] not in TORCH_NAMESPACES:

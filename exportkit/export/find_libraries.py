@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from exportkit.child.conversation import ChildEndedError, Conversation
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
 from exportkit.errors import LibraryLoadError, MissingLibraryError
+from exportkit.installed import declared_module, installed_libraries, operator_namespaces
+from exportkit.package.describe_library import describe_with_needed
+from exportkit.package.manifest import Library
 
 
 class Import(Message, frozen=True):
@@ -22,6 +25,45 @@ class Loaded(Message, frozen=True):
     """The files that the process then has, which could register operators."""
 
     libraries: tuple[str, ...]
+
+
+def describe_libraries(
+    given: Iterable[Path | str], operators: Collection[str], devices: Collection[str], progress: Callable[[str], None]
+) -> list[tuple[Path, Library]]:
+    """Describes the libraries of operators: those that are given, and what installed packages declare for the others.
+
+    Args:
+        given: Files, and names of modules, which are imported in another process.
+        operators: The operators, such as "namespace::name.overload".
+        devices: The devices whose libraries are wanted: "cpu" or "cuda".
+        progress: Called with each step before it starts.
+
+    Returns:
+        The files with their descriptions, in loading order. No library may define some of the operators.
+
+    Raises:
+        The same errors as `library_files` and `describe_with_needed`.
+    """
+    declared = {namespace for namespace in operator_namespaces() if any(_is_in(namespace, name) for name in operators)}
+    others = sorted(name for name in operators if name.partition("::")[0] not in declared)
+    described: list[tuple[Path, Library]] = []
+
+    def describe(libraries: Iterable[Path]) -> None:
+        for library in dict.fromkeys(path.resolve() for path in libraries):
+            progress(f"inspecting {library.name}")
+            described.extend(describe_with_needed(library))
+
+    describe(library_files(given, others, progress))
+    brought = {operator.name for _, library in described for operator in library.defines}
+    for namespace in sorted(declared):
+        if missing := [name for name in operators if _is_in(namespace, name) and name not in brought]:
+            named = installed_libraries(missing, devices)
+            describe(named or library_files([declared_module(namespace)], missing, progress))
+    return described
+
+
+def _is_in(namespace: str, operator: str) -> bool:
+    return operator.startswith(f"{namespace}::")
 
 
 def library_files(given: Iterable[Path | str], operators: Sequence[str], progress: Callable[[str], None]) -> list[Path]:

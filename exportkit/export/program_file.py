@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import torch
 
 from exportkit.errors import ExportError, ModelNotFoundError, NoManifestError, SchemaChangedError, UsageError
 from exportkit.export.resolved import SavedProgram
-from exportkit.libraries import built_in_libraries, registered_schemas
+from exportkit.installed import register_operators
+from exportkit.libraries import registered_schemas
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
@@ -21,8 +21,8 @@ from exportkit.spec import ExportSpec
 def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path | None = None) -> SavedProgram:
     """Reads an ExportedProgram that exportkit or torch wrote.
 
-    The operators that it calls must be registered, except exportkit's own. torch may unpickle parts of the file and so
-    execute code from it. Therefore the caller's keys and this machine's policies are checked first.
+    The operators that it calls must be registered, or an installed package must declare them. torch may unpickle parts
+    of the file and so execute code from it. Therefore the caller's keys and this machine's policies are checked first.
 
     Args:
         path: The `.pt2`.
@@ -66,19 +66,10 @@ def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path |
     return SavedProgram(spec=spec, program=program, path=path, manifest=manifest)
 
 
-def load_our_operators() -> None:
-    """Registers `arr_coc::*` with fakes and gradients, if it was built and is not registered yet."""
-    if "cpu" in built_in_libraries():
-        importlib.import_module("exportkit.arr_coc.ops")
-
-
 def _register(path: Path, manifest: Manifest) -> None:
     """Checks that every operator of the program is registered with the schema in the manifest."""
     wanted = {operator.name: operator.schema for operator in manifest.operators}
-    if any(name.startswith("arr_coc::") for name in wanted):
-        load_our_operators()
-    if any(name.startswith("arr_coc_triton::") for name in wanted):
-        importlib.import_module("exportkit.arr_coc.ops.triton")
+    register_operators(wanted)
     registered = registered_schemas()
     if missing := [name for name in wanted if name not in registered]:
         raise UsageError(

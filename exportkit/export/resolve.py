@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +20,12 @@ from exportkit.export.call_signature import NAMED, bind_call, parameter_names, r
 from exportkit.export.program_file import load_program
 from exportkit.export.resolved import EagerModel, ResolvedModel
 from exportkit.export.source_lines import users_code
+from exportkit.installed import installed_models
 from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Library
 from exportkit.spec import ExportSpec
-
-BUILT_IN: Mapping[str, str] = {"arr-coc": "exportkit.arr_coc.model:export_spec"}
 
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<dtype>[a-z0-9_]+)\[(?P<sizes>[0-9,\s]*)\]")
 
@@ -45,7 +44,8 @@ def resolve(
     """Imports or reads MODEL.
 
     Args:
-        model: A built-in name (`arr-coc`), `package.module:attr`, `path/file.py:attr`, or an ExportedProgram `.pt2`.
+        model: A name that an installed package declares (`arr-coc`), `package.module:attr`, `path/file.py:attr`, or an
+            ExportedProgram `.pt2`.
             The attribute is an ExportSpec, a callable that returns one, an nn.Module or a callable that returns one.
             torch.export.load reads a `.pt2` that exportkit did not write. It may unpickle data, so trust its source.
         model_kwargs: Arguments for the callable.
@@ -159,12 +159,12 @@ def resolve_decompositions(texts: Mapping[str, str]) -> dict[str, Callable[..., 
 
 def _attribute(model: str) -> Any:
     """Returns the attribute that `package.module:attr` or `path/file.py:attr` names."""
-    module_name, colon, attribute = BUILT_IN.get(model, model).rpartition(":")
+    built_in = installed_models()
+    module_name, colon, attribute = built_in.get(model, model).rpartition(":")
     if not colon or not attribute:
         raise ModelNotFoundError(
             f"{model!r} is not a model",
-            hint=f"Give a built-in name ({', '.join(BUILT_IN)}), package.module:attr, path/file.py:attr, or an "
-            "ExportedProgram .pt2.",
+            hint=f"Give {_names(built_in)}package.module:attr, path/file.py:attr, or an ExportedProgram .pt2.",
         )
     module = import_code(module_name)
     value: Any = module
@@ -176,6 +176,10 @@ def _attribute(model: str) -> Any:
             )
         value = getattr(value, part)
     return value
+
+
+def _names(built_in: Collection[str]) -> str:
+    return f"a built-in name ({', '.join(built_in)}), " if built_in else ""
 
 
 def _is_candidate(name: str, item: Any, module: ModuleType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
 from collections.abc import Iterable, Iterator
@@ -11,10 +12,10 @@ from pathlib import Path
 import torch
 
 from exportkit.errors import ExportError, ExportkitError
+from exportkit.installed import installed_models
 
 _EXPORTERS = tuple(str(Path(__file__).parents[1] / part) for part in ("export", "onnx"))
 _EXPORTKIT = str(Path(__file__).parents[1])
-_MODELS = str(Path(__file__).parents[1] / "arr_coc" / "model")  # a built-in model's lines are shown like a user's
 _TORCH = str(Path(torch.__file__).parent)
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _PYTHON = "/lib/python3."
@@ -87,7 +88,14 @@ def users_code(doing: str) -> Iterator[None]:
 
 
 def _is_exportkit(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_EXPORTKIT) and not frame.filename.startswith(_MODELS)
+    return frame.filename.startswith(_EXPORTKIT) and not frame.filename.startswith(_guests())
+
+
+@functools.cache
+def _guests() -> tuple[str, ...]:
+    """Returns where declared models lie whose packages are inside of exportkit's: their lines are shown like a user's."""
+    modules = (value.partition(":")[0].split(".") for value in installed_models().values())
+    return tuple(str(Path(_EXPORTKIT, *inner)) for package, *inner in modules if package == "exportkit")
 
 
 def _is_machinery(frame: traceback.FrameSummary) -> bool:

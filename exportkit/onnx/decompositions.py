@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from exportkit.errors import ExportError
 from exportkit.export.preflight import qualified_name
+from exportkit.installed import described_operators
 
 Decomposition = Callable[..., Any]
 
@@ -19,7 +20,7 @@ def decomposition_of(operator: OpOverload, given: Mapping[str, Decomposition]) -
 
     Args:
         operator: A custom operator.
-        given: The caller's decompositions by the operator's name. They come before exportkit's own.
+        given: The caller's decompositions by the operator's name. They come before those of installed packages.
 
     Raises:
         ExportError: The operator has none.
@@ -27,8 +28,8 @@ def decomposition_of(operator: OpOverload, given: Mapping[str, Decomposition]) -
     name = qualified_name(operator)
     if name in given:
         return given[name]
-    if (reference := _references().get(name)) is not None:
-        return reference
+    if (described := described_operators([name]).get(name)) is not None:
+        return described.decomposition or described.reference
     if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
         return operator.decompose
     raise ExportError(
@@ -36,12 +37,3 @@ def decomposition_of(operator: OpOverload, given: Mapping[str, Decomposition]) -
         hint=f"Give a function with its parameters that computes the same with torch's operators: "
         f"--decomposition {name}=package.module:function, or ExportSpec(decompositions={{{name!r}: function}}).",
     )
-
-
-def _references() -> dict[str, Decomposition]:
-    """Returns what computes exportkit's operators, by name."""
-    from exportkit.arr_coc import ops
-    from exportkit.arr_coc.ops import triton
-
-    specs = [*ops.SPECS.values(), *triton.SPECS.values()]
-    return {f"{spec.namespace}::{spec.name}": spec.decomposition or spec.reference for spec in specs}

@@ -16,9 +16,9 @@ from exportkit.export.call_signature import BoundCall, describe_call
 from exportkit.export.cases import record_case, state_sha256
 from exportkit.export.eager_model import rebuild_eager
 from exportkit.export.placement import on_device, usable_device
-from exportkit.export.program_file import load_our_operators
 from exportkit.export.tolerances import accuracy_outputs
 from exportkit.fine_tune import whole_state
+from exportkit.installed import register_operators
 from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.manifest import Manifest, decode_checked
 from exportkit.repack.recording import CasesRecorded, RecordCases, RecordedAccuracy
@@ -69,8 +69,7 @@ def _program(path: Path, manifest: Manifest, weights: str, libraries: list[Path 
     for library in libraries:
         if isinstance(library, Path):
             loaded.append(load_library(library, beside=loaded))
-    if any(operator.name.startswith("arr_coc::") for operator in manifest.operators):
-        load_our_operators()
+    register_operators(operator.name for operator in manifest.operators)
     program = torch.export.load(path)
     module = program.module()
     try:

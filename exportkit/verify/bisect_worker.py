@@ -19,11 +19,11 @@ from exportkit.export.eager_model import rebuild_eager
 from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.export.placement import on_device, usable_device
 from exportkit.export.preflight import describe_operators, graph_operators
-from exportkit.export.program_file import load_our_operators
 from exportkit.export.resolved import EagerModel
 from exportkit.export.source_lines import where_traced
 from exportkit.export.tolerances import accuracy_outputs
 from exportkit.export.trace import Traced, ready_to_trace, trace_with_torch_export
+from exportkit.installed import register_operators
 from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.manifest import Call, Manifest, Size, decode_checked
 from exportkit.spec import ExportSpec
@@ -59,8 +59,7 @@ class Cutter:
         for library in libraries:
             if isinstance(library, Path):
                 loaded.append(load_library(library, beside=loaded))
-        if any(operator.name.startswith("arr_coc::") for operator in self._manifest.operators):
-            load_our_operators()
+        register_operators(operator.name for operator in self._manifest.operators)
         self._program = torch.export.load(path)
         assert self._program.example_inputs is not None
         args, kwargs = self._program.example_inputs

@@ -18,7 +18,7 @@ class LoadArtifact(Message, frozen=True):
         device: The device, as for exportkit.load.
         tf32: Whether the cases were recorded with TF32.
         libraries: Operator libraries to load first, each with the namespaces it defines.
-        blocked: Top-level packages that cannot be imported, besides the exporter and exportkit's operators.
+        blocked: Packages that cannot be imported, besides the exporter.
         public_keys: PEM files. One of these keys must have signed the artifact. None requires no signature.
         signature: The signature file, if it is not beside the artifact.
         unsigned: The sha256 of the only manifest that may be loaded without a required signature, because a package is
@@ -43,7 +43,7 @@ class LoadOnnx(Message, frozen=True):
         model: The absolute path. A link is not resolved, because the data may be beside the link.
         onnx: What the verified companion says of the model. The process loads nothing that has another digest.
         call: The model's call.
-        blocked: Top-level packages that cannot be imported, besides torch, the exporter and exportkit's operators.
+        blocked: Packages that cannot be imported, besides torch and the exporter.
     """
 
     model: str

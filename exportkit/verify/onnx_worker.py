@@ -26,7 +26,7 @@ class OnnxReplay:
 
     def load(self, command: LoadOnnx) -> ArtifactLoaded:
         """Loads the model."""
-        sys.meta_path.insert(0, BlockedImports([*EXPORTER, "torch", *command.blocked]))
+        sys.meta_path.insert(0, BlockedImports([EXPORTER, "torch", *command.blocked]))
         from exportkit.onnx.session import OnnxSession, import_onnxruntime
 
         import_onnxruntime()

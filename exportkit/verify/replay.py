@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from exportkit.child.messages import Failed, Message
+from exportkit.installed import declared_modules
 from exportkit.onnx.files import described
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest
@@ -131,11 +132,12 @@ class ReplayProcess:
 
 
 def blocked(model: str | None) -> tuple[str, ...]:
-    """Returns the top-level package of MODEL, which the replay process must not import."""
+    """Returns what the replay process must not import: what installed packages declare, and MODEL's top-level package."""
+    declared = (*declared_modules(),)
     if model is None or ":" not in model or model.partition(":")[0].endswith(".py"):
-        return ()
+        return declared
     top = model.partition(":")[0].partition(".")[0]
-    return () if top in _NEVER_BLOCKED else (top,)
+    return declared if top in _NEVER_BLOCKED else (*declared, top)
 
 
 def _load_failure(answer: Failed) -> Verdict:

@@ -18,7 +18,7 @@ from exportkit.verify.commands import ArtifactLoaded, CallModel, LoadArtifact, M
 if TYPE_CHECKING:
     from exportkit.package.archive import PackageReader
 
-EXPORTER = ("exportkit.export", "exportkit.arr_coc")
+EXPORTER = "exportkit.export"
 
 
 class BlockedImports:
@@ -45,7 +45,7 @@ class Replay:
 
     def load(self, command: LoadArtifact) -> ArtifactLoaded:
         """Loads the operator libraries that the artifact does not contain, then the artifact."""
-        sys.meta_path.insert(0, BlockedImports([*EXPORTER, *command.blocked]))
+        sys.meta_path.insert(0, BlockedImports([EXPORTER, *command.blocked]))
         import torch
 
         from exportkit.libraries import LoadedLibrary, load_library

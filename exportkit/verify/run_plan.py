@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exportkit.errors import UsageError
-from exportkit.export.find_libraries import library_files
-from exportkit.libraries import built_in_libraries
+from exportkit.export.find_libraries import describe_libraries
 from exportkit.onnx.files import refuse_companion
 from exportkit.package.archive import PackageReader
-from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Manifest
 from exportkit.runtime.targets import host_for, named, parse_device, survey
 from exportkit.verify.options import VerifyOptions
@@ -78,12 +76,8 @@ def needed_libraries(
     missing = [operator.name for operator in manifest.operators if operator.name not in brought]
     if not missing:
         return {}
-    theirs = [name for name in missing if not name.startswith("arr_coc::")]
-    libraries = [path.resolve() for path in library_files(options.op_libraries, theirs, progress)]
-    if any(name.startswith("arr_coc::") for name in missing):
-        kinds = {"cpu", *(run.device.partition(":")[0] for run in runs)}  # the CPU library defines the operators
-        libraries += [path for device, path in built_in_libraries().items() if device in kinds]
-    described = (each for library in libraries for each in describe_with_needed(library))
+    devices = {run.device.partition(":")[0] for run in runs}
+    described = describe_libraries(options.op_libraries, missing, devices, progress)
     given = {path: [operator.name for operator in library.defines] for path, library in described}
     for name in missing:
         if not any(name in names for names in given.values()):

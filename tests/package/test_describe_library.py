@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from exportkit.arr_coc import LIBRARIES
 from exportkit.errors import LibraryLoadError, NotAnOperatorLibraryError
-from exportkit.libraries import built_in_libraries, host_platform
+from exportkit.libraries import host_platform
 from exportkit.package.describe_library import describe_library, describe_with_needed
 from tests.fixtures import softpool_library
 from tests.package.c_library import PRELUDE, build, operator_library
@@ -44,7 +45,7 @@ def test_a_stable_library_is_described(tmp_path: Path) -> None:
 
 
 def test_our_own_library_defines_operators_and_has_cpu_kernels() -> None:
-    library = describe_library(built_in_libraries()["cpu"])
+    library = describe_library(LIBRARIES["cpu"])
     assert library.kernels == ("cpu",)
     assert "arr_coc::compute_entropy" in {operator.name for operator in library.defines}
     assert all(operator.name.startswith("arr_coc::") for operator in library.defines)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from elftools.elf.elffile import ELFFile
 
+from exportkit import arr_coc
 from exportkit.libraries import LIBRARY_DIR
 from exportkit.package import elf
 from tests import built
@@ -17,7 +18,7 @@ from tests.package.c_library import operator_library
 
 ROOT = Path(__file__).parents[2]
 # The operators, the reader, and the C++ runtime for each torch.
-SHIPPED = sorted({*LIBRARY_DIR.rglob("*.so"), *filter(Path.exists, [built.CHECKED])})
+SHIPPED = sorted({*LIBRARY_DIR.rglob("*.so"), *arr_coc.LIBRARIES.values(), *filter(Path.exists, [built.CHECKED])})
 
 # What a host of 2024 has (Ubuntu 24.04): a library that was built on a newer one does not load there.
 NEWEST_GLIBC, NEWEST_GLIBCXX = (2, 38), (3, 4, 32)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exportkit.libraries import built_in_libraries
+from exportkit.arr_coc import LIBRARIES
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from exportkit.support import PYTHONS
@@ -68,7 +68,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An unsigned package with our operators."""
     path = tmp_path_factory.mktemp("package") / "patches.pt2"
-    library = built_in_libraries()["cpu"]
+    library = LIBRARIES["cpu"]
     assemble([artifact("patches")], [(library, describe_library(library))], path)
     return path
 

@@ -12,8 +12,8 @@ import pytest
 import sympy
 import torch
 
+from exportkit.arr_coc import register
 from exportkit.errors import NotAnArchiveError
-from exportkit.export.program_file import load_our_operators
 from exportkit.package import exported_graph
 from exportkit.package.archive import PackageReader
 from exportkit.package.exported_graph import ProgramGraphError, graph_in, graph_of, tensors_in
@@ -29,7 +29,7 @@ def patches() -> Path:
 
 
 def test_the_nodes_are_those_that_torch_reads_with_their_shapes(patches: Path, tmp_path: Path):
-    load_our_operators()
+    register()
     with PackageReader(patches) as reader:
         reader.extract("exportkit/program.pt2", tmp_path / "program.pt2")
         read = graph_of(reader)

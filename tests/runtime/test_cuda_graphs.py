@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import exportkit
+from exportkit.arr_coc import register
 from exportkit.errors import HostError, ModelClosedError, ModelRunError, UsageError
-from exportkit.export.program_file import load_our_operators
 from exportkit.runtime.graphs import CudaGraph, empty_inputs, graph_report
 from exportkit.runtime.loader import load
 from tests.artifacts import artifact
@@ -125,7 +125,7 @@ def test_answers_have_the_same_bits_and_stay_valid(graphs: exportkit.Model, plai
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", ["given-cuda", "triton-cuda", "weighted-cuda"])
 def test_real_models_have_the_same_bits(name: str):
-    load_our_operators()
+    register()
     with (
         exportkit.load(artifact(name), "cuda") as plain,
         exportkit.load(artifact(name), "cuda", cuda_graphs=True) as model,

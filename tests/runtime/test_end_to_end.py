@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import exportkit
+from exportkit.arr_coc import LIBRARIES
 from exportkit.errors import TorchVersionError
-from exportkit.libraries import built_in_libraries
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
@@ -84,7 +84,7 @@ def test_a_library_that_uses_aten_is_bound_to_its_torch_and_says_so(softpool_pac
 
 
 def test_our_own_operators_travel_in_the_package(tmp_path):
-    library = built_in_libraries()["cpu"]
+    library = LIBRARIES["cpu"]
     package = tmp_path / "patches.pt2"
     manifest = assemble([artifact("patches")], [(library, describe_library(library))], package)
     assert manifest.libraries[0].torch_bound is None
@@ -103,7 +103,7 @@ print(cache)
 
 
 def test_a_process_that_has_the_operators_already_loads_the_package_beside_them(tmp_path):
-    library = built_in_libraries()["cpu"]
+    library = LIBRARIES["cpu"]
     package = tmp_path / "patches.pt2"
     assemble([artifact("patches")], [(library, describe_library(library))], package)
     code = """

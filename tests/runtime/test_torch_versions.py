@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.libraries import built_in_libraries
+from exportkit.arr_coc import LIBRARIES
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
@@ -117,7 +117,7 @@ def packages(
 ) -> dict[str, Path]:
     """Made with the torch that is installed here, but for the golden one."""
     folder = tmp_path_factory.mktemp("versions")
-    library = built_in_libraries()["cpu"]
+    library = LIBRARIES["cpu"]
     assemble([artifact("patches")], [(library, describe_library(library))], folder / "patches.pt2")
     needs = oldest_torch(read_elf(code_of(volumes)).torch_symbols) or MINOR
     tiny.write(folder / "volumes.pt2", volumes, targets=(tiny.target(needs_torch=needs),))
@@ -165,7 +165,7 @@ def test_what_the_symbols_predict_is_what_the_dynamic_linker_finds(
     other: Other, packages, volumes, tiny_files, tmp_path
 ):
     """The oracle is the other torch itself: it opens every file, resolving all that the file asks for."""
-    files = {"tiny": code_of(tiny_files), "volumes": code_of(volumes), "arr_coc": built_in_libraries()["cpu"]}
+    files = {"tiny": code_of(tiny_files), "volumes": code_of(volumes), "arr_coc": LIBRARIES["cpu"]}
     for name, file in files.items():
         said = other.run(LINK, file, cwd=tmp_path)
         oldest = oldest_torch(read_elf(file).torch_symbols)

@@ -26,6 +26,7 @@ from exportkit.verify.outcomes import (
     NotRun,
     TimedOut,
 )
+from exportkit.verify.replay import blocked
 from exportkit.verify.replay_worker import EXPORTER, BlockedImports, Replay
 from exportkit.verify.verify import verify
 
@@ -132,7 +133,7 @@ def test_asking_for_cases_where_there_are_none_is_refused_and_says_what_to_do(ar
 
 
 def test_the_replay_process_cannot_import_exporter_operators_or_model():
-    hook = BlockedImports([*EXPORTER, "mymodels"])
+    hook = BlockedImports([EXPORTER, *blocked("mymodels:Net")])
     for name in ("exportkit.arr_coc.ops", "exportkit.arr_coc.model", "exportkit.export", "mymodels", "mymodels.net"):
         with pytest.raises(ModuleNotFoundError, match=name):
             hook.find_spec(name)

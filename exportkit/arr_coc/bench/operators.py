@@ -6,7 +6,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,12 +15,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.arr_coc.bench.problem_sizes import Benchmark, Subject, subjects
+from exportkit.bench.operator_options import COMPILE, EAGER, LIBRARY, OperatorOptions
 from exportkit.bench.results import OURS, Direction, Measurement, Row
 from exportkit.bench.timing import Alternative, Call, measure
 from exportkit.errors import UsageError, WrongResultError
-
-EAGER, COMPILE, LIBRARY = "eager", "compile", "library"
-ALTERNATIVES = (EAGER, COMPILE, LIBRARY)
 
 # Tolerances of gradients and library results, relative to the reference's norm: orders of summation differ.
 _NORMWISE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -30,27 +27,9 @@ _MAX_SETS = 16
 _CPU_CACHE = 16 << 20  # bytes, a typical third-level cache of a few cores
 
 
-@dataclass(frozen=True)
-class OperatorOptions:
-    """The operators and the alternatives to time.
-
-    Attributes:
-        names: Operators and chains. Empty: all.
-        directions: Forward calls, gradients, or both.
-        dtype: A dtype that replaces the table's. None: the table's.
-        against: Members of ALTERNATIVES.
-        sizes: Time only sizes whose label contains one of these. Empty: all.
-        seconds: The time for each alternative of a row.
-        seed: The seed of the inputs.
-    """
-
-    names: Sequence[str] = ()
-    directions: Sequence[Direction] = ("forward", "backward")
-    dtype: torch.dtype | None = None
-    against: Sequence[str] = ALTERNATIVES
-    sizes: Sequence[str] = ()
-    seconds: float = 1.0
-    seed: int = 0
+def operator_names() -> list[str]:
+    """Returns the names of what can be timed."""
+    return list(subjects(torch.device("cpu")))
 
 
 def bench_operators(

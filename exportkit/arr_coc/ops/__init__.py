@@ -12,10 +12,10 @@ import pkgutil
 
 from exportkit.arr_coc.ops._autocast import register_autocast
 from exportkit.arr_coc.ops._from_layout import add_shapes, register_fake
-from exportkit.arr_coc.ops._library import load_built_in_libraries
+from exportkit.arr_coc.ops._library import load_libraries
 from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
 
-load_built_in_libraries()
+load_libraries()
 
 _modules = [
     importlib.import_module(f"{__name__}.{module.name}")

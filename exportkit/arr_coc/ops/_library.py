@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import torch
 
+from exportkit.arr_coc import LIBRARIES, LIBRARY_DIR
 from exportkit.errors import HostError
-from exportkit.libraries import LIBRARY_DIR, built_in_libraries, load_library
+from exportkit.libraries import load_library
 
 NAMESPACE = "arr_coc"
 
 
-def load_built_in_libraries() -> None:
+def load_libraries() -> None:
     """Loads libarr_coc_cpu.so, and libarr_coc_cuda.so if torch has CUDA.
 
     Raises:
         HostError: The libraries were never built.
     """
-    built = built_in_libraries()
-    if "cpu" not in built:
+    if "cpu" not in LIBRARIES:
         raise HostError(
             f"the operator library is not built: {LIBRARY_DIR} has no libarr_coc_cpu.so",
             hint="Run `pip install --no-build-isolation -e .` (or `make setup`) with a C++ compiler.",
         )
-    load_library(built["cpu"], defines=[NAMESPACE])
-    if "cuda" in built and torch.version.cuda is not None:
-        load_library(built["cuda"], defines=())
+    load_library(LIBRARIES["cpu"], defines=[NAMESPACE])
+    if "cuda" in LIBRARIES and torch.version.cuda is not None:
+        load_library(LIBRARIES["cuda"], defines=())

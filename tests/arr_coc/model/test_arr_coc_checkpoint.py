@@ -40,7 +40,7 @@ def test_an_encoder_alone_can_be_loaded(tmp_path: Path):
     model = build(**VIT, encoder_weights=path)
     image, _ = inputs(model, 1, 4, 5)
     assert torch.equal(model.encode(image), trained.encode(image))
-    assert not torch.equal(model.fusion.balancer.hidden.weight, trained.balancing.balancer.hidden.weight)
+    assert not torch.equal(model.balancing.balancer.hidden.weight, trained.balancing.balancer.hidden.weight)
 
 
 def test_weights_are_converted_to_the_models_dtype(written: Path):

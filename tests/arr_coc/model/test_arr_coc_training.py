@@ -55,7 +55,7 @@ def test_relevance_learns_through_the_kept_features_alone(gating: str):
     (outputs["features"] * torch.randn_like(outputs["features"])).sum().backward()
     assert query.grad is not None
     assert (query.grad.abs().amax(1) > 0).all()
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.fusion.parameters())
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.balancing.parameters())
 
 
 def test_scaling_and_straight_through_have_the_gradient_of_a_product():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exportkit.libraries import built_in_libraries
+from exportkit.arr_coc import LIBRARIES
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from exportkit.serve.engine import served
@@ -56,7 +56,7 @@ def misbehaving_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def arr_coc_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = built_in_libraries()["cpu"]
+    library = LIBRARIES["cpu"]
     path = tmp_path_factory.mktemp("arr_coc") / "arr_coc.pt2"
     assemble([artifact("arr-coc")], [(library, describe_library(library))], path)
     return path

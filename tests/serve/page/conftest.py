@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exportkit.libraries import built_in_libraries
+from exportkit.arr_coc import LIBRARIES
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from tests.artifacts import artifact
@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def arr_coc_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ARR-COC as `exportkit package` writes it, without the time that its verification takes."""
-    library = built_in_libraries()["cpu"]
+    library = LIBRARIES["cpu"]
     path = tmp_path_factory.mktemp("arr_coc") / "arr_coc.pt2"
     assemble([artifact("arr-coc")], [(library, describe_library(library))], path)
     return path
