@@ -93,7 +93,7 @@ def _is_exportkit(frame: traceback.FrameSummary) -> bool:
 
 @functools.cache
 def _guests() -> tuple[str, ...]:
-    """Returns where declared models lie whose packages are inside of exportkit's: their lines are shown like a user's."""
+    """Returns where models lie that exportkit's own folder has as guests: their lines are shown like a user's."""
     modules = (value.partition(":")[0].split(".") for value in installed_models().values())
     return tuple(str(Path(_EXPORTKIT, *inner)) for package, *inner in modules if package == "exportkit")
 

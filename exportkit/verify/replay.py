@@ -132,7 +132,7 @@ class ReplayProcess:
 
 
 def blocked(model: str | None) -> tuple[str, ...]:
-    """Returns what the replay process must not import: what installed packages declare, and MODEL's top-level package."""
+    """Returns what the replay process must not import: what packages declare, and MODEL's top-level package."""
     declared = (*declared_modules(),)
     if model is None or ":" not in model or model.partition(":")[0].endswith(".py"):
         return declared

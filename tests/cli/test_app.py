@@ -247,7 +247,7 @@ def completions(words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 def test_the_shell_completes_commands_their_subcommands_options_and_choices(capsys, monkeypatch):
-    assert completions("exportkit ", capsys, monkeypatch) == list(COMMANDS)
+    assert completions("exportkit ", capsys, monkeypatch) == [*COMMANDS, "demo"]
     assert completions("exportkit ops ch", capsys, monkeypatch) == ["check"]
     assert "--op-library" in completions("exportkit export x --op", capsys, monkeypatch)
     assert completions("exportkit verify x --against e", capsys, monkeypatch) == ["eager"]

@@ -6,8 +6,9 @@ import sys
 import pytest
 import torch
 
+from exportkit.arr_coc.bench import operators
 from exportkit.arr_coc.bench.operators import bench_operators
-from exportkit.bench import operators, runs
+from exportkit.bench import runs
 from exportkit.bench.results import read
 from exportkit.cli import main
 from exportkit.errors import UsageError

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from exportkit.arr_coc.bench import alternatives, operators, problem_sizes
 from exportkit.arr_coc.bench.operators import OperatorOptions, bench_operators
 from exportkit.arr_coc.ops import SPECS
-from exportkit.bench import alternatives, operators, problem_sizes
 from exportkit.errors import UsageError, WrongResultError
 from tests.fresh import run_python
 
@@ -50,7 +50,7 @@ def test_a_call_and_its_gradient_are_timed_beside_eager():
 def test_a_gradient_can_be_the_first_thing_that_is_timed(tmp_path):
     """In a process in which nothing was compiled: torch imports parts of itself only then."""
     code = """
-from tests.bench.test_bench_operators import bench
+from tests.arr_coc.test_bench_operators import bench
 (row,) = bench(directions=["backward"])
 print(row.direction)
 """
