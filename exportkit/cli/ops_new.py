@@ -33,8 +33,8 @@ def command(name: str, package: str | None, kind: str, output: Path | None, as_j
     """Write the operator NAME: kernels in C++ and CUDA, and its Python side with fake, gradient, reference and tests.
 
     With --package, they become a package that stands alone and depends on torch only, or they are added to the package
-    that is there. In a checkout of exportkit, without --package, they are added to exportkit's own operators. What is
-    written compiles and passes its tests; change it into what you need. No file is overwritten.
+    that is there. In a package's folder, --package may be left out. What is written compiles and passes its tests;
+    change it into what you need. No file is overwritten.
 
     \b
     exportkit ops new leaky --package my_ops
@@ -49,7 +49,4 @@ def command(name: str, package: str | None, kind: str, output: Path | None, as_j
     for file in written.files:
         click.echo(str(written.folder / file))
     where = "" if written.folder == Path.cwd() else f"cd {written.folder} && "
-    tests = (
-        "pytest" if written.package else f"python -m pytest tests/arr_coc/ops/test_contract.py -k {name} && make docs"
-    )
-    click.echo(f"Next: {where}exportkit ops build && {tests}")
+    click.echo(f"Next: {where}exportkit ops build && pytest")

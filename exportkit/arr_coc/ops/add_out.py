@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._call import operator
-from exportkit.operators.contract.layout import Layout, check
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
 _add_out = operator("add_out")
 
@@ -82,7 +81,7 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
     yield Refusal("26 dimensions", (deep, deep, deep.clone()), "at most 25 dimensions")
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="add_out",
     wrapper=add_out,
     reference=add_out_reference,

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from exportkit.arr_coc.ops._call import operator
-from exportkit.operators.contract.layout import Layout, check
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
 _allocate_lod_tokens = operator("allocate_lod_tokens")
 
@@ -146,7 +145,7 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
     yield Refusal("K max of 2^31", (scores, 0, 2**29, 1.0, 7), "got K = 5, max_tokens = 536870912")
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="allocate_lod_tokens",
     wrapper=allocate_lod_tokens,
     reference=allocate_lod_tokens_reference,

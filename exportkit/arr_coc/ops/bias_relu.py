@@ -10,9 +10,8 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_gradient
 from exportkit.arr_coc.ops._call import operator
 from exportkit.arr_coc.ops._reference import accumulated
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 from exportkit.arr_coc.ops.scale_bias_relu import scale_bias_relu_grad
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
 
 _bias_relu = operator("bias_relu")
 
@@ -43,7 +42,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     yield Sample("infinity less infinity", (special, torch.full((4,), -torch.inf, device=device, dtype=dtype)))
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="bias_relu",
     wrapper=bias_relu,
     reference=bias_relu_reference,

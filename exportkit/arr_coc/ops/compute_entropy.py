@@ -11,8 +11,7 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
 from exportkit.arr_coc.ops._call import operator, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 _compute_entropy = operator("compute_entropy")
 
@@ -75,7 +74,7 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 LAYOUT = Layout(inputs={"features": "B N D"}, outputs=["B N"], least={"D": 1}, numbers={"temperature": "> 0"})
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="compute_entropy",
     wrapper=compute_entropy,
     reference=compute_entropy_reference,
@@ -85,7 +84,7 @@ SPEC = OpSpec(
     differentiable=("features",),
     autocast="float32",
 )
-GRAD_SPEC = OpSpec(
+GRAD_SPEC = ArrCocSpec(
     name="compute_entropy_grad",
     wrapper=compute_entropy_grad,
     reference=compute_entropy_grad_reference,

@@ -13,8 +13,7 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
 from exportkit.arr_coc.ops._call import operator, operator_like
 from exportkit.arr_coc.ops._salience import compute_salience_forward_reference, compute_salience_grad_reference
-from exportkit.operators.contract.layout import Layout, check
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
 _compute_salience = operator("compute_salience")
 
@@ -148,7 +147,7 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
         yield Refusal(f"weights {weights}", (x, lab, gx, gy, p, weights), rf"sum > 0, got \[{listed}\]")
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="compute_salience",
     wrapper=compute_salience,
     reference=compute_salience_reference,
@@ -173,7 +172,7 @@ FORWARD_SPEC = replace(
     reference=compute_salience_forward_reference,
     layout=replace(SPEC.layout, outputs=["B N", "B D: accumulated", "B 1: accumulated", "B 7 N: accumulated"]),
 )
-GRAD_SPEC = OpSpec(
+GRAD_SPEC = ArrCocSpec(
     name="compute_salience_grad",
     wrapper=compute_salience_grad,
     reference=compute_salience_grad_reference,

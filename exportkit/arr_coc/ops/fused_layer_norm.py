@@ -11,8 +11,7 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
 from exportkit.arr_coc.ops._call import operator, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.operators.contract.layout import Layout, check
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
 _fused_layer_norm = operator("fused_layer_norm")
 
@@ -136,7 +135,7 @@ def _grad_refusals(device: torch.device) -> Iterable[Refusal]:
     yield Refusal("rstd of other size", (x, x, weight, row, row[:1], *all_needed), r"a row of x.* got shape \[1, 3\]")
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="fused_layer_norm",
     wrapper=fused_layer_norm,
     reference=fused_layer_norm_reference,
@@ -152,7 +151,7 @@ SPEC = OpSpec(
     differentiable=("x", "weight", "bias"),
     autocast="first",
 )
-GRAD_SPEC = OpSpec(
+GRAD_SPEC = ArrCocSpec(
     name="fused_layer_norm_grad",
     wrapper=fused_layer_norm_grad,
     reference=fused_layer_norm_grad_reference,

@@ -11,8 +11,7 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_no_second_derivative
 from exportkit.arr_coc.ops._call import operator, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 _fused_texture = operator("fused_texture")
 
@@ -183,7 +182,7 @@ def _sobel_grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sa
         yield Sample(f"grad_x {list(grad_x.shape)}", (grad_x, grad_y))
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="fused_texture",
     wrapper=fused_texture,
     reference=fused_texture_reference,
@@ -194,7 +193,7 @@ SPEC = OpSpec(
     tolerances={torch.float32: (1e-4, 3e-4)},
     autocast="float32",
 )
-LAB_GRAD_SPEC = OpSpec(
+LAB_GRAD_SPEC = ArrCocSpec(
     name="lab_to_rgb_grad",
     wrapper=lab_to_rgb_grad,
     reference=lab_to_rgb_grad_reference,
@@ -202,7 +201,7 @@ LAB_GRAD_SPEC = OpSpec(
     samples=_lab_to_rgb_grad_samples,
     tolerances={torch.float32: (1e-4, 1e-4)},  # the samples' terms have both signs and reach several tens
 )
-SOBEL_GRAD_SPEC = OpSpec(
+SOBEL_GRAD_SPEC = ArrCocSpec(
     name="sobel_grad",
     wrapper=sobel_grad,
     reference=sobel_grad_reference,

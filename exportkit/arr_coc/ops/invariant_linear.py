@@ -11,8 +11,7 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_gradient
 from exportkit.arr_coc.ops._call import operator
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 _invariant_linear = operator("invariant_linear")
 
@@ -89,7 +88,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     )
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="invariant_linear",
     wrapper=invariant_linear,
     reference=invariant_linear_reference,

@@ -11,8 +11,7 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_gradient
 from exportkit.arr_coc.ops._call import operator, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 _muladd = operator("muladd")
 
@@ -68,7 +67,7 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         yield Sample(sample.label, (torch.randn_like(a), a, b, *needs))
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="muladd",
     wrapper=muladd,
     reference=muladd_reference,
@@ -77,7 +76,7 @@ SPEC = OpSpec(
     differentiable=("a", "b"),
     second_order=True,
 )
-GRAD_SPEC = OpSpec(
+GRAD_SPEC = ArrCocSpec(
     name="muladd_grad",
     wrapper=muladd_grad,
     reference=muladd_grad_reference,

@@ -10,8 +10,7 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
 from exportkit.arr_coc.ops._call import operator, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 _opponent_balance = operator("opponent_balance")
 
@@ -115,7 +114,7 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 LAYOUT = Layout(inputs={"entropy": "B N", "salience": "B N", "alignment": "B N", "weights": "3 | B 3"}, outputs=["B N"])
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="opponent_balance",
     wrapper=opponent_balance,
     reference=opponent_balance_reference,
@@ -124,7 +123,7 @@ SPEC = OpSpec(
     differentiable=("entropy", "salience", "alignment", "weights"),
     autocast="float32",
 )
-GRAD_SPEC = OpSpec(
+GRAD_SPEC = ArrCocSpec(
     name="opponent_balance_grad",
     wrapper=opponent_balance_grad,
     reference=opponent_balance_grad_reference,

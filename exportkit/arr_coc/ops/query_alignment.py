@@ -10,8 +10,7 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
 from exportkit.arr_coc.ops._call import operator, operator_like
 from exportkit.arr_coc.ops._reference import NORM_FLOOR, accumulated, norm, unit
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample
 
 _query_alignment = operator("query_alignment")
 
@@ -138,7 +137,7 @@ LAYOUT = Layout(
     outputs=["B N"],
     least={"D": 1, "T": 1},
 )
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="query_alignment",
     wrapper=query_alignment,
     reference=query_alignment_reference,
@@ -149,7 +148,7 @@ SPEC = OpSpec(
     differentiable=("features", "query"),
     autocast="float32",
 )
-GRAD_SPEC = OpSpec(
+GRAD_SPEC = ArrCocSpec(
     name="query_alignment_grad",
     wrapper=query_alignment_grad,
     reference=query_alignment_grad_reference,

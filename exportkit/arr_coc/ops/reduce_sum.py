@@ -10,8 +10,7 @@ from torch import Tensor
 
 from exportkit.arr_coc.ops._call import operator
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.operators.contract.layout import Layout, check
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
 _reduce_sum = operator("reduce_sum")
 
@@ -86,7 +85,7 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
     yield Refusal("dim -3", (x, -3), r"dim must be in \[-2, 1\], got -3")
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="reduce_sum",
     wrapper=reduce_sum,
     reference=reduce_sum_reference,

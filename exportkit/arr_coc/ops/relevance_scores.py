@@ -13,14 +13,13 @@ from exportkit.arr_coc.ops._autograd import FOR_INFERENCE, register_no_derivativ
 from exportkit.arr_coc.ops._call import operator
 from exportkit.arr_coc.ops._reference import accumulated, unit
 from exportkit.arr_coc.ops._salience import CONTRAST_HALF, EDGE_HALF, neighbour_distances, normalised
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample
 from exportkit.arr_coc.ops.compute_entropy import LAYOUT as ENTROPY
 from exportkit.arr_coc.ops.compute_entropy import compute_entropy_reference
 from exportkit.arr_coc.ops.compute_salience import check_salience_weights
 from exportkit.arr_coc.ops.opponent_balance import opponent_balance_reference
 from exportkit.arr_coc.ops.query_alignment import LAYOUT as ALIGNMENT
 from exportkit.arr_coc.ops.query_alignment import query_alignment_reference
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
 
 _relevance_scores = operator("relevance_scores")
 
@@ -156,7 +155,7 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
         yield Refusal(f"salience weights {bad}", (x, q, c, e, w, None, bad), rf"sum > 0, got \[{listed}\]")
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="relevance_scores",
     wrapper=relevance_scores,
     reference=relevance_scores_reference,

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient
 from exportkit.arr_coc.ops._call import operator, operator_like
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 _relu = operator("relu")
 
@@ -59,7 +58,7 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         yield Sample(sample.label, (torch.randn_like(x), torch.relu(x)))
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="relu",
     wrapper=relu,
     reference=relu_reference,
@@ -68,7 +67,7 @@ SPEC = OpSpec(
     differentiable=("x",),
     second_order=True,
 )
-GRAD_SPEC = OpSpec(
+GRAD_SPEC = ArrCocSpec(
     name="relu_grad",
     wrapper=relu_grad,
     reference=relu_grad_reference,

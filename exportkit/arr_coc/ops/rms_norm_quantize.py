@@ -10,8 +10,7 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_no_derivative
 from exportkit.arr_coc.ops._call import operator
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 _rms_norm_quantize = operator("rms_norm_quantize")
 
@@ -83,7 +82,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         yield Sample(f"{value} in the weights", (zero_row, held))
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="rms_norm_quantize",
     wrapper=rms_norm_quantize,
     reference=rms_norm_quantize_reference,

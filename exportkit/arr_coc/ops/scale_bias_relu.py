@@ -11,9 +11,8 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_gradient
 from exportkit.arr_coc.ops._call import operator, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 from exportkit.arr_coc.ops.relu import relu_grad, relu_grad_reference
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
 
 _scale_bias_relu = operator("scale_bias_relu")
 
@@ -85,7 +84,7 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
         yield Sample(sample.label, (torch.randn_like(output), output, sample.args[2], *needs))
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="scale_bias_relu",
     wrapper=scale_bias_relu,
     reference=scale_bias_relu_reference,
@@ -95,7 +94,7 @@ SPEC = OpSpec(
     autocast="first",
     second_order=True,
 )
-GRAD_SPEC = OpSpec(
+GRAD_SPEC = ArrCocSpec(
     name="scale_bias_relu_grad",
     wrapper=scale_bias_relu_grad,
     reference=scale_bias_relu_grad_reference,

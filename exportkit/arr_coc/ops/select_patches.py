@@ -11,10 +11,9 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import FOR_INFERENCE, register_no_derivative
 from exportkit.arr_coc.ops._call import operator
 from exportkit.arr_coc.ops._reference import accumulated
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample
 from exportkit.arr_coc.ops.allocate_lod_tokens import allocate_lod_tokens_reference, check_budgets
 from exportkit.arr_coc.ops.top_k_patches import check_k, top_k_patches_reference
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
 
 _select_patches = operator("select_patches")
 
@@ -149,7 +148,7 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
     yield Refusal("k max of 2^31", (*given, 5, 2, 3, 0, 2**29, 1.0, 7), "got K = 5, max_tokens = 536870912")
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="select_patches",
     wrapper=select_patches,
     reference=select_patches_reference,

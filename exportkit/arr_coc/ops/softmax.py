@@ -11,8 +11,7 @@ from torch import Tensor
 from exportkit.arr_coc.ops._autograd import register_gradient
 from exportkit.arr_coc.ops._call import operator, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 _softmax = operator("softmax")
 
@@ -77,7 +76,7 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 LAYOUT = Layout(inputs={"x": "... D"}, outputs=["... D"])
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="softmax",
     wrapper=softmax,
     reference=softmax_reference,
@@ -88,7 +87,7 @@ SPEC = OpSpec(
     second_order=True,
 )
 GRAD_LAYOUT = Layout(inputs={"output": "... D", "grad": "... D"}, outputs=["... D"])
-GRAD_SPEC = OpSpec(
+GRAD_SPEC = ArrCocSpec(
     name="softmax_grad",
     wrapper=softmax_grad,
     reference=softmax_grad_reference,

@@ -11,9 +11,8 @@ from exportkit.arr_coc.ops._autograd import FOR_INFERENCE, register_no_derivativ
 from exportkit.arr_coc.ops._call import operator
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._salience import patch_means
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 from exportkit.arr_coc.ops.fused_texture import fused_texture_reference
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
 
 _texture_statistics = operator("texture_statistics")
 
@@ -74,7 +73,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     yield Sample("NaN and infinity", (rgb, 4))
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="texture_statistics",
     wrapper=texture_statistics,
     reference=texture_statistics_reference,

@@ -12,8 +12,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from exportkit.arr_coc.ops._autograd import register_no_second_derivative
 from exportkit.arr_coc.ops._call import operator, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.operators.contract.layout import Layout, check
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
 _top_k_patches = operator("top_k_patches")
 
@@ -146,7 +145,7 @@ def _grad_refusals(device: torch.device) -> Iterable[Refusal]:
     yield Refusal("fewer patches than k", (grad, indices, 2), "at least k, got num_patches = 2 with k = 3")
 
 
-SPEC = OpSpec(
+SPEC = ArrCocSpec(
     name="top_k_patches",
     wrapper=top_k_patches,
     reference=top_k_patches_reference,
@@ -161,7 +160,7 @@ SPEC = OpSpec(
     differentiable=("features",),
     autocast=None,
 )
-GRAD_SPEC = OpSpec(
+GRAD_SPEC = ArrCocSpec(
     name="top_k_patches_grad",
     wrapper=top_k_patches_grad,
     reference=top_k_patches_grad_reference,

@@ -43,12 +43,13 @@ class Refusal:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OpSpec:
     """An operator's promises.
 
     Attributes:
-        name: The operator's name in the namespace.
+        namespace: The dispatcher's namespace.
+        name: The operator's name in it.
         wrapper: The public function, with the schema's parameters.
         reference: The same function in traceable ATen: the expected result, and the decomposition without a library.
         samples: (device, dtype) -> valid calls. They must cover B = 1, 2, 5, odd sizes and empty tensors. The tests add
@@ -66,12 +67,12 @@ class OpSpec:
             results that need its precision (scores to rank, sums). "widest": the widest dtype among them. "first": the
             first argument's dtype, for a map of it by parameters. None: no cast, for an operator that takes several
             dtypes or writes to an argument.
-        namespace: The dispatcher's namespace.
         decomposition: Returns what the operator itself returns, where the wrapper returns only a part of it. None: the
             reference does.
         second_order: Whether gradients of gradients work. If not, requesting one must raise.
     """
 
+    namespace: str
     name: str
     wrapper: Callable[..., Any]
     reference: Callable[..., Any]
@@ -83,7 +84,6 @@ class OpSpec:
     differentiable: tuple[str, ...] = ()
     tolerances: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=dict)
     autocast: Autocast | None = "widest"
-    namespace: str = "arr_coc"
     second_order: bool = False
     decomposition: Callable[..., Any] | None = None
 

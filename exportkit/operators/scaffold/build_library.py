@@ -22,7 +22,6 @@ from exportkit.child.probe import Registrations, registrations
 from exportkit.child.process import ChildProcess, describe_end
 from exportkit.errors import BuildError, UsageError
 from exportkit.operators.contract.findings import Finding
-from exportkit.operators.scaffold.new_operator import is_exportkit
 
 _SHOWN_LINES = 60
 # What a compiler says of an error, and lines that are no help: ninja's, and the chain of included files.
@@ -131,7 +130,7 @@ def check_arguments(folder: Path, libraries: Sequence[BuiltLibrary]) -> list[str
     The operators' Python package is beside the library. SPECs are in its tests, or in exportkit.arr_coc.ops.
     """
     dtypes = ["--dtype", "float32", "--dtype", "float64"]
-    if is_exportkit(folder.resolve()):
+    if (folder / "exportkit" / "arr_coc").is_dir():
         return ["exportkit.arr_coc.ops", *dtypes]
     package = libraries[0].path.parent
     source = package if (package / "__init__.py").is_file() else libraries[0].path

@@ -1,20 +1,27 @@
-"""Writes the files of a new operator: into a package that stands alone, or into exportkit's own sources."""
+"""Writes the files of a new operator into a package that stands alone."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+import exportkit
 from exportkit.errors import UsageError
 from exportkit.operators.scaffold.operator_names import check_operator_name, check_package_name
 from exportkit.package.atomic import write_whole
 
 TEMPLATES = Path(__file__).parent / "templates"
 
-KINDS = ("elementwise", "rows", "reduction", "empty")
+# What differs in the files that the kinds share: the header, the number that a call has beside x, and the layout.
+_KINDS: Mapping[str, Mapping[str, str]] = {
+    "elementwise": {"header": "elementwise", "number": " 0.5", "x": "...", "result": "..."},
+    "rows": {"header": "rows", "number": " 1e-6", "x": "... D", "result": "... D"},
+    "reduction": {"header": "rows", "number": "", "x": "... D", "result": "..."},
+    "empty": {"header": "empty", "number": "", "x": "...", "result": "..."},
+}
+KINDS = tuple(_KINDS)
 
 # From a template to the file that it becomes. Both may name `$op` and `$package`.
 _PACKAGE_FILES = {
@@ -30,20 +37,14 @@ _PACKAGE_FILES = {
     "package/__init__.py": "$package/__init__.py",
 }
 _OPERATOR_FILES = {
-    "operator/$kind/op.h": "csrc/$op.h",
+    "operator/$header.h": "csrc/$op.h",
     "operator/$kind/op.cpp": "csrc/$op.cpp",
     "operator/$kind/op.cu": "csrc/$op.cu",
     "operator/$kind/op.py": "$package/$op.py",
-    "operator/$kind/test_op.py": "tests/test_$op.py",
-    "operator/$kind/op_model.py": "${op}_model.py",
+    "operator/test_op.py": "tests/test_$op.py",
+    "operator/op_model.py": "${op}_model.py",
 }
 _BLOCK_SUM = {"package/block_sum.cuh": "csrc/block_sum.cuh"}  # what rows and reductions share
-_PROJECT_FILES = {
-    "project/$kind/op.h": "csrc/arr_coc/$op/$op.h",
-    "project/$kind/op.cpp": "csrc/arr_coc/$op/$op.cpp",
-    "project/$kind/op.cu": "csrc/arr_coc/$op/$op.cu",
-    "project/$kind/op.py": "exportkit/arr_coc/ops/$op.py",
-}
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ class NewOperator:
 
     Attributes:
         name: Its name in the namespace.
-        package: The package that gets it, which is also its namespace. None: the package or the checkout of exportkit
-            that `folder` is in.
+        package: The package that gets it, which is also its namespace. None: the one that `folder` is of.
         kind: The shape of its work, one of KINDS.
         folder: The working folder.
         output: The package's folder. None: `folder` if it is that package's, else a folder in it with its name.
@@ -71,14 +71,14 @@ class Written:
     """What was written.
 
     Attributes:
-        folder: The package's folder, or the root of exportkit's checkout.
+        folder: The package's folder.
         files: The files, relative to the folder. All are new, but for the package's __init__.py.
-        package: The package; None for exportkit's own sources.
+        package: The package.
     """
 
     folder: Path
     files: tuple[str, ...]
-    package: str | None
+    package: str
 
 
 def write_operator(new: NewOperator) -> Written:
@@ -88,12 +88,12 @@ def write_operator(new: NewOperator) -> Written:
         UsageError: A name is not allowed, a file exists already, or there is no package to add the operator to.
         OSError: A file cannot be written.
     """
-    package = _package_around(new.output or new.folder) if new.package is None else new.package
-    if package is None:
-        return _write_into_project(new)
+    package = new.package or _package_in(new.output or new.folder, new.name)
     folder = new.output or (new.folder if _is_package(new.folder, package) else new.folder / package)
-    names = {"op": new.name, "package": package, "kind": new.kind}
-    shared: Mapping[str, str] = _BLOCK_SUM if new.kind in ("rows", "reduction") else {}
+    names = {"op": new.name, "package": package, "kind": new.kind, **_KINDS[new.kind]}
+    names["argument"] = names["number"] and f",{names['number']}"
+    names["scalar"] = "" if "D" in names["x"] else ", ()"  # a row is a dimension
+    shared: Mapping[str, str] = _BLOCK_SUM if names["header"] == "rows" else {}
     if _is_package(folder, package):
         # The package may have been written for kinds that share nothing.
         templates = {**_OPERATOR_FILES, **{key: path for key, path in shared.items() if not (folder / path).exists()}}
@@ -109,27 +109,6 @@ def write_operator(new: NewOperator) -> Written:
     return Written(folder, (*files, initial), package)
 
 
-def _write_into_project(new: NewOperator) -> Written:
-    start = (new.output or new.folder).resolve()
-    root = next((folder for folder in (start, *start.parents) if is_exportkit(folder)), None)
-    if root is None:
-        raise UsageError(
-            f"{start} is in no package with operators, and in no checkout of exportkit",
-            hint=f"Name the package that shall have the operator, such as --package my_ops; it is written if there is "
-            f"none: exportkit ops new {new.name} --package my_ops",
-        )
-    type_name = "".join(word.capitalize() for word in new.name.split("_"))
-    files = _checked(root, _PROJECT_FILES, {"op": new.name, "Op": type_name, "kind": new.kind})
-    taken = re.compile(rf"\b(struct|class) {type_name}\b")
-    if found := [path for path in sorted((root / "csrc").rglob("*.[hc]*")) if taken.search(path.read_text())]:
-        raise UsageError(
-            f"an operator cannot be called {new.name!r}: {found[0].relative_to(root)} has another type {type_name}",
-            hint="Choose another name.",
-        )
-    _write(root, files)
-    return Written(root, tuple(files), None)
-
-
 def _rendered(files: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     """The text of each file, by its path."""
     texts = {}
@@ -141,7 +120,7 @@ def _rendered(files: Mapping[str, str], names: Mapping[str, str]) -> dict[str, s
 
 def _checked(folder: Path, templates: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     """The files to write, by path, after the check that the names work and that no file is in the way."""
-    others = _rendered(templates, {**names, "op": "_", "Op": "_"})
+    others = _rendered(templates, {**names, "op": "_"})
     check_operator_name(names["op"], [text for path, text in others.items() if path.endswith(".py")])
     files = _rendered(templates, names)
     taken = [path for path in files if (folder / path).exists() or (folder / path).is_symlink()]
@@ -172,12 +151,21 @@ def _is_package(folder: Path, package: str) -> bool:
     return (folder / package / "_common.py").is_file() and (folder / "csrc" / "common.h").is_file()
 
 
-def _package_around(folder: Path) -> str | None:
-    """The package in a folder, if there is one."""
+def _package_in(folder: Path, operator: str) -> str:
+    """The package in a folder.
+
+    Raises:
+        UsageError: There is none, or there are several.
+    """
     packages = [path.parent.name for path in folder.glob("*/_common.py") if _is_package(folder, path.parent.name)]
-    return packages[0] if len(packages) == 1 else None
-
-
-def is_exportkit(folder: Path) -> bool:
-    """Returns whether a folder is a checkout of exportkit."""
-    return (folder / "csrc" / "arr_coc").is_dir() and (folder / "exportkit" / "arr_coc" / "ops" / "_call.py").is_file()
+    if len(packages) == 1:
+        return packages[0]
+    checkout = Path(exportkit.__file__).parents[1]
+    if (checkout / "CONTRIBUTING.md").is_file() and folder.resolve().is_relative_to(checkout):
+        hint = f"For an operator of exportkit's own, copy the one that {checkout / 'CONTRIBUTING.md'} names."
+    else:
+        hint = (
+            f"Name the package that shall have the operator, such as --package my_ops; it is written if there is none: "
+            f"exportkit ops new {operator} --package my_ops"
+        )
+    raise UsageError(f"{folder.resolve()} has no package with operators", hint=hint)

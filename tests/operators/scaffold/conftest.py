@@ -13,9 +13,3 @@ from tests.operators.scaffold import scaffolded
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a package with an operator of each kind."""
     return scaffolded.built_package(tmp_path_factory.mktemp("package"))
-
-
-@pytest.fixture(scope="session")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A checkout of exportkit with a new operator of each kind, and a library of these."""
-    return scaffolded.built_in_checkout(tmp_path_factory.mktemp("checkout"))

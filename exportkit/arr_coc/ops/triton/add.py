@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from exportkit.arr_coc.ops._reference import accumulated
+from exportkit.arr_coc.ops._spec import Layout, OpSpec, Sample
 from exportkit.arr_coc.ops.triton._register import HAS_TRITON, NAMESPACE, programs, runs_triton, triton_op
-from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
 
 if HAS_TRITON:
     from exportkit.arr_coc.ops.triton._kernels import add_elements

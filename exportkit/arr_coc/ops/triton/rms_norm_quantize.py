@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from exportkit.arr_coc.ops._autograd import register_no_derivative
+from exportkit.arr_coc.ops._spec import OpSpec, Sample
 from exportkit.arr_coc.ops.rms_norm_quantize import LAYOUT, NO_SLOPE, rms_norm_quantize_reference
 from exportkit.arr_coc.ops.triton._register import (
     HAS_TRITON,
@@ -19,7 +20,6 @@ from exportkit.arr_coc.ops.triton._register import (
     tile,
     triton_op,
 )
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
 
 if HAS_TRITON:
     from exportkit.arr_coc.ops.triton._kernels import rms_norm_quantize_long_row, rms_norm_quantize_rows

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from exportkit.arr_coc.ops._autograd import register_no_second_derivative
+from exportkit.arr_coc.ops._spec import OpSpec, Sample
 from exportkit.arr_coc.ops.softmax import GRAD_LAYOUT, LAYOUT, softmax_grad_reference, softmax_reference
 from exportkit.arr_coc.ops.triton._register import (
     HAS_TRITON,
@@ -20,7 +21,6 @@ from exportkit.arr_coc.ops.triton._register import (
     tile,
     triton_op,
 )
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
 
 if HAS_TRITON:
     from exportkit.arr_coc.ops.triton._kernels import (
