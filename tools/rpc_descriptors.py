@@ -1,31 +1,19 @@
-"""Writes exportkit/serve/rpc/descriptor_set.py from the .proto files beside it: `python -m tools.rpc_descriptors`.
+"""Writes exportkit/serve/rpc/messages.binpb from the .proto files beside it: `python -m tools.rpc_descriptors`.
 
-A Python file is in every wheel without being listed, and needs no compiler when it is installed. A test fails when it
-is stale.
+Installing the package then needs no compiler of .proto files. A test fails when the file is stale.
 """
 
 from __future__ import annotations
 
-import base64
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 
 from tools.generated import ROOT
 
 FOLDER = ROOT / "exportkit" / "serve" / "rpc"
-WRITTEN = FOLDER / "descriptor_set.py"
-
-_HEAD = '''\
-"""The messages of the .proto files beside this one, as a FileDescriptorSet in base 64.
-
-Written by `python -m tools.rpc_descriptors`. Do not edit it.
-"""
-
-FILE_DESCRIPTOR_SET = """
-'''
+WRITTEN = FOLDER / "messages.binpb"
 
 
 def descriptor_set() -> bytes:
@@ -38,10 +26,5 @@ def descriptor_set() -> bytes:
         return out.read_bytes()
 
 
-def module() -> str:
-    """Returns the text of descriptor_set.py."""
-    return _HEAD + textwrap.fill(base64.b64encode(descriptor_set()).decode(), 120) + '\n"""\n'
-
-
 if __name__ == "__main__":
-    WRITTEN.write_text(module())
+    WRITTEN.write_bytes(descriptor_set())

@@ -55,7 +55,7 @@ async def plain(scope: dict[str, Any], receive: Callable[[], Any], send: Callabl
 
 async def filled(scope: dict[str, Any], receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
     """Lets the connection write the body into one buffer."""
-    from exportkit.serve.http.body_source import FILL
+    from exportkit.serve.http.exchange import FILL
     from exportkit.serve.protocol.tensors import aligned_bytes
 
     assert await scope["extensions"][FILL](aligned_bytes(BODY), lambda size: None)

@@ -34,6 +34,7 @@ class Client:
         api_key: str | None = None,
         authorities: str | None = None,
         connections: int = 16,
+        max_answer_bytes: int = 1 << 30,
     ) -> None:
         """Connects when the first request is sent.
 
@@ -43,9 +44,11 @@ class Client:
             api_key: The server's API key.
             authorities: A PEM file with the authorities that sign the server's certificate. Default: the system's.
             connections: The most connections that stay open for further requests.
+            max_answer_bytes: The most bytes of an answer, inflated. A larger one is refused before it fills the memory.
         """
         self._url = url.rstrip("/")
         self._deadline = deadline
+        self._max_answer_bytes = max_answer_bytes
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._pool = urllib3.PoolManager(maxsize=connections, retries=False, ca_certs=authorities)
 
@@ -71,7 +74,8 @@ class Client:
 
         Raises:
             DeadlineError: No attempt was answered in time. The message has the last reason.
-            ServeError: The server refuses the request; sending it again would not help. The class says why.
+            ServeError: The server refuses the request, or its answer is too large; sending it again would not help. The
+                class says why.
             UsageError: An input has a dtype that the protocol does not know.
         """
         path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
@@ -91,16 +95,18 @@ class Client:
                     headers=headers | self._headers,
                     timeout=urllib3.Timeout(total=left),
                     redirect=False,
+                    preload_content=False,
                 )
+                content = _received(answer, self._max_answer_bytes)
             except urllib3.exceptions.HTTPError as error:
                 reason = str(error)
             else:
                 if answer.status == 200:
-                    return _decoded(answer)
-                failure = _failure(answer)
+                    return _decoded(answer, content)
+                failure = _failure(answer, content)
                 if failure is not None:
                     raise failure
-                reason = f"status {answer.status}: {answer.data[:200].decode(errors='replace')}"
+                reason = _status_line(answer, content)
                 wait = max(wait, _retry_after(answer))
             if wait >= end - time.monotonic():
                 break
@@ -151,9 +157,22 @@ def _encoded(
     return b"".join([header, *binary]), headers
 
 
-def _decoded(answer: urllib3.BaseHTTPResponse) -> dict[str, np.ndarray]:
+def _received(answer: urllib3.BaseHTTPResponse, most: int) -> bytes:
+    """Returns the content of an answer, of at most so many bytes."""
+    length = answer.headers.get("Content-Length", "")
+    # Without a length it may be endless, and a coded one can inflate to anything.
+    plain = length.isdecimal() and len(length) < 19 and "Content-Encoding" not in answer.headers
+    content = answer.read() if plain and int(length) <= most else answer.read(most + 1)
+    if len(content) > most:
+        answer.close()
+        raise BackendError(f"the answer has more than {most} bytes", hint="Client(max_answer_bytes=...) allows more.")
+    answer.release_conn()
+    return content
+
+
+def _decoded(answer: urllib3.BaseHTTPResponse, content: bytes) -> dict[str, np.ndarray]:
     """Returns the tensors of an answer."""
-    body = memoryview(answer.data)
+    body = memoryview(content)
     try:
         length = int(answer.headers.get(_HEADER_LENGTH, len(body)))
         offset, found = length, {}
@@ -180,7 +199,11 @@ def _numpy_dtype(datatype: str) -> np.dtype:
     return np.dtype(bfloat16)
 
 
-def _failure(answer: urllib3.BaseHTTPResponse) -> ServeError | None:
+def _status_line(answer: urllib3.BaseHTTPResponse, content: bytes) -> str:
+    return f"status {answer.status}: {content[:200].decode(errors='replace')}"
+
+
+def _failure(answer: urllib3.BaseHTTPResponse, content: bytes) -> ServeError | None:
     """Returns the error that sending the request again would not mend; None: it may.
 
     A server of the protocol says `error` in JSON. Another 5xx is of a proxy in front of it.
@@ -188,11 +211,11 @@ def _failure(answer: urllib3.BaseHTTPResponse) -> ServeError | None:
     if answer.status in (429, 503):
         return None
     try:
-        message = str(msgspec.json.decode(answer.data)["error"])
+        message = str(msgspec.json.decode(content)["error"])
     except (KeyError, TypeError, msgspec.DecodeError):
         if answer.status >= 500:
             return None
-        message = f"status {answer.status}: {answer.data[:200].decode(errors='replace')}"
+        message = _status_line(answer, content)
     kind = next((kind for kind in ServeError.__subclasses__() if kind.status == answer.status), ServeError)
     return kind(message)
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from exportkit.errors import UsageError
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.asgi import make_app
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.process_settings import give_up_the_lock_soon
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 from exportkit.serve.statuses import NotOfferedError

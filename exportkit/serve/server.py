@@ -32,7 +32,7 @@ from exportkit.runtime.targets import parse_device
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.http.asgi import make_app
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
 from exportkit.serve.operations.connections import ConnectionLimits
 from exportkit.serve.operations.http_server import HttpServer

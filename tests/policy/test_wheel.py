@@ -30,7 +30,10 @@ def files(folder: str, pattern: str) -> set[str]:
     return {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob(pattern) if path.is_file()}
 
 
-DATA = {f"exportkit/{name}" for name in ("py.typed", "package/FORMAT.md", "package/stable_abi_2.11.txt")}
+DATA = {
+    f"exportkit/{name}"
+    for name in ("py.typed", "package/FORMAT.md", "package/stable_abi_2.11.txt", "serve/rpc/messages.binpb")
+}
 DATA |= files("exportkit/serve/page/static", "*")
 DATA |= files("exportkit/operators/scaffold/templates", "*")
 DATA |= files("exportkit/report/static", "*")

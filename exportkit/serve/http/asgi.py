@@ -11,8 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from exportkit.serve.http.exchange import Exchange
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import Exchange, HttpOptions
 from exportkit.serve.http.infer_endpoint import Find, InferEndpoint
 from exportkit.serve.http.json_routes import JsonRoutes
 from exportkit.serve.statuses import (
@@ -30,6 +29,7 @@ if TYPE_CHECKING:  # these import torch, which a receiver must not load
 Middleware = Callable[[ASGIApp], ASGIApp]
 
 _INFER = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
+_GIVEN_ONCE = ("host", "origin", "authorization", "content-encoding", "inference-header-content-length")
 _SHOWN = 200  # characters of a URL in a message
 
 _log = logging.getLogger(__name__)
@@ -97,6 +97,7 @@ class _Application:
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers: Mapping[str, str] | None = None
         try:
+            _check_headers(scope, exchange.headers)
             _check_origin(scope["method"], exchange.headers)
             await self._app(scope, exchange.receive, exchange.send)
             return
@@ -119,11 +120,34 @@ def _without_frames(error: ServeError) -> ServeError:
     return error.with_traceback(None)
 
 
+def _check_headers(scope: Scope, headers: Mapping[str, str]) -> None:
+    """Refuses what two readers, such as a proxy and this server, could understand in two ways."""
+    if scope["http_version"] == "0.9":
+        raise BadRequestError("the request is not HTTP/1.1")
+    if scope["http_version"] == "1.1" and "host" not in headers:
+        raise BadRequestError("the request has no header Host", hint="HTTP/1.1 demands it.")
+    if len(headers) < len(scope["headers"]):
+        names = [name.lower().decode("latin-1") for name, _ in scope["headers"]]
+        for name in _GIVEN_ONCE:
+            if names.count(name) > 1:
+                raise BadRequestError(f"the request has the header {name} {names.count(name)} times", hint="Send one.")
+
+
 def _check_origin(method: str, headers: Mapping[str, str]) -> None:
-    """Refuses changes that a web page of another origin asks for. Its browser reaches even what listens on loopback."""
-    site = headers.get("sec-fetch-site", "none")
-    if method == "POST" and site not in ("same-origin", "none"):
-        raise ForbiddenError("this server takes no requests from web pages of other origins")
+    """Refuses changes that a web page of another origin asks for. Its browser reaches even what listens on loopback.
+
+    Browsers send Sec-Fetch-Site to loopback and over TLS only. Origin they send with each request but GET and HEAD. A
+    proxy may have changed Host, so a browser that says `same-origin` is believed: no page can make it say so.
+    """
+    site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
+    if method in ("GET", "HEAD") or site == "same-origin":
+        return
+    place = None if origin is None else origin.partition("://")[2].lower()
+    if site != "none" or (place is not None and (not place or place != headers.get("host", "").lower())):
+        raise ForbiddenError(
+            "this server takes no requests from web pages of other origins",
+            hint="The header Origin has to name the host and the port of the header Host.",
+        )
 
 
 def _of_starlette(error: HTTPException, scope: Scope) -> ServeError:

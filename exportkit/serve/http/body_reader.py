@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope
 
-from exportkit.serve.http.body_source import BodySource
 from exportkit.serve.http.content_coding import Coding, Inflater, coding_of_body
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import BodySource, HttpOptions, headers_of
 from exportkit.serve.protocol.http_request import header_length_of
 from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.statuses import BadRequestError, CancelledError, SlowClientError, TooLargeError
 
+_LARGEST_SMALL = 1 << 20  # bytes of the body of a small request, at most
 _FIRST_SIZE = 64 << 10  # bytes of the buffer of a body whose size is not known
 _DIGITS = 18
 
@@ -36,13 +36,14 @@ class BodyHead:
     json_length: int | None
 
     @classmethod
-    def of(cls, headers: Mapping[str, str]) -> BodyHead:
+    def of(cls, scope: Scope) -> BodyHead:
         """Reads the headers.
 
         Raises:
             BadRequestError: A length is not a number.
             UnknownEncodingError: The content encoding is not understood.
         """
+        headers = headers_of(scope)
         return cls(
             _content_length(headers),
             coding_of_body(headers.get("content-encoding")),
@@ -92,8 +93,8 @@ async def read_body(
         raise too_large(limit)
     if source.fill is not None and head.size is not None:
         memory = body_buffer(head.size, head.json_length, options.allocate)
-        with _Patience(options) as patience:
-            if not await source.fill(memory, patience.came):
+        with _SlowBodyGuard(options) as guard:
+            if not await source.fill(memory, guard.received):
                 raise _gone()
         return memory
     return await _read_chunks(source, head, limit, options, reserve)
@@ -106,11 +107,11 @@ async def _read_chunks(
     buffer = _Buffer(head, limit, reserve, options.allocate)
     inflater = None if head.coding is None else Inflater(head.coding)
     received, more = 0, True
-    with _Patience(options) as patience:
+    with _SlowBodyGuard(options) as guard:
         while more:
-            patience.begins()
+            guard.start_waiting()
             chunk, more = _chunk(await source.receive())
-            patience.ends(len(chunk))
+            guard.stop_waiting(len(chunk))
             received += len(chunk)
             if received > limit:
                 raise too_large(limit)
@@ -127,8 +128,13 @@ async def _read_chunks(
     return buffer.filled
 
 
-async def no_reservation(size: int) -> None:
-    """Reserves nothing: for bodies that are small."""
+async def read_small_body(scope: Scope, receive: Receive, options: HttpOptions) -> memoryview:
+    """Receives the body of a request that is no inference. Returns and raises what `read_body` does."""
+
+    async def reserve(size: int) -> None:
+        """Reserves nothing, because the body is small."""
+
+    return await read_body(BodySource.of(scope, receive), BodyHead.of(scope), _LARGEST_SMALL, options, reserve)
 
 
 def too_large(limit: int) -> TooLargeError:
@@ -190,8 +196,8 @@ class _Buffer:
         return self._memory[: self._used]
 
 
-class _Patience:
-    """Ends the receiving of a body that comes too slowly. Only the time that we wait for the client counts."""
+class _SlowBodyGuard:
+    """Ends the receiving of a body that comes too slowly. Only the time spent waiting for the client counts."""
 
     def __init__(self, options: HttpOptions) -> None:
         self._options = options
@@ -202,24 +208,24 @@ class _Patience:
         self._received = 0
         self._late = False
 
-    def begins(self) -> None:
-        """We wait for the client from now on."""
+    def start_waiting(self) -> None:
+        """The server waits for the client from now on."""
         self._waits_since = self._loop.time()
 
-    def ends(self, size: int) -> None:
-        """So many bytes came, and we see to them now."""
+    def stop_waiting(self, size: int) -> None:
+        """So many bytes came, and the server works on them now."""
         if self._waits_since is not None:
             self._waited += self._loop.time() - self._waits_since
         self._waits_since = None
         self._received += size
 
-    def came(self, size: int) -> None:
-        """So many bytes came, and we wait for more."""
-        self.ends(size)
-        self.begins()
+    def received(self, size: int) -> None:
+        """So many bytes came, and the server waits for more."""
+        self.stop_waiting(size)
+        self.start_waiting()
 
-    def __enter__(self) -> _Patience:
-        self._timer = self._loop.call_later(self._options.idle_seconds, self._look)
+    def __enter__(self) -> _SlowBodyGuard:
+        self._timer = self._loop.call_later(self._options.idle_seconds, self._check)
         return self
 
     def __exit__(
@@ -235,8 +241,8 @@ class _Patience:
                 hint=f"It may pause for {idle:g} seconds, and needs {rate:g} bytes a second after the first {idle:g}.",
             ) from None
 
-    def _look(self) -> None:
-        """Looks whether the client is late, and when it would be."""
+    def _check(self) -> None:
+        """Checks whether the client is late, and when it would be."""
         idle = self._options.idle_seconds
         left = idle
         if self._waits_since is not None:
@@ -244,7 +250,7 @@ class _Patience:
             allowed = idle + self._received / self._options.least_rate
             left = min(idle - waits, allowed - self._waited - waits)
         if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
+            self._timer = self._loop.call_later(left, self._check)
         else:
             self._late = True
             self._task.cancel()

@@ -1,17 +1,18 @@
-"""One HTTP request and its answer: what was read and sent of them, and how a refusal is sent."""
+"""One HTTP request and its answer: where its body comes from, what was read and sent, and how a refusal is sent."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from exportkit.serve.http.body_source import FILL, Fill
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.protocol.tensors import aligned_bytes
 from exportkit.serve.request_record import RequestRecord, request_id
 from exportkit.serve.statuses import CancelledError, ServeError, SlowClientError, UnknownEncodingError
 
@@ -19,6 +20,62 @@ JSON = (b"content-type", b"application/json")
 _IGNORED_BYTES = 64 << 20  # a refused body up to this size is received and thrown away, and the connection stays open
 
 _log = logging.getLogger(__name__)
+
+Fill = Callable[[memoryview, Callable[[int], None]], Awaitable[bool]]
+"""Fills memory with the body, which has exactly as many bytes, and calls the function for each part with its size.
+
+Returns False if the client went away before. If the task is cancelled, `receive` returns what came since it began and
+the rest.
+"""
+
+FILL = "exportkit.fill"
+"""The name of a `Fill` in `scope["extensions"]`. Only a server that can has it."""
+
+Watch = Callable[[Callable[[], None] | None], bool]
+"""Calls the function once the client goes away; None ends that. Returns whether the client is there."""
+
+WATCH = "exportkit.watch"
+"""The name of a `Watch` in `scope["extensions"]`. Only a server that can has it."""
+
+
+@dataclass(frozen=True)
+class BodySource:
+    """A request's body, and its client.
+
+    Attributes:
+        receive: ASGI's.
+        fill: Copies the body once, where ASGI's messages are copied six times on their way; None if the server cannot.
+        watch: Tells when the client goes away, without a task that waits for it; None if the server cannot.
+    """
+
+    receive: Receive
+    fill: Fill | None = None
+    watch: Watch | None = None
+
+    @classmethod
+    def of(cls, scope: Scope, receive: Receive) -> BodySource:
+        """Returns the body of an ASGI request."""
+        extensions = scope.get("extensions", {})
+        return cls(receive, extensions.get(FILL), extensions.get(WATCH))
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """How the application treats its clients.
+
+    Attributes:
+        shared_memory: The regions that clients registered, over HTTP or gRPC. None: it is not offered.
+        idle_seconds: A body may pause for so long.
+        least_rate: Bytes a second that a body must have on average after the first `idle_seconds`.
+        linger_seconds: How long a client may go on sending after it was refused, before the connection is closed.
+        allocate: Makes the memory of bodies, as `aligned_bytes` does.
+    """
+
+    shared_memory: SharedMemory | None = None
+    idle_seconds: float = 20.0
+    least_rate: float = 16384.0
+    linger_seconds: float = 2.0
+    allocate: Callable[[int, int], memoryview] = aligned_bytes
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
@@ -99,7 +156,7 @@ class Exchange:
             raise CancelledError("the client went away before it had its answer") from error
 
     def end(self) -> None:
-        """No more of the body is read by `fill`, which would keep all that belongs to the request in a circle."""
+        """No more of the body is read by `fill`, which would keep the request alive in a reference cycle."""
         self._fill = None
         self._scope.pop("extensions", None)
 
@@ -124,7 +181,7 @@ class Exchange:
             lines.append((b"retry-after", b"%d" % error.retry_after))
         if isinstance(error, UnknownEncodingError):
             lines.append((b"accept-encoding", b"gzip, deflate"))
-        # Who asks before it sends has sent nothing yet, and will not.
+        # A client that sent `Expect: 100-continue` has sent no body and will not.
         asks = "expect" in self.headers and not self.record.received_bytes
         if self._scope["http_version"].startswith("1") and self._unread and (asks or self._is_endless(error)):
             lines.append((b"connection", b"close"))

@@ -12,10 +12,8 @@ from typing import Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
-from exportkit.serve.http.body_source import BodySource
 from exportkit.serve.http.content_coding import coding_of_answer, deflated
-from exportkit.serve.http.exchange import JSON, headers_of
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import JSON, BodySource, HttpOptions, headers_of
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor
@@ -79,7 +77,7 @@ class InferEndpoint:
         record: RequestRecord = scope["exportkit"]
         headers = headers_of(scope)
         wanted = scope["path_params"]
-        head = BodyHead.of(headers)
+        head = BodyHead.of(scope)
         with ExitStack() as reserved:
             model = await self._find(wanted["model"], wanted.get("version", ""), head.size or 0, reserved)
             record.model, record.version = model.name, model.version

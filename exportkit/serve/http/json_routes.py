@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,23 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-import exportkit
-from exportkit.serve.http.body_reader import BodyHead, no_reservation, read_body
-from exportkit.serve.http.body_source import BodySource
-from exportkit.serve.http.exchange import headers_of
-from exportkit.serve.http.http_options import HttpOptions
-from exportkit.serve.protocol.shared_memory import SharedMemory, offered
+from exportkit.serve.http.body_reader import read_small_body
+from exportkit.serve.http.exchange import HttpOptions
+from exportkit.serve.queries import Queries
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotReadyError
 
 if TYPE_CHECKING:  # these import torch, which a receiver must not load
     from exportkit.serve.engine.repository import Repository
     from exportkit.serve.engine.served import ServedModel
-
-LARGEST_BODY = 1 << 20
-"""Bytes of the body of a small request, at most."""
-
-
-_EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "statistics", "schedule_policy"]
 
 Answer = Callable[[Request], Awaitable[Any]]
 
@@ -39,6 +28,7 @@ class JsonRoutes:
 
     def __init__(self, repository: Repository, options: HttpOptions) -> None:
         self._repository = repository
+        self._queries = Queries(repository, options.shared_memory)
         self._options = options
 
     def routes(self) -> list[Route]:
@@ -85,8 +75,7 @@ class JsonRoutes:
 
     async def server_metadata(self, _: Request) -> Any:
         """The server's name, version and extensions."""
-        memory = [] if self._options.shared_memory is None else ["system_shared_memory"]
-        return {"name": "exportkit", "version": exportkit.__version__, "extensions": [*_EXTENSIONS, *memory]}
+        return self._queries.server_metadata("binary_tensor_data")
 
     async def no_logging(self, _: Request) -> Any:
         """Triton's log settings."""
@@ -119,18 +108,11 @@ class JsonRoutes:
 
     async def statistics(self, request: Request) -> Any:
         """What was counted of a version, of all versions of a model, or of all models."""
-        return {"model_stats": [model.statistics() for model in self._asked(request)]}
+        asked = request.path_params
+        return self._queries.statistics(asked.get("model", ""), asked.get("version", ""))
 
     def _model(self, request: Request) -> ServedModel:
         return self._repository.model(request.path_params["model"], request.path_params.get("version", ""))
-
-    def _asked(self, request: Request) -> Sequence[ServedModel]:
-        if "model" not in request.path_params:
-            return self._repository.models()
-        model = self._model(request)
-        if "version" in request.path_params:
-            return [model]
-        return [each for each in self._repository.models() if each.name == model.name]
 
     # --- the repository -----------------------------------------------------------------------------------------------
 
@@ -139,37 +121,37 @@ class JsonRoutes:
         only_ready = (await self._json(request)).get("ready", False)
         if not isinstance(only_ready, bool):
             raise BadRequestError("`ready` is neither true nor false")
-        return [asdict(entry) for entry in self._repository.index() if entry.state == "READY" or not only_ready]
+        return self._queries.index(only_ready)
 
     async def load(self, request: Request) -> Any:
-        """Loads a model. It goes on if the client goes away."""
+        """Loads a model."""
         parameters = (await self._json(request)).get("parameters", {})
         if not isinstance(parameters, dict):
             raise BadRequestError("`parameters` is not a JSON object")
-        await asyncio.shield(self._repository.load(request.path_params["model"], parameters))
-        return {}
+        return await self._queries.load(request.path_params["model"], parameters)
 
     async def unload(self, request: Request) -> Any:
         """Unloads a model. No model depends on another, so `unload_dependents` changes nothing."""
         await self._json(request)
-        await asyncio.shield(self._repository.unload(request.path_params["model"]))
-        return {}
+        return await self._queries.unload(request.path_params["model"])
 
     # --- shared memory ------------------------------------------------------------------------------------------------
 
     async def memory_status(self, request: Request) -> Any:
         """The regions that clients registered."""
-        return self._memory.status(request.path_params.get("region", ""))
+        return self._queries.memory.status(request.path_params.get("region", ""))
 
     async def memory_register(self, request: Request) -> Any:
         """Registers a region."""
-        memory = self._memory
-        memory.register_body(request.path_params["region"], await self._body(request))
+        memory = self._queries.memory
+        memory.register_body(
+            request.path_params["region"], await read_small_body(request.scope, request.receive, self._options)
+        )
         return {}
 
     async def memory_unregister(self, request: Request) -> Any:
         """Forgets a region, or all."""
-        self._memory.unregister(request.path_params.get("region", ""))
+        self._queries.memory.unregister(request.path_params.get("region", ""))
         return {}
 
     async def no_cuda_memory(self, _: Request) -> Any:
@@ -179,17 +161,10 @@ class JsonRoutes:
             hint="Send the tensors, or use system shared memory: `exportkit serve --shared-memory`.",
         )
 
-    @property
-    def _memory(self) -> SharedMemory:
-        return offered(self._options.shared_memory)
-
     # --- bodies -------------------------------------------------------------------------------------------------------
 
     async def _body(self, request: Request) -> memoryview:
-        head = BodyHead.of(headers_of(request.scope))
-        return await read_body(
-            BodySource.of(request.scope, request.receive), head, LARGEST_BODY, self._options, no_reservation
-        )
+        return await read_small_body(request.scope, request.receive, self._options)
 
     async def _json(self, request: Request) -> dict[str, Any]:
         """Returns the body's JSON object; without a body, an empty one."""

@@ -13,7 +13,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from exportkit.serve.http.body_source import FILL, WATCH
+from exportkit.serve.http.exchange import FILL, WATCH
 from exportkit.serve.operations.answer_transport import AnswerTransport
 from exportkit.serve.operations.connection_reader import ConnectionReader
 from exportkit.serve.statuses import BadRequestError, ServeError, SlowClientError
@@ -157,7 +157,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # --- a body as a whole -------------------------------------------------------------------------------------------
 
     async def _fill(self, cycle: RequestResponseCycle, memory: memoryview, came: Callable[[int], None]) -> bool:
-        """Receives the body of a request without the parser: see exportkit.serve.http.body_source.Fill."""
+        """Receives the body of a request without the parser: see exportkit.serve.http.exchange.Fill."""
         if cycle.waiting_for_100_continue and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             cycle.waiting_for_100_continue = False
@@ -178,7 +178,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.on_message_complete()
 
     def _watch(self, cycle: RequestResponseCycle, gone: Callable[[], None] | None) -> bool:
-        """Waits for the end of the connection: see exportkit.serve.http.body_source.Watch."""
+        """Waits for the end of the connection: see exportkit.serve.http.exchange.Watch."""
         self._gone = gone
         if gone is not None:
             self.flow.resume_reading()  # otherwise the end is not seen

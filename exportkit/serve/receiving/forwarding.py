@@ -8,11 +8,8 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from exportkit.serve.http.asgi import Middleware, infer_routes, make_application
-from exportkit.serve.http.body_reader import BodyHead, no_reservation, read_body
-from exportkit.serve.http.body_source import BodySource
-from exportkit.serve.http.exchange import headers_of
-from exportkit.serve.http.http_options import HttpOptions
-from exportkit.serve.http.json_routes import LARGEST_BODY
+from exportkit.serve.http.body_reader import read_small_body
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.receiving.remote_models import RemoteModels, sendable
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError
@@ -43,9 +40,7 @@ class Forwarding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request. Raises a ServeError if its body is refused."""
-        head = BodyHead.of(headers_of(scope))
-        source = BodySource.of(scope, receive)
-        body = await read_body(source, head, LARGEST_BODY, self._options, no_reservation)
+        body = await read_small_body(scope, receive, self._options)
         record: RequestRecord = scope["exportkit"]
         headers = [field for field in scope["headers"] if field[0] not in _OF_THE_BODY]
         headers.append((b"content-length", b"%d" % body.nbytes))

@@ -16,7 +16,7 @@ import uvloop
 
 from exportkit.child.channel import Channel
 from exportkit.errors import ExportkitError, UsageError
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
 from exportkit.serve.operations.connections import ConnectionLimits
 from exportkit.serve.operations.http_server import HttpServer

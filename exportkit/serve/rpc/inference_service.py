@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from google.protobuf import json_format
 
-import exportkit
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.queries import Queries
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.rpc.in_order import answers_in_order
 from exportkit.serve.rpc.infer_messages import ReceivedRequest, encode_infer_answer, plain_parameters
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods, read_message
 from exportkit.serve.rpc.rpc_calls import Call, Observe
@@ -23,7 +22,6 @@ from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedEr
 
 Fields = dict[str, Any]
 
-_EXTENSIONS = ("model_repository", "model_configuration", "statistics", "schedule_policy")
 _STREAMED = message_class("inference.ModelStreamInferResponse")
 _MOST_IN_A_STREAM = 64  # requests of a stream that wait or run, as many as a client without streams may well send
 
@@ -36,6 +34,7 @@ class InferenceService:
     ) -> None:
         """`observe` gets each request of a stream. Those of other calls are seen by their handler."""
         self._repository = repository
+        self._queries = Queries(repository, shared_memory)
         self._shared_memory = shared_memory
         self._observe = observe
 
@@ -59,7 +58,7 @@ class InferenceService:
             except ServeError as error:
                 return bytes(_STREAMED(error_message=error.text).SerializeToString())
 
-        return answers_in_order(call.next_message, answer, _MOST_IN_A_STREAM)
+        return _answers_in_order(call.next_message, answer, _MOST_IN_A_STREAM)
 
     def method(self, name: str) -> Callable[[Call], Awaitable[bytes]]:
         """Returns one of the other methods."""
@@ -97,8 +96,7 @@ class InferenceService:
 
     async def ServerMetadata(self, _: Any) -> Fields:
         """The server's name, version and extensions."""
-        memory = [] if self._shared_memory is None else ["system_shared_memory"]
-        return {"name": "exportkit", "version": exportkit.__version__, "extensions": [*_EXTENSIONS, *memory]}
+        return self._queries.server_metadata()
 
     async def ModelReady(self, request: Any) -> Fields:
         """Whether a model answers. A model that is unknown does not."""
@@ -117,59 +115,73 @@ class InferenceService:
 
     async def ModelStatistics(self, request: Any) -> Fields:
         """What was counted of a version, of all versions of a model, or of all models."""
-        return {"model_stats": [model.statistics() for model in self._asked(request.name, request.version)]}
+        return self._queries.statistics(request.name, request.version)
 
     async def RepositoryIndex(self, request: Any) -> Fields:
         """The models there are."""
         _check_repository(request.repository_name)
-        entries = [entry for entry in self._repository.index() if entry.state == "READY" or not request.ready]
-        keys = ("name", "version", "state", "reason")
-        return {"models": [{key: getattr(entry, key) for key in keys} for entry in entries]}
+        return {"models": self._queries.index(request.ready)}
 
     async def RepositoryModelLoad(self, request: Any) -> Fields:
         """Loads a model."""
         _check_repository(request.repository_name)
-        parameters = plain_parameters(request.parameters)
-        # A client that goes away does not leave a model half loaded.
-        await asyncio.shield(self._repository.load(request.model_name, parameters))
-        return {}
+        return await self._queries.load(request.model_name, plain_parameters(request.parameters))
 
     async def RepositoryModelUnload(self, request: Any) -> Fields:
         """Unloads a model."""
         _check_repository(request.repository_name)
-        await asyncio.shield(self._repository.unload(request.model_name))
-        return {}
+        return await self._queries.unload(request.model_name)
 
     async def SystemSharedMemoryStatus(self, request: Any) -> Fields:
         """The regions that clients registered."""
-        return {"regions": {region["name"]: region for region in self._offered_memory().status(request.name)}}
+        return {"regions": {region["name"]: region for region in self._queries.memory.status(request.name)}}
 
     async def SystemSharedMemoryRegister(self, request: Any) -> Fields:
         """Registers a region."""
-        self._offered_memory().register(request.name, request.key, request.offset, request.byte_size)
+        self._queries.memory.register(request.name, request.key, request.offset, request.byte_size)
         return {}
 
     async def SystemSharedMemoryUnregister(self, request: Any) -> Fields:
         """Forgets a region, or all."""
-        self._offered_memory().unregister(request.name)
+        self._queries.memory.unregister(request.name)
         return {}
-
-    def _offered_memory(self) -> SharedMemory:
-        if self._shared_memory is None:
-            raise NotOfferedError(
-                "this server does not offer shared memory", hint="`exportkit serve --shared-memory` does."
-            )
-        return self._shared_memory
-
-    def _asked(self, name: str, version: str) -> list[ServedModel]:
-        if not name:
-            return list(self._repository.models())
-        if version:
-            return [self._repository.model(name, version)]
-        self._repository.model(name)  # raises what is wrong with it
-        return [model for model in self._repository.models() if model.name == name]
 
 
 def _check_repository(name: str) -> None:
     if name:
         raise NotOfferedError(f"this server has one model repository, without a name; got {name!r}")
+
+
+async def _answers_in_order(
+    read: Callable[[], Awaitable[bytes | None]], answer: Callable[[bytes], Awaitable[bytes]], most: int
+) -> AsyncIterator[bytes]:
+    """Yields the answers to the requests of a stream. If this is closed or cancelled, so is what runs.
+
+    Args:
+        read: Returns the next request; None after the last.
+        answer: Answers a request. What it raises ends the stream.
+        most: The number of requests that run together. The next is read when the first of them is answered.
+    """
+    running: deque[asyncio.Future[bytes]] = deque()
+    reading: asyncio.Future[bytes | None] | None = asyncio.ensure_future(read())
+    try:
+        while reading is not None or running:
+            watched: list[asyncio.Future[Any]] = list(running)[:1]
+            if reading is not None and len(running) < most:
+                watched.append(reading)
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            if reading is not None and reading.done() and len(running) < most:
+                request = reading.result()
+                if request is None:
+                    reading = None
+                else:
+                    running.append(asyncio.ensure_future(answer(request)))
+                    reading = asyncio.ensure_future(read())
+                del request
+            while running and running[0].done():
+                yield running.popleft().result()
+    finally:
+        left: list[asyncio.Future[Any]] = [*running, *([] if reading is None else [reading])]
+        for future in left:
+            future.cancel()
+        await asyncio.gather(*left, return_exceptions=True)

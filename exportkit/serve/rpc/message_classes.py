@@ -6,23 +6,24 @@ allows every name once in a process. Ours never enters it, so that a process can
 
 from __future__ import annotations
 
-import base64
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
-from exportkit.serve.rpc.descriptor_set import FILE_DESCRIPTOR_SET
 from exportkit.serve.statuses import BadRequestError
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
 
+_DESCRIPTORS = Path(__file__).with_name("messages.binpb")  # of the .proto files, by `python -m tools.rpc_descriptors`
+
 
 @cache
 def _pool() -> descriptor_pool.DescriptorPool:
     pool = descriptor_pool.DescriptorPool()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(FILE_DESCRIPTOR_SET)).file:
+    for file in descriptor_pb2.FileDescriptorSet.FromString(_DESCRIPTORS.read_bytes()).file:
         pool.AddSerializedFile(file.SerializeToString())
     return pool
 

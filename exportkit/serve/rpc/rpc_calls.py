@@ -99,8 +99,16 @@ class Call:
         return message
 
     def check_key(self, allow: Allow) -> None:
-        """Raises UnauthorizedError unless the client is allowed."""
-        given = self.metadata.get("authorization")
+        """Refuses a client that is not allowed.
+
+        Raises:
+            BadRequestError: It sent two keys, of which a proxy could have checked the other one.
+            UnauthorizedError: It sent none, or a wrong one.
+        """
+        keys = [value for name, value in self._context.invocation_metadata() or () if name == "authorization"]
+        if len(keys) > 1:
+            raise BadRequestError(f"the call has the metadata authorization {len(keys)} times", hint="Send one.")
+        given = keys[0] if keys else None
         if not allow(given.encode() if isinstance(given, str) else given):
             raise UnauthorizedError(
                 "the call has no valid API key",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from tests.serve.http import ways
 from tests.serve.http.doubles import FakeModel, FakeRepository, break_down

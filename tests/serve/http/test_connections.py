@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from tests.serve.http.asking import infer_body
 from tests.serve.http.conftest import repository
 from tests.serve.http.doubles import FakeRepository

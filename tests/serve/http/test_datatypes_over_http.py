@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from tests.serve.http.asking import ask, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
 from tests.serve.http.ways import make_app

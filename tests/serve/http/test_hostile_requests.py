@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.receiving.receiver_messages import Ask, Infer
 from tests.serve.http.asking import Reply, ask, infer_body

@@ -20,7 +20,7 @@ import uvicorn
 
 import exportkit
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.serve_options import ServeOptions
 from tests.runtime import tiny
 from tests.serve.http.ways import make_app

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from exportkit.serve.http.body_reader import BodyHead
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import UnauthorizedError
 from tests.serve.http.asking import Reply, ask, asked, infer_body
@@ -217,14 +217,58 @@ def test_parameters_reach_the_repository(app: Any, models: FakeRepository) -> No
 
 
 @pytest.mark.parametrize(
-    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+    ("headers", "status"),
+    [
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        # What browsers say to an address of the network without TLS, to which they do not send Sec-Fetch-Site.
+        ({"origin": "http://127.0.0.1"}, 200),
+        ({"origin": "HTTP://LOCALHOST:8000", "host": "localhost:8000"}, 200),
+        ({"origin": "http://192.0.2.7"}, 403),
+        ({"origin": "http://127.0.0.1:8080"}, 403),
+        ({"origin": "http://127.0.0.1.example.com"}, 403),
+        ({"origin": "http://[::1]:8000", "host": "[::1]:8000"}, 200),
+        ({"origin": "null"}, 403),
+        ({"origin": "null", "host": ""}, 403),
+        ({"origin": ""}, 403),
+        ({"origin": "http://192.0.2.7", "sec-fetch-site": "none"}, 403),
+        # A proxy has another name than the server: the browser says that the page is the server's own.
+        ({"origin": "https://models.example.com", "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": "http://127.0.0.1", "sec-fetch-site": "cross-site"}, 403),
+    ],
 )
-def test_web_pages_of_other_origins_change_nothing(app: Any, models: FakeRepository, site: str, status: int) -> None:
-    """A browser would send what such a page asks for to a server that listens on loopback only."""
-    headers = {"sec-fetch-site": site}
+def test_web_pages_of_other_origins_change_nothing(
+    app: Any, models: FakeRepository, headers: dict[str, str], status: int
+) -> None:
+    """A browser would send what such a page asks for to a server that only it can reach."""
     assert ask(app, "POST", "/v2/repository/models/echo/load", b"", headers).status == status
     assert len(models.loaded) == (status == 200)
-    assert ask(app, "GET", "/v2", headers=headers).status == 200
+    assert ask(app, "DELETE", "/v2", headers=headers).status == (403 if status == 403 else 405)
+    for method in ("GET", "HEAD"):
+        assert ask(app, method, "/v2", headers=headers).status == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["host", "origin", "authorization", "content-encoding", "inference-header-content-length"]
+)
+def test_a_header_that_two_readers_could_read_differently_is_there_once(
+    app: Any, models: FakeRepository, name: str
+) -> None:
+    body, headers = FLOATS
+    given = {"host": "127.0.0.1", "origin": "http://127.0.0.1", "content-encoding": "identity", **headers}
+    value = given.get(name, "Bearer x")
+    for second in (value, "gzip" if name == "content-encoding" else "0"):
+        reply = ask(app, "POST", "/v2/models/echo/infer", body, {**headers, name: value}, again={name: second})
+        refused(reply, 400, f"has the header {name} 2 times")
+    assert models.model("echo").answered == 0
+
+
+def test_requests_without_host_and_of_http_0_9_are_refused(app: Any) -> None:
+    refused(ask(app, "GET", "/v2", without=["host"]), 400, "no header Host")
+    refused(ask(app, "GET", "/v2", without=["host"], http_version="0.9"), 400, "not HTTP/1.1")
+    assert ask(app, "GET", "/v2", without=["host"], http_version="1.0").status == 200
 
 
 def test_what_is_not_http(app: Any) -> None:

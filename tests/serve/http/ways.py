@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exportkit.serve.http import asgi
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from tests.serve.receiving.loopback import LoopbackApp
 
 ALONE = pytest.mark.parametrize("way", ["alone"], indirect=True, scope="session")

@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit.serve.http.asgi import make_app
-from exportkit.serve.http.body_source import FILL
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import FILL, HttpOptions
 from exportkit.serve.operations import connection_reader
 from exportkit.serve.operations.connections import ConnectionLimits
 from exportkit.serve.request_record import RequestRecord

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from exportkit.serve.http.body_source import BodySource
+from exportkit.serve.http.exchange import BodySource
 from exportkit.serve.operations.connections import ConnectionLimits
 from tests.serve.operations.limited_server import Connect, serving_app
 

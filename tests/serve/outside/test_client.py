@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
+import resource
 import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -236,6 +240,45 @@ def test_bfloat16_travels(server: Any, slept: list[float]):
         answer = client.infer("m", X)["y"]
     assert answer.dtype == values.dtype
     assert answer.tolist() == [1.5, -2]
+
+
+def endless(handler: Handler) -> None:
+    """Answers as long as somebody reads."""
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(b"%x\r\n%s\r\n" % (1 << 16, b" " * (1 << 16)))
+    handler.close_connection = True
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        respond(200, bytes(2000)),
+        respond(500, b" " * 2000),
+        respond(200, gzip.compress(bytes(1 << 28)), Content_Encoding="gzip"),
+        respond(200, zlib.compress(bytes(1 << 28)), Content_Encoding="deflate"),
+        endless,
+    ],
+)
+def test_an_answer_that_is_too_large_is_refused_before_it_is_read(reply: Reply, server: Any, slept: list[float]):
+    server.replies.append(reply)
+    with Client(server.url, max_answer_bytes=1000) as client:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(BackendError, match=r"(?s)more than 1000 bytes.*max_answer_bytes"):
+            client.infer("m", X)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+        assert client.infer("m", X)["sum"] == [15]
+    assert slept == []
+
+
+def test_an_answer_that_was_compressed_is_read(server: Any):
+    header = json.dumps({"outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}).encode()
+    server.replies.append(respond(200, gzip.compress(header), Content_Encoding="gzip"))
+    with Client(server.url, max_answer_bytes=len(header)) as client:
+        assert client.infer("m", X)["y"].tolist() == [1, 2]
 
 
 def test_the_client_imports_no_torch():

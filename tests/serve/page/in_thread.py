@@ -18,7 +18,7 @@ import uvicorn
 
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.asgi import make_app
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.serve_options import ServeOptions
 

@@ -17,7 +17,7 @@ from PIL import Image
 import exportkit
 from exportkit.arr_coc.model import Region, build, region_query
 from exportkit.serve.http.asgi import make_app
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import QueueFullError

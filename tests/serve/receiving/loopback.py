@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from exportkit.serve.http.asgi import make_app
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.receiving.answering import Answering
 from exportkit.serve.receiving.body_memory import BodyMemory, MappedMemory, new_memory
 from exportkit.serve.receiving.forwarding import receiver_app

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exportkit.serve.http.http_options import HttpOptions
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.inference import InferRequest, InputTensor, OutputTensor
 from exportkit.serve.receiving.forwarding import receiver_app
 from exportkit.serve.receiving.receiver_messages import Freed, Infer, Leave, Room

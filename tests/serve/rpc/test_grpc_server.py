@@ -266,6 +266,9 @@ def test_only_who_has_a_key_is_answered(loop: asyncio.AbstractEventLoop):
                 assert "authorization: Bearer KEY" in error.details()
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
             next(channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(iter([request()])))
+        error = failure(channel, metadata=right + right)  # of two, a proxy may have checked the other
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "authorization 2 times" in error.details()
         assert echo.model.requests == []
         assert echo.repository.asked == []
         assert channel.unary_unary(INFER)(request(), metadata=right)

@@ -71,7 +71,7 @@ def test_every_method_takes_and_returns_what_tritonclient_sends_and_expects():
 
 
 def test_the_descriptor_set_is_that_of_the_proto_files():
-    assert rpc_descriptors.module() == rpc_descriptors.WRITTEN.read_text()
+    assert rpc_descriptors.descriptor_set() == rpc_descriptors.WRITTEN.read_bytes()
 
 
 def test_bytes_that_are_no_message_are_refused():

@@ -1,0 +1,60 @@
+"""What a server is asked beside inferences, answered with the protocol's JSON: HTTP and gRPC share it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import exportkit
+from exportkit.serve.protocol.shared_memory import SharedMemory, offered
+
+if TYPE_CHECKING:  # these import torch, which a receiver must not load
+    from exportkit.serve.engine.repository import Repository
+    from exportkit.serve.engine.served import ServedModel
+
+_EXTENSIONS = ("model_repository", "model_configuration", "statistics", "schedule_policy")
+
+
+class Queries:
+    """Answers from a repository. Whatever names a model that is not served raises NotServedError."""
+
+    def __init__(self, repository: Repository, shared_memory: SharedMemory | None) -> None:
+        self.repository = repository
+        self._shared_memory = shared_memory
+
+    @property
+    def memory(self) -> SharedMemory:
+        """The regions that clients registered. Raises NotOfferedError if this server does not offer them."""
+        return offered(self._shared_memory)
+
+    def server_metadata(self, *extensions: str) -> dict[str, Any]:
+        """Returns the server's name, version and extensions, with those of the way in which it is asked."""
+        memory = [] if self._shared_memory is None else ["system_shared_memory"]
+        known = [*extensions, *_EXTENSIONS, *memory]
+        return {"name": "exportkit", "version": exportkit.__version__, "extensions": known}
+
+    def statistics(self, name: str, version: str) -> dict[str, Any]:
+        """Returns what was counted of a version, of all versions of a model, or (no name) of all models."""
+        return {"model_stats": [model.statistics() for model in self._asked(name, version)]}
+
+    def index(self, only_ready: bool) -> list[dict[str, str]]:
+        """Returns the models that there are, or those that answer."""
+        return [asdict(entry) for entry in self.repository.index() if entry.state == "READY" or not only_ready]
+
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Loads a model. A client that goes away does not leave it half loaded."""
+        await asyncio.shield(self.repository.load(name, parameters))
+        return {}
+
+    async def unload(self, name: str) -> dict[str, Any]:
+        """Unloads a model, likewise."""
+        await asyncio.shield(self.repository.unload(name))
+        return {}
+
+    def _asked(self, name: str, version: str) -> Sequence[ServedModel]:
+        if not name:
+            return self.repository.models()
+        model = self.repository.model(name, version)  # raises what is wrong with it
+        return [model] if version else [each for each in self.repository.models() if each.name == name]
