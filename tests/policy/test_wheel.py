@@ -136,7 +136,7 @@ def test_one_wheel_serves_every_python_and_names_the_hosts_it_needs(wheel: Path)
     assert match, wheel.name
     assert int(match[1]) <= 38  # Ubuntu 24.04 has 2.39; tests/policy/test_stable_abi.py has the same for each library
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"exportkit/lib/libarr_coc_cpu.so", "exportkit/lib/libexportkit_package.so"} | DATA <= names
+    assert {"exportkit/arr_coc/lib/libarr_coc_cpu.so", "exportkit/lib/libexportkit_package.so"} | DATA <= names
     assert files("exportkit", "*.py") <= names
     (man_page,) = (name for name in names if name.endswith("/share/man/man1/exportkit.1"))
     beside = [name for name in names if not re.match(r"exportkit(-[\d.]+\.dist-info)?/", name)]
