@@ -1,9 +1,8 @@
 """Writes the documents' numbers from benchmarks/results: `python -m tools.results_tables`.
 
-Run it after a file in benchmarks/results changed. It writes docs/evidence/measurements.md with every size, the sections
-`summary`, `half` and `packages` of docs/performance.md, the section `results` of README.md, the section `onnx` of
-docs/onnx.md, and the plots if matplotlib is installed. A test fails when a document is stale. Nothing here imports
-torch.
+Run it after a file in benchmarks changed. It writes docs/evidence/measurements.md, the sections `summary`, `packages` and
+`serving` of docs/performance.md, the section `results` of README.md, the section `onnx` of docs/onnx.md, and the plots if
+matplotlib is installed. A test fails when a document is stale. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from exportkit.bench import tables
 from exportkit.bench.plot import draw
 from exportkit.bench.results import OURS, OURS_GRAPHS, Key, Results, Row, merged, read
 from tools.generated import DOCS, EVIDENCE, ROOT, with_section
+from tools.serving_tables import serving_section
 
 README = ROOT / "README.md"
 SUMMARY = DOCS / "performance.md"
@@ -58,6 +58,10 @@ class ReadmeRow(NamedTuple):
     times: tuple[str, str, str] = (OURS, "eager", "compile")
 
 
+# The packages of docs/performance.md; docs/evidence/measurements.md has all.
+SHOWN_HALF = ("arr_coc_vit_small", "bfloat16")
+SHOWN_SIZES = "gh=28, gw=28"
+
 WITH_GRAPHS = (OURS_GRAPHS, "eager", "reduce-overhead")
 
 # The last one is slower than its best alternative; the README shows that such operators exist.
@@ -89,8 +93,8 @@ README_ROWS = (
 _HEAD = """\
 # Measurements
 
-Every size that was measured. Written by `make docs` from [benchmarks/results](../../benchmarks/results).
-[performance.md](../performance.md) has the summary, and says how the numbers were made and what the columns mean.
+Every size that was measured. Written by `make docs` from [benchmarks/results](../../benchmarks/results), which has the
+spread of each time, the memory and the errors too. [performance.md](../performance.md) says how it was measured.
 """
 
 
@@ -122,8 +126,13 @@ def readme_section(found: Sequence[Results], half: Sequence[Results]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary(found: Sequence[Results]) -> str:
-    """Returns the goals and the packages on a GPU, and the largest size of every operator on a CPU."""
+def summary(found: Sequence[Results], half: Sequence[Results]) -> str:
+    """Returns a plot for each device, and the goals and the packages on a GPU.
+
+    Args:
+        found: What `load_results` returns.
+        half: What `load_half_results` returns. Of these, the small encoder in bfloat16 is shown.
+    """
     parts = []
     for results in found:
         parts += [f"### {results.machine.device}\n", f"{tables.heading(results)}\n", _plot_link(results)]
@@ -131,14 +140,14 @@ def summary(found: Sequence[Results]) -> str:
             rows = [row for row in forward(results) if row.key[:2] in GOALS]
             goals: dict[Key, float] = {row.key: GOALS[row.key[:2]] for row in rows}
             parts.append(tables.table(rows, full=False, goals=goals))
-            if packages := [row for row in results.rows if row.limit is None]:
+            packages = [row for row in results.rows if row.limit is None]
+            packages += [row for run in half for row in run.rows if (row.subject, row.dtype) == SHOWN_HALF]
+            if packages := [row for row in packages if SHOWN_SIZES in row.size]:
                 parts.append(tables.table(packages, full=False))
-        else:
-            parts.append(tables.table(largest(results.rows), full=False))
     return "\n".join(parts)
 
 
-def measurements(found: Sequence[Results]) -> str:
+def measurements(found: Sequence[Results], half: Sequence[Results], packages: Sequence[Results]) -> str:
     """Returns the text of docs/evidence/measurements.md."""
     parts = [_HEAD]
     for results in found:
@@ -150,10 +159,11 @@ def measurements(found: Sequence[Results]) -> str:
             ("Packages", [row for row in results.rows if row.limit is None]),
         ):
             if rows:
-                parts += [f"### {title}\n", tables.table(rows)]
-                parts += _listed((*tables.libraries(rows), *tables.notes(rows)))
+                parts += [f"### {title}\n", tables.table(rows, full=False)]
+                parts += _listed((*tables.libraries(rows), *tables.notes(rows, errors=False)))
         parts += ["Made by:\n", *_listed(f"`{command}`" for command in results.command.splitlines())]
-    return "\n".join(parts)
+    parts += ["## Packages in half precision\n", runs_section(half)]
+    return "\n".join([*parts, "## Packages on a CPU\n", runs_section(packages)])
 
 
 def load_onnx_results(folder: Path = _RESULTS / "onnx") -> list[Results]:
@@ -179,12 +189,12 @@ def _by_size(row: Row) -> tuple[object, ...]:
     return row.subject, row.dtype, sides, batch
 
 
-def runs_section(runs: Iterable[Results], *, full: bool = False) -> str:
-    """Returns a table for each run, with its machine; `full` shows the spread and the memory."""
+def runs_section(runs: Iterable[Results]) -> str:
+    """Returns a table for each run, with its machine."""
     parts = []
     for results in runs:
-        parts += [f"{tables.heading(results)}\n", tables.table(results.rows, full=full)]
-        parts += _listed(tables.notes(results.rows))
+        parts += [f"{tables.heading(results)}\n", tables.table(results.rows, full=False)]
+        parts += _listed(tables.notes(results.rows, errors=False))
     return "\n".join(parts)
 
 
@@ -218,17 +228,24 @@ def _listed(lines: Iterable[str]) -> list[str]:
     return ["\n".join(text) + "\n"] if text else []
 
 
+def documents() -> dict[Path, str]:
+    """Returns the text of every document that has numbers from files, by its path."""
+    found, half, packages = load_results(), load_half_results(), load_package_results()
+    performance = with_section(SUMMARY.read_text(), "summary", summary(found, half))
+    performance = with_section(performance, "packages", runs_section(packages[-1:]))
+    return {
+        README: with_section(README.read_text(), "results", readme_section(found, half)),
+        SUMMARY: with_section(performance, "serving", serving_section()),
+        MEASUREMENTS: measurements(found, half, packages),
+        ONNX: with_section(ONNX.read_text(), "onnx", runs_section(load_onnx_results())),
+    }
+
+
 def write() -> None:
-    """Writes the four documents, and the plots."""
+    """Writes the documents, and the plots."""
+    for path, text in documents().items():
+        path.write_text(text)
     found = load_results()
-    half = load_half_results()
-    README.write_text(with_section(README.read_text(), "results", readme_section(found, half)))
-    performance = with_section(SUMMARY.read_text(), "summary", summary(found))
-    packages = runs_section(load_package_results(), full=True)
-    performance = with_section(performance, "half", runs_section(half, full=True))
-    SUMMARY.write_text(with_section(performance, "packages", packages))
-    MEASUREMENTS.write_text(measurements(found))
-    ONNX.write_text(with_section(ONNX.read_text(), "onnx", runs_section(load_onnx_results())))
     if importlib.util.find_spec("matplotlib") is None:
         print("The plots were not drawn again: matplotlib is not installed.")
         return

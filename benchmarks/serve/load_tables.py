@@ -21,10 +21,10 @@ def print_one(engines: Sequence[str], rounds: Sequence[Round]) -> None:
     print("| engine | p50 | p99 | beside the model | of echo | CPU |")
     print("| --- | --: | --: | --: | --: | --: |")
     for engine in engines:
-        figures = [_figure(engine, "one", name) for name in ("p50", "p99")]
-        figures += [_beside(engine), lambda one, e=engine: _beside(e)(one) / one["echo"]["one"]["p50"]]
-        p50, p99, beside, ratio, cpu = (_median(rounds, f) for f in [*figures, _figure(engine, "one", "cpu")])
-        print(f"| {engine} | {_ms(p50)} | {_ms(p99)} | {_ms(beside)} | {ratio:.1f} | {_ms(cpu)} |")
+        figures = [figure(engine, "one", name) for name in ("p50", "p99")]
+        figures += [beside(engine), lambda one, e=engine: beside(e)(one) / one["echo"]["one"]["p50"]]
+        p50, p99, more, ratio, cpu = (median(rounds, f) for f in [*figures, figure(engine, "one", "cpu")])
+        print(f"| {engine} | {ms(p50)} | {ms(p99)} | {ms(more)} | {ratio:.1f} | {ms(cpu)} |")
 
 
 def print_many(engines: Sequence[str], rounds: Sequence[Round]) -> None:
@@ -34,42 +34,43 @@ def print_many(engines: Sequence[str], rounds: Sequence[Round]) -> None:
     for engine in engines:
         if engine != "echo":
             rate, part, failed = (
-                _median(rounds, _figure(engine, "saturation", "rows_per_second")),
-                _median(rounds, lambda one, e=engine: one[e]["saturation"]["rows_per_second"] / _fastest(one)),
-                _median(rounds, _figure(engine, "saturation", "failed")),
+                median(rounds, figure(engine, "saturation", "rows_per_second")),
+                median(rounds, lambda one, e=engine: one[e]["saturation"]["rows_per_second"] / _fastest(one)),
+                median(rounds, figure(engine, "saturation", "failed")),
             )
-            p50, p99 = (_median(rounds, _figure(engine, "half load", name)) for name in ("p50", "p99"))
-            print(f"| {engine} | {_number(rate)} | {_number(part, 2)} | {_number(failed)} | {_ms(p50)} | {_ms(p99)} |")
+            p50, p99 = (median(rounds, figure(engine, "half load", name)) for name in ("p50", "p99"))
+            print(f"| {engine} | {_number(rate)} | {_number(part, 2)} | {_number(failed)} | {ms(p50)} | {ms(p99)} |")
     print()
     for engine in filter(OURS.__contains__, engines):
-        same = _median(rounds, lambda one, e=engine: _same_rows(one, e))
-        rows = _median(rounds, lambda one, e=engine: _mean_rows(one, e))
+        same = median(rounds, lambda one, e=engine: same_rows(one, e))
+        rows = median(rounds, lambda one, e=engine: _mean_rows(one, e))
         if not math.isnan(same):
-            inside = _median(rounds, _figure(engine, "saturation", "in the model"))
+            inside = median(rounds, figure(engine, "saturation", "in the model"))
             print(
                 f"{engine} at saturation: {same:.2f} of direct calls with the same rows, {rows:.1f} rows a batch, "
                 f"{inside:.0%} of the time inside of the model.\n"
             )
     for count in rounds[0]["direct"]["many"]:
-        print(f"- a direct call of {count} rows: {_ms(_median(rounds, lambda one, c=count: one['direct']['many'][c]))}")
+        print(f"- a direct call of {count} rows: {ms(median(rounds, lambda one, c=count: one['direct']['many'][c]))}")
 
 
-def _median(rounds: Sequence[Round], figure: Callable[[Round], float]) -> float:
+def median(rounds: Sequence[Round], wanted: Callable[[Round], float]) -> float:
     """Returns the median of a figure over the rounds that have it; NaN if none has."""
     found = []
     for one in rounds:
         try:
-            found.append(figure(one))
+            found.append(wanted(one))
         except KeyError:
             continue
     return statistics.median(found) if found else float("nan")
 
 
-def _figure(engine: str, part: str, name: str) -> Callable[[Round], float]:
+def figure(engine: str, part: str, name: str) -> Callable[[Round], float]:
+    """Returns what takes a figure out of a round."""
     return lambda one: one[engine][part][name]
 
 
-def _beside(engine: str) -> Callable[[Round], float]:
+def beside(engine: str) -> Callable[[Round], float]:
     """How many seconds longer an answer takes than a direct call of the model."""
 
     def seconds(one: Round) -> float:
@@ -79,7 +80,8 @@ def _beside(engine: str) -> Callable[[Round], float]:
     return seconds
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
+    """Returns seconds as milliseconds, or a dash for NaN."""
     return "-" if math.isnan(seconds) else f"{1e3 * seconds:.1f} ms"
 
 
@@ -103,7 +105,7 @@ def _mean_rows(one: Round, engine: str) -> float:
     return sum(rows * count for rows, count in batches.items()) / sum(batches.values())
 
 
-def _same_rows(one: Round, engine: str) -> float:
+def same_rows(one: Round, engine: str) -> float:
     """Seconds that direct calls need for the same batches, over the seconds that passed."""
     times = {int(rows): seconds for rows, seconds in one["direct"]["many"].items()}
     needed = sum(count * _between(times, rows) for rows, count in _batches(one, engine).items())

@@ -21,7 +21,7 @@ def table(
     Args:
         rows: The rows. The table has a column if any row has a value for it.
         full: Also show half the distance between the quartiles of exportkit's time, the time of its call if the main
-            time is the kernels', errors in parentheses, and the peak memory of exportkit and eager.
+            time is the kernels', the limit, errors in parentheses, and the peak memory of exportkit and eager.
         goals: Target times in milliseconds, by the rows' keys.
     """
     directions, dtypes = {row.direction for row in rows}, {row.dtype for row in rows}
@@ -39,7 +39,8 @@ def table(
         columns.append(("its call ms", _call_text))
     columns += [(f"{title(name)} ms", partial(_other_text, name, full)) for name in names]
     if any(row.limit is not None for row in rows):
-        columns.append(("limit ms", lambda row: number(row.limit)))
+        if full:
+            columns.append(("limit ms", lambda row: number(row.limit)))
         columns.append(("of limit", lambda row: "" if row.of_limit is None else f"{row.of_limit:.0%}"))
     columns.append(("vs best", _ratio_text))
     if full:
@@ -65,11 +66,11 @@ def heading(results: Results) -> str:
     )
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
-    """Returns loading times, and what is missing and why, once each."""
+def notes(rows: Sequence[Row], *, errors: bool = True) -> list[str]:
+    """Returns loading times, what is missing and why, once each, and with `errors` what they are."""
     loads = {m.name: m.load_ms for row in rows for m in row.measurements if m.load_ms is not None}
     loaded = ["loading took " + ", ".join(f"{title(name)} {ms:.0f} ms" for name, ms in loads.items())] if loads else []
-    if any(m.error is not None for row in rows for m in row.measurements):
+    if errors and any(m.error is not None for row in rows for m in row.measurements):
         loaded.append("in parentheses: the rms error of the least accurate output, against the model in a wider dtype")
     found: dict[str, list[str]] = {}
     for row in rows:

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
 from exportkit.bench import tables
 from exportkit.bench.results import OURS_GRAPHS, Results, Row, encode
 from tests.bench.test_results import MACHINE, results, row
-from tools import results_tables
-from tools.generated import with_section
-from tools.results_tables import GOALS, MEASUREMENTS, ONNX, README, README_ROWS, SUMMARY, ReadmeRow
+from tools import results_tables, serving_tables
+from tools.results_tables import GOALS, README_ROWS, ReadmeRow
 
 CPU = msgspec.structs.replace(MACHINE, device="a CPU, 2 threads", gpu=None)
 
@@ -20,20 +21,40 @@ def gpu_and_cpu() -> list[Results]:
     return [results(goal, row("other", eager=2.0)), results(row("op", eager=7.0), large, machine=CPU)]
 
 
-def test_the_summary_shows_goals_on_a_gpu_and_the_largest_size_on_a_cpu():
+def test_the_summary_shows_goals_and_packages_of_one_size_on_a_gpu():
     (subject, _), goal = next(iter(GOALS.items()))
-    text = results_tables.summary(gpu_and_cpu())
+    gpu, cpu = gpu_and_cpu()
+    packages = [
+        msgspec.structs.replace(row(name, eager=4.0), size=size, dtype=dtype, limit=None)
+        for name, size, dtype in (
+            ("arr_coc_vit_small", "batch=1, gh=28, gw=28", "bfloat16"),
+            ("arr_coc_vit_base", "batch=1, gh=28, gw=28", "bfloat16"),
+            ("arr_coc_vit_small", "batch=1, gh=64, gw=64", "bfloat16"),
+        )
+    ]
+    text = results_tables.summary([gpu, cpu], [results(*packages)])
     assert f"| {subject} " in text
     assert f"{goal:.3f}" in text
     assert "| other " not in text
-    assert "| large " in text
-    assert "7.00x" not in text
+    assert text.count("| arr_coc_vit_small ") == 1
+    assert "arr_coc_vit_base" not in text
+    assert f"### {CPU.device}" in text
 
 
 def test_the_measurements_show_every_row():
-    text = results_tables.measurements(gpu_and_cpu())
-    assert "| other " in text
-    assert "7.00x" in text
+    text = results_tables.measurements(gpu_and_cpu(), [results(row("half", eager=2.0))], [results(row("package"))])
+    for shown in ("| other ", "7.00x", "| half ", "| package "):
+        assert shown in text
+
+
+def test_saturation_shows_rows_and_their_part_of_direct_calls(tmp_path, monkeypatch):
+    saturation = {"rows_per_second": 500.0, "elapsed": 2.0, "batches of 1": 600, "batches of 2": 200}
+    rounds = [{"exportkit": {"saturation": saturation}, "direct": {"many": {"1": 0.001, "2": 0.0015}}}]
+    (tmp_path / "load.json").write_text(json.dumps(rounds))
+    monkeypatch.setattr(serving_tables, "_RESULTS", tmp_path)
+    run = serving_tables.Run("load", "a model", "a machine")
+    assert serving_tables.saturation(run, "exportkit") == "500, 0.45"  # (600 * 0.001 + 200 * 0.0015) / 2
+    assert serving_tables.saturation(run, "receivers") == ""
 
 
 def test_the_readme_shows_its_rows_and_names_both_machines():
@@ -64,8 +85,8 @@ def test_packages_and_onnx_runtime_stand_beside_each_other_with_the_machine_of_t
     lines = results_tables.runs_section([results(row("arr_coc", onnxruntime=2.0), machine=CPU)]).splitlines()
     assert lines[0] == tables.heading(results(machine=CPU))
     assert [" ".join(lines[at].split()) for at in (2, 4)] == [
-        "| what | size | exportkit ms | ONNX Runtime ms | limit ms | of limit | vs best |",
-        "| arr_coc | 2x3 | 1.00 | 2.00 | 0.500 | 50% | 2.00x (onnxruntime) |",
+        "| what | size | exportkit ms | ONNX Runtime ms | of limit | vs best |",
+        "| arr_coc | 2x3 | 1.00 | 2.00 | 50% | 2.00x (onnxruntime) |",
     ]
 
 
@@ -78,23 +99,6 @@ def test_packages_in_half_precision_are_ordered_by_size(tmp_path):
     assert [found.size for found in run.rows] == [sizes[2], sizes[0], sizes[1]]
 
 
-def test_a_table_of_one_package_has_the_spread_and_every_compiler():
-    text = results_tables.runs_section([results(row("arr_coc", compile=2.0, freezing=1.5), machine=CPU)], full=True)
-    head, _, line = (" ".join(line.split()) for line in text.splitlines()[2:5])
-    assert "| torch.compile ms | freezing ms |" in head
-    assert "±" in line
-    assert "1.50x (freezing)" in line
-
-
 def test_the_documents_have_the_numbers_of_the_committed_results():
-    found = results_tables.load_results()
-    half = results_tables.load_half_results()
-    assert README.read_text() == with_section(README.read_text(), "results", results_tables.readme_section(found, half))
-    section = results_tables.runs_section(half, full=True)
-    assert SUMMARY.read_text() == with_section(SUMMARY.read_text(), "half", section)
-    assert SUMMARY.read_text() == with_section(SUMMARY.read_text(), "summary", results_tables.summary(found))
-    section = results_tables.runs_section(results_tables.load_package_results(), full=True)
-    assert SUMMARY.read_text() == with_section(SUMMARY.read_text(), "packages", section)
-    section = results_tables.runs_section(results_tables.load_onnx_results())
-    assert ONNX.read_text() == with_section(ONNX.read_text(), "onnx", section)
-    assert MEASUREMENTS.read_text() == results_tables.measurements(found), "stale: run `make docs`"
+    stale = [path.name for path, text in results_tables.documents().items() if path.read_text() != text]
+    assert stale == [], "run `make docs`"
