@@ -1,8 +1,8 @@
 """Writes the documents' numbers from benchmarks/results: `python -m tools.results_tables`.
 
-Run it after a file in benchmarks changed. It writes docs/evidence/measurements.md, the sections `summary`, `packages` and
-`serving` of docs/performance.md, the section `results` of README.md, the section `onnx` of docs/onnx.md, and the plots if
-matplotlib is installed. A test fails when a document is stale. Nothing here imports torch.
+Run it after a file in benchmarks changed. It writes docs/evidence/measurements.md, the generated sections of
+docs/performance.md, README.md and docs/onnx.md, and the plots if matplotlib is installed. A test fails when a document is
+stale. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -159,11 +159,23 @@ def measurements(found: Sequence[Results], half: Sequence[Results], packages: Se
             ("Packages", [row for row in results.rows if row.limit is None]),
         ):
             if rows:
-                parts += [f"### {title}\n", tables.table(rows, full=False)]
-                parts += _listed((*tables.libraries(rows), *tables.notes(rows, errors=False)))
+                table = tables.table(rows, full=False) if title == "Packages" else sizes_of_each(rows)
+                parts += [f"### {title}\n", table, *_listed((*tables.libraries(rows), *tables.notes(rows, errors=False)))]
         parts += ["Made by:\n", *_listed(f"`{command}`" for command in results.command.splitlines())]
     parts += ["## Packages in half precision\n", runs_section(half)]
     return "\n".join([*parts, "## Packages on a CPU\n", runs_section(packages)])
+
+
+def sizes_of_each(rows: Sequence[Row]) -> str:
+    """Returns a table with a row for each operator and dtype: each size's time and the best alternative's."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        _, ratio = row.best or ("", float("nan"))
+        text = f"{row.size}: {tables.number(row.time(OURS).median)}, {ratio:.2f}x"
+        found.setdefault((row.subject, row.dtype), []).append(text)
+    lines = ["| operator | dtype | size: milliseconds, vs best |", "| --- | --- | --- |"]
+    lines += [f"| {subject} | {dtype} | {'; '.join(sizes)} |" for (subject, dtype), sizes in found.items()]
+    return "\n".join(lines) + "\n"
 
 
 def load_onnx_results(folder: Path = _RESULTS / "onnx") -> list[Results]:
