@@ -5,6 +5,7 @@ Run it after a command, an option or its help changed. A test fails when docs/cl
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -15,6 +16,8 @@ from tools.generated import DOCS
 
 DOCUMENT = DOCS / "cli.md"
 
+_OF_EVERY_COMMAND = re.compile(r"^  (--json|--debug|-h, --help) .*\n", re.MULTILINE)
+
 _WIDTH: dict[str, Any] = {"terminal_width": 110, "max_content_width": 110}
 
 _HEAD = """\
@@ -22,9 +25,9 @@ _HEAD = """\
 
 Written by `make docs` from the commands' own help. Do not edit it.
 
-Every command takes `--json`. It then prints one JSON document on stdout and nothing else there; progress and messages
-go to stderr. A failure is `{"error": {"kind", "message", "hint", "exit_code"}}`. JSON has no infinity and no NaN: such
-numbers are the strings `"inf"`, `"-inf"` and `"nan"`. `--debug` shows the traceback of an error.
+Every command takes `--json`, `--debug` and `--help`. With `--json` it prints one JSON document on stdout and nothing else
+there; progress and messages go to stderr. A failure is `{"error": {"kind", "message", "hint", "exit_code"}}`. JSON has no
+infinity and no NaN: such numbers are the strings `"inf"`, `"-inf"` and `"nan"`. `--debug` shows the traceback of an error.
 
 `eval "$(_EXPORTKIT_COMPLETE=bash_source exportkit)"` in `~/.bashrc` completes commands, options and file names; write
 `zsh_source` for zsh, and `_EXPORTKIT_COMPLETE=fish_source exportkit | source` for fish.
@@ -58,7 +61,9 @@ def reference() -> str:
 def _described(name: str, command: click.Command, parent: click.Context) -> list[str]:
     """Returns the help of a command and of its subcommands."""
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, **_WIDTH)
-    parts = [f"## {context.command_path}\n", "```", command.get_help(context), "```\n"]
+    text = _OF_EVERY_COMMAND.sub("", command.get_help(context) + "\n")
+    text = re.sub(r"\nOptions:\n(?=\n|\Z)", "", text)
+    parts = [f"## {context.command_path}\n", "```", text.rstrip(), "```\n"]
     if isinstance(command, click.Group):
         parts += _subcommands(command, context)
     return parts

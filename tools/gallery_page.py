@@ -35,6 +35,7 @@ _TITLES = {
     "structures": "Inputs, outputs and weights of unusual kinds",
     "operators": "Operators of a library",
 }
+_SIZES = "was declared to have:"
 _HEAD = """\
 # Modules that make trouble
 
@@ -43,7 +44,8 @@ Written by `make docs` from real runs, with torch {torch} on a CPU. Do not edit 
 Each module is a few lines in [tests/gallery](../../tests/gallery). It was exported with `--format program`, which
 traces the model, checks its operators, records cases, and runs the traced program on them. "exports" means that the
 program answered what eager answered. Otherwise the exit code and the message are shown. A named issue reports such a
-failure. `exportkit export` was given the inputs and sizes that the class names.
+failure. `exportkit export` was given the inputs and sizes that the class names. Where a size is the reason, the first
+line of the message is left out: "the model does not take every size that `batch` (x:0) was declared to have".
 """
 
 
@@ -80,7 +82,10 @@ def row(entry: Entry, outcome: Outcome, succeeded: str = "exports") -> str:
 def _cell(message: str) -> str:
     """Returns a message for a cell of a table, its lines kept apart."""
     escaped = message.replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
-    return "<br>".join(line.strip() for line in escaped.splitlines())
+    first, *lines = (line.strip() for line in escaped.splitlines())
+    if not (lines and first.endswith(_SIZES)):
+        lines = [first, *lines]
+    return "<br>".join(lines)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,11 @@ def measurements(found: Sequence[Results], half: Sequence[Results], packages: Se
         ):
             if rows:
                 table = tables.table(rows, full=False) if title == "Packages" else sizes_of_each(rows)
-                parts += [f"### {title}\n", table, *_listed((*tables.libraries(rows), *tables.notes(rows, errors=False)))]
+                parts += [
+                    f"### {title}\n",
+                    table,
+                    *_listed((*tables.libraries(rows), *tables.notes(rows, errors=False))),
+                ]
         parts += ["Made by:\n", *_listed(f"`{command}`" for command in results.command.splitlines())]
     parts += ["## Packages in half precision\n", runs_section(half)]
     return "\n".join([*parts, "## Packages on a CPU\n", runs_section(packages)])
