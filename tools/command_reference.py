@@ -1,11 +1,13 @@
 """Writes docs/cli.md from the commands' own help: `python -m tools.command_reference`.
 
-Run it after a command, an option or its help changed. A test fails when docs/cli.md is stale.
+The page in docs/ has the commands and the exit codes. The site and the man page have every option too. Run it after a
+command or its help changed. A test fails when docs/cli.md is stale.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -23,11 +25,11 @@ _WIDTH: dict[str, Any] = {"terminal_width": 110, "max_content_width": 110}
 _HEAD = """\
 # Command line
 
-Written by `make docs` from the commands' own help. Do not edit it.
+Written by `make docs` from the commands' own help. `exportkit COMMAND --help` and `man exportkit` have every option.
 
-Every command takes `--json`, `--debug` and `--help`. With `--json` it prints one JSON document on stdout and nothing else
-there; progress and messages go to stderr. A failure is `{"error": {"kind", "message", "hint", "exit_code"}}`. JSON has no
-infinity and no NaN: such numbers are the strings `"inf"`, `"-inf"` and `"nan"`. `--debug` shows the traceback of an error.
+With `--json` a command prints one JSON document on stdout and nothing else there; progress and messages go to stderr. A
+failure is `{"error": {"kind", "message", "hint", "exit_code"}}`. JSON has no infinity and no NaN: such numbers are the
+strings `"inf"`, `"-inf"` and `"nan"`. `--debug` shows the traceback of an error.
 
 `eval "$(_EXPORTKIT_COMPLETE=bash_source exportkit)"` in `~/.bashrc` completes commands, options and file names; write
 `zsh_source` for zsh, and `_EXPORTKIT_COMPLETE=fish_source exportkit | source` for fish.
@@ -48,36 +50,49 @@ _REPORT = """\
 """  # noqa: E501 (a table's row is one line)
 
 
-def reference() -> str:
+def page() -> str:
     """Returns the text of docs/cli.md."""
+    lines = ["## Commands\n", "| command | does |", "| --- | --- |"]
+    lines += [f"| `{context.command_path}` | {command.get_short_help_str(200)} |" for command, context in _commands()]
+    return "\n".join([_HEAD, *lines, "", *_exit_codes(), _REPORT])
+
+
+def reference() -> str:
+    """Returns the page of the site and the man page, with the help of every command."""
+    parts = [_HEAD, *_exit_codes(), _REPORT]
+    for command, context in _commands(groups=True):
+        text = _OF_EVERY_COMMAND.sub("", command.get_help(context) + "\n")
+        text = re.sub(r"\nOptions:\n(?=\n|\Z)", "", text)
+        parts += [f"## {context.command_path}\n", "```", text.rstrip(), "```\n"]
+    return "\n".join(parts)
+
+
+def _exit_codes() -> list[str]:
+    rows = [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
+    last = "The first check that fails decides the exit code.\n"
+    return ["## Exit codes\n", "| code | meaning |", "| --- | --- |", *rows, "", last]
+
+
+def _commands(*, groups: bool = False) -> Iterator[tuple[click.Command, click.Context]]:
+    """Yields every command with its context, in the order of the help; with `groups` those of commands, too."""
     # make_context gives the settings of a real run; a bare click.Context would miss those of the group, such as -h.
-    root = group.make_context("exportkit", [], resilient_parsing=True, **_WIDTH)
-    parts = [_HEAD, "## Exit codes\n", "| code | meaning |", "| --- | --- |"]
-    parts += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
-    parts += ["", "The first check that fails decides the exit code.\n", _REPORT]
-    return "\n".join(parts + _subcommands(group, root))
-
-
-def _described(name: str, command: click.Command, parent: click.Context) -> list[str]:
-    """Returns the help of a command and of its subcommands."""
-    context = command.make_context(name, [], parent=parent, resilient_parsing=True, **_WIDTH)
-    text = _OF_EVERY_COMMAND.sub("", command.get_help(context) + "\n")
-    text = re.sub(r"\nOptions:\n(?=\n|\Z)", "", text)
-    parts = [f"## {context.command_path}\n", "```", text.rstrip(), "```\n"]
-    if isinstance(command, click.Group):
-        parts += _subcommands(command, context)
-    return parts
-
-
-def _subcommands(group: click.Group, context: click.Context) -> list[str]:
-    """Returns the help of all commands of a group."""
-    parts: list[str] = []
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        parts += _described(name, command, context)
-    return parts
+    todo: list[tuple[click.Command, click.Context]] = [
+        (group, group.make_context("exportkit", [], resilient_parsing=True, **_WIDTH))
+    ]
+    while todo:
+        command, context = todo.pop(0)
+        if not isinstance(command, click.Group):
+            yield command, context
+            continue
+        if groups and context.parent:
+            yield command, context
+        below = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
+        todo[:0] = [
+            (one, one.make_context(name, [], parent=context, resilient_parsing=True, **_WIDTH))
+            for name, one in below
+            if one is not None
+        ]
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(reference())
+    DOCUMENT.write_text(page())

@@ -1,8 +1,8 @@
 """Writes the documents' numbers from benchmarks/results: `python -m tools.results_tables`.
 
 Run it after a file in benchmarks changed. It writes docs/evidence/measurements.md, the generated sections of
-docs/performance.md, README.md and docs/onnx.md, and the plots if matplotlib is installed. A test fails when a document is
-stale. Nothing here imports torch.
+docs/performance.md and README.md, and the plots if matplotlib is installed. A test fails when a document is stale.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from tools.serving_tables import serving_section
 README = ROOT / "README.md"
 SUMMARY = DOCS / "performance.md"
 MEASUREMENTS = EVIDENCE / "measurements.md"
-ONNX = DOCS / "onnx.md"
 _RESULTS = ROOT / "benchmarks" / "results"
 
 # What the project set out to reach on one H200: milliseconds of the kernels of a forward call.
@@ -94,7 +93,8 @@ _HEAD = """\
 # Measurements
 
 Every size that was measured. Written by `make docs` from [benchmarks/results](../../benchmarks/results), which has the
-spread of each time, the memory and the errors too. [performance.md](../performance.md) says how it was measured.
+spread of each time, the alternatives' times, the memory and the errors. [performance.md](../performance.md) says how it was
+measured; "vs best" is how many times as long the fastest alternative takes.
 """
 
 
@@ -174,17 +174,12 @@ def sizes_of_each(rows: Sequence[Row]) -> str:
     """Returns a table with a row for each operator and dtype: each size's time and the best alternative's."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        _, ratio = row.best or ("", float("nan"))
-        text = f"{row.size}: {tables.number(row.time(OURS).median)}, {ratio:.2f}x"
-        found.setdefault((row.subject, row.dtype), []).append(text)
+        if (timing := row.time(OURS)) and row.best:
+            text = f"{row.size}: {tables.number(timing.median)}, {row.best[1]:.2f}x"
+            found.setdefault((row.subject, row.dtype), []).append(text)
     lines = ["| operator | dtype | size: milliseconds, vs best |", "| --- | --- | --- |"]
     lines += [f"| {subject} | {dtype} | {'; '.join(sizes)} |" for (subject, dtype), sizes in found.items()]
     return "\n".join(lines) + "\n"
-
-
-def load_onnx_results(folder: Path = _RESULTS / "onnx") -> list[Results]:
-    """Returns the runs that timed ONNX Runtime, not merged: a table has one run's rows."""
-    return [read(path) for path in sorted(folder.glob("*.json"))]
 
 
 def load_package_results(folder: Path = _RESULTS / "packages") -> list[Results]:
@@ -253,7 +248,6 @@ def documents() -> dict[Path, str]:
         README: with_section(README.read_text(), "results", readme_section(found, half)),
         SUMMARY: with_section(performance, "serving", serving_section()),
         MEASUREMENTS: measurements(found, half, packages),
-        ONNX: with_section(ONNX.read_text(), "onnx", runs_section(load_onnx_results())),
     }
 
 

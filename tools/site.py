@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tools.command_reference import reference
 from tools.generated import DOCS, ROOT
 
 MAN_PAGE = DOCS / "exportkit.1"
@@ -56,7 +57,8 @@ def gather(folder: Path) -> None:
     for source, place in places.items():
         if place != "index.md":
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
-            (folder / place).write_text(with_links_of_the_site((ROOT / source).read_text(), source, places))
+            text = reference() if source == "docs/cli.md" else (ROOT / source).read_text()
+            (folder / place).write_text(with_links_of_the_site(text, source, places))
     for picture in DOCS.rglob("*"):
         if picture.suffix in (".png", ".svg"):
             shutil.copy(picture, folder / picture.relative_to(DOCS))
@@ -114,7 +116,7 @@ def build(source: Path, output: Path, builder: str) -> None:
 
 
 def man_page(source: Path) -> str:
-    """Returns the manual page of the command line, from docs/cli.md."""
+    """Returns the manual page of the command line."""
     with tempfile.TemporaryDirectory() as folder:
         build(source, Path(folder), "man")
         return Path(folder, "exportkit.1").read_text()
