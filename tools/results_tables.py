@@ -93,8 +93,8 @@ _HEAD = """\
 # Measurements
 
 Every size that was measured. Written by `make docs` from [benchmarks/results](../../benchmarks/results), which has the
-spread of each time, the alternatives' times, the memory and the errors. [performance.md](../performance.md) says how it was
-measured; "vs best" is how many times as long the fastest alternative takes.
+spread of each time, the alternatives' times, the memory and the errors. [performance.md](../performance.md) says how it
+was measured; "vs best" is how many times as long the fastest alternative takes.
 """
 
 
