@@ -124,7 +124,7 @@ def output_tolerances(model: ARRCOC) -> dict[str, Tolerance]:
     budget may differ by one token due to rounding.
     """
     features = {"features": Tolerance(rows_of="indices")}
-    if model.attending.feature_dtype == "int8":
+    if model.selector.feature_dtype == "int8":
         features = {
             "features": Tolerance(0.0, 1.0, rows_of="indices"),
             "feature_scales": Tolerance(1e-3, 1e-6, rows_of="indices"),

@@ -21,11 +21,11 @@ from exportkit.arr_coc.model.encoder import (
     VitForms,
 )
 from exportkit.arr_coc.model.filters import FilterBank
-from exportkit.arr_coc.model.fusion import DEFAULT_WEIGHTS, Balancing, FixedBalancer, LearnedBalancer
+from exportkit.arr_coc.model.fusion import DEFAULT_WEIGHTS, FixedBalancer, Fusion, LearnedBalancer
 from exportkit.arr_coc.model.linear import LinearForm
 from exportkit.arr_coc.model.pipeline import ARRCOC
-from exportkit.arr_coc.model.scoring import Knowing, Participatory, Perspectival, Propositional
-from exportkit.arr_coc.model.selection import Attending, FeatureDtype, Gating
+from exportkit.arr_coc.model.scoring import Scoring
+from exportkit.arr_coc.model.selection import FeatureDtype, Gating, Selector
 from exportkit.errors import UsageError
 
 ENCODERS = ("filters", *(f"vit-{size}" for size in SIZES), "given")
@@ -72,13 +72,13 @@ def build(
         k: The number of patches to select; all patches if an image has fewer.
         query_dim: The width of queries. None: the features' width, without a projection.
         balancer: "fixed" weights or "learned", a network that starts near them.
-        entropy_weight: The weight of propositional knowing.
-        salience_weight: The weight of perspectival knowing.
-        alignment_weight: The weight of participatory knowing.
+        entropy_weight: The weight of the entropy.
+        salience_weight: The weight of the salience.
+        alignment_weight: The weight of the alignment.
         temperature: The temperature of the entropy's softmax. None: 1, or 0.15 for "filters", whose features are small.
         invert_entropy: Count a peaked feature vector as more informative than an even one.
-        gating: "scale" or "straight-through", see Attending.
-        feature_dtype: "float" or "int8", see Attending.
+        gating: "scale" or "straight-through", see Selector.
+        feature_dtype: "float" or "int8", see Selector.
         min_tokens: The budget of a patch of relevance 0.
         max_tokens: The budget of a patch of relevance 1.
         gamma: The exponent of relevance in budgets.
@@ -110,7 +110,7 @@ def build(
     if temperature is None:
         temperature = 0.15 if encoder == "filters" else 1.0
     shares = (entropy_weight, salience_weight, alignment_weight)
-    attending = Attending(
+    selector = Selector(
         k,
         gating=gating,
         feature_dtype=feature_dtype,
@@ -135,8 +135,8 @@ def build(
                 forms=forms,
             )
         balance = LearnedBalancer(eye.dim, weights=shares) if balancer == "learned" else FixedBalancer(shares)
-        knowing = Knowing(Propositional(temperature), Perspectival(patch_size), Participatory())
-        model = ARRCOC(eye, knowing, Balancing(balance, invert_entropy=invert_entropy), attending, query_dim=query_dim)
+        fusion = Fusion(balance, invert_entropy=invert_entropy)
+        model = ARRCOC(eye, Scoring(patch_size, temperature), fusion, selector, query_dim=query_dim)
     if encoder_weights is not None:
         load_weights(model.encoder, encoder_weights)
     if weights is not None:

@@ -1,4 +1,4 @@
-"""Balancing: weighs the three ways of knowing, equally for all samples or by each sample's query and image."""
+"""Weighs the three scores, equally for all samples or by each sample's query and image."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from exportkit.arr_coc.model.scoring import Scores
 from exportkit.arr_coc.ops.opponent_balance import opponent_balance
 from exportkit.errors import UsageError
 
-DEFAULT_WEIGHTS = (0.3, 0.4, 0.3)  # propositional, perspectival, participatory
+DEFAULT_WEIGHTS = (0.3, 0.4, 0.3)  # of entropy, salience, alignment
 
 
 class FixedBalancer(nn.Module):
     """The same weights for every sample.
 
     Args:
-        weights: The weights of propositional, perspectival and participatory knowing, each at least 0 with a sum
-            above 0. They are divided by their sum.
+        weights: The weights of entropy, salience and alignment, each at least 0 with a sum above 0. They are divided by
+            their sum.
     """
 
     weights: Tensor
@@ -63,7 +63,7 @@ class LearnedBalancer(nn.Module):
         return torch.softmax(self.output(hidden).squeeze(1), dim=-1)
 
 
-class Balancing(nn.Module):
+class Fusion(nn.Module):
     """Combines three scores to one relevance.
 
     Args:

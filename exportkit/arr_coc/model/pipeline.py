@@ -1,8 +1,7 @@
 """ARR-COC: selects the patches of an image that matter for a query and gives each a token budget.
 
-ARR-COC is Adaptive Relevance Realization, Contexts Optical Compression: texture -> features -> three ways of knowing ->
-one relevance by balancing -> attending to the K most relevant patches. A result does not depend on the other samples of
-a batch.
+ARR-COC is Adaptive Relevance Realization, Contexts Optical Compression: texture -> features -> three scores -> one
+relevance -> the K most relevant patches. A result does not depend on the other samples of a batch.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from torch import Tensor, nn
 from exportkit.arr_coc.model.encoder import GivenFeatures, VisionTransformer
 from exportkit.arr_coc.model.filters import FilterBank
 from exportkit.arr_coc.model.fused_forms import differentiates
-from exportkit.arr_coc.model.fusion import Balancing
+from exportkit.arr_coc.model.fusion import Fusion
 from exportkit.arr_coc.model.linear import SampleLinear
-from exportkit.arr_coc.model.scoring import Knowing
-from exportkit.arr_coc.model.selection import Attending
+from exportkit.arr_coc.model.scoring import Scoring
+from exportkit.arr_coc.model.selection import Selector
 from exportkit.arr_coc.model.texture import Texture, TextureMaps, patch_grid
 from exportkit.arr_coc.ops.relevance_scores import relevance_scores
 from exportkit.arr_coc.ops.texture_statistics import texture_statistics
@@ -31,18 +30,18 @@ class ARRCOC(nn.Module):
 
     Args:
         encoder: Computes features from an image; its patch size is the model's.
-        knowing: Computes three scores from features, texture and query.
-        balancing: Combines the scores to one relevance.
-        attending: Selects patches by relevance.
+        scoring: Computes three scores from features, texture and query.
+        fusion: Combines the scores to one relevance.
+        selector: Selects patches by relevance.
         query_dim: The queries' width, if it differs from the features'. A learned linear map projects the queries then.
     """
 
     def __init__(
         self,
         encoder: FilterBank | VisionTransformer | GivenFeatures,
-        knowing: Knowing,
-        balancing: Balancing,
-        attending: Attending,
+        scoring: Scoring,
+        fusion: Fusion,
+        selector: Selector,
         *,
         query_dim: int | None = None,
     ) -> None:
@@ -51,9 +50,9 @@ class ARRCOC(nn.Module):
             raise UsageError(f"query_dim must be at least 1, got {query_dim}")
         self.texture = Texture()
         self.encoder = encoder
-        self.knowing = knowing
-        self.balancing = balancing
-        self.attending = attending
+        self.scoring = scoring
+        self.balancing = fusion  # saved weights have this name
+        self.selector = selector
         self.query_dim = encoder.dim if query_dim is None else query_dim
         self.query_projection = None if query_dim is None else SampleLinear(query_dim, encoder.dim)
 
@@ -101,7 +100,7 @@ class ARRCOC(nn.Module):
         query = self._project(query)
         weights = self.balancing.balancer(features, query, mask)
         if maps is not None and differentiates(self):
-            relevance = self.balancing(self.knowing(features, maps, query, mask), weights)
+            relevance = self.balancing(self.scoring(features, maps, query, mask), weights)
         else:
             relevance = relevance_scores(
                 features,
@@ -109,11 +108,11 @@ class ARRCOC(nn.Module):
                 *texture_statistics(image, self.encoder.patch_size),
                 weights,
                 mask,
-                self.knowing.perspectival.weights,
-                self.knowing.propositional.temperature,
+                self.scoring.salience_weights,
+                self.scoring.temperature,
                 self.balancing.invert_entropy,
             )
-        selection = self.attending(relevance, features, patch_grid(image, self.encoder.patch_size))
+        selection = self.selector(relevance, features, patch_grid(image, self.encoder.patch_size))
         chosen = {name: tensor for name, tensor in selection._asdict().items() if tensor is not None}
         return {**chosen, "relevance": relevance}
 

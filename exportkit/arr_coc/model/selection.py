@@ -1,4 +1,4 @@
-"""Attending: selects patches and computes their positions and token budgets."""
+"""Selects patches, and computes their positions and token budgets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Selection(NamedTuple):
     feature_scales: Tensor | None = None
 
 
-class Attending(nn.Module):
+class Selector(nn.Module):
     """Selects the K most relevant patches, or all patches if there are fewer.
 
     A ranking passes no gradient. Scores multiply the selected features, and so relevance learns. In eval mode without

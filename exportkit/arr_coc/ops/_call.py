@@ -35,8 +35,9 @@ def operator(name: str, namespace: str = "arr_coc") -> Callable[..., Any]:
     return call
 
 
-def operator_like(name: str, reference: Callable[P, R]) -> Callable[P, R]:
-    """Returns `arr_coc::<name>` as a function with the parameters and the description of its reference."""
+def operator_like(reference: Callable[P, R]) -> Callable[P, R]:
+    """Returns `arr_coc::<name>` as a function with the parameters and the description of `<name>_reference`."""
+    name = reference.__name__.removesuffix("_reference")
     call = functools.wraps(reference)(operator(name))
     call.__name__ = call.__qualname__ = name
     return call

@@ -82,7 +82,6 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
 
 
 SPEC = ArrCocSpec(
-    name="add_out",
     wrapper=add_out,
     reference=add_out_reference,
     layout=Layout(inputs={"a": "...", "b": "...", "out": "..."}, further=_check_strides),

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from exportkit.arr_coc.ops._call import operator
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
-
-_allocate_lod_tokens = operator("allocate_lod_tokens")
 
 MAX_TOKENS = 2**31 - 1
 """The limit for one patch, and with a total for one sample, so that the exact allocation fits int64."""
@@ -22,7 +20,7 @@ _POWER_STEPS = 2.0**48
 _WEIGHT_ONE = 2.0**32
 
 
-def allocate_lod_tokens(
+def allocate_lod_tokens_reference(
     scores: Tensor, min_tokens: int = 64, max_tokens: int = 400, gamma: float = 1.0, total: int | None = None
 ) -> Tensor:
     """Tokens for each patch by its score: min + floor((max - min) s^gamma + 1/2), s = clamp(score, 0, 1), NaN as 0.
@@ -43,13 +41,6 @@ def allocate_lod_tokens(
         gamma: The exponent, above 0 and finite; above 1 it favours the patches with the highest scores.
         total: The tokens of one sample, in [K * min_tokens, K * max_tokens]. K * max_tokens must then be below 2^31.
     """
-    return _allocate_lod_tokens(scores, min_tokens, max_tokens, gamma, total)
-
-
-def allocate_lod_tokens_reference(
-    scores: Tensor, min_tokens: int = 64, max_tokens: int = 400, gamma: float = 1.0, total: int | None = None
-) -> Tensor:
-    """Computes `allocate_lod_tokens` in ATen."""
     s = scores.double()
     s = torch.where(s > 0, s, 0.0).clamp(max=1.0)
     spread, count = max_tokens - min_tokens, scores.shape[1]
@@ -80,6 +71,9 @@ def allocate_lod_tokens_reference(
     order = remainder.sort(dim=-1, descending=True, stable=True).indices
     place = torch.zeros_like(order).scatter(-1, order, (rank - 1).expand_as(order))
     return min_tokens + torch.where(full, spread, share + (place < missing).long())
+
+
+allocate_lod_tokens = operator_like(allocate_lod_tokens_reference)
 
 
 def check_budgets(op: str, count: int, min_tokens: int, max_tokens: int, gamma: float, total: int | None) -> None:
@@ -146,7 +140,6 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
 
 
 SPEC = ArrCocSpec(
-    name="allocate_lod_tokens",
     wrapper=allocate_lod_tokens,
     reference=allocate_lod_tokens_reference,
     layout=Layout(inputs={"scores": "B K"}, outputs=["B K: int64"], further=_check_numbers),

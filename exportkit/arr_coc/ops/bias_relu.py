@@ -8,26 +8,22 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient
-from exportkit.arr_coc.ops._call import operator
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 from exportkit.arr_coc.ops.scale_bias_relu import scale_bias_relu_grad
 
-_bias_relu = operator("bias_relu")
 
-
-def bias_relu(x: Tensor, bias: Tensor) -> Tensor:
+def bias_relu_reference(x: Tensor, bias: Tensor) -> Tensor:
     """relu(x + bias), NaN where that is NaN.
 
     Half types are computed in float32 and rounded once. The gradient is `scale_bias_relu_grad` with a scale of 1, which
     needs only the output.
     """
-    return _bias_relu(x, bias)
-
-
-def bias_relu_reference(x: Tensor, bias: Tensor) -> Tensor:
-    """Computes `bias_relu` in ATen."""
     return torch.relu(accumulated(x) + accumulated(bias)).to(x.dtype)
+
+
+bias_relu = operator_like(bias_relu_reference)
 
 
 register_gradient("bias_relu", scale_bias_relu_grad, scale=1.0)
@@ -43,7 +39,6 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 SPEC = ArrCocSpec(
-    name="bias_relu",
     wrapper=bias_relu,
     reference=bias_relu_reference,
     layout=Layout(inputs={"x": "... D", "bias": "D"}, outputs=["... D"]),

@@ -1,4 +1,4 @@
-"""Propositional knowing: the information in a patch's features."""
+"""Entropy: the information in a patch's features."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
-from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
-_compute_entropy = operator("compute_entropy")
 
-
-def compute_entropy(features: Tensor, temperature: float = 1.0) -> Tensor:
+def compute_entropy_reference(features: Tensor, temperature: float = 1.0) -> Tensor:
     """Normalised Shannon entropy of softmax(features / temperature) over the last dimension.
 
     H = (logsumexp(z) - sum p z) / ln D with z = features / temperature and p = softmax(z); 0 if D = 1.
@@ -28,17 +26,15 @@ def compute_entropy(features: Tensor, temperature: float = 1.0) -> Tensor:
     Returns:
         Values in [0, 1].
     """
-    return _compute_entropy(features, temperature)
-
-
-def compute_entropy_reference(features: Tensor, temperature: float = 1.0) -> Tensor:
-    """Computes `compute_entropy` in ATen."""
     width = features.shape[-1]
     z = accumulated(features) / temperature
     log_p = torch.log_softmax(z, -1)
     p = log_p.exp()
     nats = -torch.where(p > 0, p * log_p, p).sum(-1)  # 0 log 0 is 0
     return (nats / math.log(width) if width > 1 else nats * 0).to(features.dtype)
+
+
+compute_entropy = operator_like(compute_entropy_reference)
 
 
 def compute_entropy_grad_reference(grad: Tensor, features: Tensor, temperature: float) -> Tensor:
@@ -53,7 +49,7 @@ def compute_entropy_grad_reference(grad: Tensor, features: Tensor, temperature: 
     return (grad.unsqueeze(-1) * slope * norm).to(features.dtype)
 
 
-compute_entropy_grad = operator_like("compute_entropy_grad", compute_entropy_grad_reference)
+compute_entropy_grad = operator_like(compute_entropy_grad_reference)
 
 register_gradient("compute_entropy", compute_entropy_grad)
 register_no_second_derivative("compute_entropy_grad")
@@ -75,7 +71,6 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 LAYOUT = Layout(inputs={"features": "B N D"}, outputs=["B N"], least={"D": 1}, numbers={"temperature": "> 0"})
 SPEC = ArrCocSpec(
-    name="compute_entropy",
     wrapper=compute_entropy,
     reference=compute_entropy_reference,
     layout=LAYOUT,
@@ -85,7 +80,6 @@ SPEC = ArrCocSpec(
     autocast="float32",
 )
 GRAD_SPEC = ArrCocSpec(
-    name="compute_entropy_grad",
     wrapper=compute_entropy_grad,
     reference=compute_entropy_grad_reference,
     layout=Layout(after={"compute_entropy": LAYOUT}, inputs={"grad": "B N"}, outputs=["like features"]),

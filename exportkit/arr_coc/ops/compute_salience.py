@@ -1,4 +1,4 @@
-"""Perspectival knowing: how much a patch stands out."""
+"""Salience: how much a patch stands out."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
-from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._salience import compute_salience_forward_reference, compute_salience_grad_reference
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
-_compute_salience = operator("compute_salience")
 
-
-def compute_salience(
+def compute_salience_reference(
     features: Tensor,
     lab: Tensor,
     sobel_x: Tensor,
@@ -48,23 +46,14 @@ def compute_salience(
     Returns:
         Values in [0, 1) up to rounding.
     """
-    return _compute_salience(features, lab, sobel_x, sobel_y, patch_size, weights)
-
-
-def compute_salience_reference(
-    features: Tensor,
-    lab: Tensor,
-    sobel_x: Tensor,
-    sobel_y: Tensor,
-    patch_size: int,
-    weights: Sequence[float] = (0.5, 0.25, 0.25),
-) -> Tensor:
-    """Computes `compute_salience` in ATen."""
     return compute_salience_forward_reference(features, lab, sobel_x, sobel_y, patch_size, weights)[0]
 
 
-compute_salience_forward = operator_like("compute_salience_forward", compute_salience_forward_reference)
-compute_salience_grad = operator_like("compute_salience_grad", compute_salience_grad_reference)
+compute_salience = operator_like(compute_salience_reference)
+
+
+compute_salience_forward = operator_like(compute_salience_forward_reference)
+compute_salience_grad = operator_like(compute_salience_grad_reference)
 
 
 def check_salience_weights(op: str, name: str, weights: Sequence[float]) -> None:
@@ -86,7 +75,7 @@ def _with_gradient(*args: Any) -> Tensor:
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in args[:4]):
         return compute_salience_forward(*args)[0]
     with torch._C._AutoDispatchBelowAutograd():
-        return _compute_salience(*args)
+        return compute_salience(*args)
 
 
 register_gradient("compute_salience_forward", compute_salience_grad)
@@ -148,7 +137,6 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
 
 
 SPEC = ArrCocSpec(
-    name="compute_salience",
     wrapper=compute_salience,
     reference=compute_salience_reference,
     layout=Layout(
@@ -167,13 +155,11 @@ SPEC = ArrCocSpec(
 )
 FORWARD_SPEC = replace(
     SPEC,
-    name="compute_salience_forward",
     wrapper=compute_salience_forward,
     reference=compute_salience_forward_reference,
     layout=replace(SPEC.layout, outputs=["B N", "B D: accumulated", "B 1: accumulated", "B 7 N: accumulated"]),
 )
 GRAD_SPEC = ArrCocSpec(
-    name="compute_salience_grad",
     wrapper=compute_salience_grad,
     reference=compute_salience_grad_reference,
     layout=replace(

@@ -72,7 +72,7 @@ def fused_layer_norm_grad_reference(
     )
 
 
-fused_layer_norm_grad = operator_like("fused_layer_norm_grad", fused_layer_norm_grad_reference)
+fused_layer_norm_grad = operator_like(fused_layer_norm_grad_reference)
 
 register_gradient("fused_layer_norm", fused_layer_norm_grad)
 register_no_second_derivative("fused_layer_norm_grad")
@@ -136,7 +136,6 @@ def _grad_refusals(device: torch.device) -> Iterable[Refusal]:
 
 
 SPEC = ArrCocSpec(
-    name="fused_layer_norm",
     wrapper=fused_layer_norm,
     reference=fused_layer_norm_reference,
     decomposition=fused_layer_norm_decomposition,
@@ -152,7 +151,6 @@ SPEC = ArrCocSpec(
     autocast="first",
 )
 GRAD_SPEC = ArrCocSpec(
-    name="fused_layer_norm_grad",
     wrapper=fused_layer_norm_grad,
     reference=fused_layer_norm_grad_reference,
     layout=Layout(

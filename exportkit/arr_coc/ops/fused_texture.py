@@ -9,36 +9,15 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_no_second_derivative
-from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
-
-_fused_texture = operator("fused_texture")
 
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601
 XYZ = ((0.412453, 0.357580, 0.180423), (0.212671, 0.715160, 0.072169), (0.019334, 0.119193, 0.950227))
 WHITE = (0.95047, 1.0, 1.08883)  # D65
 LINEAR_KNEE = 0.04045
 COMPRESS_KNEE = 0.008856
-
-
-def fused_texture(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """CIE LAB (D65) of an sRGB image, and the Sobel gradients of its luma.
-
-    LAB as in IEC 61966-2-1 and CIE 15: linear light from the encoded values, XYZ relative to the white point, then
-    L = 116 f(Y) - 16, a = 500 (f(X) - f(Y)), b = 200 (f(Y) - f(Z)), f the cube root with a straight piece near 0.
-    Sobel on the luma Y' = 0.299 R + 0.587 G + 0.114 B of the encoded values (Rec. 601), with kernel
-    [-1 0 1; -2 0 2; -1 0 1] / 8 and its transpose; beyond the border the nearest pixel is repeated.
-
-    Args:
-        rgb: Encoded sRGB in [0, 1]; finite values outside are allowed.
-
-    Returns:
-        lab: L in [0, 100], a and b within about [-110, 110] for colours of sRGB.
-        sobel_x: The change of luma a pixel to the right.
-        sobel_y: The change of luma a pixel down.
-    """
-    return _fused_texture(rgb)
 
 
 def _mixed(channels: Tensor, rows: tuple[tuple[float, ...], ...]) -> Tensor:
@@ -76,7 +55,21 @@ def _smoothed(values: Tensor, dim: int) -> Tensor:
 
 
 def fused_texture_reference(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes `fused_texture` in ATen."""
+    """CIE LAB (D65) of an sRGB image, and the Sobel gradients of its luma.
+
+    LAB as in IEC 61966-2-1 and CIE 15: linear light from the encoded values, XYZ relative to the white point, then
+    L = 116 f(Y) - 16, a = 500 (f(X) - f(Y)), b = 200 (f(Y) - f(Z)), f the cube root with a straight piece near 0.
+    Sobel on the luma Y' = 0.299 R + 0.587 G + 0.114 B of the encoded values (Rec. 601), with kernel
+    [-1 0 1; -2 0 2; -1 0 1] / 8 and its transpose; beyond the border the nearest pixel is repeated.
+
+    Args:
+        rgb: Encoded sRGB in [0, 1]; finite values outside are allowed.
+
+    Returns:
+        lab: L in [0, 100], a and b within about [-110, 110] for colours of sRGB.
+        sobel_x: The change of luma a pixel to the right.
+        sobel_y: The change of luma a pixel down.
+    """
     wide = accumulated(rgb)
     t = _white_relative_xyz(wide)
     root = t.clamp(min=COMPRESS_KNEE) ** (1 / 3)
@@ -88,6 +81,9 @@ def fused_texture_reference(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     up, down = _neighbours(luma, -2, 1.0)
     sobel_x, sobel_y = _smoothed(right - left, -2) / 8, _smoothed(down - up, -1) / 8
     return lab.to(rgb.dtype).contiguous(), sobel_x.to(rgb.dtype).contiguous(), sobel_y.to(rgb.dtype).contiguous()
+
+
+fused_texture = operator_like(fused_texture_reference)
 
 
 def lab_to_rgb_grad_reference(rgb: Tensor, grad_lab: Tensor, grad_luma: Tensor | None = None) -> Tensor:
@@ -127,8 +123,8 @@ def sobel_grad_reference(grad_x: Tensor, grad_y: Tensor) -> Tensor:
     return ((left - right + up - down) / 8).to(grad_x.dtype).contiguous()
 
 
-lab_to_rgb_grad = operator_like("lab_to_rgb_grad", lab_to_rgb_grad_reference)
-sobel_grad = operator_like("sobel_grad", sobel_grad_reference)
+lab_to_rgb_grad = operator_like(lab_to_rgb_grad_reference)
+sobel_grad = operator_like(sobel_grad_reference)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -183,7 +179,6 @@ def _sobel_grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sa
 
 
 SPEC = ArrCocSpec(
-    name="fused_texture",
     wrapper=fused_texture,
     reference=fused_texture_reference,
     layout=Layout(inputs={"rgb": "B 3 H W"}, outputs=["B 3 H W", "B 1 H W", "B 1 H W"]),
@@ -194,7 +189,6 @@ SPEC = ArrCocSpec(
     autocast="float32",
 )
 LAB_GRAD_SPEC = ArrCocSpec(
-    name="lab_to_rgb_grad",
     wrapper=lab_to_rgb_grad,
     reference=lab_to_rgb_grad_reference,
     layout=Layout(inputs={"rgb": "B 3 H W", "grad_lab": "B 3 H W", "grad_luma": "B 1 H W"}, outputs=["B 3 H W"]),
@@ -202,7 +196,6 @@ LAB_GRAD_SPEC = ArrCocSpec(
     tolerances={torch.float32: (1e-4, 1e-4)},  # the samples' terms have both signs and reach several tens
 )
 SOBEL_GRAD_SPEC = ArrCocSpec(
-    name="sobel_grad",
     wrapper=sobel_grad,
     reference=sobel_grad_reference,
     layout=Layout(inputs={"grad_x": "B 1 H W", "grad_y": "B 1 H W"}, outputs=["B 1 H W"]),

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient
-from exportkit.arr_coc.ops._call import operator
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
-_invariant_linear = operator("invariant_linear")
 
-
-def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def invariant_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Rows x @ weight.T + bias, where a row's bits depend on that row, the weight and the bias alone.
 
     A matrix library chooses how to add up a product by the number of rows; here the order depends on I alone: I is cut
@@ -30,13 +28,11 @@ def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
         weight: One row for each number of the result.
         bias: What is added to each row.
     """
-    return _invariant_linear(x, weight, bias)
-
-
-def invariant_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Computes `invariant_linear` in ATen, in another order."""
     product = accumulated(x) @ accumulated(weight).t()
     return (product if bias is None else product + accumulated(bias)).to(x.dtype)
+
+
+invariant_linear = operator_like(invariant_linear_reference)
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -89,7 +85,6 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 SPEC = ArrCocSpec(
-    name="invariant_linear",
     wrapper=invariant_linear,
     reference=invariant_linear_reference,
     layout=Layout(inputs={"x": "... I", "weight": "O I", "bias": "O"}, outputs=["... O"]),

@@ -9,21 +9,17 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient
-from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
-_muladd = operator("muladd")
-
-
-def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
-    """Elementwise a * b + c, with a number c."""
-    return _muladd(a, b, c)
-
 
 def muladd_reference(a: Tensor, b: Tensor, c: float) -> Tensor:
-    """Computes `muladd` in ATen."""
+    """Elementwise a * b + c, with a number c."""
     return (accumulated(a) * accumulated(b) + c).to(a.dtype)
+
+
+muladd = operator_like(muladd_reference)
 
 
 def muladd_grad_reference(grad: Tensor, a: Tensor, b: Tensor, need_a: bool, need_b: bool) -> tuple[Tensor, Tensor]:
@@ -32,7 +28,7 @@ def muladd_grad_reference(grad: Tensor, a: Tensor, b: Tensor, need_a: bool, need
     return grad * b if need_a else nothing, grad * a if need_b else nothing
 
 
-muladd_grad = operator_like("muladd_grad", muladd_grad_reference)
+muladd_grad = operator_like(muladd_grad_reference)
 
 
 def _setup_grad_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -68,7 +64,6 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 SPEC = ArrCocSpec(
-    name="muladd",
     wrapper=muladd,
     reference=muladd_reference,
     layout=Layout(inputs={"a": "...", "b": "..."}, outputs=["..."]),
@@ -77,7 +72,6 @@ SPEC = ArrCocSpec(
     second_order=True,
 )
 GRAD_SPEC = ArrCocSpec(
-    name="muladd_grad",
     wrapper=muladd_grad,
     reference=muladd_grad_reference,
     layout=Layout(inputs={"a": "...", "b": "...", "grad": "..."}, outputs=["like a if need_a", "like b if need_b"]),

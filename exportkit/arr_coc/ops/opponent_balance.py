@@ -1,4 +1,4 @@
-"""Balancing: the weighted mean of the three ways of knowing."""
+"""Fusion: the weighted mean of the three scores."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
-from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
-_opponent_balance = operator("opponent_balance")
 
-
-def opponent_balance(
+def opponent_balance_reference(
     entropy: Tensor, salience: Tensor, alignment: Tensor, weights: Tensor, invert_entropy: bool = False
 ) -> Tensor:
     """Weighted mean of three scores, clamped to [0, 1].
@@ -27,26 +25,22 @@ def opponent_balance(
     As in torch.clamp, gradients are zero where the mean lies outside [0, 1].
 
     Args:
-        entropy: Propositional.
-        salience: Perspectival.
-        alignment: Participatory.
+        entropy: Its weight is w_c.
+        salience: Its weight is w_p.
+        alignment: Its weight is w_f.
         weights: w_c, w_p, w_f, the same for all samples or by sample. They need not sum to 1.
         invert_entropy: Whether low entropy means relevant.
 
     Returns:
         Values in [0, 1].
     """
-    return _opponent_balance(entropy, salience, alignment, weights, invert_entropy)
-
-
-def opponent_balance_reference(
-    entropy: Tensor, salience: Tensor, alignment: Tensor, weights: Tensor, invert_entropy: bool = False
-) -> Tensor:
-    """Computes `opponent_balance` in ATen."""
     e, s, a, w = (accumulated(t) for t in (entropy, salience, alignment, weights))
     e = 1 - e if invert_entropy else e
     w_c, w_p, w_f = w.unsqueeze(-1).unbind(-2)
     return ((w_c * e + w_p * s + w_f * a) / (w_c + w_p + w_f)).clamp(0, 1).to(entropy.dtype)
+
+
+opponent_balance = operator_like(opponent_balance_reference)
 
 
 def opponent_balance_grad_reference(
@@ -80,7 +74,7 @@ def opponent_balance_grad_reference(
     return tuple(g.to(entropy.dtype) if need else entropy.new_empty(0) for g, need in zip(gradients, needs))
 
 
-opponent_balance_grad = operator_like("opponent_balance_grad", opponent_balance_grad_reference)
+opponent_balance_grad = operator_like(opponent_balance_grad_reference)
 
 register_gradient("opponent_balance", opponent_balance_grad)
 register_no_second_derivative("opponent_balance_grad")
@@ -115,7 +109,6 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 LAYOUT = Layout(inputs={"entropy": "B N", "salience": "B N", "alignment": "B N", "weights": "3 | B 3"}, outputs=["B N"])
 SPEC = ArrCocSpec(
-    name="opponent_balance",
     wrapper=opponent_balance,
     reference=opponent_balance_reference,
     layout=LAYOUT,
@@ -124,7 +117,6 @@ SPEC = ArrCocSpec(
     autocast="float32",
 )
 GRAD_SPEC = ArrCocSpec(
-    name="opponent_balance_grad",
     wrapper=opponent_balance_grad,
     reference=opponent_balance_grad_reference,
     layout=Layout(

@@ -1,4 +1,4 @@
-"""Participatory knowing: how well a patch fits the query."""
+"""Alignment: how well a patch fits the query."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
-from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import NORM_FLOOR, accumulated, norm, unit
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample
 
-_query_alignment = operator("query_alignment")
+
+def _cosines(features: Tensor, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns query tokens [B, T, D], zero where masked, and cosines [B, N, T], -inf where masked."""
+    tokens = accumulated(query if query.dim() == 3 else query.unsqueeze(1))
+    if mask is not None:
+        tokens = torch.where(mask.unsqueeze(-1), tokens, 0)
+    cosines = unit(accumulated(features)) @ unit(tokens).transpose(1, 2)
+    return tokens, cosines if mask is None else cosines.masked_fill(~mask.unsqueeze(1), -torch.inf)
 
 
-def query_alignment(features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
+def query_alignment_reference(features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
     """(1 + cos) / 2 of each patch's features with the query token that fits best.
 
     Norms are clamped at 1e-12. If `mask` excludes all tokens of a sample, its alignment is 0 (as if cos = -1) and its
@@ -32,25 +39,14 @@ def query_alignment(features: Tensor, query: Tensor, mask: Tensor | None = None)
     Returns:
         Values in [0, 1] up to rounding.
     """
-    return _query_alignment(features, query, mask)
-
-
-def _cosines(features: Tensor, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns query tokens [B, T, D], zero where masked, and cosines [B, N, T], -inf where masked."""
-    tokens = accumulated(query if query.dim() == 3 else query.unsqueeze(1))
-    if mask is not None:
-        tokens = torch.where(mask.unsqueeze(-1), tokens, 0)
-    cosines = unit(accumulated(features)) @ unit(tokens).transpose(1, 2)
-    return tokens, cosines if mask is None else cosines.masked_fill(~mask.unsqueeze(1), -torch.inf)
-
-
-def query_alignment_reference(features: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Computes `query_alignment` in ATen."""
     _, cosines = _cosines(features, query, mask)
     alignment = (1 + cosines.max(-1).values) / 2
     if mask is not None:
         alignment = torch.where(mask.any(-1, keepdim=True), alignment, 0)
     return alignment.to(features.dtype)
+
+
+query_alignment = operator_like(query_alignment_reference)
 
 
 def query_alignment_grad_reference(
@@ -81,7 +77,7 @@ def query_alignment_grad_reference(
     return of_features, of_query
 
 
-query_alignment_grad = operator_like("query_alignment_grad", query_alignment_grad_reference)
+query_alignment_grad = operator_like(query_alignment_grad_reference)
 
 register_gradient("query_alignment", query_alignment_grad)
 register_no_second_derivative("query_alignment_grad")
@@ -138,7 +134,6 @@ LAYOUT = Layout(
     least={"D": 1, "T": 1},
 )
 SPEC = ArrCocSpec(
-    name="query_alignment",
     wrapper=query_alignment,
     reference=query_alignment_reference,
     layout=LAYOUT,
@@ -149,7 +144,6 @@ SPEC = ArrCocSpec(
     autocast="float32",
 )
 GRAD_SPEC = ArrCocSpec(
-    name="query_alignment_grad",
     wrapper=query_alignment_grad,
     reference=query_alignment_grad_reference,
     layout=Layout(

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.arr_coc.ops._call import operator
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
-_reduce_sum = operator("reduce_sum")
 
-
-def reduce_sum(x: Tensor, dim: int) -> Tensor:
+def reduce_sum_reference(x: Tensor, dim: int) -> Tensor:
     """The sum over one dimension, added up in a tree that depends on that dimension's size alone.
 
     So a sum has the same bits on every run, for all strides and sizes of the other dimensions. Half types are added in
@@ -28,12 +26,10 @@ def reduce_sum(x: Tensor, dim: int) -> Tensor:
     Returns:
         `x` without that dimension.
     """
-    return _reduce_sum(x, dim)
-
-
-def reduce_sum_reference(x: Tensor, dim: int) -> Tensor:
-    """Computes `reduce_sum` in ATen."""
     return accumulated(x).sum(dim).to(x.dtype)
+
+
+reduce_sum = operator_like(reduce_sum_reference)
 
 
 def _check_dim(op: str, x: Tensor, dim: int) -> None:
@@ -86,7 +82,6 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
 
 
 SPEC = ArrCocSpec(
-    name="reduce_sum",
     wrapper=reduce_sum,
     reference=reduce_sum_reference,
     layout=Layout(inputs={"x": "..."}, outputs=_sum_of, further=_check_dim),

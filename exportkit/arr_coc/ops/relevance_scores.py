@@ -1,4 +1,4 @@
-"""The three ways of knowing and their balance in one operator for inference, which reads the features once."""
+"""The three scores and their weighted mean in one operator for inference, which reads the features once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import FOR_INFERENCE, register_no_derivative
-from exportkit.arr_coc.ops._call import operator
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated, unit
 from exportkit.arr_coc.ops._salience import CONTRAST_HALF, EDGE_HALF, neighbour_distances, normalised
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample
@@ -21,10 +21,8 @@ from exportkit.arr_coc.ops.opponent_balance import opponent_balance_reference
 from exportkit.arr_coc.ops.query_alignment import LAYOUT as ALIGNMENT
 from exportkit.arr_coc.ops.query_alignment import query_alignment_reference
 
-_relevance_scores = operator("relevance_scores")
 
-
-def relevance_scores(
+def relevance_scores_reference(
     features: Tensor,
     query: Tensor,
     colours: Tensor,
@@ -59,23 +57,6 @@ def relevance_scores(
     Returns:
         Values in [0, 1].
     """
-    return _relevance_scores(
-        features, query, colours, edges, weights, mask, salience_weights, temperature, invert_entropy
-    )
-
-
-def relevance_scores_reference(
-    features: Tensor,
-    query: Tensor,
-    colours: Tensor,
-    edges: Tensor,
-    weights: Tensor,
-    mask: Tensor | None = None,
-    salience_weights: Sequence[float] = (0.5, 0.25, 0.25),
-    temperature: float = 1.0,
-    invert_entropy: bool = False,
-) -> Tensor:
-    """`relevance_scores` in ATen: the composition."""
     x, q, c, m, w = (accumulated(t) for t in (features, query, colours, edges, weights))
     w_e, w_c, w_f = normalised(salience_weights)
     m = m.flatten(1)
@@ -86,6 +67,9 @@ def relevance_scores_reference(
         salience = salience + w_f * (1 - (unit(x) * unit(x.mean(1, keepdim=True))).sum(-1)) / 2
     entropy, alignment = compute_entropy_reference(x, temperature), query_alignment_reference(x, q, mask)
     return opponent_balance_reference(entropy, salience, alignment, w, invert_entropy).to(features.dtype)
+
+
+relevance_scores = operator_like(relevance_scores_reference)
 
 
 def _check_weights(op: str, salience_weights: Sequence[float], **_: Any) -> None:
@@ -156,7 +140,6 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
 
 
 SPEC = ArrCocSpec(
-    name="relevance_scores",
     wrapper=relevance_scores,
     reference=relevance_scores_reference,
     layout=Layout(

@@ -9,20 +9,16 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient
-from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
-
-_relu = operator("relu")
-
-
-def relu(x: Tensor) -> Tensor:
-    """max(x, 0), NaN where x is NaN."""
-    return _relu(x)
 
 
 def relu_reference(x: Tensor) -> Tensor:
-    """Computes `relu` in ATen."""
+    """max(x, 0), NaN where x is NaN."""
     return torch.relu(x)
+
+
+relu = operator_like(relu_reference)
 
 
 def relu_grad_reference(grad: Tensor, output: Tensor) -> Tensor:
@@ -30,7 +26,7 @@ def relu_grad_reference(grad: Tensor, output: Tensor) -> Tensor:
     return torch.where(output <= 0, 0, grad)
 
 
-relu_grad = operator_like("relu_grad", relu_grad_reference)
+relu_grad = operator_like(relu_grad_reference)
 
 
 def _setup_grad_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -59,7 +55,6 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 SPEC = ArrCocSpec(
-    name="relu",
     wrapper=relu,
     reference=relu_reference,
     layout=Layout(inputs={"x": "..."}, outputs=["..."]),
@@ -68,7 +63,6 @@ SPEC = ArrCocSpec(
     second_order=True,
 )
 GRAD_SPEC = ArrCocSpec(
-    name="relu_grad",
     wrapper=relu_grad,
     reference=relu_grad_reference,
     layout=Layout(inputs={"output": "...", "grad": "..."}, outputs=["..."]),

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_no_derivative
-from exportkit.arr_coc.ops._call import operator
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
-
-_rms_norm_quantize = operator("rms_norm_quantize")
 
 QUANTIZED_MAX = 127
 
@@ -20,7 +18,7 @@ SCALE_MIN = torch.finfo(torch.float32).tiny
 """Rows with a smaller scale count as zeros, because 1 / scale would overflow."""
 
 
-def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+def rms_norm_quantize_reference(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Rows y = x / sqrt(mean(x^2) + eps) * weight as integers and a step: y ~ quantized * scale, scale = max |y| / 127.
 
     y is computed in float32 (float64 for float64) and never rounded to a half type. quantized = round(y / scale), ties
@@ -31,11 +29,6 @@ def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Ten
     Returns:
         The integers, in [-127, 127], and the scales.
     """
-    return _rms_norm_quantize(x, weight, eps)
-
-
-def rms_norm_quantize_reference(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """Computes `rms_norm_quantize` in ATen."""
     wide = accumulated(x)
     weighted = wide * accumulated(weight)
     inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -45,6 +38,9 @@ def rms_norm_quantize_reference(x: Tensor, weight: Tensor, eps: float = 1e-6) ->
     scale = torch.where(scale < SCALE_MIN, 0.0, scale)
     steps = torch.where((scale > 0) & scale.isfinite(), weighted * inverse_rms / scale, 0.0)
     return steps.round().clamp(-QUANTIZED_MAX, QUANTIZED_MAX).to(torch.int8), scale.squeeze(-1)
+
+
+rms_norm_quantize = operator_like(rms_norm_quantize_reference)
 
 
 NO_SLOPE = (
@@ -83,7 +79,6 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 SPEC = ArrCocSpec(
-    name="rms_norm_quantize",
     wrapper=rms_norm_quantize,
     reference=rms_norm_quantize_reference,
     layout=LAYOUT,

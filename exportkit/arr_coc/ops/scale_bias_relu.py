@@ -9,26 +9,22 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient
-from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 from exportkit.arr_coc.ops.relu import relu_grad, relu_grad_reference
 
-_scale_bias_relu = operator("scale_bias_relu")
 
-
-def scale_bias_relu(x: Tensor, bias: Tensor, scale: float) -> Tensor:
+def scale_bias_relu_reference(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     """relu(x * scale + bias), NaN where that is NaN.
 
     Half types are computed in float32 and rounded once, so x * scale may exceed their range. The scale is a number and
     not a tensor, so the gradient needs only the output.
     """
-    return _scale_bias_relu(x, bias, scale)
-
-
-def scale_bias_relu_reference(x: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Computes `scale_bias_relu` in ATen."""
     return torch.relu(accumulated(x) * scale + accumulated(bias)).to(x.dtype)
+
+
+scale_bias_relu = operator_like(scale_bias_relu_reference)
 
 
 def scale_bias_relu_grad_reference(
@@ -45,7 +41,7 @@ def scale_bias_relu_grad_reference(
     return of_x, of_bias
 
 
-scale_bias_relu_grad = operator_like("scale_bias_relu_grad", scale_bias_relu_grad_reference)
+scale_bias_relu_grad = operator_like(scale_bias_relu_grad_reference)
 
 
 def _setup_grad_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -85,7 +81,6 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 SPEC = ArrCocSpec(
-    name="scale_bias_relu",
     wrapper=scale_bias_relu,
     reference=scale_bias_relu_reference,
     layout=Layout(inputs={"x": "... D", "bias": "D"}, outputs=["... D"]),
@@ -95,7 +90,6 @@ SPEC = ArrCocSpec(
     second_order=True,
 )
 GRAD_SPEC = ArrCocSpec(
-    name="scale_bias_relu_grad",
     wrapper=scale_bias_relu_grad,
     reference=scale_bias_relu_grad_reference,
     layout=Layout(inputs={"output": "... D", "grad": "... D"}, outputs=["... D if need_x", "D if need_bias"]),

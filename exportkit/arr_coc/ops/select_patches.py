@@ -1,4 +1,4 @@
-"""Attending and budgeting in one operator for inference: the best patches, gated, with their tokens and positions."""
+"""Selection and budgets in one operator for inference: the best patches, gated, with their tokens and positions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import FOR_INFERENCE, register_no_derivative
-from exportkit.arr_coc.ops._call import operator
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample
 from exportkit.arr_coc.ops.allocate_lod_tokens import allocate_lod_tokens_reference, check_budgets
 from exportkit.arr_coc.ops.top_k_patches import check_k, top_k_patches_reference
 
-_select_patches = operator("select_patches")
-
 Selected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def select_patches(
+def select_patches_reference(
     relevance_scores: Tensor,
     features: Tensor,
     k: int,
@@ -53,27 +51,15 @@ def select_patches(
         The selected features times their scores, rounded to their dtype; their indices, tokens and scores; and their
         centres (y, x) as fractions of the grid.
     """
-    return _select_patches(relevance_scores, features, k, rows, columns, min_tokens, max_tokens, gamma, total)
-
-
-def select_patches_reference(
-    relevance_scores: Tensor,
-    features: Tensor,
-    k: int,
-    rows: int,
-    columns: int,
-    min_tokens: int = 64,
-    max_tokens: int = 400,
-    gamma: float = 1.0,
-    total: int | None = None,
-) -> Selected:
-    """`select_patches` in ATen: the composition."""
     kept, indices = top_k_patches_reference(relevance_scores, features, k)
     scores = relevance_scores.gather(1, indices)
     tokens = allocate_lod_tokens_reference(scores, min_tokens, max_tokens, gamma, total)
     # As ATen multiplies half types. Written out, ONNX Runtime has kernels for it in every dtype.
     gated = (accumulated(kept) * accumulated(scores).unsqueeze(-1)).to(features.dtype)
     return gated, indices, tokens, scores, centres(indices, rows, columns)
+
+
+select_patches = operator_like(select_patches_reference)
 
 
 def centres(indices: Tensor, rows: int, columns: int) -> Tensor:
@@ -149,7 +135,6 @@ def _refusals(device: torch.device) -> Iterable[Refusal]:
 
 
 SPEC = ArrCocSpec(
-    name="select_patches",
     wrapper=select_patches,
     reference=select_patches_reference,
     layout=Layout(

@@ -9,25 +9,21 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient
-from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
-_softmax = operator("softmax")
 
-
-def softmax(x: Tensor) -> Tensor:
+def softmax_reference(x: Tensor) -> Tensor:
     """exp(x - max x) divided by its sum, over the last dimension.
 
     As in torch.softmax, -inf gives 0, and a row is NaN if it contains NaN or inf, or only -inf. Half types are computed
     in float32 and rounded once.
     """
-    return _softmax(x)
-
-
-def softmax_reference(x: Tensor) -> Tensor:
-    """Computes `softmax` in ATen."""
     return torch.softmax(accumulated(x), -1).to(x.dtype)
+
+
+softmax = operator_like(softmax_reference)
 
 
 def softmax_grad_reference(grad: Tensor, output: Tensor) -> Tensor:
@@ -36,7 +32,7 @@ def softmax_grad_reference(grad: Tensor, output: Tensor) -> Tensor:
     return (y * (g - (g * y).sum(-1, keepdim=True))).to(output.dtype)
 
 
-softmax_grad = operator_like("softmax_grad", softmax_grad_reference)
+softmax_grad = operator_like(softmax_grad_reference)
 
 
 def _setup_grad_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -77,7 +73,6 @@ def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 LAYOUT = Layout(inputs={"x": "... D"}, outputs=["... D"])
 SPEC = ArrCocSpec(
-    name="softmax",
     wrapper=softmax,
     reference=softmax_reference,
     layout=LAYOUT,
@@ -88,7 +83,6 @@ SPEC = ArrCocSpec(
 )
 GRAD_LAYOUT = Layout(inputs={"output": "... D", "grad": "... D"}, outputs=["... D"])
 GRAD_SPEC = ArrCocSpec(
-    name="softmax_grad",
     wrapper=softmax_grad,
     reference=softmax_grad_reference,
     layout=GRAD_LAYOUT,

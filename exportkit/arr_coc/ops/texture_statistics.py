@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import FOR_INFERENCE, register_no_derivative
-from exportkit.arr_coc.ops._call import operator
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._salience import patch_means
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 from exportkit.arr_coc.ops.fused_texture import fused_texture_reference
 
-_texture_statistics = operator("texture_statistics")
 
-
-def texture_statistics(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
+def texture_statistics_reference(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
     """Means over patches of `fused_texture`'s CIE LAB and gradient magnitude.
 
     These are the pixel statistics that `compute_salience` needs. It reads 12 bytes per pixel (float32); with pixel
@@ -31,14 +29,12 @@ def texture_statistics(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
         The mean LAB of each patch, and the mean of sqrt(sobel_x^2 + sobel_y^2 + 1e-8). Gradients at a patch's border
         use pixels of the next patch.
     """
-    return _texture_statistics(rgb, patch_size)
-
-
-def texture_statistics_reference(rgb: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
-    """Computes `texture_statistics` in ATen."""
     lab, sobel_x, sobel_y = fused_texture_reference(accumulated(rgb))
     magnitudes = torch.sqrt(sobel_x**2 + sobel_y**2 + 1e-8)
     return patch_means(lab, patch_size).to(rgb.dtype), patch_means(magnitudes, patch_size).to(rgb.dtype)
+
+
+texture_statistics = operator_like(texture_statistics_reference)
 
 
 register_no_derivative("texture_statistics", FOR_INFERENCE + "fused_texture and means over its maps")
@@ -74,7 +70,6 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 SPEC = ArrCocSpec(
-    name="texture_statistics",
     wrapper=texture_statistics,
     reference=texture_statistics_reference,
     layout=Layout(

@@ -1,4 +1,4 @@
-"""Attending: the most relevant patches, best first."""
+"""Selection: the most relevant patches, best first."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from exportkit.arr_coc.ops._autograd import register_no_second_derivative
-from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.arr_coc.ops._call import operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
-_top_k_patches = operator("top_k_patches")
 
-
-def top_k_patches(relevance_scores: Tensor, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def top_k_patches_reference(relevance_scores: Tensor, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Selects the k patches of each sample with the highest scores, best first.
 
     Ties go to the lower index, -0 equals +0, and NaN comes last. Gradients flow to `features` but not to
@@ -31,17 +29,15 @@ def top_k_patches(relevance_scores: Tensor, features: Tensor, k: int) -> tuple[T
     Returns:
         The selected features, and their indices.
     """
-    return _top_k_patches(relevance_scores, features, k)
-
-
-def top_k_patches_reference(relevance_scores: Tensor, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Computes `top_k_patches` in ATen."""
     # Ascending order of the negated scores puts NaN last; descending order would put it first. Negation may give a NaN
     # a sign, and a sort by bit pattern would then put it first.
     scores = accumulated(relevance_scores)
     cost = torch.where(scores.isnan(), torch.nan, -scores)
     indices = torch.sort(cost, dim=-1, stable=True).indices[:, :k].contiguous()
     return features.gather(1, indices.unsqueeze(-1).expand(-1, -1, features.shape[2])), indices
+
+
+top_k_patches = operator_like(top_k_patches_reference)
 
 
 def top_k_patches_grad_reference(grad: Tensor, indices: Tensor, num_patches: int) -> Tensor:
@@ -58,7 +54,7 @@ def top_k_patches_grad_reference(grad: Tensor, indices: Tensor, num_patches: int
     return grad.new_zeros(batch, num_patches, width).scatter(1, where, grad)
 
 
-top_k_patches_grad = operator_like("top_k_patches_grad", top_k_patches_grad_reference)
+top_k_patches_grad = operator_like(top_k_patches_grad_reference)
 
 
 def check_k(op: str, relevance_scores: Tensor, k: int, **_: Any) -> None:
@@ -146,7 +142,6 @@ def _grad_refusals(device: torch.device) -> Iterable[Refusal]:
 
 
 SPEC = ArrCocSpec(
-    name="top_k_patches",
     wrapper=top_k_patches,
     reference=top_k_patches_reference,
     layout=Layout(
@@ -161,7 +156,6 @@ SPEC = ArrCocSpec(
     autocast=None,
 )
 GRAD_SPEC = ArrCocSpec(
-    name="top_k_patches_grad",
     wrapper=top_k_patches_grad,
     reference=top_k_patches_grad_reference,
     layout=Layout(

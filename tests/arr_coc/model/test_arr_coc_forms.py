@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from exportkit.arr_coc.model import ARRCOC, FromFeatures, build
 from exportkit.arr_coc.model.encoder import LayerNorm, VisionTransformer
 from exportkit.arr_coc.model.linear import LINEARS, LinearForm, SampleLinear, dtype_of_product, form_of_auto
-from exportkit.arr_coc.model.selection import Attending
+from exportkit.arr_coc.model.selection import Selector
 from exportkit.errors import InputError, UsageError
 from exportkit.precision import with_tf32
 from tests.arr_coc.model.model_cases import ALL, FILTERS, FILTERS_14, PIPELINE, VIT, VIT_14, answer, inputs
@@ -67,16 +67,16 @@ def test_the_fused_forms_give_what_the_differentiable_ones_give(
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("mean_tokens", [None, 100])
 @pytest.mark.parametrize(("rows", "columns"), [(5, 4), (13, 17)], ids=["all patches", "some"])
-def test_attending_selects_the_same_in_both_forms(rows: int, columns: int, mean_tokens: int | None, dtype: torch.dtype):
-    attending = Attending(k=50, gamma=1.5, mean_tokens=mean_tokens).eval()
+def test_the_same_is_selected_in_both_forms(rows: int, columns: int, mean_tokens: int | None, dtype: torch.dtype):
+    selector = Selector(k=50, gamma=1.5, mean_tokens=mean_tokens).eval()
     relevance = torch.rand(3, rows * columns).to(dtype)
     relevance[:, 7:11] = relevance[:, 3:4]
     given = relevance, torch.randn(3, rows * columns, 24).to(dtype), (rows, columns)
     with _Calls() as calls:
-        composed = attending(*given)
+        composed = selector(*given)
     assert calls.names == {"top_k_patches", "allocate_lod_tokens"}
     with torch.no_grad(), _Calls() as calls:
-        fused = attending(*given)
+        fused = selector(*given)
     assert calls.names == {"select_patches"}
     assert composed.feature_scales is fused.feature_scales is None
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(fused[:-1], composed[:-1]))

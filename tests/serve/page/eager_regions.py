@@ -31,7 +31,7 @@ def call_of(model: ARRCOC, *, tokens: bool) -> m.Call:
         inputs.append(m.TensorInput(name="mask", dtype="bool", shape=(batch, words)))
     else:
         inputs.append(m.TensorInput(name="query", dtype=dtype, shape=(batch, model.query_dim)))
-    int8 = model.attending.feature_dtype == "int8"
+    int8 = model.selector.feature_dtype == "int8"
     features = msgspec.structs.replace(
         plain.outputs[0], dtype="int8" if int8 else dtype, shape=(batch, None, model.encoder.dim)
     )
