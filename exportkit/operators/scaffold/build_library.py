@@ -21,6 +21,7 @@ from exportkit.child.messages import Failed, Message, decode, encode
 from exportkit.child.probe import Registrations, registrations
 from exportkit.child.process import ChildProcess, describe_end
 from exportkit.errors import BuildError, UsageError
+from exportkit.installed import declared_module, operator_namespaces
 from exportkit.operators.contract.findings import Finding
 
 _SHOWN_LINES = 60
@@ -127,15 +128,19 @@ def check_arguments(folder: Path, libraries: Sequence[BuiltLibrary]) -> list[str
 
     Two dtypes are enough for a quick check: gradients are compared in float64.
 
-    The operators' Python package is beside the library. SPECs are in its tests, or in exportkit.arr_coc.ops.
+    The operators' Python package is beside the library, or an installed package declares it. SPECs are in the modules
+    that it imports, or in the folder's tests.
     """
-    dtypes = ["--dtype", "float32", "--dtype", "float64"]
-    if (folder / "exportkit" / "arr_coc").is_dir():
-        return ["exportkit.arr_coc.ops", *dtypes]
-    package = libraries[0].path.parent
-    source = package if (package / "__init__.py").is_file() else libraries[0].path
+    library = libraries[0]
+    namespaces = {name.partition("::")[0] for name in library.registrations.defines}
+    declared = sorted(namespaces & set(operator_namespaces()))
+    if (library.path.parent / "__init__.py").is_file():
+        source = str(library.path.parent)
+    else:
+        source = declared_module(declared[0]) if declared else str(library.path)
     specs = [path for path in sorted(folder.resolve().glob("tests/test_*.py")) if "\nSPEC = " in path.read_text()]
-    return [str(source), *dtypes, *(part for path in specs for part in ("--spec", f"{path}:SPEC"))]
+    named = (part for path in specs for part in ("--spec", f"{path}:SPEC"))
+    return [source, "--dtype", "float32", "--dtype", "float64", *named]
 
 
 def _build(folder: Path, debug: bool) -> tuple[str, ...]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Literal
 
 from exportkit.child.messages import Message
 from exportkit.errors import UsageError
+from exportkit.installed import declared_modules, installed_models
 from exportkit.libraries import host_platform
 
 Kind = Literal["file", "folder", "module", "model"]
@@ -56,7 +54,7 @@ def parse_source(text: str, *, models: bool) -> Source:
             f"{text} is a package or an artifact, not an operator library",
             hint=f"`exportkit inspect {text}` lists its operators and libraries.",
         )
-    if ":" in text or text == "arr-coc":
+    if ":" in text or text in installed_models():
         if models:
             return Source("model", text)
         raise UsageError(f"{text} is a model, not an operator library", hint=f"Give {forms}.")
@@ -74,11 +72,8 @@ def parse_source(text: str, *, models: bool) -> Source:
     )
 
 
-def load(source: Source) -> ModuleType | None:
+def load(source: Source) -> None:
     """Loads the operators into this process: a child, because a bad library ends the process that loads it.
-
-    Returns:
-        The module, or None for a shared library.
 
     Raises:
         UsageError: It cannot be found.
@@ -102,12 +97,17 @@ def load(source: Source) -> ModuleType | None:
                 if "undefined symbol" in said
                 else "If it is the extension module of a Python package, give the package.",
             ) from error
-        return None
+        return
     with users_code(f"importing {source.text}"):
-        return _import_folder(Path(source.text)) if source.kind == "folder" else import_code(source.text)
+        if source.kind == "folder":
+            _import_folder(Path(source.text))
+            return
+        module = import_code(source.text)
+        if source.text in declared_modules() and hasattr(module, "register"):
+            module.register()
 
 
-def _import_folder(folder: Path) -> ModuleType:
+def _import_folder(folder: Path) -> None:
     """Imports the Python package in a folder under the folder's name. Names of variants are no identifiers."""
     if not (folder / "__init__.py").is_file():
         folder = _variant(folder)
@@ -117,21 +117,8 @@ def _import_folder(folder: Path) -> ModuleType:
     )
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with _registered(name, module):
-        spec.loader.exec_module(module)
-    return module
-
-
-@contextmanager
-def _registered(name: str, module: ModuleType) -> Iterator[None]:
-    """Lets a module be imported under its name, and forgets it if that fails."""
-    sys.modules[name] = module
-    try:
-        yield
-    except BaseException:
-        del sys.modules[name]
-        raise
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)  # if it fails, the process has nothing else to do
 
 
 def _variant(repository: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from tests.artifacts import ROOT
 from tests.made_once import one_maker
 
 PACKAGE = "scaffolded_ops"
+INSTALLED = "installed_ops"
 OPERATORS = {f"new_{kind}": kind for kind in KINDS}
 _CACHE = (ROOT / ".cache").resolve() / "scaffolded"
 _TORCH = Path(torch.__file__).parent
@@ -40,6 +42,22 @@ def built_package(temporary: Path) -> Path:
             shutil.copytree(temporary / PACKAGE, folder, dirs_exist_ok=True)
             build_folder(folder)
             (folder / "build" / "exportkit.log").rename(folder / "first.log")  # a later build compiles nothing
+    return folder
+
+
+def installed_package(temporary: Path) -> Path:
+    """The folder that pip installed a package with one operator into. The package's model is there, too."""
+    write_operator(NewOperator("halved", INSTALLED, "elementwise", temporary))
+    folder = _CACHE / _key(temporary) / "installed"
+    with one_maker(folder) as ours:
+        if ours:
+            unfinished = folder.with_suffix(".part")
+            flags = ["--no-deps", "--no-build-isolation", "--target", str(unfinished)]
+            command = [sys.executable, "-m", "pip", "install", "--quiet", *flags, str(temporary / INSTALLED)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            shutil.copy(temporary / INSTALLED / "halved_model.py", unfinished)
+            unfinished.rename(folder)
     return folder
 
 

@@ -88,6 +88,7 @@ def test_a_second_operator_is_added_to_the_package(where: str, folder: Path, mon
     }
     initial = "their_ops/__init__.py"
     assert after[initial].splitlines()[2:] == [
+        "from their_ops._common import LIBRARIES as LIBRARIES",
         "from their_ops.energy import energy as energy",
         "from their_ops.leaky import leaky as leaky",
     ]

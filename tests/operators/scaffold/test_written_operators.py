@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from exportkit.cli import main
+from exportkit.installed import declared_module, libraries_of
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.subject import Subject
 from exportkit.package import elf
 from tests.artifacts import ROOT
+from tests.operators.scaffold import scaffolded
 from tests.operators.scaffold.scaffolded import OPERATORS, PACKAGE, compiled_for_cuda
 
 BESIDE_PYTHON = Path(sys.executable).parent
@@ -94,3 +96,27 @@ def test_the_c_plus_plus_code_is_formatted(package: Path) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_the_cuda_kernels_compile(package: Path) -> None:
     assert compiled_for_cuda(package).stat().st_size > 0
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pip has installed a package with the operator `halved`."""
+    return scaffolded.installed_package(tmp_path_factory.mktemp("installed"))
+
+
+def test_an_installed_package_needs_no_flag(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", f"{installed / 'halved_model.py'}:spec", "-o", "model_aoti.pt2"]) == 0
+    monkeypatch.setattr("exportkit.packaging.find_libraries", None)  # which would import the model
+    assert main(["package", "model_aoti.pt2", "-o", "model.pt2"]) == 0
+    assert main(["verify", "model.pt2"]) == 0
+    assert "ok: " in capfd.readouterr().out.splitlines()[-1]
+
+
+def test_it_declares_its_libraries(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(installed))
+    assert declared_module(scaffolded.INSTALLED) == scaffolded.INSTALLED
+    assert libraries_of(scaffolded.INSTALLED) == {"cpu": installed / scaffolded.INSTALLED / "_cpu.abi3.so"}
