@@ -264,6 +264,7 @@ else:
         "exportkit.models": ["arr-coc = exportkit.arr_coc.model:export_spec"],
         "exportkit.commands": ["demo = exportkit.arr_coc.demo_command:command"],
         "exportkit.bench": ["arr_coc = exportkit.arr_coc.bench.operators"],
+        "exportkit.pages": ["arr_coc = exportkit.arr_coc.page"],
     }
     LIBRARIES |= {
         "exportkit.arr_coc.lib.libarr_coc_cpu": "csrc/arr_coc/*/*.cpp",

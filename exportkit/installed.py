@@ -1,4 +1,4 @@
-"""Finds what installed packages declare for exportkit: operators, models, commands and benchmarks.
+"""Finds what installed packages declare for exportkit: operators, models, commands, benchmarks, parts of the page.
 
 A package declares them as entry points (https://packaging.python.org/specifications/entry-points/):
 
@@ -11,6 +11,7 @@ A package declares them as entry points (https://packaging.python.org/specificat
 - `exportkit.commands`: a command of `exportkit` -> `module:command`, made with `exportkit.cli.app.command`.
 - `exportkit.bench`: a name -> `module:function` that times operators for `exportkit bench`
   (exportkit/bench/operator_options.py has its parameters).
+- `exportkit.pages`: a name -> a module with a part of the server's page (exportkit/serve/page/page_parts.py).
 
 What is imported here was installed by the user. A package file can only say which operators and which model it wants.
 """

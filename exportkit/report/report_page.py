@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from exportkit import web
 from exportkit.errors import UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import write_whole
@@ -24,12 +25,11 @@ from exportkit.report.untrusted import plain_text, script_json
 from exportkit.report.verification import read_verification
 
 _STATIC = Path(__file__).with_name("static")
-_SERVED = Path(__file__).parents[1] / "serve" / "page" / "static"  # the page of `exportkit serve`: the look is the same
-_STYLES = (_SERVED / "page.css", _STATIC / "report.css")
+_STYLES = (web.STATIC / "page.css", _STATIC / "report.css")
 # Each after those that it imports from.
 _SCRIPTS = (
-    _SERVED / "dom.js",
-    _SERVED / "theme.js",
+    web.STATIC / "dom.js",
+    web.STATIC / "theme.js",
     *(
         _STATIC / f"{name}.js"
         for name in (

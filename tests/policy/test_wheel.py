@@ -35,6 +35,8 @@ DATA = {
     for name in ("py.typed", "package/FORMAT.md", "package/stable_abi_2.11.txt", "serve/rpc/messages.binpb")
 }
 DATA |= files("exportkit/serve/page/static", "*")
+DATA |= files("exportkit/arr_coc/page/static", "*")
+DATA |= files("exportkit/web/static", "*")
 DATA |= files("exportkit/operators/scaffold/templates", "*")
 DATA |= files("exportkit/report/static", "*")
 

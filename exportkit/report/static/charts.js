@@ -1,6 +1,6 @@
 // Pictures of sizes and of errors.
 
-import { el, svg } from "../../serve/page/static/dom.js";
+import { el, svg } from "../../web/static/dom.js";
 import { bytesText, countText, ending, numberText, shareText } from "./text.js";
 
 const MAP_HEIGHT = 300;

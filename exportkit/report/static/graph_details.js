@@ -1,6 +1,6 @@
 // What is said about the node or the module that is selected.
 
-import { el } from "../../serve/page/static/dom.js";
+import { el } from "../../web/static/dom.js";
 import { countText, shareText, timeText } from "./text.js";
 
 const MOST_LINKS = 24;

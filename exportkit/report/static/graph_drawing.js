@@ -1,6 +1,6 @@
 // Draws a scene as SVG.
 
-import { svg } from "../../serve/page/static/dom.js";
+import { svg } from "../../web/static/dom.js";
 
 const LINE_HEIGHT = 15;
 

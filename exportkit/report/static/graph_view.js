@@ -1,6 +1,6 @@
 // The graph with its tools: search, zoom, details of what is selected.
 
-import { el, fill, svg } from "../../serve/page/static/dom.js";
+import { el, fill, svg } from "../../web/static/dom.js";
 import { Camera } from "./graph_camera.js";
 import { drawScene, tip } from "./graph_drawing.js";
 import { groupDetails, nodeDetails } from "./graph_details.js";

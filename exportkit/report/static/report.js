@@ -1,7 +1,7 @@
 // Puts the page together from the data in it. Text of the artifact becomes text nodes only.
 
-import { el, fill } from "../../serve/page/static/dom.js";
-import { setUpTheme } from "../../serve/page/static/theme.js";
+import { el, fill } from "../../web/static/dom.js";
+import { setUpTheme } from "../../web/static/theme.js";
 import { GraphView } from "./graph_view.js";
 import { callSection, card, caseSection, headSection, operatorSection, originSection, sizeSection, slowestSection, targetSection, verificationSection, weightSection } from "./sections.js";
 

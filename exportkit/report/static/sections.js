@@ -1,6 +1,6 @@
 // The sections beside the graph.
 
-import { dotted, el } from "../../serve/page/static/dom.js";
+import { dotted, el } from "../../web/static/dom.js";
 import { errorHistogram, shareBar, treemap, valueHistogram } from "./charts.js";
 import { bytesText, countText, numberText, shareText, shortened, timeText } from "./text.js";
 

@@ -12,7 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from exportkit import web
 from exportkit.serve.engine.repository import Repository
+from exportkit.serve.page.page_parts import page_parts
 from exportkit.serve.page.page_status import page_status
 from exportkit.serve.serve_options import ServeOptions
 
@@ -39,7 +41,7 @@ _FOLDER = Path(__file__).with_name("static")
 
 
 def page_routes(repository: Repository, options: ServeOptions) -> list[Route]:
-    """Returns the routes of the page: `/`, `/page/<file>` and `/page/status`."""
+    """Returns the routes of the page: `/`, `/page/<file>`, `/page/parts/<part>/<file>` and `/page/status`."""
 
     async def status(request: Request) -> Response:
         headers = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
@@ -63,13 +65,16 @@ class _File:
 
 def _files() -> dict[str, _File]:
     """Returns the page's files by path. They are few and small, and no other path can reach the file system."""
-    files = {}
-    for path in sorted(_FOLDER.iterdir()):
-        body = path.read_bytes()
-        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        place = "/" if path.name == "index.html" else f"/page/{path.name}"
-        files[place] = _File(body, _TYPES[path.suffix], etag)
-    return files
+    folders = {"/page": _FOLDER, **{f"/page/parts/{name}": part.STATIC for name, part in page_parts().items()}}
+    found = {f"/page/{path.name}": path for path in web.STATIC.iterdir()}
+    found |= {f"{place}/{path.name}": path for place, folder in folders.items() for path in folder.iterdir()}
+    found["/"] = found.pop("/page/index.html")
+    return {place: _file(path) for place, path in sorted(found.items()) if path.suffix in _TYPES}
+
+
+def _file(path: Path) -> _File:
+    body = path.read_bytes()
+    return _File(body, _TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
 def _answer(file: _File) -> Callable[[Request], Awaitable[Response]]:

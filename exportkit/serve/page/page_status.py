@@ -10,7 +10,7 @@ from exportkit.package.manifest import Size
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Statistics
-from exportkit.serve.page.regions import region_inputs
+from exportkit.serve.page.page_parts import part_of
 from exportkit.serve.serve_options import ServeOptions
 
 
@@ -68,7 +68,7 @@ def _model(model: ServedModel, options: ServeOptions) -> dict[str, Any]:
         "dimensions": [{"name": each.name, "min": each.min, "max": each.max} for each in call.dimensions],
         "inputs": _tensors(call.inputs, metadata["inputs"]),
         "outputs": _tensors(call.outputs, metadata["outputs"]),
-        "regions": region_inputs(call),
+        "part": part_of(call),
         "limits": {
             "body": model.max_body,
             "queued_rows": options.batch.max_queued_rows,

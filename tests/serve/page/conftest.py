@@ -5,15 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from exportkit.arr_coc import LIBRARIES
-from exportkit.package.assemble import assemble
-from exportkit.package.describe_library import describe_library
-from tests.artifacts import artifact
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -39,15 +33,6 @@ def browser() -> Iterator[Browser]:
         chromium = driver.chromium.launch(executable_path=executable, args=FLAGS)
         yield chromium
         chromium.close()
-
-
-@pytest.fixture(scope="session")
-def arr_coc_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ARR-COC as `exportkit package` writes it, without the time that its verification takes."""
-    library = LIBRARIES["cpu"]
-    path = tmp_path_factory.mktemp("arr_coc") / "arr_coc.pt2"
-    assemble([artifact("arr-coc")], [(library, describe_library(library))], path)
-    return path
 
 
 @pytest.fixture(scope="session", autouse=True)

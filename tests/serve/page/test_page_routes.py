@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from urllib.parse import urljoin
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,12 +16,12 @@ from exportkit.package import manifest as m
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Statistics
+from exportkit.serve.page.page_parts import page_parts
 from exportkit.serve.page.page_routes import open_paths, page_routes
 from exportkit.serve.page.page_status import page_status, percentile
-from exportkit.serve.page.regions import region_inputs
 from exportkit.serve.protocol.inference import Timing
 from exportkit.serve.serve_options import ServeOptions
-from tests.serve.page.doubles import Model, Models, manifest, region_call
+from tests.serve.page.doubles import Model, Models
 from tests.serve.page.in_thread import Site, served
 
 TIMING = Timing(queue=0.0, compute_input=0.0, compute_infer=0.0, compute_output=0.0, batch_rows=1)
@@ -67,13 +67,14 @@ def test_the_page_names_only_files_that_there_are(page: Site):
     named = set(re.findall(r'(?:src|href)="([^"#]+)"', page.get("/").text))
     assert named
     pending = {f"/{path}" for path in named}
+    pending |= {f"/page/parts/{name}/part{kind}" for name in page_parts() for kind in (".js", ".css")}
     seen = set()
     while pending:
         path = pending.pop()
         seen.add(path)
         answer = page.get(path)
         assert answer.status == 200, path
-        pending |= {f"/page/{name}" for name in re.findall(r'from "\./([^"]+)"', answer.text)} - seen
+        pending |= {urljoin(path, name) for name in re.findall(r'from "(\.[^"]+)"', answer.text)} - seen
     assert seen | {"/"} == open_paths(), "a file that nothing names"
 
 
@@ -137,7 +138,7 @@ def test_the_status_says_what_models_take_and_what_they_counted():
     assert (counters["rows"], counters["executions"], counters["mean_batch"]) == (4, 2, 2.0)
     assert (counters["pending"], counters["queued_rows"], counters["queued_bytes"]) == (2, 7, 99)
     assert counters["latency"] == {"p50": 0.0025, "p99": pytest.approx(0.244)}
-    assert told["regions"] is None
+    assert told["part"] is None
 
 
 def test_the_status_is_json(page: Site):
@@ -163,61 +164,3 @@ def test_a_percentile_lies_in_the_bucket_of_the_request_that_it_is_about(seconds
     within = sum(each <= bound for each in seconds)
     assert within >= share * len(seconds) - 1e-9
     assert below <= within
-
-
-def test_a_model_that_chooses_patches_is_recognised_by_its_call():
-    expected = {"image": "picture", "query": "wanted", "mask": None, "patch": 14, "width": 8}
-    assert region_inputs(region_call()) == expected
-    model = Model(manifest=manifest(region_call()))
-    assert page_status(Models([model]), ServeOptions())["models"][0]["regions"] == expected
-
-
-def test_query_tokens_are_recognised_with_their_mask():
-    call = region_call()
-    batch, tokens = m.Size(dimension="b"), m.Size(dimension="t")
-    inputs = (
-        call.inputs[0],
-        m.TensorInput(name="wanted", dtype="float32", shape=(batch, tokens, 8)),
-        m.TensorInput(name="counts", dtype="bool", shape=(batch, tokens)),
-    )
-    dimensions = (*call.dimensions, m.Dimension(name="t", min=1, max=9))
-    found = region_inputs(region_call(inputs=inputs, dimensions=dimensions))
-    assert found is not None
-    assert (found["query"], found["mask"]) == ("wanted", "counts")
-    few = (*call.dimensions, m.Dimension(name="t", min=2, max=9))
-    assert region_inputs(region_call(inputs=inputs, dimensions=few)) is None
-
-
-def changed(index: int, **changes) -> m.Call:
-    inputs = list(region_call().inputs)
-    inputs[index] = msgspec.structs.replace(inputs[index], **changes)
-    return region_call(inputs=tuple(inputs))
-
-
-BATCH, ROWS, COLUMNS = (m.Size(dimension="b"), m.Size(dimension="gh", scale=14), m.Size(dimension="gw", scale=14))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(region_call(outputs=region_call().outputs[1:]), id="no features"),
-        pytest.param(region_call(inputs=region_call().inputs[:1]), id="no query"),
-        pytest.param(region_call(inputs=region_call().inputs[1:]), id="no image"),
-        pytest.param(changed(0, dtype="uint8"), id="image of bytes"),
-        pytest.param(changed(0, shape=(BATCH, 4, ROWS, COLUMNS)), id="four channels"),
-        pytest.param(changed(0, shape=(BATCH, 3, ROWS, ROWS)), id="squares only"),
-        pytest.param(changed(0, shape=(BATCH, 3, 224, 224)), id="one size only"),
-        pytest.param(changed(0, shape=(2, 3, ROWS, COLUMNS)), id="pairs only"),
-        pytest.param(changed(0, shape=(BATCH, 3, ROWS, m.Size(dimension="gw", scale=16))), id="oblong patches"),
-        pytest.param(changed(1, shape=(BATCH, 9)), id="a query of another space"),
-        pytest.param(changed(1, dtype="float16"), id="a query of another dtype"),
-        pytest.param(
-            region_call(
-                inputs=(*region_call().inputs, m.TensorInput(name="more", dtype="int64", shape=(1, 1, 1, 1))),
-            ),
-            id="one input more",
-        ),
-    ],
-)
-def test_other_models_are_not_taken_for_such_a_model(call: m.Call):
-    assert region_inputs(call) is None

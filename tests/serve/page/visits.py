@@ -51,7 +51,14 @@ def visit(browser: Browser, site: Site, place: str = "", **context: Any) -> Iter
     try:
         page.goto(f"{site.url}{place}")
         page.wait_for_selector("article, .empty, #key:not([hidden])")
+        page.wait_for_selector(".loading", state="detached")  # a part of the page
         yield visited
         assert [text for text in visited.trouble if not text.startswith(visited.expected or "\0")] == []
     finally:
         opened.close()
+
+
+def rows_of(visited: Visit, table: str) -> list[list[str]]:
+    script = """table => [...document.querySelectorAll(`${table} tbody tr`)]
+        .map((row) => [...row.cells].map((cell) => cell.textContent))"""
+    return visited.evaluate(script, table)

@@ -3,7 +3,6 @@
 import { dotted, el, fill } from "./dom.js";
 import { Live } from "./live.js";
 import { TryAny } from "./try_any.js";
-import { TryRegions } from "./try_regions.js";
 import { bytes, duration, ranges, shape, whole } from "./words.js";
 
 export class ModelView {
@@ -30,17 +29,13 @@ export class ModelView {
     this.about = el("p", { class: "about" });
     this.facts = el("dl", { class: "facts" });
     this.tell();
-    const plain = new TryAny(model);
-    const attempts = model.regions
-      ? [new TryRegions(model).element, el("details", {}, el("summary", {}, "Try it with plain tensors"), plain.element)]
-      : [plain.element];
     return el(
       "article",
       {},
       el("h2", {}, model.name, " ", el("span", { class: "faint" }, `version ${model.version}`), " ", this.state),
       this.about,
       section("Now", this.live.element),
-      section("Try it", ...attempts),
+      section("Try it", tryIt(model)),
       section("Takes and gives", tensors("Inputs", model.inputs, model), tensors("Outputs", model.outputs, model)),
       section("Limits", this.facts),
     );
@@ -71,7 +66,35 @@ export class ModelView {
   }
 }
 
-const callOf = ({ dimensions, inputs, outputs }) => JSON.stringify([dimensions, inputs, outputs]);
+const callOf = ({ dimensions, inputs, outputs, part }) => JSON.stringify([dimensions, inputs, outputs, part]);
+
+const parts = new Map(); // the installed parts of the page that are loaded, by name
+
+/** Loads a part of the page: its script, and its style before anything is shown. */
+function load(name) {
+  if (!parts.has(name)) {
+    const href = (file) => new URL(`page/parts/${name}/${file}`, document.baseURI).href;
+    const styled = new Promise((resolve, reject) => {
+      document.head.append(el("link", { rel: "stylesheet", href: href("part.css"), load: resolve, error: reject }));
+    });
+    parts.set(name, Promise.all([import(href("part.js")), styled]).then(([part]) => part));
+  }
+  return parts.get(name);
+}
+
+/** A try-it with plain tensors, behind that of the part which recognises the model's call, if there is one. */
+function tryIt(model) {
+  const plain = new TryAny(model).element;
+  if (!model.part) return plain;
+  const { name, facts } = model.part;
+  const place = el("div", {}, el("p", { class: "faint loading" }, "Loading"));
+  const others = el("details", {}, el("summary", {}, "Try it with plain tensors"), plain);
+  load(name).then(
+    (part) => fill(place, part.tryIt(model, facts), others),
+    () => fill(place, el("p", { class: "problem" }, `The part ${name} of this page cannot be loaded.`), plain),
+  );
+  return place;
+}
 
 function change(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -5,15 +5,14 @@
 // are sent as a small image of its own, in which few patches compete. This is exact for an encoder that sees a patch
 // and its neighbours. An encoder that sees the whole image sees another image here.
 
-import { infer } from "./requests.js";
-import { encode } from "./tensors.js";
+import { infer } from "../../requests.js";
+import { encode } from "../../tensors.js";
 import { planes } from "./picture.js";
 
 /** The model's call as the page makes it: an image, and a query of as many numbers as a feature has. */
 export class RegionModel {
-  constructor(model) {
+  constructor(model, { image, query, mask, patch, width }) {
     this.model = model;
-    const { image, query, mask, patch, width } = model.regions;
     this.patch = patch;
     this.width = width;
     const named = (name) => model.inputs.find((input) => input.name === name) ?? null;

@@ -1,19 +1,22 @@
-"""Recognises models that choose the patches of an image for a query, as ARR-COC does: the page can draw what they say.
+"""ARR-COC's part of the server's page: a try-it for models that choose the patches of an image for a query.
 
-The package alone must suffice, so only names, dtypes and sizes of the call count.
+It draws what they say. The package alone must suffice to recognise one: only names, dtypes and sizes of the call count.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from exportkit.package.manifest import Call, Size, TensorInput
 
-CHOSEN = {"features", "indices", "budgets", "scores", "relevance"}  # the outputs that are drawn
+STATIC = Path(__file__).with_name("static")
+
+_CHOSEN = {"features", "indices", "budgets", "scores", "relevance"}  # the outputs that are drawn
 _FLOATING = {"float64", "float32", "float16", "bfloat16"}
 
 
-def region_inputs(call: Call) -> dict[str, Any] | None:
+def recognise(call: Call) -> dict[str, Any] | None:
     """Returns which inputs are the image and the query, and the side of a patch in pixels; None for another model.
 
     The image is [B, 3, P * rows, P * columns]. The query is as wide as the features, because a query is made of them:
@@ -21,7 +24,7 @@ def region_inputs(call: Call) -> dict[str, Any] | None:
     """
     outputs = {output.name: output for output in call.outputs}
     image = next((tensor for tensor in call.inputs if _is_image(tensor)), None)
-    if image is None or not outputs.keys() >= CHOSEN:
+    if image is None or not outputs.keys() >= _CHOSEN:
         return None
     others = [tensor for tensor in call.inputs if tensor is not image]
     ranks = {(len(tensor.shape), tensor.dtype == "bool"): tensor for tensor in others}

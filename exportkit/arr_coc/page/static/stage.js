@@ -1,7 +1,7 @@
 // The picture on which a region is drawn and patches are looked at, with a pointer or with keys.
 
 import { drawView } from "./drawing.js";
-import { el, svg } from "./dom.js";
+import { el, svg } from "../../dom.js";
 
 const CLICK = 4; // pixels that a pointer may move in a click
 

@@ -1,18 +1,21 @@
 // The try-it for models that choose patches: a photograph, a region of it as the query, and what the model chose.
 
 import { VIEWS, drawScale } from "./drawing.js";
-import { el, fill } from "./dom.js";
+import { el, fill } from "../../dom.js";
 import { fit, read, sample } from "./picture.js";
 import { RegionModel, regionQuery } from "./region_query.js";
 import { Stage } from "./stage.js";
-import { duration, element, short, whole } from "./words.js";
+import { duration, element, short, whole } from "../../words.js";
+
+/** Returns the try-it for a model of which the server found `facts`: see exportkit/arr_coc/page. */
+export const tryIt = (model, facts) => new TryRegions(model, facts).element;
 
 const SIDES = [256, 512, 768, 1024];
 const SIDE = 768;
 
-export class TryRegions {
-  constructor(model) {
-    this.model = new RegionModel(model);
+class TryRegions {
+  constructor(model, facts) {
+    this.model = new RegionModel(model, facts);
     this.patch = this.model.patch;
     this.answer = null;
     this.chosen = "budgets";
