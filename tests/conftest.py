@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from exportkit.child import process
+from exportkit.child.process import use_templates
+from tests.fresh import WITH_TORCH
 
 pytest_plugins = ["tests.quick", "tests.tiny_packages"]
 
@@ -38,8 +39,7 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it when it is loaded, here in the workers
     # Otherwise Inductor compiles and runs ten programs to see whether this CPU has the instructions that it names.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-    # pytest says in PYTEST_CURRENT_TEST where it is. Tests set the others; importing torch does not read them.
-    process.READ_LATER += ("PYTEST_", "HOME", "XDG_", "SOFTPOOL_")
+    use_templates(WITH_TORCH)
     hypothesis.settings.register_profile("exportkit", deadline=None)  # a slow machine is not a failure
     hypothesis.settings.load_profile("exportkit")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -10,26 +9,77 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from exportkit.child import process
 from exportkit.child.channel import Channel
-from exportkit.child.process import ChildProcess
-from tests import fresh_command
+from exportkit.child.process import ChildProcess, Templates, use_templates
 
 ROOT = Path(__file__).parents[1]
-_COMPILER = ("torch._inductor.compile_fx", "torch.export")
+# pytest says in PYTEST_CURRENT_TEST where it is. Tests set the others; importing torch does not read them.
+_READ_LATER = ("PYTEST_", "HOME", "XDG_", "SOFTPOOL_")
+WITH_TORCH = Templates(read_later=_READ_LATER)
+WITH_COMPILER = Templates("tests.compiler", read_later=_READ_LATER)
 _PROGRAM = """#!{interpreter} -SEI
 import sys
-sys.path.insert(0, {tests!r})
-import fresh_command
+sys.path.insert(0, {root!r})
+from tests import fresh_command
 fresh_command.main({server!r}, {programs!r})
 """
+
+
+@contextmanager
+def compiler_in_templates() -> Iterator[None]:
+    """Children of the code under test find what fake tensors and programs need: importing it takes each a second."""
+    before = use_templates(WITH_COMPILER)
+    yield
+    use_templates(before)
+
+
+class _Command:
+    """A command of Python in a fork of a process that has imported torch.
+
+    Args:
+        command: -c and code, - for a program on stdin, or a script; and arguments.
+        folder: Where it works.
+        environment: All of its environment.
+        files: Its stdin, stdout and stderr.
+        templates: What it is forked from.
+        quick_end: Spares 0.3 s at the end: exit functions are called, but the interpreter and torch are left as they
+            are, so that what would crash there does not.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: str,
+        environment: Mapping[str, str],
+        files: Sequence[int],
+        *,
+        templates: Templates = WITH_COMPILER,
+        quick_end: bool = False,
+    ) -> None:
+        child = ChildProcess("tests.fresh_child", search_path="installed", templates=templates)
+        self._channel = Channel(child.connection)
+        self._channel.deadline = time.monotonic() + 3000
+        request = {"command": command, "folder": folder, "environment": dict(environment), "quick_end": quick_end}
+        self._channel.send(json.dumps(request).encode(), files)
+        self.pid = int(self._channel.receive()[0])
+
+    def wait(self) -> int:
+        """How it ended, as subprocess says it."""
+        try:
+            return int(self._channel.receive()[0])
+        except BaseException:
+            os.kill(self.pid, signal.SIGKILL)
+            raise
+        finally:
+            self._channel.close()
 
 
 def run_python(code: str, *args: object, cwd: Path, compiler: bool = False, **environment: str) -> str:
@@ -39,22 +89,30 @@ def run_python(code: str, *args: object, cwd: Path, compiler: bool = False, **en
     `compiler` that has torch.export and Inductor, too, which spares two more. It starts outside of the source tree, and
     sees exportkit through PYTHONPATH only.
     """
-    ran = _run(["-c", code, *map(str, args)], cwd, _environment(environment), _server(compiler))
-    return _printed(ran.returncode, ran.stdout, ran.stderr)
+    templates = WITH_COMPILER if compiler else WITH_TORCH
+    return _printed(_run(["-c", code, *map(str, args)], cwd, environment, templates=templates))
 
 
 def run_exportkit(*arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """What a command of exportkit does in a process of its own, which has torch and Inductor at once."""
     command = ["-c", "import sys; from exportkit.cli import main; sys.exit(main())", *map(str, arguments)]
-    return _run(command, cwd, _environment(environment), _server(compiler=True), quick_end=True)
+    return _run(command, cwd, environment, quick_end=True)
 
 
 def _run(
-    command: list[str], cwd: Path, environment: Mapping[str, str], server: str, *, quick_end: bool = False
+    command: list[str],
+    cwd: Path,
+    environment: Mapping[str, str],
+    *,
+    templates: Templates = WITH_COMPILER,
+    quick_end: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr, open(os.devnull) as stdin:
         files = (stdin.fileno(), stdout.fileno(), stderr.fileno())
-        status = fresh_command.run(server, command, str(cwd), environment, files, quick_end=quick_end)
+        started = _Command(
+            command, str(cwd), _environment(environment), files, templates=templates, quick_end=quick_end
+        )
+        status = started.wait()
         stdout.seek(0)
         stderr.seek(0)
         return subprocess.CompletedProcess(command, status, stdout.read(), stderr.read())
@@ -68,48 +126,37 @@ def commands(*names: str) -> Iterator[Path]:
     second. All else is as if they were started: they have the caller's files, folder and environment, get its signals
     and return their exit codes.
     """
-    with tempfile.TemporaryDirectory(prefix="fresh-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fresh-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        server = f"{folder}/server"
+        listener.bind(server)
+        listener.listen()
+        threading.Thread(target=_serve, args=(listener,), daemon=True).start()
         for name in names:
-            program = Path(folder, name)
-            program.write_text(
-                _PROGRAM.format(
-                    interpreter=sys.executable,
-                    tests=str(ROOT / "tests"),
-                    server=_server(compiler=True),
-                    programs=str(Path(sys.executable).parent),
-                )
-            )
+            program, programs = Path(folder, name), str(Path(sys.executable).parent)
+            text = _PROGRAM.format(interpreter=sys.executable, root=str(ROOT), server=server, programs=programs)
+            program.write_text(text)
             program.chmod(0o755)
         yield Path(folder)
+        listener.shutdown(socket.SHUT_RDWR)
 
 
-def _server(compiler: bool) -> str:
-    """The address of a process that forks commands, and has imported torch in an environment like ours is now."""
-    environment = tuple(sorted(item for item in os.environ.items() if not item[0].startswith(process.READ_LATER)))
-    return _started(_COMPILER if compiler else (), environment, process._first_code).address
+def _serve(listener: socket.socket) -> None:
+    with suppress(OSError):  # it was shut down
+        while True:
+            threading.Thread(target=_serve_one, args=listener.accept()[:1], daemon=True).start()
 
 
-@dataclass(frozen=True)
-class _Server:
-    address: str
-    child: ChildProcess
-    folder: tempfile.TemporaryDirectory[str]
-
-
-@functools.cache
-def _started(
-    modules: tuple[str, ...], environment: tuple[tuple[str, str], ...], first_code: Callable[..., str]
-) -> _Server:
-    """`first_code` is what its template runs first, which tests.templates changes for a while."""
-    folder = tempfile.TemporaryDirectory(prefix="fresh-")
-    address = f"{folder.name}/server"
-    child = ChildProcess("tests.fresh_child")
-    with socket.socket(socket.AF_UNIX) as listener, child.connection:
-        listener.bind(address)
-        listener.listen()
-        setting = {"modules": modules, "path": _own_path()}
-        Channel(child.connection).send(json.dumps(setting).encode(), [listener.fileno()])
-    return _Server(address, child, folder)
+def _serve_one(caller: socket.socket) -> None:
+    channel = Channel(caller)
+    body, files = channel.receive()
+    started = _Command(**json.loads(body), files=files, quick_end=True)
+    for file in files:
+        os.close(file)
+    channel.send(str(started.pid).encode())
+    status = started.wait()
+    with suppress(ConnectionError):  # the program was killed
+        channel.send(str(status).encode())
+    channel.close()
 
 
 def run_interpreter(code: str, *args: object, cwd: Path, prefix: Sequence[str] = (), **environment: str) -> str:
@@ -117,16 +164,11 @@ def run_interpreter(code: str, *args: object, cwd: Path, prefix: Sequence[str] =
 
     `prefix` is a command that runs the one that follows it.
     """
-    result = subprocess.run(
-        [*prefix, sys.executable, "-c", code, *map(str, args)],
-        cwd=cwd,
-        env=_environment(environment),
-        capture_output=True,
-        text=True,
-        timeout=3000,
-        check=False,
+    command = [*prefix, sys.executable, "-c", code, *map(str, args)]
+    everything = _environment(environment)
+    return _printed(
+        subprocess.run(command, cwd=cwd, env=everything, capture_output=True, text=True, timeout=3000, check=False)
     )
-    return _printed(result.returncode, result.stdout, result.stderr)
 
 
 def _environment(additional: Mapping[str, str]) -> dict[str, str]:
@@ -134,9 +176,9 @@ def _environment(additional: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search)), **additional}
 
 
-def _printed(status: int | None, stdout: str, stderr: str) -> str:
-    assert status == 0, f"exit status {status}\n{stdout}\n{stderr}"
-    return stdout
+def _printed(ran: subprocess.CompletedProcess[str]) -> str:
+    assert ran.returncode == 0, f"exit status {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
 
 
 _MOUNT = """
@@ -158,16 +200,6 @@ def mounted(folder: Path, size: str) -> str:
     return _MOUNT.format(folder=folder, size=size)
 
 
-@functools.cache
-def _own_path() -> list[str]:
-    """Where the interpreter looks for modules by itself."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"]
-    ran = subprocess.run(command, env=environment, capture_output=True, check=True)
-    found: list[str] = json.loads(ran.stdout)
-    return found
-
-
 # Says that it is in the middle of something, and waits to be killed.
 _PAUSE = """
 import sys, time
@@ -180,19 +212,13 @@ def pause():
 
 def killed_in_the_middle(code: str, *arguments: object, **environment: str) -> None:
     """Runs the code, which has `sys` and `Path`, until it calls `pause()`, and kills it there with SIGKILL."""
+    command = ["-c", _PAUSE + code, *map(str, arguments)]
+    if "LD_PRELOAD" in environment:  # it is read when a program starts
+        command = ["-c", "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])", *command]
     ours, theirs = os.pipe()
-    with open(ours) as printed, open(theirs, "w") as stdout:
-
-        def kill(pid: int) -> None:
-            stdout.close()
-            assert printed.readline() == "now\n", "it ended before it came to the middle"
-            os.kill(pid, signal.SIGKILL)
-
-        with open(os.devnull) as stdin:
-            files = (stdin.fileno(), stdout.fileno(), 2)
-            command = ["-c", _PAUSE + code, *map(str, arguments)]
-            if "LD_PRELOAD" in environment:  # it is read when a program starts
-                command = ["-c", "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])", *command]
-            everything = _environment(environment)
-            status = fresh_command.run(_server(True), command, os.getcwd(), everything, files, started=kill)
-    assert status == -signal.SIGKILL
+    with open(ours) as printed, open(os.devnull) as stdin:
+        started = _Command(command, os.getcwd(), _environment(environment), (stdin.fileno(), theirs, 2))
+        os.close(theirs)
+        assert printed.readline() == "now\n", "it ended before it came to the middle"
+        os.kill(started.pid, signal.SIGKILL)
+        assert started.wait() == -signal.SIGKILL

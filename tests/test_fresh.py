@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fresh import commands, run_python
-from tests.templates import compiler_in_templates
+from tests.fresh import commands, compiler_in_templates, run_python
 
 CHILD = """
 import os

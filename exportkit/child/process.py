@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -29,7 +30,7 @@ _PRINTED_BYTES = 4000
 
 # The beginnings of variables that nothing reads while torch is imported. Where others have changed since a template was
 # started, the next child gets another template.
-READ_LATER = ("EXPORTKIT_", "TMPDIR", "PWD", "OLDPWD", "XDG_CONFIG_HOME")
+_READ_LATER = ("EXPORTKIT_", "TMPDIR", "PWD", "OLDPWD", "XDG_CONFIG_HOME")
 
 _SIGNAL_HINTS: Mapping[int, str] = {
     signal.SIGILL: ", an instruction this CPU does not have,",
@@ -73,6 +74,7 @@ class ChildProcess:
             finds by itself, and exportkit; not the working directory, since the child works in an empty folder.
         captured: Keeps what the child prints for `printed`, rather than passing it on to our stdout and stderr.
         with_torch: Whether the child needs torch.
+        templates: What it is forked from; None for those that `use_templates` says.
 
     Attributes:
         connection: Our end of the socket.
@@ -88,9 +90,11 @@ class ChildProcess:
         search_path: SearchPath = "caller",
         captured: bool = False,
         with_torch: bool = True,
+        templates: Templates | None = None,
     ) -> None:
+        sys.audit("exportkit.ChildProcess", module)  # as subprocess does, but of a fork that is none of this process
         self._owner = os.getpid()
-        self._template = _template(with_torch)
+        self._template = (templates or _in_use)._template(with_torch)
         self._pid: int | None = None
         self._status: int | None = None
         self._forked, self._ended = threading.Event(), threading.Event()
@@ -166,7 +170,7 @@ def _working_folder(otherwise: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Conditions:
+class Conditions:
     """What a template has taken over from its parent when it was started, and its children have from it.
 
     OpenMP's threads spin while they wait, unless OMP_WAIT_POLICY says otherwise: two processes share the same cores
@@ -179,8 +183,52 @@ class _Conditions:
     environment: Mapping[str, str]
     limits: Sequence[tuple[int, int]]
 
-    @classmethod
-    def now(cls, with_torch: bool) -> _Conditions:
+
+Started = tuple[socket.socket, Callable[[], int]]  # our end of a socket to a template, what waits for its return code
+
+
+def start_template(conditions: Conditions, *, first: Sequence[str] = ()) -> Started:
+    """Starts an interpreter as a template."""
+    connection, theirs = socket.socketpair()
+    with theirs, contextlib.ExitStack() as undo:
+        undo.callback(connection.close)
+        # '' is the working directory. The search path is set before anything of ours is imported.
+        code = (
+            f"import sys; sys.path[:] = [*filter(None, sys.path), {str(_ROOT)!r}]; "
+            "from exportkit.child.template import serve; "
+            f"serve({theirs.fileno()}, {conditions.owner}, {conditions.torch!r}, {tuple(first)!r})"
+        )
+        process = subprocess.Popen(
+            [conditions.interpreter, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+            start_new_session=True,
+        )
+        undo.pop_all()
+    return connection, process.wait
+
+
+class Templates:
+    """The templates of this process: one with torch and one without, started again where the process has changed.
+
+    Args:
+        first: Modules that a template imports after torch. Its children have them at once, beside torch.
+        read_later: The beginnings of more variables of the environment that nothing reads during these imports.
+        start: What starts a template; None for `start_template`.
+    """
+
+    def __init__(
+        self, *first: str, read_later: Sequence[str] = (), start: Callable[[Conditions], Started] | None = None
+    ) -> None:
+        self._read_later = (*_READ_LATER, *read_later)
+        self._start = start or partial(start_template, first=first)
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def conditions(self, with_torch: bool) -> Conditions:
         """Those of this process.
 
         Raises:
@@ -188,8 +236,31 @@ class _Conditions:
         """
         spec = importlib.util.find_spec("torch") if with_torch else None
         limits = [resource.getrlimit(each) for name, each in vars(resource).items() if name.startswith("RLIMIT_")]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(READ_LATER)}
-        return cls(os.getpid(), interpreter(), spec.origin if spec else None, environment, limits)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(self._read_later)}
+        return Conditions(os.getpid(), interpreter(), spec.origin if spec else None, environment, limits)
+
+    def retire(self) -> None:
+        """Ends each template when its last child has ended."""
+        with self._lock:
+            for template in self._running.values():
+                template.retire()
+            self._running.clear()
+
+    def _template(self, with_torch: bool) -> _Template:
+        """The template of this process as it is now."""
+        conditions = self.conditions(with_torch)
+        with self._lock:
+            found = self._running.get(with_torch)
+            if found is None or not found.alive or found.conditions != conditions:
+                self._running[with_torch] = _Template(conditions, self._start)
+                if found is not None:
+                    found.retire()
+            return self._running[with_torch]
+
+    def _forget(self) -> None:
+        """In a fork: the templates are the parent's."""
+        self._lock = threading.Lock()
+        self._running: dict[bool, _Template] = {}
 
 
 class _Template:
@@ -199,8 +270,9 @@ class _Template:
         HostError: The kernel refused to start a process.
     """
 
-    def __init__(self, conditions: _Conditions) -> None:
+    def __init__(self, conditions: Conditions, start: Callable[[Conditions], Started]) -> None:
         self.conditions = conditions
+        self._start = start
         # The garbage collector may end a child while its thread is in here.
         self._lock = threading.RLock()
         self._children: dict[int, ChildProcess] = {}
@@ -249,7 +321,7 @@ class _Template:
     def _watch(self, started: threading.Event) -> None:
         """Starts the template, and stays until it ends."""
         try:
-            connection, wait = start_template(self.conditions)
+            connection, wait = self._start(self.conditions)
             self._channel = Channel(connection)
         except OSError as error:
             self._failure = error
@@ -279,53 +351,11 @@ class _Template:
                 self._channel.shut_down()
 
 
-_templates: dict[bool, _Template] = {}
-_templates_lock = threading.Lock()
+_in_use = Templates()
 
 
-def _template(with_torch: bool) -> _Template:
-    """The template of this process as it is now."""
-    conditions = _Conditions.now(with_torch)
-    with _templates_lock:
-        found = _templates.get(with_torch)
-        if found is None or not found.alive or found.conditions != conditions:
-            _templates[with_torch] = _Template(conditions)
-            if found is not None and found.conditions.owner == conditions.owner:
-                found.retire()
-        return _templates[with_torch]
-
-
-def _forget_templates() -> None:
-    """In a fork: the templates are the parent's."""
-    global _templates_lock
-    _templates.clear()
-    _templates_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_templates)
-
-
-def start_template(conditions: _Conditions) -> tuple[socket.socket, Callable[[], int]]:
-    """Starts the process, and returns our end of a socket to it, and what waits for its return code."""
-    connection, theirs = socket.socketpair()
-    with theirs, contextlib.ExitStack() as undo:
-        undo.callback(connection.close)
-        process = subprocess.Popen(
-            [conditions.interpreter, "-c", _first_code(theirs.fileno(), conditions)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
-            start_new_session=True,
-        )
-        undo.pop_all()
-    return connection, process.wait
-
-
-def _first_code(connection: int, conditions: _Conditions) -> str:
-    """What the interpreter is told to run: it sets the search path before anything of ours is imported."""
-    return (
-        f"import sys; sys.path[:] = [*filter(None, sys.path), {str(_ROOT)!r}]; "  # '' is the working directory
-        f"from exportkit.child.template import serve; serve({connection}, {conditions.owner}, {conditions.torch!r})"
-    )
+def use_templates(templates: Templates) -> Templates:
+    """From now on children that name no templates are forked from these. Returns those that they were forked from."""
+    global _in_use
+    before, _in_use = _in_use, templates
+    return before

@@ -64,13 +64,14 @@ class Ended(Message, frozen=True):
     status: int
 
 
-def serve(connection: int, parent: int, torch: str | None) -> None:
+def serve(connection: int, parent: int, torch: str | None, first: tuple[str, ...] = ()) -> None:
     """Forks children until the parent ends. Returns in each child when its `main` has returned.
 
     Args:
         connection: The socket to the parent.
         parent: The parent's process id.
         torch: Where the parent's torch is, which is imported if this process would import the same; None for none.
+        first: Modules that are imported after torch.
     """
     end_with(parent)
     gc.set_threshold(100_000)  # importing torch creates half a million objects and little garbage
@@ -79,7 +80,8 @@ def serve(connection: int, parent: int, torch: str | None) -> None:
         with contextlib.suppress(Exception):
             spec = importlib.util.find_spec("torch")
             if spec is not None and spec.origin == torch:
-                importlib.import_module("torch")
+                for module in ("torch", *first):
+                    importlib.import_module(module)
     gc.freeze()  # a collection in a child would copy the pages of what it looks at
     if (fork := _Template(socket.socket(fileno=connection)).serve()) is not None:
         _run(*fork)

@@ -11,19 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from exportkit.child import process
 from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.process import Templates, use_templates
 from tests.child.facts_worker import Ask, Facts
 from tests.runtime.isolation import eventually, runs
 
 
 @pytest.fixture(autouse=True)
-def _own_templates(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_templates() -> Iterator[None]:
     """Templates of other tests stay as they are, and ours end."""
-    monkeypatch.setattr(process, "_templates", {})
+    ours = Templates()
+    others = use_templates(ours)
     yield
-    for template in process._templates.values():
-        template.retire()
+    use_templates(others)
+    ours.retire()
 
 
 def started(*, with_torch: bool = False) -> Conversation:

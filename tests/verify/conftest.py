@@ -12,7 +12,7 @@ from verify_artifacts import write_artifact
 
 from exportkit.libraries import load_library
 from tests.fixtures import stable_library
-from tests.templates import compiler_in_templates
+from tests.fresh import compiler_in_templates
 
 FOLDER = Path(__file__).parent
 CACHE = FOLDER.parents[1] / ".cache" / "verify"

@@ -11,7 +11,7 @@ import pytest
 
 from exportkit.cli import main
 from tests.fixtures import stable_library
-from tests.templates import compiler_in_templates
+from tests.fresh import compiler_in_templates
 
 PLANTED = Path(__file__).with_name("planted_operators.py")
 
