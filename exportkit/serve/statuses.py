@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from exportkit.errors import ExportkitError
 
@@ -22,6 +22,12 @@ class ServeError(ExportkitError):
     reason: ClassVar[str] = "backend"
     retry_after: ClassVar[int | None] = None
 
+    def __init_subclass__(cls, **attributes: Any) -> None:
+        """Takes the attributes as keywords of the class. Those that are not given are inherited."""
+        super().__init_subclass__()
+        for name, value in attributes.items():
+            setattr(cls, name, value)
+
     @property
     def text(self) -> str:
         """The message and the hint in one line, as clients get them."""
@@ -32,79 +38,53 @@ class BackendError(ServeError):
     """The model failed on valid inputs, or its worker process died."""
 
 
-class BadRequestError(ServeError):
+class BadRequestError(ServeError, status=400, code="INVALID_ARGUMENT", reason="invalid"):
     """The request breaks the protocol, or the model does not allow its tensors."""
 
-    status, code, reason = 400, "INVALID_ARGUMENT", "invalid"
 
-
-class UnauthorizedError(ServeError):
+class UnauthorizedError(ServeError, status=401, code="UNAUTHENTICATED", reason="unauthorized"):
     """The request has no valid API key."""
 
-    status, code, reason = 401, "UNAUTHENTICATED", "unauthorized"
 
-
-class ForbiddenError(ServeError):
+class ForbiddenError(ServeError, status=403, code="PERMISSION_DENIED", reason="unauthorized"):
     """A web page of another origin asks for a change."""
 
-    status, code, reason = 403, "PERMISSION_DENIED", "unauthorized"
 
-
-class NotServedError(ServeError):
+class NotServedError(ServeError, status=404, code="NOT_FOUND", reason="invalid"):
     """No such model, version or URL."""
 
-    status, code, reason = 404, "NOT_FOUND", "invalid"
 
-
-class MethodNotAllowedError(ServeError):
+class MethodNotAllowedError(ServeError, status=405, code="UNIMPLEMENTED", reason="invalid"):
     """The URL exists, and not for this HTTP method."""
 
-    status, code, reason = 405, "UNIMPLEMENTED", "invalid"
 
-
-class SlowClientError(ServeError):
+class SlowClientError(ServeError, status=408, code="DEADLINE_EXCEEDED", reason="cancelled"):
     """The body does not come, or comes too slowly."""
 
-    status, code, reason = 408, "DEADLINE_EXCEEDED", "cancelled"
 
-
-class TooLargeError(ServeError):
+class TooLargeError(ServeError, status=413, code="INVALID_ARGUMENT", reason="invalid"):
     """The body, sent or decompressed, is larger than any request of the model can be."""
 
-    status, code, reason = 413, "INVALID_ARGUMENT", "invalid"
 
-
-class UnknownEncodingError(ServeError):
+class UnknownEncodingError(ServeError, status=415, code="INVALID_ARGUMENT", reason="invalid"):
     """The body has a content encoding other than gzip or deflate."""
 
-    status, code, reason = 415, "INVALID_ARGUMENT", "invalid"
 
-
-class QueueFullError(ServeError):
+class QueueFullError(ServeError, status=429, code="RESOURCE_EXHAUSTED", reason="full", retry_after=1):
     """As many rows or bytes wait as may."""
 
-    status, code, reason, retry_after = 429, "RESOURCE_EXHAUSTED", "full", 1
 
-
-class CancelledError(ServeError):
+class CancelledError(ServeError, status=499, code="CANCELLED", reason="cancelled"):
     """The client went away before the model ran."""
 
-    status, code, reason = 499, "CANCELLED", "cancelled"
 
-
-class NotOfferedError(ServeError):
+class NotOfferedError(ServeError, status=501, code="UNIMPLEMENTED", reason="invalid"):
     """A part of the protocol that this server does not offer."""
 
-    status, code, reason = 501, "UNIMPLEMENTED", "invalid"
 
-
-class NotReadyError(ServeError):
+class NotReadyError(ServeError, status=503, code="UNAVAILABLE", reason="draining", retry_after=1):
     """The server is draining, or the model is not loaded yet."""
 
-    status, code, reason, retry_after = 503, "UNAVAILABLE", "draining", 1
 
-
-class DeadlineError(ServeError):
+class DeadlineError(ServeError, status=504, code="DEADLINE_EXCEEDED", reason="deadline"):
     """The request's own timeout passed, or would have before the model could answer."""
-
-    status, code, reason = 504, "DEADLINE_EXCEEDED", "deadline"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,11 +20,12 @@ if TYPE_CHECKING:  # these import torch, which a receiver must not load
     from exportkit.serve.engine.repository import Repository
     from exportkit.serve.engine.served import ServedModel
 
-Answer = Callable[[Request], Awaitable[Any]]
+Answer = Callable[[Request], Any]
+"""Returns what the JSON of an answer is made of, or what to await for it. Raises a ServeError."""
 
 
 class JsonRoutes:
-    """The small requests. Each method returns what its answer's JSON is made of, or raises a ServeError."""
+    """The small requests."""
 
     def __init__(self, repository: Repository, options: HttpOptions) -> None:
         self._repository = repository
@@ -33,135 +34,78 @@ class JsonRoutes:
 
     def routes(self) -> list[Route]:
         """Returns the routes. The first that fits is taken."""
+        queries, model, versions = self._queries, "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+        memory, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{region}"
         found = [
-            _route("/v2/health/live", self.live),
-            _route("/v2/health/ready", self.ready),
-            _route("/v2", self.server_metadata),
-            _route("/v2/models/stats", self.statistics),
-            _route("/v2/repository/index", self.index, "POST"),
-            _route("/v2/repository/models/{model}/load", self.load, "POST"),
-            _route("/v2/repository/models/{model}/unload", self.unload, "POST"),
-            _route("/v2/logging", self.no_logging, "GET", "POST"),
-            _route("/v2/trace/setting", self.no_traces, "GET", "POST"),
-            _route("/v2/models/{model}/trace/setting", self.no_traces, "GET", "POST"),
+            # That stays so while models are loaded, and while the server drains.
+            _route("/v2/health/live", lambda _: {"live": True}),
+            _route("/v2/health/ready", self._ready),
+            _route("/v2", lambda _: queries.server_metadata("binary_tensor_data")),
+            _route("/v2/models/stats", self._statistics),
+            _route("/v2/repository/index", self._index, "POST"),
+            _route("/v2/repository/models/{model}/load", self._load, "POST"),
+            _route("/v2/repository/models/{model}/unload", self._unload, "POST"),
+            _route("/v2/logging", _no_settings("log"), "GET", "POST"),
+            _route("/v2/trace/setting", _no_settings("trace"), "GET", "POST"),
+            _route(f"{model}/trace/setting", _no_settings("trace"), "GET", "POST"),
+            _route(f"{region}/register", self._register_memory, "POST"),
+            _route("/v2/cudasharedmemory/{rest:path}", _no_cuda_memory, "GET", "POST"),
         ]
-        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        for path in (model, versions):
             found += [
-                _route(model, self.model_metadata),
-                _route(f"{model}/ready", self.model_ready),
-                _route(f"{model}/config", self.model_config),
-                _route(f"{model}/stats", self.statistics),
+                _route(path, lambda request: self._model(request).metadata()),
+                _route(f"{path}/ready", self._model_ready),
+                _route(f"{path}/config", lambda request: self._model(request).config()),
+                _route(f"{path}/stats", self._statistics),
             ]
-        for memory in ("/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{region}"):
+        for path in (memory, region):
             found += [
-                _route(f"{memory}/status", self.memory_status),
-                _route(f"{memory}/unregister", self.memory_unregister, "POST"),
+                _route(f"{path}/status", lambda request: queries.memory.status(_asked(request, "region"))),
+                _route(f"{path}/unregister", self._unregister_memory, "POST"),
             ]
-        found.append(_route("/v2/systemsharedmemory/region/{region}/register", self.memory_register, "POST"))
-        found.append(_route("/v2/cudasharedmemory/{rest:path}", self.no_cuda_memory, "GET", "POST"))
         return found
 
-    # --- the server ---------------------------------------------------------------------------------------------------
-
-    async def live(self, _: Request) -> Any:
-        """The process answers. That stays so while models are loaded, and while the server drains."""
-        return {"live": True}
-
-    async def ready(self, _: Request) -> Any:
-        """Every model answers."""
+    def _ready(self, _: Request) -> Any:
         if self._repository.ready:
             return {"ready": True}
         raise NotReadyError("the server drains" if self._repository.draining else "not every model is ready")
 
-    async def server_metadata(self, _: Request) -> Any:
-        """The server's name, version and extensions."""
-        return self._queries.server_metadata("binary_tensor_data")
+    def _model(self, request: Request) -> ServedModel:
+        return self._repository.model(_asked(request, "model"), _asked(request, "version"))
 
-    async def no_logging(self, _: Request) -> Any:
-        """Triton's log settings."""
-        raise NotOfferedError(
-            "log settings cannot be read or changed while the server runs", hint="`exportkit serve --help` has them."
-        )
-
-    async def no_traces(self, _: Request) -> Any:
-        """Triton's trace settings."""
-        raise NotOfferedError(
-            "trace settings cannot be read or changed while the server runs", hint="`exportkit serve --help` has them."
-        )
-
-    # --- models -------------------------------------------------------------------------------------------------------
-
-    async def model_metadata(self, request: Request) -> Any:
-        """A model's inputs and outputs."""
-        return self._model(request).metadata()
-
-    async def model_config(self, request: Request) -> Any:
-        """A model's configuration, as Triton has it."""
-        return self._model(request).config()
-
-    async def model_ready(self, request: Request) -> Any:
-        """The model answers."""
+    def _model_ready(self, request: Request) -> Any:
         model = self._model(request)
         if not model.ready:
             raise NotReadyError(f"the model {model.name} is not ready")
         return {"name": model.name, "ready": True}
 
-    async def statistics(self, request: Request) -> Any:
-        """What was counted of a version, of all versions of a model, or of all models."""
-        asked = request.path_params
-        return self._queries.statistics(asked.get("model", ""), asked.get("version", ""))
+    def _statistics(self, request: Request) -> Any:
+        return self._queries.statistics(_asked(request, "model"), _asked(request, "version"))
 
-    def _model(self, request: Request) -> ServedModel:
-        return self._repository.model(request.path_params["model"], request.path_params.get("version", ""))
-
-    # --- the repository -----------------------------------------------------------------------------------------------
-
-    async def index(self, request: Request) -> Any:
-        """The models that there are; with `ready`, those that answer."""
+    async def _index(self, request: Request) -> Any:
         only_ready = (await self._json(request)).get("ready", False)
         if not isinstance(only_ready, bool):
             raise BadRequestError("`ready` is neither true nor false")
         return self._queries.index(only_ready)
 
-    async def load(self, request: Request) -> Any:
-        """Loads a model."""
+    async def _load(self, request: Request) -> Any:
         parameters = (await self._json(request)).get("parameters", {})
         if not isinstance(parameters, dict):
             raise BadRequestError("`parameters` is not a JSON object")
-        return await self._queries.load(request.path_params["model"], parameters)
+        return await self._queries.load(_asked(request, "model"), parameters)
 
-    async def unload(self, request: Request) -> Any:
-        """Unloads a model. No model depends on another, so `unload_dependents` changes nothing."""
-        await self._json(request)
-        return await self._queries.unload(request.path_params["model"])
+    async def _unload(self, request: Request) -> Any:
+        await self._json(request)  # no model depends on another, so `unload_dependents` changes nothing
+        return await self._queries.unload(_asked(request, "model"))
 
-    # --- shared memory ------------------------------------------------------------------------------------------------
-
-    async def memory_status(self, request: Request) -> Any:
-        """The regions that clients registered."""
-        return self._queries.memory.status(request.path_params.get("region", ""))
-
-    async def memory_register(self, request: Request) -> Any:
-        """Registers a region."""
-        memory = self._queries.memory
-        memory.register_body(
-            request.path_params["region"], await read_small_body(request.scope, request.receive, self._options)
-        )
+    async def _register_memory(self, request: Request) -> Any:
+        memory = self._queries.memory  # without it, the body is not read
+        memory.register_body(_asked(request, "region"), await self._body(request))
         return {}
 
-    async def memory_unregister(self, request: Request) -> Any:
-        """Forgets a region, or all."""
-        self._queries.memory.unregister(request.path_params.get("region", ""))
+    def _unregister_memory(self, request: Request) -> Any:
+        self._queries.memory.unregister(_asked(request, "region"))
         return {}
-
-    async def no_cuda_memory(self, _: Request) -> Any:
-        """Memory of a GPU that a client shares."""
-        raise NotOfferedError(
-            "this server does not offer CUDA shared memory",
-            hint="Send the tensors, or use system shared memory: `exportkit serve --shared-memory`.",
-        )
-
-    # --- bodies -------------------------------------------------------------------------------------------------------
 
     async def _body(self, request: Request) -> memoryview:
         return await read_small_body(request.scope, request.receive, self._options)
@@ -178,9 +122,36 @@ class JsonRoutes:
         return value
 
 
+def _asked(request: Request, what: str) -> str:
+    """Returns a part of the path. Empty: the path has none, and all are meant, or the newest."""
+    part: str = request.path_params.get(what, "")
+    return part
+
+
+def _no_settings(kind: str) -> Answer:
+    """Refuses to read or change Triton's settings."""
+
+    def refuse(_: Request) -> Any:
+        raise NotOfferedError(
+            f"{kind} settings cannot be read or changed while the server runs",
+            hint="`exportkit serve --help` has them.",
+        )
+
+    return refuse
+
+
+def _no_cuda_memory(_: Request) -> Any:
+    raise NotOfferedError(
+        "this server does not offer CUDA shared memory",
+        hint="Send the tensors, or use system shared memory: `exportkit serve --shared-memory`.",
+    )
+
+
 def _route(path: str, answer: Answer, *methods: str) -> Route:
-    @functools.wraps(answer)
     async def respond(request: Request) -> Response:
-        return Response(msgspec.json.encode(await answer(request)), media_type="application/json")
+        answered = answer(request)
+        if inspect.isawaitable(answered):
+            answered = await answered
+        return Response(msgspec.json.encode(answered), media_type="application/json")
 
     return Route(path, respond, methods=list(methods or ("GET",)))

@@ -1,9 +1,10 @@
-"""The methods of inference.GRPCInferenceService. Each is named as in the protocol, and returns the protocol's JSON."""
+"""The methods of inference.GRPCInferenceService."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -19,8 +20,6 @@ from exportkit.serve.rpc.message_classes import INFERENCE, message_class, method
 from exportkit.serve.rpc.rpc_calls import Call, Observe
 from exportkit.serve.rpc.wire import join
 from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError, ServeError
-
-Fields = dict[str, Any]
 
 _STREAMED = message_class("inference.ModelStreamInferResponse")
 _MOST_IN_A_STREAM = 64  # requests of a stream that wait or run, as many as a client without streams may well send
@@ -63,15 +62,50 @@ class InferenceService:
     def method(self, name: str) -> Callable[[Call], Awaitable[bytes]]:
         """Returns one of the other methods."""
         takes, returns = methods(INFERENCE)[name]
-        answer: Callable[[Any], Awaitable[Fields]] = getattr(self, name)
+        answer = self._answers()[name]
 
         async def from_bytes(call: Call) -> bytes:
-            fields = await answer(read_message(takes, await call.message()))
+            request = read_message(takes, await call.message())
+            if repository := getattr(request, "repository_name", ""):
+                raise NotOfferedError(f"this server has one model repository, without a name; got {repository!r}")
+            fields = answer(request)
+            if inspect.isawaitable(fields):
+                fields = await fields
             # The protocol's JSON may say more than its messages have fields for.
-            message = json_format.ParseDict(fields, returns(), ignore_unknown_fields=True)
+            message = json_format.ParseDict(fields or {}, returns(), ignore_unknown_fields=True)
             return bytes(message.SerializeToString())
 
         return from_bytes
+
+    def _answers(self) -> dict[str, Callable[[Any], Any]]:
+        """Returns what each method answers to its message: the protocol's JSON, or what to await for it."""
+        queries, model = self._queries, self._repository.model
+        return {
+            "ServerLive": lambda _: {"live": True},
+            "ServerReady": lambda _: {"ready": self._repository.ready},
+            "ServerMetadata": lambda _: queries.server_metadata(),
+            "ModelReady": self._model_ready,
+            "ModelMetadata": lambda asked: model(asked.name, asked.version).metadata(),
+            "ModelConfig": lambda asked: {"config": model(asked.name, asked.version).config()},
+            "ModelStatistics": lambda asked: queries.statistics(asked.name, asked.version),
+            "RepositoryIndex": lambda asked: {"models": queries.index(asked.ready)},
+            "RepositoryModelLoad": lambda asked: queries.load(asked.model_name, plain_parameters(asked.parameters)),
+            "RepositoryModelUnload": lambda asked: queries.unload(asked.model_name),
+            "SystemSharedMemoryStatus": lambda asked: {
+                "regions": {region["name"]: region for region in queries.memory.status(asked.name)}
+            },
+            "SystemSharedMemoryRegister": lambda asked: queries.memory.register(
+                asked.name, asked.key, asked.offset, asked.byte_size
+            ),
+            "SystemSharedMemoryUnregister": lambda asked: queries.memory.unregister(asked.name),
+        }
+
+    def _model_ready(self, asked: Any) -> dict[str, bool]:
+        """A model that is unknown is not ready."""
+        try:
+            return {"ready": self._repository.model(asked.name, asked.version).ready}
+        except (NotServedError, NotReadyError):
+            return {"ready": False}
 
     async def _infer(self, data: bytes, seconds_left: float | None, record: RequestRecord) -> bytes:
         received = ReceivedRequest(data)
@@ -85,71 +119,6 @@ class InferenceService:
             answer = await model.infer(request)
         record.timing = answer.timing
         return encode_infer_answer(answer, regions, self._shared_memory)
-
-    async def ServerLive(self, _: Any) -> Fields:
-        """Whether the process answers."""
-        return {"live": True}
-
-    async def ServerReady(self, _: Any) -> Fields:
-        """Whether every model answers."""
-        return {"ready": self._repository.ready}
-
-    async def ServerMetadata(self, _: Any) -> Fields:
-        """The server's name, version and extensions."""
-        return self._queries.server_metadata()
-
-    async def ModelReady(self, request: Any) -> Fields:
-        """Whether a model answers. A model that is unknown does not."""
-        try:
-            return {"ready": self._repository.model(request.name, request.version).ready}
-        except (NotServedError, NotReadyError):
-            return {"ready": False}
-
-    async def ModelMetadata(self, request: Any) -> Fields:
-        """A model's inputs and outputs."""
-        return self._repository.model(request.name, request.version).metadata()
-
-    async def ModelConfig(self, request: Any) -> Fields:
-        """A model's configuration, as Triton has it."""
-        return {"config": self._repository.model(request.name, request.version).config()}
-
-    async def ModelStatistics(self, request: Any) -> Fields:
-        """What was counted of a version, of all versions of a model, or of all models."""
-        return self._queries.statistics(request.name, request.version)
-
-    async def RepositoryIndex(self, request: Any) -> Fields:
-        """The models there are."""
-        _check_repository(request.repository_name)
-        return {"models": self._queries.index(request.ready)}
-
-    async def RepositoryModelLoad(self, request: Any) -> Fields:
-        """Loads a model."""
-        _check_repository(request.repository_name)
-        return await self._queries.load(request.model_name, plain_parameters(request.parameters))
-
-    async def RepositoryModelUnload(self, request: Any) -> Fields:
-        """Unloads a model."""
-        _check_repository(request.repository_name)
-        return await self._queries.unload(request.model_name)
-
-    async def SystemSharedMemoryStatus(self, request: Any) -> Fields:
-        """The regions that clients registered."""
-        return {"regions": {region["name"]: region for region in self._queries.memory.status(request.name)}}
-
-    async def SystemSharedMemoryRegister(self, request: Any) -> Fields:
-        """Registers a region."""
-        self._queries.memory.register(request.name, request.key, request.offset, request.byte_size)
-        return {}
-
-    async def SystemSharedMemoryUnregister(self, request: Any) -> Fields:
-        """Forgets a region, or all."""
-        self._queries.memory.unregister(request.name)
-        return {}
-
-
-def _check_repository(name: str) -> None:
-    if name:
-        raise NotOfferedError(f"this server has one model repository, without a name; got {name!r}")
 
 
 async def _answers_in_order(
