@@ -44,8 +44,8 @@ def command(
     exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
     exportkit triton arr_coc.pt2 -o repository/
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
+    from exportkit.deployment.triton_repository import write_triton_model
     from exportkit.package.trust import demand
-    from exportkit.triton_repository import write_triton_model
 
     model = write_triton_model(package, output, target=target, demand=demand(public_keys or None, signature))
     if as_json:
