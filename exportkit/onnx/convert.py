@@ -17,12 +17,11 @@ from exportkit.onnx.bodies import traced_body
 from exportkit.onnx.branches import refusing_decompositions
 from exportkit.onnx.decompositions import Decomposition, decomposition_of
 from exportkit.onnx.functions import Functions, attributes_of
-from exportkit.onnx.initializers import restore_initializers
 from exportkit.onnx.lowering import STAND_IN_DOMAIN, onnx_dtype, translations
 from exportkit.onnx.names import cleaned, describe
 from exportkit.onnx.refusals import refused_body, refused_model
 from exportkit.onnx.registry import one_registry
-from exportkit.onnx.scatters import widen_scatters
+from exportkit.onnx.repairs import restore_initializers, widen_scatters
 from exportkit.onnx.stand_ins import CustomCall, with_stand_ins
 from exportkit.package.manifest import Call, OnnxFunction, TensorInput, TensorOutput
 
