@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from exportkit.package.keys import PrivateKey
 from exportkit.package.manifest import Manifest, encode_manifest
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import demand, demanded_by
+from exportkit.progress import Progress, silent
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
@@ -35,7 +36,7 @@ def build_package(
     weights: Path | None = None,
     sign_key: PrivateKey | None = None,
     verify_options: VerifyOptions | None = None,
-    progress: Callable[[str], None] = lambda step: None,
+    progress: Progress = silent,
     public_keys: Sequence[Path] = (),
     signature: Path | None = None,
 ) -> tuple[Manifest, Report | None]:
@@ -112,7 +113,7 @@ def verify_and_rename(
     options: VerifyOptions | None,
     *,
     sign_key: PrivateKey | None,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> Report | None:
     """Verifies a new package, signs it, and gives it its name if it passed.
 
@@ -146,7 +147,7 @@ def _missing(manifests: Sequence[Manifest]) -> set[str]:
 
 
 def _given(
-    op_libraries: Sequence[Path | str], model: str | None, missing: Set[str], progress: Callable[[str], None]
+    op_libraries: Sequence[Path | str], model: str | None, missing: Set[str], progress: Progress
 ) -> Sequence[Path | str]:
     """Returns the libraries that were given, or else those that the model's module loads."""
     source = (model or "").rpartition(":")[0]

@@ -31,6 +31,7 @@ from exportkit.installed import DescribedOperator, described_operators
 from exportkit.package.case_files import recorded_errors
 from exportkit.package.manifest import FIRST_WITH_REFERENCES, Call, Manifest
 from exportkit.package.trust import demand, demanded_by
+from exportkit.progress import Progress
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.sizes import label_of
@@ -101,7 +102,7 @@ class _Variant:
 
 
 def bench_packages(
-    paths: Sequence[Path], device: torch.device, options: PackageOptions, progress: Callable[[str], None]
+    paths: Sequence[Path], device: torch.device, options: PackageOptions, progress: Progress
 ) -> Iterator[Row]:
     """Times packages at each size. Everything is compared with the first package.
 
@@ -132,7 +133,7 @@ def _load(
     device: torch.device,
     options: PackageOptions,
     stack: ExitStack,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> tuple[Model, list[_Variant]]:
     """Loads the packages and the ONNX model. Returns the first package, and all of them as variants."""
     trust: dict[str, Any] = {"public_key": options.public_keys or None, "signature": options.signature}
@@ -172,7 +173,7 @@ def _interface(call: Call) -> Any:
 
 
 def _eager(
-    manifest: Manifest, device: torch.device, options: PackageOptions, stack: ExitStack, progress: Callable[[str], None]
+    manifest: Manifest, device: torch.device, options: PackageOptions, stack: ExitStack, progress: Progress
 ) -> tuple[ExportSpec | None, str | None]:
     """Returns the eager model on the device, or why there is none."""
     if options.against is not None and not options.against:

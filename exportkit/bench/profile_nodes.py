@@ -27,6 +27,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.exported_graph import graph_in
 from exportkit.package.node_times import FORMAT_VERSION, NodeTime, Profile
 from exportkit.package.structure import plain
+from exportkit.progress import Progress
 from exportkit.runtime.case_tensors import read_case
 from exportkit.sizes import label_of
 
@@ -77,7 +78,7 @@ class _Timed(torch.fx.Interpreter):
         return answer
 
 
-def profile_program(path: Path, options: ProfileOptions, progress: Callable[[str], None]) -> Profile:
+def profile_program(path: Path, options: ProfileOptions, progress: Progress) -> Profile:
     """Times the nodes of a program: of `exportkit export --format program`, or of torch.export.save.
 
     Every node waits for the one before, so that the sum is more than a call takes on a GPU.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, assert_never, get_args
 import click
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import Progress, print_json, print_table, printable, printable_lines, progress
+from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
 from exportkit.cli.shared_options import (
     EXISTING_FILE,
     check_tolerances,
@@ -22,6 +22,7 @@ from exportkit.cli.shared_options import (
     weights_option,
 )
 from exportkit.errors import ExportkitError
+from exportkit.progress import Progress
 from exportkit.verify import outcomes
 from exportkit.verify.options import Against, VerifyOptions
 

@@ -24,6 +24,7 @@ from exportkit.onnx.registry import one_registry
 from exportkit.onnx.repairs import restore_initializers, widen_scatters
 from exportkit.onnx.stand_ins import CustomCall, with_stand_ins
 from exportkit.package.manifest import Call, OnnxFunction, TensorInput, TensorOutput
+from exportkit.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def convert(
     opset: int,
     inline: bool,
     decompositions: Mapping[str, Decomposition],
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> Converted:
     """Converts a program, with a function for each custom operator.
 
@@ -84,9 +85,7 @@ def convert(
 class _Conversion:
     """Converts the program of a model and those of its decompositions, which may call custom operators too."""
 
-    def __init__(
-        self, opset: int, decompositions: Mapping[str, Decomposition], progress: Callable[[str], None]
-    ) -> None:
+    def __init__(self, opset: int, decompositions: Mapping[str, Decomposition], progress: Progress) -> None:
         self.functions = Functions(opset)
         self._opset = opset
         self._decompositions = decompositions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,11 +23,10 @@ from exportkit.package.manifest import Library, Manifest
 from exportkit.package.signing import signature_path
 from exportkit.package.trust import demand, demanded_by
 from exportkit.packaging import verify_and_rename
+from exportkit.progress import Progress, silent
 from exportkit.repack.recording import NewWeights, record_again
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.report import Report
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def repack(
     model: str | None = None,
     public_keys: Sequence[Path] = (),
     signature: Path | None = None,
-    progress: Progress = lambda step: None,
+    progress: Progress = silent,
 ) -> Repacked:
     """Replaces parts of a package. `output` is written only if the new package passes its verification.
 

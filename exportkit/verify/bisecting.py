@@ -7,7 +7,7 @@ verified like any artifact: against one case, which the same graph in eager mode
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from exportkit.package.assemble import assemble
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Accuracy, Library, Manifest
 from exportkit.package.trust import demand, demanded_by
+from exportkit.progress import Progress, silent
 from exportkit.sizes import label_of, plan_sizes
 from exportkit.verify.bisect_commands import CutGraph, CutPoint, GraphCut, GraphRead, ReadGraph
 from exportkit.verify.bisection import Bisection, bisect
@@ -32,8 +33,6 @@ from exportkit.verify.outcomes import Crashed, Mismatch, TimedOut, Verdict
 from exportkit.verify.report import Check, Report
 from exportkit.verify.verify import verify
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
-
-Progress = Callable[[str], None]
 
 FUSION = (
     "Each cut makes values results that the whole model keeps inside, which changes what the compiler fuses. A "
@@ -149,7 +148,7 @@ def bisect_artifact(
     options: VerifyOptions,
     *,
     budget: int | None = None,
-    progress: Progress = lambda step: None,
+    progress: Progress = silent,
 ) -> Located:
     """Finds the first node where the target of a failed check and eager differ.
 
@@ -343,7 +342,7 @@ class _Search:
         options = replace(
             self._options, against="cases", device="auto", target=None, public_keys=(), signature=None, weights=None
         )
-        report = verify(made, options, unsigned=digest, progress=lambda step: None)
+        report = verify(made, options, unsigned=digest, progress=silent)
         failure = report.failure
         if failure is None:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +13,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
 from exportkit.package.trust import demand, demanded_by
+from exportkit.progress import Progress, silent
 from exportkit.sizes import SizePlan, plan_sizes
 from exportkit.verify.calls import TargetCalls
 from exportkit.verify.commands import ArtifactLoaded
@@ -29,7 +30,7 @@ def verify(
     options: VerifyOptions | None = None,
     *,
     unsigned: str | None = None,
-    progress: Callable[[str], None] = lambda step: None,
+    progress: Progress = silent,
 ) -> Report:
     """Runs every target of an artifact that this machine can run, and compares the outputs.
 
@@ -104,7 +105,7 @@ class _Verification:
     options: VerifyOptions
     folder: Path
     libraries: Mapping[Path, Sequence[str]]
-    progress: Callable[[str], None]
+    progress: Progress
     unsigned: str | None
     demanded_by: str | None
     checks: list[Check]
