@@ -178,7 +178,7 @@ def sizes_of_each(rows: Sequence[Row]) -> str:
             text = f"{row.size}: {tables.number(timing.median)}, {row.best[1]:.2f}x"
             found.setdefault((row.subject, row.dtype), []).append(text)
     lines = ["| operator | dtype | size: milliseconds, vs best |", "| --- | --- | --- |"]
-    lines += [f"| {subject} | {dtype} | {'; '.join(sizes)} |" for (subject, dtype), sizes in found.items()]
+    lines += [f"| {subject} | {dtype} | {'; '.join(sizes)} |" for (subject, dtype), sizes in sorted(found.items())]
     return "\n".join(lines) + "\n"
 
 
