@@ -24,6 +24,8 @@ from typing import Any
 
 import psutil
 
+from exportkit.bench.results import in_lines
+
 BODY = 3 * 1024 * 1024
 ANSWER = b"x" * 16
 SERVERS = ("uvicorn", "filled", "starlette", "granian", "aiohttp", "grpc.aio")
