@@ -78,7 +78,7 @@ def needed_libraries(
     if not missing:
         return {}
     devices = {run.device.partition(":")[0] for run in runs}
-    described = describe_libraries(options.op_libraries, missing, devices, progress)
+    described = describe_libraries(options.eager.op_libraries, missing, devices, progress)
     given = {path: [operator.name for operator in library.defines] for path, library in described}
     for name in missing:
         if not any(name in names for names in given.values()):
