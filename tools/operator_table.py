@@ -30,7 +30,10 @@ def operator_table() -> str:
         shapes = spec.layout.describe()
         lines.append(f"| **{name}**<br>`{schema}`<br>{shapes} | {summary} | {', '.join(spec.differentiable) or '-'} |")
     names = ", ".join(f"`{name}`" for name in gradients)
-    lines += ["", f"The gradients are operators too; `exportkit ops list arr_coc` has their schemas: {names}."]
+    lines += [
+        "",
+        f"The gradients are operators too; `exportkit ops list exportkit.arr_coc.ops` has their schemas: {names}.",
+    ]
     return "\n".join(lines) + "\n"
 
 
