@@ -2,7 +2,7 @@
 
 `python benchmarks/serve/server_choice.py` starts each server on the first core and loads it from the second, with one
 connection and with eight. Each server reads the body and answers 16 bytes. CPU time is of the server's processes.
-`filled` is uvicorn with the HTTP protocol of `exportkit serve`, which receives the body where it is wanted.
+`filled` is the HTTP server of `exportkit serve`, which receives the body where it is wanted.
 It needs uvicorn, httptools, starlette, granian, aiohttp, grpcio and psutil; `--servers` chooses some of them.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import socket
 import statistics
@@ -18,13 +19,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
-
-from exportkit.bench.results import in_lines
 
 BODY = 3 * 1024 * 1024
 ANSWER = b"x" * 16
@@ -88,7 +86,9 @@ def _serve(kind: str, port: int) -> None:
         app = plain if kind == "uvicorn" else _starlette()
         uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False, http="httptools")
     elif kind == "filled":
-        _serve_filled(port)
+        import uvloop
+
+        uvloop.run(_serve_filled(port))
     elif kind == "granian":
         from granian import Granian
         from granian.constants import Interfaces
@@ -115,15 +115,16 @@ def _serve(kind: str, port: int) -> None:
         asyncio.run(_serve_grpc(port))
 
 
-def _serve_filled(port: int) -> None:
-    import uvicorn
-
-    from exportkit.serve.operations.connections import ConnectionLimits, LimitedProtocol
+async def _serve_filled(port: int) -> None:
+    from exportkit.serve.operations.connection_limits import ConnectionLimits
+    from exportkit.serve.operations.http_server import HttpServer
+    from exportkit.serve.operations.listeners import open_port
     from exportkit.serve.process_settings import keep_freed_memory
 
     keep_freed_memory()
-    protocol: Any = partial(LimitedProtocol, limits=ConnectionLimits(), refused=lambda client, error: None)
-    uvicorn.run(filled, host="127.0.0.1", port=port, log_level="error", access_log=False, http=protocol, lifespan="off")
+    server = HttpServer(filled, ConnectionLimits(), lambda client, error: None, None)
+    server.listen(open_port("127.0.0.1", port, "--port"))
+    await asyncio.Event().wait()
 
 
 async def _serve_grpc(port: int) -> None:
@@ -255,7 +256,7 @@ def main() -> None:
             rows.append(row)
             print({name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()})
     if options.output:
-        options.output.write_text(f"{in_lines(rows)}\n")
+        options.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

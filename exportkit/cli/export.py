@@ -23,7 +23,6 @@ from exportkit.cli.shared_options import (
 )
 from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, TraceOptions
 from exportkit.onnx.onnx_options import OnnxOptions
-from exportkit.package.trust import Trust
 from exportkit.sizes import bytes_text
 
 if TYPE_CHECKING:
@@ -166,7 +165,8 @@ def command(
     model_kwargs: dict[str, Any],
     weights: Path | None,
     inputs: tuple[str, ...],
-    trust: Trust,
+    public_keys: tuple[Path, ...],
+    signature: Path | None,
     seed: int,
     cpu_isas: tuple[Any, ...],
     cuda_arch: Any,
@@ -222,7 +222,8 @@ def command(
             weights=weights,
             op_libraries=op_libraries,
             seed=seed,
-            trust=trust,
+            public_keys=public_keys,
+            signature=signature,
         )
         if apply_suggested_fixes:
             step("looking for sizes that the model takes")

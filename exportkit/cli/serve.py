@@ -155,7 +155,7 @@ def command(as_json: bool, **options: Any) -> None:
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     if not options["packages"] and options["repository"] is None:
         raise click.UsageError("nothing to serve: give a PACKAGE or --model-repository.")
-    from exportkit.serve.operations.installed import check_installed
+    from exportkit.serve.process_settings import check_installed
 
     check_installed(traces=options["traces"] is not None)
     asked = _options(**options)
@@ -179,7 +179,7 @@ def command(as_json: bool, **options: Any) -> None:
 
 
 def _serve_on_ray(asked: ServeOptions, as_json: bool) -> None:
-    from exportkit.deployment.ray_run import run_on_ray
+    from exportkit.serve.ray_run import run_on_ray
 
     def started(url: str) -> None:
         _report(f"ready: HTTP on {url}")

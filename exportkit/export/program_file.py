@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,11 +14,11 @@ from exportkit.libraries import registered_schemas
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
-from exportkit.package.trust import Trust
+from exportkit.package.trust import demand, refuse_foreign
 from exportkit.spec import ExportSpec
 
 
-def load_program(path: Path, trust: Trust = Trust()) -> SavedProgram:
+def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path | None = None) -> SavedProgram:
     """Reads an ExportedProgram that exportkit or torch wrote.
 
     The operators that it calls must be registered, or an installed package must declare them. torch may unpickle parts
@@ -25,7 +26,8 @@ def load_program(path: Path, trust: Trust = Trust()) -> SavedProgram:
 
     Args:
         path: The `.pt2`.
-        trust: Who must have signed the file.
+        public_keys: PEM files. One of the keys must have signed the file.
+        signature: The signature file, if it is not beside the program under its name.
 
     Raises:
         ModelNotFoundError: The file does not exist, or has no program.
@@ -38,10 +40,8 @@ def load_program(path: Path, trust: Trust = Trust()) -> SavedProgram:
     if not path.is_file():
         raise ModelNotFoundError(f"there is no file {path}")
     try:
-        with (
-            PackageReader(path, demand=trust.demand()) as reader,
-            temporary_folder(None, "exportkit-program") as folder,
-        ):
+        asked = demand(public_keys or None, signature)
+        with PackageReader(path, demand=asked) as reader, temporary_folder(None, "exportkit-program") as folder:
             manifest = reader.manifest
             if manifest.program is None:
                 raise ModelNotFoundError(
@@ -54,7 +54,7 @@ def load_program(path: Path, trust: Trust = Trust()) -> SavedProgram:
             _register(path, manifest)
             program = _read(path, extracted)
     except NoManifestError:
-        trust.refuse_foreign(path)
+        refuse_foreign(path, public_keys or None, signature)
         manifest, program = None, _read(path, path)
     args, kwargs = program.example_inputs
     spec = ExportSpec(

@@ -1,13 +1,17 @@
-"""Settings of a process that serves: of its memory, and of Python's lock."""
+"""Whether a process can serve, and its settings: of its memory, of Python's lock, and of its log."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+from exportkit.errors import HostError
 
 # Numbers of glibc's mallopt(3).
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8
@@ -16,6 +20,9 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
 _MMAP_BYTES = 32 << 20  # the most that glibc allows
 _KEPT_BYTES = 256 << 20
 _SWITCH_SECONDS = 1e-4
+
+_SERVE = ("httptools", "uvloop", "starlette", "prometheus_client", "grpc", "google.protobuf")
+_TRACES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
 def cores() -> float:
@@ -58,3 +65,49 @@ def collect_requests() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 10, 10)  # Python's own
+
+
+def check_installed(*, traces: bool) -> None:
+    """Imports nothing.
+
+    Args:
+        traces: Whether traces are asked for.
+
+    Raises:
+        HostError: A package is missing. The hint says what installs it.
+    """
+    for extra, modules in [("serve", _SERVE), *([("traces", _TRACES)] if traces else [])]:
+        for module in modules:
+            if not _is_there(module):
+                what = "`--traces` needs" if extra == "traces" else "`exportkit serve` needs"
+                raise HostError(
+                    f"{what} the Python package {module}, which is not installed",
+                    hint=f"Run `pip install 'exportkit[{extra}]'`.",
+                )
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent is missing
+        return False
+
+
+class IndentedFormatter(logging.Formatter):
+    """Escapes what a client wrote, and indents every line but the first: none of it passes for another entry."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the entry's lines."""
+        first, *others = super().format(record).split("\n")
+        return "\n".join([_printable(first), *(f"  {_printable(line)}" for line in others)])
+
+
+def log_failures() -> None:
+    """Writes warnings, which no client can cause, and what is worse to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(IndentedFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

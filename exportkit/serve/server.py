@@ -13,40 +13,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import uvloop
 from prometheus_client import disable_created_metrics
+from starlette.types import ASGIApp
 
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.trust import demand
 from exportkit.runtime.targets import parse_device
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.engine.served import ServedModel
-from exportkit.serve.http.asgi import make_app
+from exportkit.serve.http.asgi import Middleware, make_app
 from exportkit.serve.http.exchange import HttpOptions
-from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
-from exportkit.serve.operations.connections import ConnectionLimits
-from exportkit.serve.operations.http_server import HttpServer
+from exportkit.serve.operations.access_log import observers_of
+from exportkit.serve.operations.api_keys import ApiKeys
+from exportkit.serve.operations.connection_limits import ConnectionLimits
+from exportkit.serve.operations.front_end import FrontEnd, LocalFrontEnd
 from exportkit.serve.operations.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
 from exportkit.serve.operations.metrics import Metrics
-from exportkit.serve.operations.observation import Finished, Observation, ObservedApp
-from exportkit.serve.operations.observers import observers_of
-from exportkit.serve.operations.process_log import log_failures
+from exportkit.serve.operations.observation import Finished, Observation
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
-from exportkit.serve.process_settings import collect_requests, give_up_the_lock_soon, keep_freed_memory
+from exportkit.serve.process_settings import collect_requests, give_up_the_lock_soon, keep_freed_memory, log_failures
 from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.receiving.receivers import Front, Receivers
+from exportkit.serve.receiving.receivers import FrontEndServices, Receivers
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.rpc_calls import Call
@@ -149,13 +147,10 @@ class _Server:
         self._report = report
         self._memory = SharedMemory() if options.shared_memory else None
         self._repository = Repository(options)
-        self._metrics = Metrics(
-            self._repository,
-            lambda: self.observation.in_flight + self._http.in_flight,
-            lambda: self._http.count(),
-        )
+        self._metrics = Metrics(self._repository)
         observers, self._closing = observers_of(options, self._metrics.log_lines_lost.inc)
-        self.observation = Observation([self._metrics, *observers])
+        self._observation = Observation([self._metrics, *observers])
+        self._front = self._front_end(options.listen)
         self._stop = asyncio.Event()
         self._interrupted = asyncio.Event()
 
@@ -182,17 +177,15 @@ class _Server:
     async def _serve(self) -> bool:
         listen = self._options.listen
         sockets = open_port(listen.host, listen.port, "--port")
-        http = self._http = self._http_server()
+        front = self._front
         try:
-            await http.start(sockets)
-            answering = http.ended
+            await front.start(sockets, self._application)
             reserved = None if listen.grpc_port is None else reserve_port(listen.host, listen.grpc_port, "--grpc-port")
             scheme = "http" if self._tls is None else "https"
             url = f"{scheme}://{url_host(listen.host)}:{sockets[0].getsockname()[1]}"
             self._report(f"listening on {url}; loading models")
             opening = asyncio.ensure_future(self._repository.open())
-            await _first(opening, answering, self._stop.wait())
-            _check_alive(answering)
+            await _first(opening, self._stop.wait())
             if not opening.done():
                 return False
             try:
@@ -203,29 +196,24 @@ class _Server:
                 await self._repository.drain()  # frees the models that were loaded before
                 raise
             self._say_ready(url, grpc)
-            await _first(answering, self._stop.wait())
-            _check_alive(answering)
-            await self._drain(http, grpc)
+            await self._stop.wait()
+            await self._drain(grpc)
         finally:
-            await http.close()
+            await front.close()
         return True
 
-    def _http_server(self) -> HttpServer | Receivers:
-        listen = self._options.listen
-        routes = [self._metrics.route(), *page_routes(self._repository, self._options)]
-        http_options = HttpOptions(shared_memory=self._memory)
+    def _front_end(self, listen: ListenOptions) -> FrontEnd:
         open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
         if listen.receivers:
-            app = make_app(self._repository, http_options, routes=routes)
-            front = Front(self._repository, app, self._metrics, sorted(open_paths), self._report)
-            return Receivers(self._options, front)
-        middleware = []
-        if self._keys is not None:
-            middleware.append(functools.partial(RequireKey, keys=self._keys, open_paths=open_paths))
-        app = make_app(self._repository, http_options, routes=routes, middleware=middleware)
-        observed = ObservedApp(app, self.observation, draining=lambda: self._repository.draining)
+            services = FrontEndServices(self._repository, self._metrics, self._keys, open_paths, self._report)
+            return Receivers(self._options, services)
         limits = ConnectionLimits(connections=listen.max_connections)
-        return HttpServer(observed, limits, self.observation.refused, self._tls)
+        return LocalFrontEnd(limits, self._tls, self._keys, open_paths, self._observation)
+
+    def _application(self, middleware: Sequence[Middleware]) -> ASGIApp:
+        routes = [self._metrics.route(self._front.count), *page_routes(self._repository, self._options)]
+        options = HttpOptions(shared_memory=self._memory)
+        return make_app(self._repository, options, routes=routes, middleware=middleware)
 
     async def _start_grpc(self, reserved: socket.socket | None) -> GrpcServer | None:
         if reserved is None:
@@ -247,11 +235,11 @@ class _Server:
     def _observe_call(self, call: Call, record: RequestRecord) -> None:
         metadata = {name: value for name, value in call.metadata.items() if isinstance(value, str)}
         seconds = time.perf_counter() - record.started
-        self.observation.finished(Finished(record, call.method, "", call.remote, metadata, seconds))
+        self._observation.finished(Finished(record, call.method, "", call.remote, metadata, seconds))
 
     def _say_ready(self, url: str, grpc: GrpcServer | None) -> None:
         models = tuple(
-            {"name": model.name, "version": model.version, "devices": devices_of(model)}
+            {"name": model.name, "version": model.version, "devices": list(model.devices)}
             for model in self._repository.models()
         )
         address = None if grpc is None else f"{url_host(self._options.listen.host)}:{grpc.port}"
@@ -260,14 +248,14 @@ class _Server:
         self._report(f"ready: HTTP on {url}" + (f", gRPC on {address}" if address else ""))
         self._started(Started(pid=os.getpid(), http=url, grpc=address, models=models))
 
-    async def _drain(self, http: HttpServer | Receivers, grpc: GrpcServer | None) -> None:
+    async def _drain(self, grpc: GrpcServer | None) -> None:
         seconds = self._options.drain_seconds
         self._report("draining: what was accepted is answered, what is new is refused")
 
         async def answered() -> None:
-            http.drain()
+            self._front.drain()
             await self._repository.drain()
-            await asyncio.gather(http.finish(), *([] if grpc is None else [grpc.stop(seconds)]))
+            await asyncio.gather(self._front.finish(), *([] if grpc is None else [grpc.stop(seconds)]))
 
         try:
             await asyncio.wait_for(answered(), seconds)
@@ -284,27 +272,19 @@ class _Server:
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         if self._keys is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._reload, self._keys)
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
 
     def _interrupt(self) -> None:
         if self._stop.is_set():
             self._interrupted.set()
         self._stop.set()
 
-    def _reload(self, keys: ApiKeys) -> None:
+    def _reload(self) -> None:
         try:
-            keys.reload()
-            self._http.reload_keys()
-            self._report(f"read the API keys of {keys.path} again")
+            self._front.reload_keys()
+            self._report(f"read the API keys of {self._options.listen.api_keys} again")
         except UsageError as error:
             self._report(f"error: the API keys stay as they were: {error.message}")
-
-
-def _check_alive(answering: asyncio.Future[None]) -> None:
-    """Fails if HTTP ended by itself, rather than going on without it."""
-    if answering.done():
-        answering.result()
-        raise RuntimeError("uvicorn ended by itself")
 
 
 async def _first(*awaited: Awaitable[Any]) -> None:
@@ -316,9 +296,3 @@ async def _first(*awaited: Awaitable[Any]) -> None:
         for task, each in zip(tasks, awaited):
             if task is not each:
                 task.cancel()
-
-
-def devices_of(model: ServedModel) -> list[str]:
-    """Returns the devices on which a model has a copy."""
-    groups = model.config()["instance_group"]
-    return [f"cuda:{group['gpus'][0]}" if group["kind"] == "KIND_GPU" else "cpu" for group in groups]

@@ -134,12 +134,11 @@ def _opened(command: LoadArtifact) -> PackageReader:
     """Opens the artifact with its required signature, or the one artifact that may be loaded without it."""
     from exportkit.errors import DigestMismatchError
     from exportkit.package.archive import PackageReader
-    from exportkit.package.trust import Trust
+    from exportkit.package.trust import demand
 
     artifact = Path(command.artifact)
     if command.unsigned is None:
-        signature = Path(command.signature) if command.signature else None
-        return PackageReader(artifact, demand=Trust(command.public_keys, signature).demand())
+        return PackageReader(artifact, demand=demand(command.public_keys, command.signature))
     reader = PackageReader(artifact)
     if reader.manifest_sha256 != command.unsigned:
         reader.close()

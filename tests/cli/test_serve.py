@@ -176,7 +176,7 @@ def test_a_missing_extra_is_an_error_that_says_what_to_install(
     def find(name: str) -> Any:
         return None if name == missing else found(name)
 
-    monkeypatch.setattr("exportkit.serve.operations.installed.find_spec", find)
+    monkeypatch.setattr("exportkit.serve.process_settings.find_spec", find)
     code, _, err = run(capsys, tiny_package, *options)
     assert code == 4
     assert f"the Python package {missing}, which is not installed" in err

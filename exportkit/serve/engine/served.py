@@ -57,6 +57,7 @@ class ServedModel:
         name: The name by which it is served.
         version: Its version, as text.
         manifest: The package's manifest.
+        devices: The device of each copy.
         max_body: The most bytes that a request's tensors can have, by the manifest's ranges and by what may wait.
         body_rules: What the body of a request over HTTP may hold.
         serial: No other load of this process has the same number.
@@ -66,6 +67,7 @@ class ServedModel:
     name: str
     version: str
     manifest: Manifest
+    devices: tuple[str, ...]
     max_body: int
     body_rules: BodyRules
     serial: int
@@ -80,6 +82,7 @@ class ServedModel:
         """
         self._described = described = loaded.described
         self.name, self.version, self.manifest = described.name, described.version, described.manifest
+        self.devices = described.devices
         self.counted = counted
         counted.runners = len(loaded.copies) * described.runners
         self.versions: Callable[[], Sequence[str]] = lambda: [described.version]

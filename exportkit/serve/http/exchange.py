@@ -152,7 +152,7 @@ class Exchange:
     async def _deliver(self, message: Message) -> None:
         try:
             await self._send(message)
-        except OSError as error:  # uvicorn ignores what it cannot send; other servers say so
+        except OSError as error:  # ours ignores what it cannot send; other servers say so
             raise CancelledError("the client went away before it had its answer") from error
 
     def end(self) -> None:

@@ -1,15 +1,19 @@
-"""The access log: a line of JSON for each request."""
+"""The access log, a line of JSON for each request, and the other observers that options ask for."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from exportkit.serve.operations.line_writer import LineWriter
-from exportkit.serve.operations.observation import Finished
+from exportkit.serve.operations.observation import Finished, Observer
+from exportkit.serve.serve_options import ServeOptions
 
 _PAGE_NUMBERS = "/page/status"
+_CLOSE_SECONDS = 2.0
 _SHOWN = 500  # characters of what a client wrote
 
 
@@ -56,3 +60,27 @@ def entry(finished: Finished) -> dict[str, Any]:
             "batch_rows": timing.batch_rows,
         }
     return found
+
+
+def observers_of(
+    options: ServeOptions, lines_lost: Callable[[int], None]
+) -> tuple[list[Observer], list[Callable[[], None]]]:
+    """Returns the observers, and functions that write or send at the end what they still hold.
+
+    Args:
+        options: The server's.
+        lines_lost: Gets the number of lines of the log that could not be written. Any thread may call it.
+    """
+    observers: list[Observer] = []
+    closing: list[Callable[[], None]] = []
+    if options.access_log:
+        writer = LineWriter(sys.stderr.fileno(), lines_lost)
+        closing.append(lambda: writer.close(_CLOSE_SECONDS))
+        observers.append(AccessLog(writer))
+    if options.traces is not None:
+        from exportkit.serve.operations.tracing import traces_to  # its packages are an extra
+
+        traces = traces_to(options.traces)
+        closing.append(traces.close)
+        observers.append(traces)
+    return observers, closing

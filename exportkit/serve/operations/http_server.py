@@ -1,34 +1,28 @@
-"""uvicorn's HTTP server, as a part of our process: signals, sockets and logs are ours."""
+"""The HTTP server: it accepts connections, and ends with them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import socket
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
-import uvicorn
 from starlette.types import ASGIApp
 
-from exportkit.serve.operations.connections import KEEP_ALIVE_SECONDS, ConnectionLimits, LimitedProtocol, Refused
+from exportkit.serve.operations.connection_limits import ConnectionLimits, Refused, TooManyConnectionsError
+from exportkit.serve.operations.http_connection import ConnectionSetup, HttpConnection
+from exportkit.serve.operations.listeners import Acceptor
 from exportkit.serve.operations.tls import Tls
 
 _CLOSE_SECONDS = 2.0
 
 
 class HttpServer:
-    """Answers connections with an ASGI application.
-
-    Attributes:
-        ended: Done when it ends by itself, which is a failure, or was closed.
-    """
-
-    ended: asyncio.Future[None]
+    """Answers connections with an ASGI application. Made in the event loop that runs it."""
 
     def __init__(self, app: ASGIApp, limits: ConnectionLimits, refused: Refused, tls: Tls | None) -> None:
-        """`start` starts it.
+        """Answers what `take` gets, and after `listen` what it accepts.
 
         Args:
             app: The application. It needs no lifespan events.
@@ -36,82 +30,70 @@ class HttpServer:
             refused: Is told of refusals that the application does not see.
             tls: None: no TLS.
         """
-        protocol: Any = functools.partial(LimitedProtocol, limits=limits, refused=refused)
-        self._config = uvicorn.Config(
-            app,
-            http=protocol,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,  # whoever can send a header could write another address into the log
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        )
-        self._config.load()
-        self._config.ssl = None if tls is None else tls.context
-        self._server = _Uvicorn(self._config)
+        self._setup = ConnectionSetup(app, limits, refused)
+        self._tls = None if tls is None else tls.context
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._acceptor = Acceptor((), self.take)
 
-    async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
-        """Answers the connections of listening sockets. Raises what uvicorn raises."""
-        self.ended = asyncio.ensure_future(self._server.serve(list(sockets)))
-        listening = asyncio.ensure_future(self._server.listening.wait())
-        await asyncio.wait([self.ended, listening], return_when=asyncio.FIRST_COMPLETED)
-        listening.cancel()
-        if self.ended.done():
-            self.ended.result()
+    def listen(self, sockets: Sequence[socket.socket]) -> None:
+        """Answers the connections of listening sockets, which it closes in the end."""
+        self._acceptor = Acceptor(sockets, self.take)
 
-    async def take(self, connection: socket.socket) -> None:
-        """Answers a connection that somebody else accepted."""
-        protocol: Any = self._config.http_protocol_class
-        make = functools.partial(protocol, config=self._config, server_state=self._server.server_state, app_state={})
-        with contextlib.suppress(OSError):  # the client went away, or does not speak TLS
-            await asyncio.get_running_loop().connect_accepted_socket(make, connection, ssl=self._config.ssl)
+    def take(self, connection: socket.socket) -> None:
+        """Answers a connection that was accepted. It counts from now on, whatever its client sends."""
+        most, refusal = self._setup.limits.connections, None
+        if len(self._setup.connections) >= most:
+            refusal = TooManyConnectionsError(f"{most} connections are open, which is the most")
+            if self._tls is not None:  # to tell the client would take a handshake
+                with connection, contextlib.suppress(OSError):
+                    self._setup.refused(str(connection.getpeername()[0]), refusal)
+                return
+        connection.setblocking(False)
+        protocol = HttpConnection(self._setup, refusal)
+        task = asyncio.ensure_future(self._open(connection, protocol))
+        self._arriving.add(task)
+        task.add_done_callback(partial(self._arrived, connection, protocol))
+
+    async def _open(self, connection: socket.socket, protocol: HttpConnection) -> None:
+        # asyncio takes this argument only together with TLS.
+        limit = {} if self._tls is None else {"ssl_handshake_timeout": self._setup.limits.header_seconds}
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # the client went away, does not speak TLS, or takes too long for it
+            await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls, **limit)
+
+    def _arrived(self, connection: socket.socket, protocol: HttpConnection, task: asyncio.Task[None]) -> None:
+        self._arriving.discard(task)
+        if not protocol.opened:
+            self._setup.connections.discard(protocol)
+            connection.close()
+        elif self._stopping:
+            protocol.shutdown()
 
     @property
     def connections(self) -> int:
         """The connections that are open."""
-        return len(self._server.server_state.connections)
-
-    @property
-    def in_flight(self) -> int:
-        """The requests that are not over and that this process's observers do not see: none."""
-        return 0
-
-    async def count(self) -> None:
-        """Gathers what other processes counted. There are none."""
-
-    def drain(self) -> None:
-        """Says that every answer should close its connection. The application asks the repository."""
-
-    def reload_keys(self) -> None:
-        """Says that the file of API keys has changed. The application has the keys themselves."""
+        return len(self._setup.connections)
 
     async def finish(self) -> None:
         """Closes the ports and waits until every answer is sent."""
-        self._server.should_exit = True
-        await asyncio.shield(self.ended)
+        self._stop()
+        while self._setup.connections or self._setup.tasks:
+            await asyncio.sleep(0.01)
 
     async def close(self) -> None:
         """Ends soon, whatever is not sent yet."""
-        self._server.should_exit = self._server.force_exit = True
-        await asyncio.wait([self.ended], timeout=_CLOSE_SECONDS)
+        self._stop()
+        for task in self._setup.tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.finish(), _CLOSE_SECONDS)
 
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn's server, which leaves signals to us."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Captures none."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says when it is done."""
-        await super().startup(sockets)
-        self.listening.set()
+    def _stop(self) -> None:
+        self._acceptor.close()
+        self._stopping = True
+        if self._tls is not None:  # handshakes are not waited for
+            for task in self._arriving:
+                task.cancel()
+        for connection in list(self._setup.connections):
+            connection.shutdown()

@@ -21,8 +21,7 @@ from starlette.routing import Route
 
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Spent, Statistics
-from exportkit.serve.operations.observation import Finished
-from exportkit.serve.operations.request_outcomes import Outcome
+from exportkit.serve.operations.observation import Finished, Outcome
 from exportkit.serve.statuses import ServeError
 
 _MODEL = ("model", "version")
@@ -44,15 +43,8 @@ class Metrics:
         registry: Where they are registered.
     """
 
-    def __init__(self, models: Models, in_flight: Callable[[], int], gather: Callable[[], Awaitable[None]]) -> None:
-        """Registers everything.
-
-        Args:
-            models: The models.
-            in_flight: Returns the number of requests over HTTP that are not over.
-            gather: Is awaited before the metrics are read. Counts what other processes have seen.
-        """
-        self._gather = gather
+    def __init__(self, models: Models) -> None:
+        """Registers everything."""
         self.registry = CollectorRegistry()
         self.registry.register(_ModelCollector(models))
         self.registry.register(_GpuCollector())
@@ -65,9 +57,9 @@ class Metrics:
             registry=self.registry,
         )
         self._requests = functools.lru_cache(requests.labels)
-        Gauge(
+        self._in_flight = Gauge(
             "exportkit_requests_in_flight", "Requests over HTTP that are not over.", registry=self.registry
-        ).set_function(in_flight)
+        )
         self._refused = Counter(
             "exportkit_rejected",
             "Requests that were refused, by reason. Without a model: none was known yet.",
@@ -83,11 +75,15 @@ class Metrics:
             registry=self.registry,
         )
 
-    def route(self) -> Route:
-        """Returns the route of `/metrics`, in the text form or in that of OpenMetrics."""
+    def route(self, count: Callable[[], Awaitable[int]]) -> Route:
+        """Returns the route of `/metrics`, in the text form or in that of OpenMetrics.
+
+        Args:
+            count: Is awaited before the metrics are read: `FrontEnd.count`.
+        """
 
         async def metrics(request: Request) -> Response:
-            await self._gather()
+            self._in_flight.set(await count())
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
             return Response(encode(self.registry), headers={"content-type": content_type})
 
@@ -193,7 +189,7 @@ class _GpuCollector(Collector):
     """The memory of the GPUs that this process uses."""
 
     def describe(self) -> Iterable[Metric]:
-        """As above."""
+        """No metric of this collector is registered twice."""
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from exportkit.serve.http.exchange import headers_of
 from exportkit.serve.request_record import RequestRecord
@@ -15,7 +15,7 @@ from exportkit.serve.statuses import ServeError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 CHALLENGE = (b"www-authenticate", b'Bearer realm="exportkit"')
 _CLOSE = (b"connection", b"close")
@@ -46,6 +46,31 @@ class Finished:
     ended: float = field(default_factory=time.time)
 
 
+class Outcome(NamedTuple):
+    """What became of a request.
+
+    Attributes:
+        protocol: The way in.
+        status: The HTTP status; gRPC's have the status that HTTP would give.
+        model, version: Those of an inference. Empty: none was known.
+        reason: The `reason` of its error. Empty: it was answered, or it only asked for the health.
+    """
+
+    protocol: str
+    status: int
+    model: str
+    version: str
+    reason: str
+
+    @classmethod
+    def of(cls, finished: Finished) -> Outcome:
+        """Returns the outcome of a request. A probe that hears "not ready" got its answer: it has no reason."""
+        record = finished.record
+        refused = record.error is not None and not finished.path.startswith("/v2/health/")
+        reason = record.error.reason if refused and record.error is not None else ""
+        return cls(record.protocol, record.status, record.model, record.version, reason)
+
+
 Observer = Callable[[Finished], None]
 
 
@@ -66,7 +91,7 @@ class Observation:
             try:
                 observe(finished)
             except Exception:  # whatever an observer does, the request was answered
-                _log.exception("request %s was not observed", finished.record.id)
+                _LOG.exception("request %s was not observed", finished.record.id)
 
     def refused(self, remote: str, error: ServeError) -> None:
         """Tells of a refusal that happened before there was a request: of a connection, or of what is not HTTP."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exportkit.errors import UsageError
-from exportkit.serve.operations.secret_files import read_secret
+from exportkit.serve.operations.api_keys import read_secret
 from exportkit.serve.serve_options import ListenOptions
 
 if TYPE_CHECKING:

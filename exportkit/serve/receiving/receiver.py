@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import signal
@@ -17,16 +16,14 @@ import uvloop
 from exportkit.child.channel import Channel
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.serve.http.exchange import HttpOptions
-from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
-from exportkit.serve.operations.connections import ConnectionLimits
-from exportkit.serve.operations.http_server import HttpServer
+from exportkit.serve.operations.access_log import observers_of
+from exportkit.serve.operations.api_keys import ApiKeys
+from exportkit.serve.operations.connection_limits import ConnectionLimits
+from exportkit.serve.operations.front_end import LocalFrontEnd
 from exportkit.serve.operations.listeners import allow_files
-from exportkit.serve.operations.observation import Finished, Observation, ObservedApp
-from exportkit.serve.operations.observers import observers_of
-from exportkit.serve.operations.process_log import log_failures
-from exportkit.serve.operations.request_outcomes import Outcome
+from exportkit.serve.operations.observation import Finished, Observation, Outcome
 from exportkit.serve.operations.tls import read_tls
-from exportkit.serve.process_settings import collect_requests, keep_freed_memory
+from exportkit.serve.process_settings import collect_requests, keep_freed_memory, log_failures
 from exportkit.serve.receiving.body_memory import BodyMemory
 from exportkit.serve.receiving.forwarding import receiver_app
 from exportkit.serve.receiving.message_stream import MessageStream
@@ -75,28 +72,26 @@ class _Receiver:
     """What runs in the loop."""
 
     def __init__(self, setup: Setup, memory: BodyMemory, accepted: socket.socket) -> None:
-        self._setup = setup
-        self._options = setup.options
         self._memory = memory
         self._accepted = accepted
         self._taken = 0  # connections
-        self._taking: set[asyncio.Future[None]] = set()
-        self._draining = False
         self._stop = asyncio.Event()
         self._alone = asyncio.Event()
         self._tally = _Tally()
-        self._keys = None if self._options.listen.api_keys is None else ApiKeys(self._options.listen.api_keys)
-        observers, self._closing = observers_of(self._options, self._tally.lost)
+        observers, self._closing = observers_of(setup.options, self._tally.lost)
         self._observation = Observation([self._tally, *observers])
+        listen = setup.options.listen
+        keys = None if listen.api_keys is None else ApiKeys(listen.api_keys)
+        limits = ConnectionLimits(connections=setup.connections)
+        self._front = LocalFrontEnd(limits, read_tls(listen), keys, frozenset(setup.open_paths), self._observation)
         self._stream: MessageStream[ToReceiver] = MessageStream(decoder(ToReceiver), self._received, self._ended)
 
     async def serve(self, connection: socket.socket) -> None:
         """Receives until `Stop`."""
         await self._stream.connect(connection)
         self._models = RemoteModels(self._stream.send, self._memory)
-        limits = ConnectionLimits(connections=self._setup.connections)
-        self._http = HttpServer(self._application(), limits, self._observation.refused, read_tls(self._options.listen))
-        await self._http.start()
+        options = HttpOptions(allocate=self._memory.allocate)
+        await self._front.start((), lambda middleware: receiver_app(self._models, options, middleware))
         loop = asyncio.get_running_loop()
         self._accepted.setblocking(False)
         loop.add_reader(self._accepted, self._take)
@@ -105,7 +100,7 @@ class _Receiver:
         counting = asyncio.ensure_future(self._count())
         await self._stop.wait()
         loop.remove_reader(self._accepted)
-        await self._http.finish()
+        await self._front.finish()
         counting.cancel()
         for close in self._closing:
             close()
@@ -113,25 +108,16 @@ class _Receiver:
         self._stream.close()
         await self._alone.wait()
 
-    def _application(self) -> ObservedApp:
-        middleware = []
-        if self._keys is not None:
-            open_paths = frozenset(self._setup.open_paths)
-            middleware.append(functools.partial(RequireKey, keys=self._keys, open_paths=open_paths))
-        app = receiver_app(self._models, HttpOptions(allocate=self._memory.allocate), middleware)
-        return ObservedApp(app, self._observation, draining=lambda: self._draining)
-
     def _received(self, message: ToReceiver, behind: memoryview) -> None:
         if isinstance(message, Drain):
-            self._draining = True
+            self._front.drain()
         elif isinstance(message, Stop):
             self._stop.set()
         elif isinstance(message, Count):
             self._send_counts(asked=True)
         elif isinstance(message, ReloadKeys):
-            if self._keys is not None:
-                with contextlib.suppress(UsageError):  # the other process reads them too, and says so
-                    self._keys.reload()
+            with contextlib.suppress(UsageError):  # the other process reads them too, and says so
+                self._front.reload_keys()
         else:
             self._models.received(message, behind)
 
@@ -154,9 +140,7 @@ class _Receiver:
             for _, _, data in ancillary:
                 connection = socket.socket(fileno=int.from_bytes(data[:4], sys.byteorder))
                 self._taken += 1
-                taking = asyncio.ensure_future(self._http.take(connection))
-                self._taking.add(taking)
-                taking.add_done_callback(self._taking.discard)
+                self._front.take(connection)
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
@@ -167,7 +151,7 @@ class _Receiver:
             self._send_counts()
 
     def _send_counts(self, *, asked: bool = False) -> None:
-        closed = self._taken - self._http.connections
+        closed = self._taken - self._front.connections
         in_flight, lost = self._observation.in_flight, self._tally.lines_lost
         self._stream.send(Counted(self._tally.taken(), in_flight, closed, lost, asked))
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from exportkit.serve import statuses
-from exportkit.serve.operations.request_outcomes import Outcome
+from exportkit.serve.operations.observation import Outcome
 from exportkit.serve.protocol.inference import Timing
 from exportkit.serve.request_record import Failure
 from exportkit.serve.serve_options import ServeOptions

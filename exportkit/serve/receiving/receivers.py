@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -17,6 +16,9 @@ from exportkit.child.channel import Channel
 from exportkit.child.process import ChildProcess, describe_end
 from exportkit.errors import HostError
 from exportkit.serve.engine.repository import Repository
+from exportkit.serve.operations.api_keys import ApiKeys
+from exportkit.serve.operations.front_end import MakeApplication
+from exportkit.serve.operations.listeners import Acceptor
 from exportkit.serve.operations.metrics import Metrics
 from exportkit.serve.receiving.answering import Answering
 from exportkit.serve.receiving.body_memory import RESERVED_BYTES, MappedMemory, new_memory
@@ -43,80 +45,64 @@ _COUNT_SECONDS = 1.0
 _END_SECONDS = 5.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.25, 10.0  # before a receiver is replaced: doubled each time it dies
 _CALM_SECONDS = 60.0  # after which a death is the first again
-_ACCEPTED_AT_ONCE = 64
-_PAUSE_SECONDS = 0.2
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Front:
+class FrontEndServices:
     """What receivers need of the server.
 
     Attributes:
         repository: The models.
-        application: Answers every URL but inferences.
         metrics: Counts the requests.
+        keys: The API keys, which the receivers read themselves; None: no key is asked for.
         open_paths: What is answered without an API key.
         report: Gets what an operator should know, a line at a time.
     """
 
     repository: Repository
-    application: ASGIApp
     metrics: Metrics
-    open_paths: Sequence[str]
+    keys: ApiKeys | None
+    open_paths: Collection[str]
     report: Callable[[str], None]
 
 
 class Receivers:
-    """Answers the connections of listening sockets with several processes.
+    """Answers the connections of listening sockets with several processes. One that ends is replaced."""
 
-    Attributes:
-        ended: Never done: a receiver that ends is replaced.
-    """
-
-    ended: asyncio.Future[None]
-
-    def __init__(self, options: ServeOptions, front: Front) -> None:
+    def __init__(self, options: ServeOptions, services: FrontEndServices) -> None:
         """`start` starts them."""
         self._options = options
-        self._front = front
+        self._services = services
         self._running: list[_Receiver] = []
-        self._sockets: Sequence[socket.socket] = ()
         self._replacing: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._delay, self._died = 0.0, 0.0
 
-    async def start(self, sockets: Sequence[socket.socket]) -> None:
+    async def start(self, sockets: Sequence[socket.socket], make: MakeApplication) -> None:
         """Starts the processes, and then answers connections.
 
         Raises:
             HostError: A process cannot be started, or ended at once.
         """
-        loop = asyncio.get_running_loop()
-        self.ended = loop.create_future()
-        self._sockets = sockets
+        self._application = make(())
+        self._acceptor = Acceptor((), self._hand_out)
         await asyncio.gather(*(self._start_one() for _ in range(self._options.listen.receivers)))
-        for listener in sockets:
-            listener.setblocking(False)
-            loop.add_reader(listener, self._accept, listener)
+        self._acceptor = Acceptor(sockets, self._hand_out, lambda: bool(self._running))
 
-    @property
-    def in_flight(self) -> int:
-        """The requests over HTTP that are not over."""
-        return sum(receiver.counted.in_flight for receiver in self._running)
-
-    async def count(self) -> None:
-        """Counts in the metrics what became of requests until now."""
+    async def count(self) -> int:
+        """Counts in the metrics what became of requests until now. Returns those that are not over."""
         await asyncio.gather(*(receiver.count() for receiver in self._running))
+        return sum(receiver.counted.in_flight for receiver in self._running)
 
     def drain(self) -> None:
         """Every answer closes its connection from now on."""
         self._tell(Drain())
 
     def reload_keys(self) -> None:
-        """The file of API keys has changed."""
-        self._tell(ReloadKeys())
+        """Reads the file of API keys again, in every process. Raises UsageError if it is refused."""
+        if self._services.keys is not None:
+            self._services.keys.reload()
+            self._tell(ReloadKeys())
 
     async def finish(self) -> None:
         """Closes the ports and waits until every answer is sent."""
@@ -139,19 +125,16 @@ class Receivers:
 
     def _stop_listening(self) -> None:
         self._stopping = True
-        for listener in self._sockets:
-            asyncio.get_running_loop().remove_reader(listener)
-            listener.close()
-        self._sockets = ()
+        self._acceptor.close()
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
     async def _start_one(self) -> None:
         share = -(-self._options.listen.max_connections // self._options.listen.receivers)
-        setup = Setup(self._options, share, RESERVED_BYTES, tuple(self._front.open_paths))
+        setup = Setup(self._options, share, RESERVED_BYTES, tuple(sorted(self._services.open_paths)))
         receiver = await asyncio.to_thread(_Receiver, setup)
         try:
-            await receiver.connect(self._front, self._lost)
+            await receiver.connect(self._services, self._application, self._lost)
             if self._stopping:
                 receiver.process.end()
                 return
@@ -159,7 +142,7 @@ class Receivers:
             receiver.process.end()
             raise
         self._running.append(receiver)
-        if self._front.repository.draining:
+        if self._services.repository.draining:
             receiver.stream.send(Drain())
 
     def _lost(self, receiver: _Receiver) -> None:
@@ -179,7 +162,7 @@ class Receivers:
         status = await asyncio.to_thread(receiver.process.wait, _END_SECONDS)
         receiver.process.end()
         end = "closed its connection" if status is None else describe_end(status)
-        self._front.report(f"a receiver {end}, and is replaced")
+        self._services.report(f"a receiver {end}, and is replaced")
         while not self._stopping:
             await asyncio.sleep(self._delay)
             self._delay = min(max(2 * self._delay, _FIRST_DELAY), _LONGEST_DELAY)
@@ -188,40 +171,14 @@ class Receivers:
                 return
             except HostError as error:
                 seconds = self._delay
-                self._front.report(f"error: {error.message}. {error.hint} The next try is in {seconds:g} seconds.")
-
-    # --- connections --------------------------------------------------------------------------------------------------
-
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            if not self._running:  # they are being replaced
-                return self._pause(listener)
-            try:
-                connection, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return None
-            except OSError as error:  # as many files are open as may be
-                _log.error("connections are not accepted for a moment: %s", error)
-                return self._pause(listener)
-            with connection:
-                self._hand_out(connection)
-        return None
-
-    def _pause(self, listener: socket.socket) -> None:
-        """Leaves connections to the system's queue for a moment."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(listener)
-        loop.call_later(_PAUSE_SECONDS, self._accept_again, listener)
-
-    def _accept_again(self, listener: socket.socket) -> None:
-        if listener in self._sockets:
-            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+                self._services.report(f"error: {error.message}. {error.hint} The next try is in {seconds:g} seconds.")
 
     def _hand_out(self, connection: socket.socket) -> None:
         """Gives a connection to the receiver that has the fewest. If none can take it, it is closed."""
-        for receiver in sorted(self._running, key=lambda each: each.open_connections):
-            if receiver.give(connection):
-                return
+        with connection:
+            for receiver in sorted(self._running, key=lambda each: each.open_connections):
+                if receiver.give(connection):
+                    return
 
 
 class _Receiver:
@@ -264,7 +221,9 @@ class _Receiver:
         self._accepted = accepted
         self._accepted.setblocking(False)
 
-    async def connect(self, front: Front, lost: Callable[[_Receiver], None]) -> None:
+    async def connect(
+        self, services: FrontEndServices, application: ASGIApp, lost: Callable[[_Receiver], None]
+    ) -> None:
         """Waits until it answers connections. `lost` is called when it ends.
 
         Raises:
@@ -290,13 +249,13 @@ class _Receiver:
 
         def counted(message: Counted) -> None:
             for outcome, times in message.outcomes:
-                front.metrics.count(outcome, times)
-            front.metrics.log_lines_lost.inc(message.lines_lost - self.counted.lines_lost)
+                services.metrics.count(outcome, times)
+            services.metrics.log_lines_lost.inc(message.lines_lost - self.counted.lines_lost)
             self.counted = message
             if message.asked:
                 self._counts.set()
 
-        self._answering = Answering(front.repository, front.application, self._memory, self.stream.send, counted)
+        self._answering = Answering(services.repository, application, self._memory, self.stream.send, counted)
         await self.stream.connect(self.process.connection)
         waiting = [asyncio.ensure_future(each.wait()) for each in (listening, self.gone)]
         await asyncio.wait(waiting, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -59,7 +59,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[tuple[Site, FakeRepository]]:
+def ours(way: str) -> Iterator[tuple[Site, FakeRepository]]:
     """A server whose models the test may change."""
     models = repository()
     with served(make_app(models, HttpOptions(linger_seconds=5.0))) as site:
@@ -176,7 +176,7 @@ def test_a_request_needs_little_more_memory_than_its_body(site: Site) -> None:
 
 
 def test_not_http_at_all(site: Site) -> None:
-    """uvicorn answers this by itself; what counts is that the next client finds a server."""
+    """No application sees it, and the next client finds a server."""
     for data in (
         b"\x16\x03\x01\x02\x00\x01",
         b"GET\r\n\r\n",

@@ -28,7 +28,7 @@ def repository() -> FakeRepository:
 
 
 @pytest.fixture(scope="module")
-def datatypes() -> Any:
+def datatypes(way: str) -> Any:
     with served(make_app(repository(), HttpOptions())) as site:
         yield site
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.http as client
-import uvicorn
 
 import exportkit
 from exportkit.serve.engine.repository import Repository
@@ -24,7 +23,7 @@ from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.serve_options import ServeOptions
 from tests.runtime import tiny
 from tests.serve.http.ways import make_app
-from tests.serve.page.in_thread import Site
+from tests.serve.page.in_thread import listening_server
 
 
 class Served:
@@ -44,13 +43,10 @@ class Served:
             self._ready.set_exception(error)
             return
         app = make_app(self.repository, HttpOptions())
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.site = Site(listener.getsockname()[1])
-            listener.listen()
+        self._stop = asyncio.Event()
+        async with listening_server(app) as self.site:
             self._ready.set_result(None)
-            await self._server.serve([listener])
+            await self._stop.wait()
         await self.repository.drain()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -66,7 +62,7 @@ class Served:
         try:
             yield self
         finally:
-            self._server.should_exit = True
+            self.loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
 
 

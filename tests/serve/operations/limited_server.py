@@ -1,4 +1,4 @@
-"""An application behind the HTTP protocol of `exportkit serve`, in the caller's event loop."""
+"""An application behind the HTTP server of `exportkit serve`, in the caller's event loop."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-import uvicorn
-
-from exportkit.serve.operations.connections import ConnectionLimits, LimitedProtocol, Refused
+from exportkit.serve.operations.connection_limits import ConnectionLimits, Refused
+from exportkit.serve.operations.http_server import HttpServer
+from exportkit.serve.operations.listeners import open_port
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Streams]]
@@ -27,19 +27,17 @@ async def serving_app(
     trust: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Connect]:
     """Serves. What it yields opens a connection, which is aborted in the end."""
-    protocol: Any = partial(LimitedProtocol, limits=limits, refused=refused)
-    config = uvicorn.Config(app, port=0, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False)
-    config.load()
-    config.ssl = tls
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    given: Any = None if tls is None else SimpleNamespace(context=tls)
+    server = HttpServer(app, limits, refused, given)
+    sockets = open_port("127.0.0.1", 0, "--port")
+    port = sockets[0].getsockname()[1]
+    server.listen(sockets)
     opened: list[asyncio.StreamWriter] = []
 
-    async def connect() -> Streams:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust, limit=1 << 24)
+    async def connect(*, silent: bool = False) -> Streams:
+        """With `silent`, no handshake of TLS begins."""
+        context = None if silent else trust
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, limit=1 << 24)
         opened.append(writer)
         return reader, writer
 
@@ -48,5 +46,4 @@ async def serving_app(
     finally:
         for writer in opened:
             writer.transport.abort()
-        server.should_exit = True
-        await task
+        await server.finish()

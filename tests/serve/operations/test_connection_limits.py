@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from exportkit.serve.operations.connections import ConnectionLimits
+from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.statuses import ServeError
 from tests.serve.operations.limited_server import Connect, serving_app
 
@@ -77,7 +77,7 @@ def test_what_keeps_to_the_limits_is_answered_on_one_connection():
         async with serving(SHORT) as (_, refused, connect):
             reader, writer = await connect()
             for size in (0, 5, 300_000):
-                writer.write(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % size)
+                writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size)
                 writer.write(b"x" * size)
                 assert await answer(reader) == (200, b"%d" % size)
                 await asyncio.sleep(0.4)  # keep-alive has a limit of its own, which is longer
@@ -91,7 +91,7 @@ def test_one_connection_too_many_is_told_to_come_again():
         async with serving(SHORT) as (_, refused, connect):
             open_ones = [await connect() for _ in range(3)]
             for _, writer in open_ones:
-                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             for reader, _ in open_ones:
                 await answer(reader)
             reader, _ = await connect()
@@ -99,7 +99,7 @@ def test_one_connection_too_many_is_told_to_come_again():
             open_ones[0][1].close()
             await asyncio.sleep(0.05)
             reader, writer = await connect()
-            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             assert (await answer(reader))[0] == 200
             assert refused == [503]
 
@@ -111,7 +111,7 @@ def test_headers_without_an_end_are_refused():
         async with serving(SHORT) as (_, refused, connect):
             for headers in (b"x: " + b"y" * 3000, b"x: y\r\n" * 500):
                 reader, writer = await connect()
-                writer.write(b"GET / HTTP/1.1\r\n" + headers)
+                writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + headers)
                 assert await refusal(reader) == (431, "the headers have more than 2000 bytes")
             assert refused == [431, 431]
 
@@ -125,7 +125,7 @@ def test_headers_that_trickle_are_refused_and_silence_is_closed():
             reader, writer = await connect()
 
             async def trickle() -> None:
-                for byte in b"GET / HTTP/1.1\r\nx: " + b"y" * 1000:
+                for byte in b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 1000:
                     writer.write(bytes([byte]))
                     await asyncio.sleep(0.1)  # the second byte after the refusal would make this client forget it
 
@@ -142,7 +142,7 @@ def test_the_rest_of_a_body_that_was_refused_is_not_waited_for():
     async def scenario() -> None:
         async with serving(SHORT) as (_, refused, connect):
             reader, writer = await connect()
-            writer.write(b"POST /refuse HTTP/1.1\r\ncontent-length: 10\r\n\r\n")
+            writer.write(b"POST /refuse HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n")
             assert await answer(reader) == (200, b"no")
             for _ in range(4):
                 writer.write(b"x")
@@ -159,7 +159,8 @@ def test_a_model_that_takes_long_is_not_the_clients_fault():
         async with serving(SHORT) as (app, refused, connect):
             app.may_answer.clear()
             reader, writer = await connect()
-            writer.write(b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\nxxGET / HTTP/1.1\r\n")  # the next one has begun
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nxx")
+            writer.write(b"GET / HTTP/1.1\r\n")  # the next one has begun
             await asyncio.sleep(0.8)
             app.may_answer.set()
             assert await answer(reader) == (200, b"2")
@@ -174,7 +175,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off():
         async with serving(SHORT) as (app, _, connect):
             reader, writer = await connect()
             reader._transport.pause_reading()
-            writer.write(b"GET /50000000 HTTP/1.1\r\n\r\n")
+            writer.write(b"GET /50000000 HTTP/1.1\r\nhost: x\r\n\r\n")
             while "answered" not in app.events:
                 await asyncio.sleep(0.05)
             await asyncio.sleep(1.0)

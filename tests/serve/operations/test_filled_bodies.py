@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import FILL, HttpOptions
-from exportkit.serve.operations import connection_reader
-from exportkit.serve.operations.connections import ConnectionLimits
+from exportkit.serve.operations import body_filling
+from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.request_record import RequestRecord
 from tests.serve.http.conftest import repository
 from tests.serve.operations.certificates import make_certificates
@@ -82,7 +82,7 @@ def run(scenario: Callable[[], Awaitable[None]], loop: Any = asyncio.new_event_l
 
 
 def request(body: bytes, path: bytes = b"/", more: bytes = b"") -> bytes:
-    return b"POST %s HTTP/1.1\r\ncontent-length: %d\r\n%s\r\n" % (path, len(body), more) + body
+    return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n%s\r\n" % (path, len(body), more) + body
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
@@ -196,8 +196,8 @@ class Elsewhere:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: list[str] = []
         self.may_receive = threading.Event()
-        self._receive = connection_reader._receive
-        monkeypatch.setattr(connection_reader, "_receive", self.receive)
+        self._receive = body_filling._receive
+        monkeypatch.setattr(body_filling, "_receive", self.receive)
 
     def receive(self, descriptor: int, body: Any) -> int:
         self.threads.append(threading.current_thread().name)
@@ -287,7 +287,7 @@ def test_large_bodies_come_without_another_descriptor(monkeypatch: pytest.Monkey
         asked.append(descriptor)
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(connection_reader.os, "dup", refuse)
+    monkeypatch.setattr(body_filling.os, "dup", refuse)
     body = counted(LARGE, 7)
 
     async def scenario() -> None:

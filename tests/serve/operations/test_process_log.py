@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 
-from exportkit.serve.operations.process_log import IndentedFormatter
+from exportkit.serve.process_settings import IndentedFormatter
 
 
 def test_no_text_of_a_client_passes_for_another_entry():

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from exportkit.serve.http.exchange import BodySource
-from exportkit.serve.operations.connections import ConnectionLimits
+from exportkit.serve.operations.connection_limits import ConnectionLimits
 from tests.serve.operations.limited_server import Connect, serving_app
 
 LIMITS = ConnectionLimits(header_seconds=600.0, idle_seconds=600.0)
@@ -61,7 +61,7 @@ def run(scenario: Callable[[], Awaitable[None]], loop: Any) -> None:
 
 
 def request(size: int) -> bytes:
-    return b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % size + bytes(size)
+    return b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size + bytes(size)
 
 
 @LOOPS

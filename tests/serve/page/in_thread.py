@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -14,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
+from exportkit.serve.operations.connection_limits import ConnectionLimits
+from exportkit.serve.operations.http_server import HttpServer
+from exportkit.serve.operations.listeners import open_port
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.serve_options import ServeOptions
 
@@ -59,6 +59,16 @@ class Site:
             connection.close()
 
 
+@asynccontextmanager
+async def listening_server(application: Any) -> AsyncIterator[Site]:
+    """Serves an ASGI application in the caller's event loop."""
+    server = HttpServer(application, ConnectionLimits(), lambda client, error: None, None)
+    sockets = open_port("127.0.0.1", 0, "--port")
+    server.listen(sockets)
+    yield Site(sockets[0].getsockname()[1])
+    await server.finish()
+
+
 @contextmanager
 def served(application: Any) -> Iterator[Site]:
     """Serves an ASGI application until the context is left."""
@@ -89,13 +99,11 @@ def _in_thread(opened: Callable[[], AbstractAsyncContextManager[Any]]) -> Iterat
 
     async def serve() -> None:
         async with opened() as application:
-            server = uvicorn.Server(uvicorn.Config(application, log_level="warning", lifespan="off"))
-            stop.append(lambda: setattr(server, "should_exit", True))
-            with socket.socket() as listener:
-                listener.bind(("127.0.0.1", 0))
-                listener.listen()
-                listening.set_result(Site(listener.getsockname()[1]))
-                await server.serve(sockets=[listener])
+            loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+            stop.append(lambda: loop.call_soon_threadsafe(stopped.set))
+            async with listening_server(application) as site:
+                listening.set_result(site)
+                await stopped.wait()
 
     def run() -> None:
         try:
