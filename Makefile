@@ -50,7 +50,7 @@ $(BUILT): $(TORCH) $(SOURCES) | $(READY)
 	@rm -f build/.built-* && touch $@
 
 # An editable install, once. It builds what is not built yet; $(BUILT) follows the sources.
-$(READY): pyproject.toml | $(TORCH)
+$(READY): pyproject.toml setup.py | $(TORCH)
 	@echo "installing exportkit and compiling its operators: a minute or two"
 	MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
 	@touch $@

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from exportkit.installed import libraries_of, operator_namespaces
+from exportkit.progress import Progress, silent
 from exportkit.support import EXPORTING_TORCHES, OLDEST_TORCH, PYTHONS
 
 _INSTALL_TORCH = f"pip install 'torch>={OLDEST_TORCH}'"
@@ -73,7 +74,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 BASIC = ("load and run a CPU package", "export an ExportedProgram", "compile for the CPU")
 
 
-def diagnose(progress: Callable[[str], None] = lambda step: None) -> HostReport:
+def diagnose(progress: Progress = silent) -> HostReport:
     """Checks this machine. Imports torch, runs the compiler once and loads each operator library in a process.
 
     Args:

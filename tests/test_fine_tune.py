@@ -12,11 +12,12 @@ from safetensors.torch import save_file
 
 import exportkit
 from exportkit.cli import main
+from exportkit.eager_source import EagerSource
 from exportkit.errors import WeightsError
 from exportkit.export.cases import state_sha256
 from exportkit.fine_tune import with_weights
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, StoredRecord, write_package
-from exportkit.packaging import build_package
+from exportkit.packaging import PackOptions, build_package
 from exportkit.verify.options import VerifyOptions
 from tests.artifacts import ROOT, artifact
 from tests.export.weights_models import Weighted
@@ -81,10 +82,9 @@ def test_the_same_weights_give_the_package_without_its_cases(tmp_path: Path) -> 
 
 
 def test_it_is_compared_with_the_eager_model_that_has_those_weights(tuned: Path, tmp_path: Path) -> None:
-    options = VerifyOptions(against="eager", device="cpu", weights=tuned, shapes=3)
-    manifest, report = build_package(
-        [artifact("weighted")], tmp_path / "tuned.pt2", weights=tuned, verify_options=options
-    )
+    eager = EagerSource("tests/export/weights_models.py:weighted")
+    options = PackOptions(VerifyOptions(against="eager", device="cpu", eager=eager, shapes=3))
+    manifest, report = build_package([artifact("weighted")], tmp_path / "tuned.pt2", options, weights=tuned)
     assert report is not None
     ran = [target.name for target in report.targets if target.left_out is None]
     assert ran
@@ -125,6 +125,7 @@ def test_the_command_line_says_what_it_compared(
 ) -> None:
     monkeypatch.chdir(ROOT)  # where the model's source is found
     command = ["package", str(artifact("weighted")), "--weights", str(tuned)]
+    command += ["--model", "tests/export/weights_models.py:weighted"]
     command += ["--device", "cpu", "--name", "tuned", "-o", str(tmp_path / "tuned.pt2"), "--json"]
     assert main(command) == 0
     said = json.loads(capsys.readouterr().out)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import tools.more_models  # noqa: F401 (adds to the catalogue)
+from exportkit.bench.results import in_lines
 from tools.model_catalogue import CATALOGUE, Model
 
 _STEPS = {"aoti": ("export", "package", "verify"), "onnx": ("export", "verify")}
@@ -88,7 +89,7 @@ def run(names: Sequence[str], setup: Setup, output: Path, *, again: bool) -> Non
             continue
         document["models"][name] = result = run_model(model, setup)
         temporary = output.with_suffix(".part")
-        temporary.write_text(json.dumps(document, indent=1) + "\n")
+        temporary.write_text(f"{in_lines(document)}\n")
         temporary.replace(output)
         print(f"{name}: {result['ended']}", file=sys.stderr)
 

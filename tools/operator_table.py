@@ -29,8 +29,11 @@ def operator_table() -> str:
         summary = inspect.cleandoc(spec.wrapper.__doc__ or "").splitlines()[0].replace("|", r"\|")
         shapes = spec.layout.describe()
         lines.append(f"| **{name}**<br>`{schema}`<br>{shapes} | {summary} | {', '.join(spec.differentiable) or '-'} |")
-    lines += ["", "The gradients are operators too:", ""]
-    lines += [f"- `{name}`: {SPECS[name].layout.describe()}" for name in gradients]
+    names = ", ".join(f"`{name}`" for name in gradients)
+    lines += [
+        "",
+        f"The gradients are operators too; `exportkit ops list exportkit.arr_coc.ops` has their schemas: {names}.",
+    ]
     return "\n".join(lines) + "\n"
 
 

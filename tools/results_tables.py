@@ -93,8 +93,8 @@ _HEAD = """\
 # Measurements
 
 Every size that was measured. Written by `make docs` from [benchmarks/results](../../benchmarks/results), which has the
-spread of each time, the alternatives' times, the memory and the errors. [performance.md](../performance.md) says how it
-was measured; "vs best" is how many times as long the fastest alternative takes.
+commands, the spread, the alternatives' times, the memory and the errors. [performance.md](../performance.md) says how
+it was measured; "vs best" is how many times as long the fastest alternative takes.
 """
 
 
@@ -160,14 +160,10 @@ def measurements(found: Sequence[Results], half: Sequence[Results], packages: Se
         ):
             if rows:
                 table = tables.table(rows, full=False) if title == "Packages" else sizes_of_each(rows)
-                parts += [
-                    f"### {title}\n",
-                    table,
-                    *_listed((*tables.libraries(rows), *tables.notes(rows, errors=False))),
-                ]
-        parts += ["Made by:\n", *_listed(f"`{command}`" for command in results.command.splitlines())]
-    parts += ["## Packages in half precision\n", runs_section(half)]
-    return "\n".join([*parts, "## Packages on a CPU\n", runs_section(packages)])
+                parts += [f"### {title}\n", table, *_listed(tables.notes(rows, errors=False))]
+    parts += ["## Packages in half precision\n", runs_section(half), "## Packages on a CPU\n", runs_section(packages)]
+    libraries = tables.libraries([row for results in found for row in results.rows])
+    return "\n".join([*parts, "## Calls of other libraries\n", *_listed(libraries)])
 
 
 def sizes_of_each(rows: Sequence[Row]) -> str:
@@ -178,7 +174,7 @@ def sizes_of_each(rows: Sequence[Row]) -> str:
             text = f"{row.size}: {tables.number(timing.median)}, {row.best[1]:.2f}x"
             found.setdefault((row.subject, row.dtype), []).append(text)
     lines = ["| operator | dtype | size: milliseconds, vs best |", "| --- | --- | --- |"]
-    lines += [f"| {subject} | {dtype} | {'; '.join(sizes)} |" for (subject, dtype), sizes in found.items()]
+    lines += [f"| {subject} | {dtype} | {'; '.join(sizes)} |" for (subject, dtype), sizes in sorted(found.items())]
     return "\n".join(lines) + "\n"
 
 

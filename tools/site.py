@@ -16,8 +16,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from exportkit.bench.results import OURS_GRAPHS
+from exportkit.bench.tables import number
 from tools.command_reference import reference
 from tools.generated import DOCS, ROOT
+from tools.results_tables import load_half_results
+from tools.serving_tables import RECEIVERS, SMALL, saturation
 
 MAN_PAGE = DOCS / "exportkit.1"
 _HOST = "https://github.com/exportkit/exportkit/blob/main/"
@@ -62,6 +66,8 @@ def gather(folder: Path) -> None:
     for picture in DOCS.rglob("*"):
         if picture.suffix in (".png", ".svg"):
             shutil.copy(picture, folder / picture.relative_to(DOCS))
+    front = (folder / "index.md").read_text()
+    (folder / "index.md").write_text(front.replace("<!-- figures -->", figures()))
     (folder / "adr" / "index.md").write_text(_with_contents(folder / "adr"))
 
 
@@ -91,6 +97,29 @@ def with_links_of_the_site(text: str, source: str, places: dict[str, str]) -> st
 
     parts = _FENCE.split(text)  # the odd ones are code
     return "".join(part if number % 2 else _LINK.sub(replaced, part) for number, part in enumerate(parts))
+
+
+def figures() -> str:
+    """Returns the three figures of the front page, from the results and the table that the documents show."""
+    rows = {(row.subject, row.dtype, row.size): row for run in load_half_results() for row in run.rows}
+    image = rows["arr_coc_vit_small", "bfloat16", "batch=1, gh=28, gw=28"]
+    ours, other = (image.time(name) for name in (OURS_GRAPHS, "reduce-overhead"))
+    assert ours is not None
+    assert other is not None
+    table = (DOCS / "performance.md").read_text()
+    loaders = r"^\| (?:`exportkit.load`|torch's `load_package`).*\| ([\d.]+ m?s) \("
+    load, torch_load = re.findall(loaders, table, re.MULTILINE)
+    images, part = saturation(SMALL, RECEIVERS).split(", ")
+    cards = {
+        load: f"to load a package of a vision model. torch's own loader takes {torch_load}.",
+        f"{number(ours.median)} ms": (
+            "for an image through ViT-small on an H200. torch.compile, with CUDA graphs too, takes "
+            f"{number(other.median)} ms."
+        ),
+        f"{images} images/s": f"over HTTP, one a request, on one H200: {part} of direct calls.",
+    }
+    texts = [f":::{{container}} card\n{figure}\n\n{text}\n:::\n" for figure, text in cards.items()]
+    return "\n".join(["::::{container} figures\n", *texts, "::::"])
 
 
 def _with_contents(folder: Path) -> str:

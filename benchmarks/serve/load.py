@@ -36,6 +36,7 @@ from benchmarks.serve.load_client import Connection, Load, closed_loop, closed_l
 from benchmarks.serve.load_tables import OURS, RECEIVERS, SHARED, Figures, Round, print_many, print_one
 from benchmarks.serve.running import ROOT, Server, free_port, running, serve_command
 from benchmarks.serve.workload import Workload, http_post, workload
+from exportkit.bench.results import in_lines
 
 MEASUREMENTS = ("one", "saturation", "half-load")
 PEERS = {"litserve": "litserve_app", "kserve": "kserve_app", "ray": "ray_plain"}
@@ -125,7 +126,7 @@ def main() -> None:
     engines = [engine for engine in options.engines if engine not in PEERS or plan.peers_python]
     rounds = [_round(plan, engines) for _ in range(options.rounds)]
     if options.output:
-        options.output.write_text(json.dumps(rounds, indent=1) + "\n")
+        options.output.write_text(f"{in_lines(rounds)}\n")
     one, many = (f"{workload(plan.package, sizes).size / 1e6:.2f} MB ({sizes})" for sizes in (plan.one, plan.many))
     if "one" in plan.measure:
         print(f"One request at a time, {one}:\n")

@@ -87,7 +87,7 @@ def main() -> None:
     import ray
     from ray import serve
 
-    from exportkit.serve.ray_app import NAME, Replica, options_of
+    from exportkit.deployment.ray_app import NAME, Replica, options_of
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})

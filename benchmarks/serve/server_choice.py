@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import socket
 import statistics
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from exportkit.bench.results import in_lines
 
 BODY = 3 * 1024 * 1024
 ANSWER = b"x" * 16
@@ -256,7 +257,7 @@ def main() -> None:
             rows.append(row)
             print({name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()})
     if options.output:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+        options.output.write_text(f"{in_lines(rows)}\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["front.css"]
 html_title = f"exportkit {version}"
 html_show_sphinx = False
 html_copy_source = False

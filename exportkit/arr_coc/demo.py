@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from exportkit.package.atomic import temporary_folder
 from exportkit.package.case_files import named_tensors
 from exportkit.package.manifest import Manifest
 from exportkit.packaging import build_package
+from exportkit.progress import Progress, silent
 from exportkit.verify.commands import ArtifactLoaded, ModelCalled
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.replay import ReplayProcess
@@ -48,9 +48,7 @@ class DemoResult:
     picture: Path
 
 
-def run_demo(
-    folder: Path, *, photograph: str = "astronaut", progress: Callable[[str], None] = lambda step: None
-) -> DemoResult:
+def run_demo(folder: Path, *, photograph: str = "astronaut", progress: Progress = silent) -> DemoResult:
     """Exports, packages, verifies and runs the ARR-COC model with an encoder that needs no training.
 
     Args:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from exportkit.bench.onnx_runtime import ONNX_RUNTIME, load_onnx
 from exportkit.bench.references import NoOperators, OperatorCalled, References
 from exportkit.bench.results import OURS, OURS_EAGER, OURS_GRAPHS, Measurement, Row
 from exportkit.bench.timing import Alternative, Within, measure
+from exportkit.eager_source import EagerSource, unnamed
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.call_signature import describe_call
 from exportkit.export.cases import draw_inputs, eager_mode, state_sha256
@@ -30,13 +31,13 @@ from exportkit.export.tolerances import accuracy_outputs
 from exportkit.installed import DescribedOperator, described_operators
 from exportkit.package.case_files import recorded_errors
 from exportkit.package.manifest import FIRST_WITH_REFERENCES, Call, Manifest
-from exportkit.package.trust import demand, demanded_by
+from exportkit.package.trust import Trust
+from exportkit.progress import Progress
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.sizes import label_of
 from exportkit.spec import ExportSpec
 from exportkit.verify.compare import Reference, compare_outputs
-from exportkit.verify.eager import unnamed
 from exportkit.verify.outcomes import Match
 
 EAGER, COMPILE, REDUCE_OVERHEAD = "eager", "compile", "reduce-overhead"
@@ -66,13 +67,10 @@ class PackageOptions:
         sizes: Sizes such as "batch=8,gh=28,gw=28". Empty: the sizes of the recorded cases.
         seconds: The time for each alternative at each size.
         seed: The seed of the inputs.
-        model: MODEL. None: the package's recorded MODEL, which is not imported if a signature is required.
-        weights: The weights file of the eager model, if it was exported with one.
-        op_libraries: Operator libraries for packages that do not contain them, or modules that load some.
+        eager: The eager model, and operator libraries for packages that do not contain them.
         onnx: An ONNX model with the package's inputs and outputs, which ONNX Runtime runs on the CPU. Its signature is
             beside it.
-        public_keys: PEM files. One of the keys must have signed each package. Policies add their own requirements.
-        signature: The signature file of a single package, if it is not beside the package under its name.
+        trust: Who must have signed each package.
         cuda_graphs: Time the first package with CUDA graphs, too.
     """
 
@@ -80,12 +78,9 @@ class PackageOptions:
     sizes: Sequence[str] = ()
     seconds: float = 1.0
     seed: int = 0
-    model: str | None = None
-    weights: Path | None = None
-    op_libraries: Sequence[Path | str] = ()
+    eager: EagerSource = EagerSource()
     onnx: Path | None = None
-    public_keys: Sequence[Path] = ()
-    signature: Path | None = None
+    trust: Trust = Trust()
     cuda_graphs: bool = False
 
 
@@ -101,7 +96,7 @@ class _Variant:
 
 
 def bench_packages(
-    paths: Sequence[Path], device: torch.device, options: PackageOptions, progress: Callable[[str], None]
+    paths: Sequence[Path], device: torch.device, options: PackageOptions, progress: Progress
 ) -> Iterator[Row]:
     """Times packages at each size. Everything is compared with the first package.
 
@@ -116,7 +111,7 @@ def bench_packages(
         WrongResultError: A package's results differ from eager's. It is not timed.
         PackageError: A package is bad.
     """
-    load_operator_libraries(options.op_libraries)
+    load_operator_libraries(options.eager.op_libraries)
     with ExitStack() as stack:
         package, loaded = _load(paths, device, options, stack, progress)
         manifest = package.manifest
@@ -132,10 +127,10 @@ def _load(
     device: torch.device,
     options: PackageOptions,
     stack: ExitStack,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> tuple[Model, list[_Variant]]:
     """Loads the packages and the ONNX model. Returns the first package, and all of them as variants."""
-    trust: dict[str, Any] = {"public_key": options.public_keys or None, "signature": options.signature}
+    trust: dict[str, Any] = {"public_key": options.trust.keys or None, "signature": options.trust.signature}
     models: list[Model] = []
     variants = []
     for path in paths:
@@ -153,7 +148,7 @@ def _load(
     if options.onnx is not None:
         progress(f"loading {options.onnx.name}")
         start = time.perf_counter()
-        onnx = load_onnx(options.onnx, device, demand(options.public_keys or None))
+        onnx = load_onnx(options.onnx, device, Trust(options.trust.keys).demand())
         took = (time.perf_counter() - start) * 1e3
         _check_interface(options.onnx, onnx.call, paths[0], models[0].manifest.call)
         variants.append(_Variant(ONNX_RUNTIME, onnx.what, onnx, load_ms=took))
@@ -172,23 +167,20 @@ def _interface(call: Call) -> Any:
 
 
 def _eager(
-    manifest: Manifest, device: torch.device, options: PackageOptions, stack: ExitStack, progress: Callable[[str], None]
+    manifest: Manifest, device: torch.device, options: PackageOptions, stack: ExitStack, progress: Progress
 ) -> tuple[ExportSpec | None, str | None]:
     """Returns the eager model on the device, or why there is none."""
     if options.against is not None and not options.against:
         return None, None
-    by = demanded_by(options.public_keys or None, options.signature)
-    source, model = manifest.source, options.model or (manifest.source.model if by is None else None)
+    by, source = options.trust.demanded_by(), manifest.source
+    model = options.eager.model_of(source.model, by)
     if model is None:
-        reason = unnamed(manifest.source.model, by)
-        if options.against is not None and by is not None:
+        reason = unnamed(source.model, by)
+        if options.against is not None:
             raise UsageError(f"cannot compare with eager: {reason}")
         return None, reason
     progress(f"making the eager model {model}")
-    made = rebuild_eager(
-        model, source, manifest.call, device, weights=options.weights, op_libraries=options.op_libraries
-    )
-    spec = stack.enter_context(made)
+    spec = stack.enter_context(rebuild_eager(replace(options.eager, model=model), source, manifest.call, device))
     if state_sha256(spec.model) != source.state_sha256:
         raise UsageError(
             f"the weights of {model} have changed since it was exported",

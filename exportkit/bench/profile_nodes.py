@@ -27,6 +27,8 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.exported_graph import graph_in
 from exportkit.package.node_times import FORMAT_VERSION, NodeTime, Profile
 from exportkit.package.structure import plain
+from exportkit.package.trust import Trust
+from exportkit.progress import Progress
 from exportkit.runtime.case_tensors import read_case
 from exportkit.sizes import label_of
 
@@ -45,8 +47,7 @@ class ProfileOptions:
         size: The sizes of a recorded case, such as "batch=2,gh=8". None: the first case.
         seconds: The time to spend. There are at least five runs.
         op_libraries: Operator libraries that the program calls, or modules that load some.
-        public_keys: PEM files. One of the keys must have signed the program.
-        signature: The signature file, if it is not beside the program under its name.
+        trust: Who must have signed the program.
     """
 
     device: str = "auto"
@@ -54,8 +55,7 @@ class ProfileOptions:
     size: str | None = None
     seconds: float = 1.0
     op_libraries: Sequence[Path | str] = ()
-    public_keys: Sequence[Path] = ()
-    signature: Path | None = None
+    trust: Trust = Trust()
 
 
 class _Timed(torch.fx.Interpreter):
@@ -77,7 +77,7 @@ class _Timed(torch.fx.Interpreter):
         return answer
 
 
-def profile_program(path: Path, options: ProfileOptions, progress: Callable[[str], None]) -> Profile:
+def profile_program(path: Path, options: ProfileOptions, progress: Progress) -> Profile:
     """Times the nodes of a program: of `exportkit export --format program`, or of torch.export.save.
 
     Every node waits for the one before, so that the sum is more than a call takes on a GPU.
@@ -97,7 +97,7 @@ def profile_program(path: Path, options: ProfileOptions, progress: Callable[[str
     device = usable_device(name, without_cuda="Give --device cpu, or use a machine with a GPU.")
     load_operator_libraries(options.op_libraries)
     progress(f"reading {path.name}")
-    saved = load_program(path, options.public_keys, options.signature)
+    saved = load_program(path, options.trust)
     graph = graph_in(path)
     program = move_to_device_pass(saved.program, device)
     module = program.module(check_guards=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -176,8 +176,22 @@ class Results(ResultStruct, frozen=True):
 
 
 def encode(results: Results) -> bytes:
-    """Returns indented JSON with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"
+    """Returns JSON with a final newline."""
+    return f"{in_lines(msgspec.to_builtins(results))}\n".encode()
+
+
+def in_lines(value: Any, indent: str = "") -> str:
+    """Returns JSON in which whatever fits into 400 characters is one line, such as a measurement."""
+    text = msgspec.json.encode(value).decode()
+    if len(text) <= 400 or not isinstance(value, dict | list | tuple):
+        return text
+    inner = f"{indent} "
+    if isinstance(value, dict):
+        items = [f"{msgspec.json.encode(key).decode()}: {in_lines(item, inner)}" for key, item in value.items()]
+    else:
+        items = [in_lines(item, inner) for item in value]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{begin}\n{inner}" + f",\n{inner}".join(items) + f"\n{indent}{end}"
 
 
 def read(path: Path) -> Results:

@@ -15,13 +15,12 @@ from exportkit.bench.results import FORMAT_VERSION, Results, Row
 from exportkit.bench.timing import copy_rate
 from exportkit.export.placement import usable_device
 from exportkit.export.provenance import provenance
+from exportkit.progress import Progress
 
 Rows = Callable[[torch.device, Callable[[], float]], Iterator[Row]]
 
 
-def run(
-    rows: Rows, *, device: str, command: str, threads: int | None, progress: Callable[[str], None]
-) -> Iterator[Results]:
+def run(rows: Rows, *, device: str, command: str, threads: int | None, progress: Progress) -> Iterator[Results]:
     """Yields the results so far after each row, because later rows may fail.
 
     Args:

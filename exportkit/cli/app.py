@@ -10,6 +10,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from typing import Any, ClassVar, TypeVar
 
 import click
@@ -65,6 +66,19 @@ class LazyGroup(click.Group):
         return command
 
 
+def _unusable(entry: EntryPoint, error: Exception) -> click.Command:
+    """Returns a command that says why the one of an installed package cannot be had."""
+
+    def refuse(**_: object) -> None:
+        raise HostError(
+            f"{entry.value}, which an installed package declares for `exportkit {entry.name}`, cannot be imported: "
+            f"{type(error).__name__}: {error}",
+            hint="Mend that package or uninstall it.",
+        )
+
+    return click.Command(entry.name, callback=refuse, short_help="Cannot be imported: run it to see why.")
+
+
 class Commands(LazyGroup):
     """All commands, with the exit codes below them."""
 
@@ -78,7 +92,10 @@ class Commands(LazyGroup):
         """Returns exportkit's own command, or else that of an installed package."""
         if cmd_name in COMMANDS or (entry := declared("exportkit.commands").get(cmd_name)) is None:
             return super().get_command(ctx, cmd_name)
-        installed: click.Command = entry.load()
+        try:
+            installed: click.Command = entry.load()
+        except Exception as error:  # a stranger's module may raise anything, and the other commands go on
+            return _unusable(entry, error)
         return installed
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

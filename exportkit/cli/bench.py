@@ -16,14 +16,13 @@ from exportkit.cli.shared_options import (
     EXISTING_FILE,
     OUTPUT_FILE,
     device_option,
-    model_option,
-    op_library_option,
+    eager_options,
     public_key_options,
-    weights_option,
 )
 
 if TYPE_CHECKING:
     from exportkit.bench.results import Results
+    from exportkit.eager_source import EagerSource
 
 _OPERATORS = "ops"
 _DTYPES = ["float32", "float64", "float16", "bfloat16"]
@@ -70,11 +69,7 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     help="Seconds to spend on each alternative at each size.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the inputs.")
-@model_option("the package")
-@weights_option("The weights file that the model was exported with.")
-@op_library_option(
-    "An operator library that the package calls but does not contain, or a Python module that loads some. Repeatable."
-)
+@eager_options("the package")
 @click.option(
     "--onnx",
     type=EXISTING_FILE,
@@ -106,8 +101,8 @@ def command(
     WHAT is `ops` for every operator, names of operators, or packages (.pt2). Operators are timed beside their ATen
     reference, torch.compile of the reference, and the fastest library with the same function. Packages are timed beside
     the eager model, with operators and with their references, and beside torch.compile; other packages are compared
-    with the first. All results are compared before anything is timed; a different result is an error. If --public-key
-    or this machine's policy requires signatures, the eager model is made only if --model names it.
+    with the first. All results are compared before anything is timed; a different result is an error. The eager
+    model is made if --model names it, or if an installed package has registered the name that the package recorded.
 
     The alternatives take turns. Inputs rotate, so that caches do not hold them. On CUDA an operator has two times: of
     a call with its launches, and of the kernels alone, replayed from a CUDA graph. The table shows the kernels' time
@@ -185,8 +180,10 @@ def _profile(
     **options: Any,
 ) -> None:
     """Times the nodes of one program."""
-    of_alternatives = ("against", "dtype", "model", "weights", "onnx", "cuda_graphs")
+    of_alternatives = ("against", "dtype", "onnx", "cuda_graphs")
     given = [f"--{name.replace('_', '-')}" for name in of_alternatives if options[name]]
+    eager: EagerSource = options["eager"]
+    given += [option for option, value in (("--model", eager.model), ("--weights", eager.weights)) if value]
     given += [option for option, value in (("--output", output), ("--plot", plot)) if value is not None]
     if given:
         raise click.UsageError(f"{given[0]} is not for --profile, which times one program's nodes.")
@@ -202,8 +199,9 @@ def _profile(
         from exportkit.bench.profile_nodes import ProfileOptions, profile_program
         from exportkit.package.node_times import encode_profile
 
-        wanted = ("device", "threads", "seconds", "op_libraries", "public_keys", "signature")
-        chosen = ProfileOptions(size=sizes[0] if sizes else None, **{name: options[name] for name in wanted})
+        wanted = {name: options[name] for name in ("device", "threads", "seconds", "trust")}
+        size = sizes[0] if sizes else None
+        chosen = ProfileOptions(size=size, op_libraries=eager.op_libraries, **wanted)
         found = profile_program(Path(what[0]), chosen, step)
         write_whole(profile, encode_profile(found))
     if as_json:
@@ -227,16 +225,19 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
         )
     if of_compilers := [name for name in options["against"] if name not in ALTERNATIVES]:
         raise click.UsageError(f"--against {of_compilers[0]} is for packages; {', '.join(what)} names operators.")
-    of_packages = ("model", "--model"), ("weights", "--weights"), ("op_libraries", "--op-library")
     if options["cuda_graphs"]:
         raise click.UsageError("--cuda-graphs is for packages; operators' kernels are timed in CUDA graphs anyway.")
-    for name, option in (
-        *of_packages,
-        ("onnx", "--onnx"),
-        ("public_keys", "--public-key"),
-        ("signature", "--signature"),
-    ):
-        if options[name]:
+    eager, trust = options["eager"], options["trust"]
+    of_packages = {
+        "--model": eager.model,
+        "--weights": eager.weights,
+        "--op-library": eager.op_libraries,
+        "--onnx": options["onnx"],
+        "--public-key": trust.keys,
+        "--signature": trust.signature,
+    }
+    for option, value in of_packages.items():
+        if value:
             raise click.UsageError(f"{option} is for packages; {', '.join(what)} names operators.")
     dtype, direction = options["dtype"], options["direction"]
     chosen = OperatorOptions(
@@ -264,19 +265,16 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
         raise click.UsageError(
             "--dtype and --direction are for operators; a package's dtype is fixed, and it has no gradient."
         )
-    if options["signature"] and len(packages) > 1:
+    if options["trust"].signature and len(packages) > 1:
         raise click.UsageError("--signature works with one package only; put each signature beside its package.")
     chosen = PackageOptions(
         against=options["against"] or None,
         sizes=options["sizes"],
         seconds=options["seconds"],
         seed=options["seed"],
-        model=options["model"],
-        weights=options["weights"],
-        op_libraries=options["op_libraries"],
+        eager=options["eager"],
         onnx=options["onnx"],
-        public_keys=options["public_keys"],
-        signature=options["signature"],
+        trust=options["trust"],
         cuda_graphs=options["cuda_graphs"],
     )
     return lambda device, rate: bench_packages(packages, device, chosen, step)

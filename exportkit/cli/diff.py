@@ -13,6 +13,7 @@ import click
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, progress
 from exportkit.cli.shared_options import EXISTING_FILE, device_option, op_library_option, timeout_option
+from exportkit.eager_source import EagerSource
 from exportkit.sizes import bytes_text
 from exportkit.verify.options import VerifyOptions
 
@@ -34,7 +35,7 @@ _EFFECTS = {"answer": "changes answers", "load": "changes what loads it", None: 
     "Repeatable."
 )
 @timeout_option
-def command(a: Path, b: Path, run: bool, as_json: bool, **options: Any) -> None:
+def command(a: Path, b: Path, run: bool, op_libraries: tuple[Path | str, ...], as_json: bool, **options: Any) -> None:
     """Compare two artifacts or packages, or ONNX models, part by part.
 
     Every digest is checked. Without --run, nothing of A and B is executed or imported. Weights are compared by the
@@ -59,7 +60,9 @@ def command(a: Path, b: Path, run: bool, as_json: bool, **options: Any) -> None:
         if run:
             from exportkit.diff.answers import compare_answers
 
-            answers = compare_answers(a, b, VerifyOptions(**options), progress=step)
+            answers = compare_answers(
+                a, b, VerifyOptions(eager=EagerSource(op_libraries=op_libraries), **options), progress=step
+            )
     same = comparison.same and (answers is None or answers.same)
     if as_json:
         document = {"same": same, **dataclasses.asdict(comparison)}

@@ -23,6 +23,7 @@ from exportkit.cli.shared_options import (
 )
 from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, TraceOptions
 from exportkit.onnx.onnx_options import OnnxOptions
+from exportkit.package.trust import Trust
 from exportkit.sizes import bytes_text
 
 if TYPE_CHECKING:
@@ -165,8 +166,7 @@ def command(
     model_kwargs: dict[str, Any],
     weights: Path | None,
     inputs: tuple[str, ...],
-    public_keys: tuple[Path, ...],
-    signature: Path | None,
+    trust: Trust,
     seed: int,
     cpu_isas: tuple[Any, ...],
     cuda_arch: Any,
@@ -222,8 +222,7 @@ def command(
             weights=weights,
             op_libraries=op_libraries,
             seed=seed,
-            public_keys=public_keys,
-            signature=signature,
+            trust=trust,
         )
         if apply_suggested_fixes:
             step("looking for sizes that the model takes")

@@ -11,6 +11,7 @@ import click
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable
 from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE, public_key_options
+from exportkit.package.trust import Trust
 from exportkit.sizes import bytes_text
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ if TYPE_CHECKING:
 )
 def command(
     artifact: Path,
-    public_keys: tuple[Path, ...],
-    signature: Path | None,
+    trust: Trust,
     report: Path | None,
     program: Path | None,
     profile: Path | None,
@@ -73,10 +73,10 @@ def command(
 
     from exportkit.onnx.files import named_model, open_onnx
     from exportkit.package.archive import PackageReader
-    from exportkit.package.trust import demand, signature_info
+    from exportkit.package.trust import signature_info
 
     _check_report(report, artifact, {"--program": program, "--profile": profile, "--verification": verification})
-    asked = demand(public_keys or None, signature) if public_keys or signature is not None else None
+    asked = trust.demand() if trust != Trust() else None
     model = named_model(artifact)
     with PackageReader(artifact, demand=asked) if model is None else open_onnx(model, demand=asked) as reader:
         signers = reader.signers

@@ -8,14 +8,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import click
 
-Progress = Callable[[str], None]
+from exportkit.progress import Progress
 
 
 def print_json(document: Any) -> None:

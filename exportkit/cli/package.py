@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, print_table, progress
+from exportkit.cli.output import print_json, print_table, printable, progress
 from exportkit.cli.shared_options import (
     EXISTING_FILE,
     device_option,
@@ -21,8 +23,68 @@ from exportkit.cli.shared_options import (
     weights_option,
 )
 from exportkit.cli.sign import ask_password
+from exportkit.eager_source import EagerSource
 from exportkit.errors import HostError
+from exportkit.package.trust import Trust
 from exportkit.sizes import bytes_text
+from exportkit.verify.options import VerifyOptions
+
+if TYPE_CHECKING:
+    from exportkit.package.keys import PrivateKey
+    from exportkit.package.manifest import Manifest
+    from exportkit.verify.report import Report
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def pack_options(artifact: str, recorded: str) -> Callable[[F], F]:
+    """The options of commands that write, verify and sign a package.
+
+    The command gets them as `verification`, `verify` and `sign_key`.
+
+    Args:
+        artifact: What must be signed, in the help.
+        recorded: What recorded MODEL, in the help.
+    """
+    options = (
+        click.option(
+            "--sign-key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="Sign the package as `exportkit sign` does."
+        ),
+        public_key_options(artifact),
+        device_option("Verify the targets of this device; auto: every target that runs here.", default="auto"),
+        model_option(recorded),
+        timeout_option,
+        click.option(
+            "--no-verify", is_flag=True, help="Do not run the package, for example because no target runs here."
+        ),
+    )
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def packing(
+            *args: Any,
+            sign_key: Path | None,
+            trust: Trust,
+            device: str,
+            model: str | None,
+            op_libraries: tuple[Path | str, ...],
+            timeout: int,
+            no_verify: bool,
+            **others: Any,
+        ) -> Any:
+            from exportkit.package.keys import read_private_key
+
+            key = read_private_key(sign_key, ask_password) if sign_key is not None else None
+            eager = EagerSource(model, op_libraries=op_libraries)
+            verification = VerifyOptions(against="cases", device=device, eager=eager, timeout=timeout, trust=trust)
+            return function(*args, verification=verification, verify=not no_verify, sign_key=key, **others)
+
+        made: Any = packing
+        for option in reversed(options):
+            made = option(made)
+        return made
+
+    return decorate
 
 
 @exportkit_command("package", short_help="Add operator libraries, and verify.")
@@ -30,34 +92,21 @@ from exportkit.sizes import bytes_text
 @output_option()
 @op_library_option(
     "An operator library that the model calls, or a Python module that loads some. Repeatable. Default: the libraries "
-    "that importing MODEL loads, unless signatures are required. Libraries of exportkit are added if needed.",
+    "that importing --model loads. Those that installed packages declare are added if needed.",
 )
 @click.option("--name", help="The package's name. Default: the first artifact's.")
-@click.option("--model-version", help="The model's version. Default: the first artifact's.")
+@click.option("--model-version", "version", help="The model's version. Default: the first artifact's.")
 @weights_option("Replace the weights with another fine-tune's: the model's whole state_dict.")
-@click.option(
-    "--sign-key", type=EXISTING_FILE, metavar="PRIVATE.pem", help="Sign the package as `exportkit sign` does."
-)
-@public_key_options("each ARTIFACT")
-@device_option("Verify the targets of this device; auto: every target that runs here.", default="auto")
-@model_option("the first artifact")
-@timeout_option
-@click.option("--no-verify", is_flag=True, help="Do not run the package, for example because no target runs here.")
+@pack_options("each ARTIFACT", "the first artifact")
 def command(
     artifacts: tuple[Path, ...],
     output: Path,
-    op_libraries: tuple[Path | str, ...],
-    name: str | None,
-    model_version: str | None,
     weights: Path | None,
-    sign_key: Path | None,
-    public_keys: tuple[Path, ...],
-    signature: Path | None,
-    device: str,
-    model: str | None,
-    timeout: int,
-    no_verify: bool,
+    verification: VerifyOptions,
+    verify: bool,
+    sign_key: PrivateKey | None,
     as_json: bool,
+    **named: str | None,
 ) -> None:
     """Put compiled artifacts, operator libraries, manifest and cases into one .pt2, and verify it.
 
@@ -67,70 +116,78 @@ def command(
     signatures, each ARTIFACT must be signed before any of it runs. The package is signed last, after it passed.
 
     With --weights nothing is compiled. The package has no cases, because the recorded outputs belong to the old
-    weights. It is compared with the eager model instead, if MODEL can be imported; otherwise --no-verify writes it. If
-    signatures are required, --model must name MODEL.
+    weights. It is compared with the eager model instead, which --model names; --no-verify writes it unseen.
 
     \b
     exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
     exportkit package cpu.pt2 cuda.pt2 --op-library build/libmyops.so -o model.pt2
-    exportkit package model.pt2 --weights tuned.safetensors --name tuned -o tuned.pt2
+    exportkit package model.pt2 --weights tuned.safetensors --model net.py:Net --name tuned -o tuned.pt2
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    from exportkit.package.keys import read_private_key
-    from exportkit.package.signing import signature_path
-
-    private = read_private_key(sign_key, ask_password) if sign_key is not None else None
-    signed = signature_path(output, private) if private is not None else None
     with progress() as step:
         step("importing the packager")
-        import msgspec
+        from exportkit.packaging import PackOptions, build_package
 
-        from exportkit.packaging import build_package
-        from exportkit.verify.options import VerifyOptions
+        if weights is not None:  # the recorded cases belong to the old weights
+            verification = dataclasses.replace(verification, against="eager")
+        options = PackOptions(verification, verify, sign_key)
+        manifest, report = build_package(artifacts, output, options, weights=weights, progress=step, **named)
+    print_packed(output, manifest, report, sign_key, as_json=as_json)
 
-        # The recorded cases belong to the old weights.
-        against: Literal["cases", "eager"] = "cases" if weights is None else "eager"
-        options = VerifyOptions(against=against, device=device, model=model, weights=weights, timeout=timeout)
-        manifest, report = build_package(
-            artifacts,
-            output,
-            op_libraries=op_libraries,
-            name=name,
-            version=model_version,
-            weights=weights,
-            sign_key=private,
-            verify_options=None if no_verify else options,
-            progress=step,
-            public_keys=public_keys,
-            signature=signature,
-        )
+
+def print_packed(
+    output: Path,
+    manifest: Manifest,
+    report: Report | None,
+    sign_key: PrivateKey | None,
+    *,
+    as_json: bool,
+    done: Sequence[str] | None = None,
+) -> None:
+    """Prints a new package, and exits with the code of its verification.
+
+    Args:
+        output: The package's name.
+        manifest: Its manifest.
+        report: The report of its verification; None if it was skipped. It was written if it passed.
+        sign_key: The key that signed it.
+        as_json: Whether to print JSON.
+        done: What was changed in an older package, a line for each; None if it was put together.
+    """
+    from exportkit.cli.describe import library_text, target_text
+    from exportkit.cli.verify import print_report, report_document
+    from exportkit.package.signing import signature_path
+
     # The package was verified under a temporary name.
     report = dataclasses.replace(report, artifact=str(output)) if report is not None else None
     written = report is None or report.exit_code == 0
+    signed = signature_path(output, sign_key) if written and sign_key is not None else None
     if as_json:
-        from exportkit.cli.verify import report_document
+        import msgspec
 
-        print_json(
-            {
-                "file": {"path": str(output), "size": output.stat().st_size} if written else None,
-                "signature": str(signed) if written and signed is not None else None,
-                "verification": report_document(report) if report is not None else None,
-                "manifest": msgspec.to_builtins(manifest),
-            }
-        )
+        document: Mapping[str, Any] = {
+            "file": {"path": str(output), "size": output.stat().st_size} if written else None,
+            "signature": str(signed) if signed is not None else None,
+            **({} if done is None else {"done": done}),
+            "verification": report_document(report) if report is not None else None,
+            "manifest": msgspec.to_builtins(manifest),
+        }
+        print_json(document)
     else:
-        from exportkit.cli.describe import library_text, target_text
-        from exportkit.cli.verify import print_report
-
         click.echo(f"{output}  {bytes_text(output.stat().st_size)}" if written else f"{output} was not written")
-        if written and private is not None:
-            click.echo(f"{signed}: signed by key {private.public.id}")
-        print_table([("target", target.name, target_text(target)) for target in manifest.targets])
-        print_table([("library", Path(item.record).name, library_text(item)) for item in manifest.libraries])
-        if report is not None:
+        for line in done or ():
+            click.echo(f"  {printable(line)}")
+        if signed is not None and sign_key is not None:
+            click.echo(f"{signed}: signed by key {sign_key.public.id}")
+        elif written and done is not None:
+            click.echo("  not signed: --sign-key signs it")
+        if done is None:
+            print_table([("target", target.name, target_text(target)) for target in manifest.targets])
+            print_table([("library", Path(item.record).name, library_text(item)) for item in manifest.libraries])
+        if report is None:
+            click.echo("not verified: --no-verify")
+        else:
             print_report(report)
             if report.exit_code == HostError.exit_code:
                 click.echo("It may run elsewhere: --no-verify writes it without running it here.")
-        else:
-            click.echo("not verified: --no-verify")
     if report is not None and report.exit_code:
         raise click.exceptions.Exit(report.exit_code)

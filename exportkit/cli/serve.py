@@ -179,7 +179,7 @@ def command(as_json: bool, **options: Any) -> None:
 
 
 def _serve_on_ray(asked: ServeOptions, as_json: bool) -> None:
-    from exportkit.serve.ray_run import run_on_ray
+    from exportkit.deployment.ray_run import run_on_ray
 
     def started(url: str) -> None:
         _report(f"ready: HTTP on {url}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import math
 import re
@@ -12,6 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
+from exportkit.eager_source import EagerSource
+from exportkit.package.trust import Trust
 from exportkit.verify.options import VerifyOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,23 +55,50 @@ def weights_option(text: str) -> Callable[[F], F]:
 
 
 def public_key_options(argument: str) -> Callable[[F], F]:
-    """--public-key, repeatable, and --signature. Both apply to the file that the command's argument names."""
+    """--public-key, repeatable, and --signature: the command gets them as `trust`.
+
+    Both apply to the file that the command's argument names.
+    """
+    signature = click.option(
+        "--signature",
+        type=EXISTING_FILE,
+        metavar="FILE",
+        help="The signature file, if it is not beside the signed file.",
+    )
+    keys = click.option(
+        "--public-key",
+        "public_keys",
+        type=EXISTING_FILE,
+        multiple=True,
+        metavar="KEY.pem",
+        help=f"Require that this key signed {argument}. Repeatable: one of the keys is enough.",
+    )
 
     def decorate(function: F) -> F:
-        function = click.option(
-            "--signature",
-            type=EXISTING_FILE,
-            metavar="FILE",
-            help="The signature file, if it is not beside the signed file.",
-        )(function)
-        return click.option(
-            "--public-key",
-            "public_keys",
-            type=EXISTING_FILE,
-            multiple=True,
-            metavar="KEY.pem",
-            help=f"Require that this key signed {argument}. Repeatable: one of the keys is enough.",
-        )(function)
+        @functools.wraps(function)
+        def with_trust(*args: Any, public_keys: Sequence[Path], signature: Path | None, **options: Any) -> Any:
+            return function(*args, trust=Trust(public_keys, signature), **options)
+
+        return keys(signature(with_trust))  # type: ignore[return-value]
+
+    return decorate
+
+
+def eager_options(artifact: str) -> Callable[[F], F]:
+    """--model, --weights and --op-library: the command gets them as `eager`."""
+    model = model_option(artifact)
+    weights = weights_option("The weights file that the model was exported with.")
+    libraries = op_library_option(
+        f"An operator library that {artifact} calls but does not contain, or a Python module that loads some. "
+        "Repeatable."
+    )
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def with_eager(*args: Any, model: str | None, weights: Path | None, op_libraries: Any, **options: Any) -> Any:
+            return function(*args, eager=EagerSource(model, weights, op_libraries), **options)
+
+        return model(weights(libraries(with_eager)))  # type: ignore[return-value]
 
     return decorate
 
@@ -81,7 +111,10 @@ def device_option(text: str, default: str) -> Callable[[F], F]:
 
 def model_option(artifact: str) -> Callable[[F], F]:
     """--model: the eager model."""
-    text = f"The eager model. Default: the one that {artifact} recorded, unless signatures are required."
+    text = (
+        f"The eager model, such as net.py:Net. Default: the name that {artifact} recorded, if an installed package has "
+        "registered it (arr-coc) and no signature is required."
+    )
     return click.option("--model", metavar="MODEL", help=text)
 
 

@@ -9,6 +9,7 @@ import click
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table
 from exportkit.cli.shared_options import EXISTING_FILE, public_key_options
+from exportkit.package.trust import Trust
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -29,8 +30,7 @@ def command(
     package: Path,
     output: Path,
     target: str | None,
-    public_keys: tuple[Path, ...],
-    signature: Path | None,
+    trust: Trust,
     as_json: bool,
 ) -> None:
     """Write PACKAGE as a model of Triton's PyTorch backend (platform torch_aoti), and print how to start Triton.
@@ -44,10 +44,9 @@ def command(
     exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
     exportkit triton arr_coc.pt2 -o repository/
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    from exportkit.package.trust import demand
-    from exportkit.triton_repository import write_triton_model
+    from exportkit.deployment.triton_repository import write_triton_model
 
-    model = write_triton_model(package, output, target=target, demand=demand(public_keys or None, signature))
+    model = write_triton_model(package, output, target=target, demand=trust.demand())
     if as_json:
         print_json(
             {

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any, assert_never, get_args
 import click
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import Progress, print_json, print_table, printable, printable_lines, progress
+from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
 from exportkit.cli.shared_options import (
     EXISTING_FILE,
     check_tolerances,
     device_option,
-    model_option,
-    op_library_option,
+    eager_options,
     public_key_options,
     timeout_option,
     tolerance_options,
-    weights_option,
 )
 from exportkit.errors import ExportkitError
+from exportkit.progress import Progress
 from exportkit.verify import outcomes
 from exportkit.verify.options import Against, VerifyOptions
 
@@ -39,7 +38,7 @@ _DEFAULTS = VerifyOptions()
     type=click.Choice(get_args(Against)),
     default=_DEFAULTS.against,
     show_default=True,
-    help="Compare with recorded cases, the eager model, or both. `both` skips a model that cannot be imported.",
+    help="Compare with recorded cases, the eager model, or both. `both` skips eager without MODEL.",
 )
 @click.option(
     "--shapes",
@@ -51,11 +50,7 @@ _DEFAULTS = VerifyOptions()
 @tolerance_options
 @device_option("Run the targets of this device; auto: every target that runs here.", default=_DEFAULTS.device)
 @click.option("--target", metavar="NAME", help="Run only this target. `exportkit inspect` lists the names.")
-@model_option("the artifact")
-@weights_option("The weights file that the model was exported with.")
-@op_library_option(
-    "An operator library that the artifact calls but does not contain, or a Python module that loads some. Repeatable."
-)
+@eager_options("the artifact")
 @public_key_options("ARTIFACT")
 @click.option(
     "--seed",
@@ -88,22 +83,23 @@ def command(
     """Run every target of ARTIFACT that this machine can run, each in a fresh process, and compare the outputs.
 
     The process has only the package and torch. It cannot import the exporter, or the source of the model or operators.
-    It first replays the recorded cases. Then, if MODEL can be imported here, the outputs are compared with eager's at
-    sizes from the dynamic ranges, including their ends. Targets that cannot run here are listed with the reason; if
+    It first replays the recorded cases. Then the outputs are compared with eager's at sizes from the dynamic ranges,
+    including their ends, if --model names MODEL or an installed package has registered the name that ARTIFACT recorded:
+    nothing else that a file names is imported. Targets that cannot run here are listed with the reason; if
     no target can run, verification fails. The first failed check gives the exit code.
 
     ARTIFACT may be an ONNX model of `exportkit export --format onnx`. ONNX Runtime then runs it on the CPU, in a
     process that has neither torch nor the exporter, and its outputs are compared in the same way.
 
     With --public-key, or if this machine's policy requires signatures, signatures are checked first. A signature does
-    not cover the model's source, so nothing is compared with eager unless --model names it.
+    not cover the model's source, so then only --model counts.
 
     With --bisect, a call that fails is repeated on parts of the graph: cut after a node, compiled, and compared with
     what eager and a float64 reference compute up to that node. The first node that differs is named, with its errors.
 
     \b
     exportkit verify arr_coc.pt2
-    exportkit verify arr_coc.pt2 --against eager --shapes 20 --json
+    exportkit verify net.pt2 --model net.py:Net --against eager --shapes 20 --json
     exportkit verify arr_coc.pt2 --bisect
     exportkit verify arr_coc.pt2 --public-key release.pem
     """  # noqa: D301 (click wants the control character, to keep the lines below it)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import FIRST_WITH_REFERENCES
 from exportkit.package.trust import demand
+from exportkit.progress import Progress, silent
 from exportkit.sizes import label_of
 from exportkit.verify.commands import ModelCalled
 from exportkit.verify.options import VerifyOptions
@@ -86,9 +87,7 @@ class Answers:
         return {"same": self.same, "a": self.a, "b": self.b, "checks": checks, "notes": list(self.notes)}
 
 
-def compare_answers(
-    a: Path, b: Path, options: VerifyOptions, *, progress: Callable[[str], None] = lambda step: None
-) -> Answers:
+def compare_answers(a: Path, b: Path, options: VerifyOptions, *, progress: Progress = silent) -> Answers:
     """Calls both artifacts with the inputs of all recorded cases.
 
     An answer is right by the rule of FORMAT.md, "Verdicts", where the other artifact's answer is the expected one, and
@@ -129,7 +128,7 @@ class _Runner:
     process: ReplayProcess
 
     @classmethod
-    def open(cls, path: Path, options: VerifyOptions, stack: ExitStack, progress: Callable[[str], None]) -> _Runner:
+    def open(cls, path: Path, options: VerifyOptions, stack: ExitStack, progress: Progress) -> _Runner:
         model, asked = named_model(path), demand()
         reader = stack.enter_context(
             PackageReader(path, demand=asked) if model is None else open_onnx(model, demand=asked)
@@ -159,7 +158,7 @@ def _checks(
     b: _Runner,
     folder: Path,
     recorded: set[str],
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> Iterator[AnswerCheck]:
     """Compares the answers to the cases of one artifact, but for those that were met before."""
     inputs, answers = folder / "inputs.safetensors", (folder / "a.safetensors", folder / "b.safetensors")

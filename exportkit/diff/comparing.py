@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,14 @@ from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.elf import read_elf
 from exportkit.package.manifest import Case, Library, Manifest
 from exportkit.package.trust import signature_info
+from exportkit.progress import Progress, silent
 from exportkit.sizes import label_of
 
 _SHOWN_SYMBOLS = 8
 _NO_STATE = hashlib.sha256().hexdigest()
 
 
-def compare_artifacts(a: Path, b: Path, *, progress: Callable[[str], None] = lambda step: None) -> Comparison:
+def compare_artifacts(a: Path, b: Path, *, progress: Progress = silent) -> Comparison:
     """Compares two artifacts without executing or importing anything of either, and without torch.
 
     Args:
@@ -72,7 +73,7 @@ class _Opened:
     notes: tuple[str, ...]
 
     @classmethod
-    def open(cls, path: Path, folder: Path, stack: ExitStack, progress: Callable[[str], None]) -> _Opened:
+    def open(cls, path: Path, folder: Path, stack: ExitStack, progress: Progress) -> _Opened:
         progress(f"checking {path.name}")
         folder.mkdir()
         model = named_model(path)

@@ -25,11 +25,12 @@ from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.model_sources import compiling_model_sources
 from exportkit.export.program_weights import ProgramWeights
 from exportkit.export.toolchain import compiling_for, last_lines, torch_minor, usable_compiler
-from exportkit.export.trace import Progress, Traced
+from exportkit.export.trace import Traced
 from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.elf import oldest_torch, read_elf
 from exportkit.package.manifest import Operator, Target
+from exportkit.progress import Progress
 
 # These decide which files exist and where the weights are. The format depends on them.
 _RESERVED = (

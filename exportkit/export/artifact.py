@@ -20,11 +20,12 @@ from exportkit.export.quiet import quiet_torch
 from exportkit.export.resolved import EagerModel, ResolvedModel
 from exportkit.export.saved_program import trace_saved
 from exportkit.export.toolchain import check_cpu_isa, default_cpu_isa, usable_compiler
-from exportkit.export.trace import Progress, Traced, silent, trace
+from exportkit.export.trace import Traced, trace
 from exportkit.package.archive import Content, write_package
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import CASES_DIR
 from exportkit.package.manifest import FORMAT_VERSION, Case, Manifest, Operator, Program, Target, Weight
+from exportkit.progress import Progress, silent
 from exportkit.spec import ExportSpec
 
 PROGRAM_RECORD = "exportkit/program.pt2"

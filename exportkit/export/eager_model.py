@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.export.placement import parse_floating, prepared
 from exportkit.export.resolve import resolve
@@ -18,26 +18,16 @@ from exportkit.spec import ExportSpec
 
 
 @contextmanager
-def rebuild_eager(
-    model: str,
-    source: Source,
-    call: Call,
-    device: torch.device,
-    *,
-    weights: Path | None = None,
-    op_libraries: Sequence[Path | str] = (),
-) -> Iterator[ExportSpec]:
+def rebuild_eager(eager: EagerSource, source: Source, call: Call, device: torch.device) -> Iterator[ExportSpec]:
     """Makes MODEL with the arguments, seed and dtype of an export, on a device.
 
     Compare its `state_sha256` with the artifact's to know whether it is still the same model.
 
     Args:
-        model: MODEL.
-        source: The artifact's source.
+        eager: MODEL, which `EagerSource.model_of` has allowed, with its weights and libraries.
+        source: The artifact's source. The callable gets its arguments, which are numbers, text, booleans and null.
         call: The artifact's call.
         device: A device that this machine has.
-        weights: The safetensors file of the export, if it had one.
-        op_libraries: The operator libraries that the model calls, or modules that load some.
 
     Raises:
         ModelNotFoundError: MODEL cannot be imported here.
@@ -46,15 +36,16 @@ def rebuild_eager(
     """
     arguments: dict[str, Any] = {
         "model_kwargs": source.model_kwargs,
-        "weights": weights,
-        "op_libraries": op_libraries,
+        "weights": eager.weights,
+        "op_libraries": eager.op_libraries,
         "seed": source.seed,
     }
+    assert eager.model is not None
     try:
-        resolved = resolve(model, **arguments)
+        resolved = resolve(eager.model, **arguments)
     except UsageError:
         # A bare module was exported with --input, so it needs inputs of the same form.
-        resolved = resolve(model, inputs=input_texts(call), **arguments)
+        resolved = resolve(eager.model, inputs=input_texts(call), **arguments)
     with prepared(resolved.spec, device, parse_floating(source.dtype)) as spec:
         yield spec
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from exportkit.child.conversation import ChildEndedError, Conversation
@@ -13,6 +13,7 @@ from exportkit.errors import LibraryLoadError, MissingLibraryError
 from exportkit.installed import declared_module, installed_libraries, operator_namespaces
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Library
+from exportkit.progress import Progress
 
 
 class Import(Message, frozen=True):
@@ -28,7 +29,7 @@ class Loaded(Message, frozen=True):
 
 
 def describe_libraries(
-    given: Iterable[Path | str], operators: Collection[str], devices: Collection[str], progress: Callable[[str], None]
+    given: Iterable[Path | str], operators: Collection[str], devices: Collection[str], progress: Progress
 ) -> list[tuple[Path, Library]]:
     """Describes the libraries of operators: those that are given, and what installed packages declare for the others.
 
@@ -66,7 +67,7 @@ def _is_in(namespace: str, operator: str) -> bool:
     return operator.startswith(f"{namespace}::")
 
 
-def library_files(given: Iterable[Path | str], operators: Sequence[str], progress: Callable[[str], None]) -> list[Path]:
+def library_files(given: Iterable[Path | str], operators: Sequence[str], progress: Progress) -> list[Path]:
     """Returns operator libraries: files as they are given, and for modules those that they load.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,11 +13,11 @@ from exportkit.libraries import registered_schemas
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
-from exportkit.package.trust import demand, refuse_foreign
+from exportkit.package.trust import Trust
 from exportkit.spec import ExportSpec
 
 
-def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path | None = None) -> SavedProgram:
+def load_program(path: Path, trust: Trust = Trust()) -> SavedProgram:
     """Reads an ExportedProgram that exportkit or torch wrote.
 
     The operators that it calls must be registered, or an installed package must declare them. torch may unpickle parts
@@ -26,8 +25,7 @@ def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path |
 
     Args:
         path: The `.pt2`.
-        public_keys: PEM files. One of the keys must have signed the file.
-        signature: The signature file, if it is not beside the program under its name.
+        trust: Who must have signed the file.
 
     Raises:
         ModelNotFoundError: The file does not exist, or has no program.
@@ -40,8 +38,10 @@ def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path |
     if not path.is_file():
         raise ModelNotFoundError(f"there is no file {path}")
     try:
-        asked = demand(public_keys or None, signature)
-        with PackageReader(path, demand=asked) as reader, temporary_folder(None, "exportkit-program") as folder:
+        with (
+            PackageReader(path, demand=trust.demand()) as reader,
+            temporary_folder(None, "exportkit-program") as folder,
+        ):
             manifest = reader.manifest
             if manifest.program is None:
                 raise ModelNotFoundError(
@@ -54,7 +54,7 @@ def load_program(path: Path, public_keys: Sequence[Path] = (), signature: Path |
             _register(path, manifest)
             program = _read(path, extracted)
     except NoManifestError:
-        refuse_foreign(path, public_keys or None, signature)
+        trust.refuse_foreign(path)
         manifest, program = None, _read(path, path)
     args, kwargs = program.example_inputs
     spec = ExportSpec(

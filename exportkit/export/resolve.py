@@ -25,6 +25,7 @@ from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Library
+from exportkit.package.trust import Trust
 from exportkit.spec import ExportSpec
 
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<dtype>[a-z0-9_]+)\[(?P<sizes>[0-9,\s]*)\]")
@@ -38,8 +39,7 @@ def resolve(
     weights: Path | None = None,
     op_libraries: Sequence[Path | str] = (),
     seed: int = 0,
-    public_keys: Sequence[Path] = (),
-    signature: Path | None = None,
+    trust: Trust = Trust(),
 ) -> ResolvedModel:
     """Imports or reads MODEL.
 
@@ -55,8 +55,7 @@ def resolve(
         op_libraries: Operator libraries, or modules that load some. They are loaded before
             the model is imported. The spec's libraries are loaded after it.
         seed: The seed of torch's generators while the model and its example inputs are made.
-        public_keys: PEM files. One of the keys must have signed the `.pt2`. Policies add their own requirements.
-        signature: The signature file, if it is not beside the `.pt2` under its name.
+        trust: Who must have signed the `.pt2`.
 
     Raises:
         ModelNotFoundError: MODEL cannot be imported, or is not a model.
@@ -67,7 +66,7 @@ def resolve(
         PackageError: A `.pt2` of exportkit breaks a rule of the format, or lacks a required signature.
         PolicyError: A policy of this machine cannot be read.
     """
-    if (public_keys or signature) and not model.endswith(".pt2"):
+    if trust != Trust() and not model.endswith(".pt2"):
         raise UsageError(
             f"--public-key and --signature need an exported program, but {model} is Python source",
             hint="Leave them out, or give the signed .pt2.",
@@ -78,7 +77,7 @@ def resolve(
         torch.manual_seed(seed)
         if model.endswith(".pt2"):
             _refuse_for_program(model, kwargs, inputs, weights)
-            return load_program(Path(model), public_keys, signature)
+            return load_program(Path(model), trust)
         with users_code(f"importing {model}"):
             value = _attribute(model)
         # Seeds again, because an import may draw random numbers, but only the first time.

@@ -17,9 +17,10 @@ from exportkit.export.preflight import check_model, check_operators, describe_op
 from exportkit.export.provenance import provenance
 from exportkit.export.resolved import SavedProgram
 from exportkit.export.shapes import DynamicSizes
-from exportkit.export.trace import Progress, Traced, record_cases
+from exportkit.export.trace import Traced, record_cases
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, Source
+from exportkit.progress import Progress
 from exportkit.sizes import sizes_of
 
 

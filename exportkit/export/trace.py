@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,13 +28,8 @@ from exportkit.export.tolerances import accuracy_outputs
 from exportkit.export.torch_export import RefusedByTorch, TracingTask, export_with
 from exportkit.package.manifest import ANY_VALUE, Call, Operator, Provenance, Source
 from exportkit.package.structure import names
+from exportkit.progress import Progress
 from exportkit.spec import ExportSpec, Tolerance
-
-Progress = Callable[[str], None]
-
-
-def silent(_: str) -> None:
-    """Ignores progress."""
 
 
 @dataclass(frozen=True)

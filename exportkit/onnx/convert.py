@@ -17,14 +17,14 @@ from exportkit.onnx.bodies import traced_body
 from exportkit.onnx.branches import refusing_decompositions
 from exportkit.onnx.decompositions import Decomposition, decomposition_of
 from exportkit.onnx.functions import Functions, attributes_of
-from exportkit.onnx.initializers import restore_initializers
 from exportkit.onnx.lowering import STAND_IN_DOMAIN, onnx_dtype, translations
 from exportkit.onnx.names import cleaned, describe
 from exportkit.onnx.refusals import refused_body, refused_model
 from exportkit.onnx.registry import one_registry
-from exportkit.onnx.scatters import widen_scatters
+from exportkit.onnx.repairs import restore_initializers, widen_scatters
 from exportkit.onnx.stand_ins import CustomCall, with_stand_ins
 from exportkit.package.manifest import Call, OnnxFunction, TensorInput, TensorOutput
+from exportkit.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def convert(
     opset: int,
     inline: bool,
     decompositions: Mapping[str, Decomposition],
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> Converted:
     """Converts a program, with a function for each custom operator.
 
@@ -85,9 +85,7 @@ def convert(
 class _Conversion:
     """Converts the program of a model and those of its decompositions, which may call custom operators too."""
 
-    def __init__(
-        self, opset: int, decompositions: Mapping[str, Decomposition], progress: Callable[[str], None]
-    ) -> None:
+    def __init__(self, opset: int, decompositions: Mapping[str, Decomposition], progress: Progress) -> None:
         self.functions = Functions(opset)
         self._opset = opset
         self._decompositions = decompositions

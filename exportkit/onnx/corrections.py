@@ -1,17 +1,11 @@
-"""ONNX for operators of torch that torch.onnx 2.13 translates to something else than what torch computes.
+"""ONNX for operators of torch that torch.onnx 2.13 and onnxscript 0.7.2 translate to something else than torch has.
 
-- The quotients of integers are rounded in float32, and those of floats before the remainder is known
-  (onnxscript#989).
-- ONNX Runtime adds and multiplies int64 in float64.
-- `scatter_reduce` with "mean" keeps one of the values.
-- `repeat_interleave` by a size repeats along another axis.
-- `group_norm` fails where the batch is empty.
-- `atan2` loses the sign of zeros.
-- Attention to nothing is the mean of all values, or NaN, and not 0 (pytorch#159973).
+Beside each stands what is wrong where, with a link. tests/onnx/test_corrections.py fails as soon as one is not needed.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,11 +27,13 @@ class NotTranslatedError(Exception):
 
 
 # --- quotients --------------------------------------------------------------------------------------------------------
+# onnxscript divides integers in float32, which it mended for `floor_divide` only:
+# https://github.com/microsoft/onnxscript/issues/2589
+# It floors the rounded quotient of floats, which is one too many for 1 // 0.1, and computes the remainder from that:
+# https://github.com/microsoft/onnxscript/issues/989
 
 
 def _div_mode(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
-    """div.Tensor_mode and div.Scalar_mode."""
-    self, other = _pair(self, other)
     if rounding_mode is None:
         return _OP.Div(self, other)
     if rounding_mode == "floor":
@@ -85,6 +81,8 @@ def _opposite(rest: Any, divisor: Any) -> Any:
 
 
 # --- sums and products ------------------------------------------------------------------------------------------------
+# ONNX Runtime adds and multiplies int64 in float64. Nobody asked for exact sums; the change that chose float64 is
+# https://github.com/microsoft/onnxruntime/pull/28743.
 
 
 def _sum(self: Any, dtype: int = -1) -> Any:
@@ -118,17 +116,15 @@ def _is_small(value: Any) -> bool:
 
 
 def _prod(self: Any, dtype: int = -1) -> Any:
-    given = _OP.Cast(self, to=dtype) if dtype not in (-1, None) else self
-    if given.dtype.is_floating_point():
-        return _OP.ReduceProd(given, keepdims=0)
-    flat = _OP.Reshape(given, _OP.Constant(value_ints=[-1]))
+    flat = _typed(_OP.Reshape(self, _OP.Constant(value_ints=[-1])), self.dtype)
     sizes = list(self.shape)
-    return _product(flat, 0, math.prod(sizes) if all(isinstance(n, int) for n in sizes) else None, False)
+    flat.shape = onnx_ir.Shape([math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None])
+    return _prod_of(flat, 0, dtype=dtype)
 
 
 def _prod_of(self: Any, dim: int, keepdim: bool = False, dtype: int = -1) -> Any:
     """prod.dim_int: integers exactly."""
-    given = _OP.Cast(self, to=dtype) if dtype not in (-1, None) else self
+    given = self if dtype in (-1, None) else _cast(self, onnx_ir.DataType(dtype))
     if not len(self.shape):
         return _OP.Identity(given)
     if given.dtype.is_floating_point():
@@ -146,23 +142,20 @@ def _product(given: Any, axis: int, size: int | None, keepdim: bool) -> Any:
             f"and 1 to {_LONGEST} can be multiplied one by one"
         )
     wide = _wide(given)
-    factors = [
-        _OP.Gather(wide, _OP.Constant(value_ints=[i]), axis=axis)
-        if keepdim
-        else _OP.Gather(wide, _OP.Constant(value_int=i), axis=axis)
-        for i in range(size)
-    ]
-    result = factors[0]
-    for factor in factors[1:]:
-        result = _OP.Mul(result, factor)
-    return _narrow(result, given.dtype)
+    places = (_OP.Constant(value_ints=[i]) if keepdim else _OP.Constant(value_int=i) for i in range(size))
+    factors = (_OP.Gather(wide, place, axis=axis) for place in places)
+    return _narrow(functools.reduce(_OP.Mul, factors), given.dtype)
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
 def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Any:
-    """scatter_reduce.two: the mean too, and extremes of infinities without the values that were there."""
+    """scatter_reduce.two: the mean too, and extremes of infinities without the values that were there.
+
+    ONNX has no mean (https://github.com/onnx/onnx/issues/5100), and onnxscript keeps one of the values instead. Without
+    `include_self` it begins with the greatest finite number (https://github.com/microsoft/onnxscript/pull/2090).
+    """
     if not len(self.shape):
         raise NotTranslatedError("ONNX does not scatter into a tensor without dimensions")
     kinds = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}
@@ -186,7 +179,11 @@ def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, incl
 
 
 def _extreme_with_nan(target: Any, index: Any, src: Any, dim: int, kind: str) -> Any:
-    """ONNX Runtime's extremes keep NaN by its position only."""
+    """Extremes with NaN, which ONNX Runtime keeps by its position only.
+
+    No issue says so: https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cpu/tensor/scatter.cc
+    (`Func_Max`).
+    """
     extreme = _scattered(target, index, src, dim, kind)
     flags = [_OP.Cast(_OP.IsNaN(some), to=_TYPES.INT32) for some in (target, src)]
     nan = _OP.ScatterElements(flags[0], index, flags[1], axis=dim, reduction="max")
@@ -198,9 +195,7 @@ def _scattered(target: Any, index: Any, src: Any, dim: int, reduction: str) -> A
 
 
 def _filled(like: Any, number: float) -> Any:
-    value = _OP.Expand(_number(number, like.dtype), _OP.Shape(like))
-    value.dtype = like.dtype
-    return value
+    return _typed(_OP.Expand(_number(number, like.dtype), _OP.Shape(like)), like.dtype)
 
 
 def _ends(dtype: onnx_ir.DataType) -> tuple[float, float]:
@@ -212,7 +207,11 @@ def _ends(dtype: onnx_ir.DataType) -> tuple[float, float]:
 
 
 def _repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_size: Any = None) -> Any:
-    """repeat_interleave.self_int(Tensor self, SymInt repeats, int? dim, *, SymInt? output_size)."""
+    """repeat_interleave.self_int(Tensor self, SymInt repeats, int? dim, *, SymInt? output_size).
+
+    Where `repeats` is a size, onnxscript repeats along another axis: https://github.com/microsoft/onnxscript/pull/2548
+    has one 1 too few before it.
+    """
     given = _OP.Reshape(self, _OP.Constant(value_ints=[-1])) if dim is None else self
     rank = 1 if dim is None else len(self.shape)
     axis = 0 if dim is None else dim % rank
@@ -230,7 +229,11 @@ def _repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_s
 
 
 def _atan2(self: Any, other: Any) -> Any:
-    """atan2 with signed zeros, infinities and NaN."""
+    """atan2 with signed zeros, infinities and NaN.
+
+    onnxscript makes every NaN 0, and loses the signs of zeros: https://github.com/microsoft/onnxscript/pull/2557, for
+    https://github.com/pytorch/pytorch/issues/162570.
+    """
     y, x = _wide(self), _wide(other)
     zero, one, pi = (_number(number, y.dtype) for number in (0, 1, math.pi))
 
@@ -263,7 +266,11 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """scaled_dot_product_attention: rows that see nothing become 0."""
+    """scaled_dot_product_attention: rows that see nothing become 0.
+
+    https://github.com/microsoft/onnxscript/pull/2479 replaces NaN by 0. But a mask of booleans becomes the least finite
+    number, so that the mean of all values comes out, and a mask of floats is left as it is.
+    """
     options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     answer = nn.aten_scaled_dot_product_attention(query, key, value, attn_mask, **options)
     if attn_mask is None:
@@ -279,7 +286,10 @@ def _attention(
 def _group_norm(
     input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: bool = True
 ) -> Any:
-    """group_norm, also of an empty batch."""
+    """group_norm, also of an empty batch, whose size onnxscript cannot infer.
+
+    https://github.com/microsoft/onnxscript/pull/1750 says that it does not.
+    """
     shape, groups = _OP.Shape(input), _OP.Constant(value_ints=[num_groups])
     batch = _OP.Shape(input, start=0, end=1)
     size = _OP.Div(_OP.ReduceProd(_OP.Shape(input, start=1), keepdims=1), groups)
@@ -307,9 +317,7 @@ def _pair(self: Any, other: Any) -> tuple[Any, Any]:
 
 
 def _number(number: float, dtype: onnx_ir.DataType) -> Any:
-    value = _OP.Constant(value=onnx_ir.tensor(number, dtype=dtype))
-    value.dtype = dtype
-    return value
+    return _typed(_OP.Constant(value=onnx_ir.tensor(number, dtype=dtype)), dtype)
 
 
 def _wide(value: Any) -> Any:
@@ -325,16 +333,17 @@ def _narrow(value: Any, dtype: onnx_ir.DataType) -> Any:
 
 
 def _cast(value: Any, dtype: onnx_ir.DataType) -> Any:
-    if value.dtype == dtype:
-        return value
-    result = _OP.Cast(value, to=dtype)
-    result.dtype = dtype
-    return result
+    return value if value.dtype == dtype else _typed(_OP.Cast(value, to=dtype), dtype)
+
+
+def _typed(value: Any, dtype: onnx_ir.DataType) -> Any:
+    """Notes a dtype that torch.onnx infers only after the translation."""
+    value.dtype = dtype
+    return value
 
 
 CORRECTIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     _ATEN.div.Tensor_mode: _div_mode,
-    _ATEN.div.Scalar_mode: _div_mode,
     _ATEN.floor_divide.default: _floor_divide,
     _ATEN.remainder.Tensor: _remainder,
     _ATEN.remainder.Scalar: _remainder,

@@ -12,10 +12,10 @@ from exportkit.export.artifact import case_records, manifest_of, traced_model
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import usable_device
 from exportkit.export.resolved import ResolvedModel
-from exportkit.export.trace import Progress, silent
 from exportkit.onnx.files import write_onnx
 from exportkit.onnx.onnx_options import OnnxOptions
 from exportkit.package.manifest import Manifest, Operator
+from exportkit.progress import Progress, silent
 from exportkit.spec import ExportSpec
 
 if TYPE_CHECKING:

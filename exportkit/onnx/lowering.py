@@ -1,8 +1,18 @@
 """ONNX for operators of torch that torch.onnx does not translate, or not with torch's rules for NaN, infinity and ties.
 
-ONNX Runtime 1.32 on a CPU: `Clip` without an upper end makes the greatest finite number of infinity. `ReduceMax`,
-`ArgMax` and their kin see a NaN only if it is the first element. `TopK` orders equal elements by their index, but not
-NaN. `Max`, `Min` and `Where` keep NaN and infinities.
+ONNX Runtime 1.32 on a CPU:
+
+- `Clip` without an upper end makes the greatest finite number of infinity. No issue says so:
+  https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cpu/math/clip.cc
+- `ReduceMax`, `ArgMax` and their kin see a NaN only if it is the first element:
+  https://github.com/microsoft/onnxruntime/issues/10514
+- `TopK` orders equal elements by their index. ONNX Runtime 1.30 did not do so with NaN, and ONNX promises nothing:
+  https://github.com/onnx/onnx/issues/4716
+- `Max`, `Min` and `Where` keep NaN and infinities.
+
+torch.onnx has no `sort.stable`: https://github.com/microsoft/onnxscript/pull/3053
+
+tests/onnx/test_corrections.py fails as soon as a translation is not needed.
 """
 
 from __future__ import annotations
@@ -50,21 +60,13 @@ def translations(calls: Mapping[str, CustomCall]) -> Mapping[Callable[..., Any],
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def _clamp(self: Any, min: Any = None, max: Any = None) -> Any:
-    """clamp(Tensor self, Scalar? min, Scalar? max): NaN and infinities as in torch."""
-    low, high = (_constant(b, self.dtype) if isinstance(b, (int, float)) else b for b in (min, max))
-    if not self.dtype.is_floating_point():
-        return _OP.Clip(self, low, high)
-    raised = self if low is None else _OP.Max(self, low)
-    return raised if high is None else _OP.Min(raised, high)
-
-
 def _clamp_min(self: Any, min: Any) -> Any:
-    return _clamp(self, min)
+    """clamp_min.Tensor, which clamp_min of a number becomes before it is translated."""
+    return _OP.Max(self, min)
 
 
 def _clamp_max(self: Any, max: Any) -> Any:
-    return _clamp(self, None, max)
+    return _OP.Min(self, max)
 
 
 def _constant(number: float, dtype: onnx_ir.DataType) -> Any:
@@ -194,9 +196,8 @@ _amax, _max, _max_dim, _argmax = _extremes(greatest=True)
 _amin, _min, _min_dim, _argmin = _extremes(greatest=False)
 
 _OPERATORS: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    _ATEN.clamp.default: _clamp,
-    _ATEN.clamp_min.default: _clamp_min,
-    _ATEN.clamp_max.default: _clamp_max,
+    _ATEN.clamp_min.Tensor: _clamp_min,
+    _ATEN.clamp_max.Tensor: _clamp_max,
     _ATEN.amax.default: _amax,
     _ATEN.amin.default: _amin,
     _ATEN.max.default: _max,

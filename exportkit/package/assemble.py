@@ -237,8 +237,8 @@ def _check_definitions(manifest: Manifest, target: Target) -> None:
         raise MissingLibraryError(
             f"no library for target {target.name} ({target.platform}, {target.device}) defines the operator "
             f"{operator.name}{reason}",
-            hint="Give the library that defines it, or the Python module that loads it: --op-library <path or module>. "
-            f"Its schema is {operator.schema!r}",
+            hint="Name the library that defines it, or the Python module that loads it: --op-library <path or module>. "
+            f"Or name the model whose module loads it: --model net.py:Net. The schema is {operator.schema!r}",
         )
 
 

@@ -52,6 +52,46 @@ def demand(public_key: KeySources | None = None, signature: str | os.PathLike[st
     return core.Demand(() if public_key is None else key_sources(public_key), signature)
 
 
+@dataclass(frozen=True)
+class Trust:
+    """Whom a caller trusts. This machine's policies add their own requirements.
+
+    Attributes:
+        keys: Paths of PEM files, or PEM text. One of these keys must have signed. Empty: no signature is required.
+        signature: The signature file. Default: it is beside the signed file, see `demand`.
+    """
+
+    keys: Sequence[KeySource] = ()
+    signature: Path | None = None
+
+    def demand(self) -> core.Demand:
+        """Makes the requirement that a reader checks."""
+        return demand(self.keys or None, self.signature)
+
+    def demanded_by(self) -> str | None:
+        """Says what requires a signature: the caller or a policy of this machine. Returns None if nothing does.
+
+        Raises:
+            UsageError: A key cannot be used, or `signature` is given but no signature is required.
+            PolicyError: A policy cannot be read or trusted.
+        """
+        return core.text("ek_demanded", byref(self.demand())).decode() or None
+
+    def refuse_foreign(self, path: Path) -> None:
+        """Refuses a `.pt2` that exportkit did not write if a signature is required, because it cannot be signed.
+
+        Raises:
+            SignatureMissingError: A signature is required.
+            ExportkitError: The same errors as for `demanded_by`.
+        """
+        if by := self.demanded_by():
+            raise SignatureMissingError(
+                f"{path} was written by torch and has no signature, which {by} requires",
+                hint="On a machine that requires none, run `exportkit export --format program` on it, and sign the "
+                "result.",
+            )
+
+
 def check_trust(
     reader: PackageReader, public_key: KeySources | None = None, signature: str | os.PathLike[str] | None = None
 ) -> tuple[PublicKey, ...]:
@@ -72,33 +112,6 @@ def check_trust(
     """
     asked = demand(public_key, signature)
     return decode_signers(core.text("ek_package_check_trust", reader.handle, byref(asked)))
-
-
-def demanded_by(public_key: KeySources | None = None, signature: str | os.PathLike[str] | None = None) -> str | None:
-    """Says what requires a signature: the caller or a policy of this machine. Returns None if nothing does.
-
-    Raises:
-        UsageError: A key cannot be used, or `signature` is given but no signature is required.
-        PolicyError: A policy cannot be read or trusted.
-    """
-    asked = demand(public_key, signature)
-    return core.text("ek_demanded", byref(asked)).decode() or None
-
-
-def refuse_foreign(
-    path: Path, public_key: KeySources | None = None, signature: str | os.PathLike[str] | None = None
-) -> None:
-    """Refuses a `.pt2` that exportkit did not write if a signature is required, because it cannot be signed.
-
-    Raises:
-        SignatureMissingError: A signature is required.
-        ExportkitError: The same errors as for `demanded_by`.
-    """
-    if by := demanded_by(public_key, signature):
-        raise SignatureMissingError(
-            f"{path} was written by torch and has no signature, which {by} requires",
-            hint="On a machine that requires none, run `exportkit export --format program` on it, and sign the result.",
-        )
 
 
 def signature_info(reader: PackageReader) -> tuple[SignatureInfo, ...]:

@@ -5,8 +5,6 @@ The inputs stay; the model that has the new weights gives the outputs. Nothing h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +13,7 @@ import msgspec
 from exportkit.child.conversation import ChildEndedError, Conversation
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
+from exportkit.eager_source import EagerFiles, EagerSource
 from exportkit.errors import ExportError, ModelNotFoundError, UsageError
 from exportkit.package.archive import Content, PackageReader
 from exportkit.package.manifest import Accuracy, Case, Manifest
@@ -25,20 +24,17 @@ class RecordCases(Message, frozen=True):
     """Tells the process to make a model with other weights and to call it. The answer is CasesRecorded.
 
     Attributes:
-        model: MODEL, made as `source` says; None to run the program.
+        eager: MODEL, made as the manifest's source says, with the weights: the model's whole state. Without MODEL the
+            program runs.
         program: The file of the exported program; None to make MODEL.
         manifest: The new package's manifest without cases, as JSON.
-        weights: The safetensors file with the model's whole state.
-        libraries: Operator libraries to load first: absolute paths, or names of modules that load some.
         device: The model's device.
         cases: For each case, the file that has the inputs, the file to write, and the sizes.
     """
 
-    model: str | None
+    eager: EagerFiles
     program: str | None
     manifest: str
-    weights: str
-    libraries: tuple[str, ...]
     device: str
     cases: tuple[tuple[str, str, dict[str, int]], ...]
 
@@ -56,33 +52,18 @@ class CasesRecorded(Message, frozen=True):
     cases: tuple[RecordedAccuracy, ...]
 
 
-@dataclass(frozen=True)
-class NewWeights:
-    """What the cases are recorded again with.
-
-    Attributes:
-        weights: The safetensors file with the model's whole state.
-        model: MODEL, or None if none may be imported.
-        op_libraries: Operator libraries that MODEL needs, or modules that load some.
-        timeout: Seconds that a call may take. Making the model always gets at least 600.
-    """
-
-    weights: Path
-    model: str | None
-    op_libraries: Sequence[Path | str]
-    timeout: float
-
-
 def record_again(
-    reader: PackageReader, manifest: Manifest, new: NewWeights, folder: Path
+    reader: PackageReader, manifest: Manifest, eager: EagerSource, folder: Path, *, timeout: float, unnamed: str
 ) -> tuple[tuple[Case, ...], dict[str, Content], str]:
     """Records the cases of a package again.
 
     Args:
         reader: The package with the old weights, whose digests hold. It may have a program.
         manifest: The new package's manifest. Its source has the digest of the new state.
-        new: The weights, and MODEL.
+        eager: The weights, and MODEL if one may be imported.
         folder: A private folder for the new cases, which must live until the package is written.
+        timeout: Seconds that a call may take. Making the model always gets at least 600.
+        unnamed: Why no MODEL may be imported, if none may.
 
     Returns:
         The cases for the manifest, their records, and what recorded them.
@@ -93,44 +74,48 @@ def record_again(
         HostError: This machine does not have the device.
     """
     refusal: ModelNotFoundError | None = None
-    if new.model is not None:
+    if eager.model is not None:
         try:
-            return *_record(reader, manifest, new, folder, None), f"the eager model {new.model}"
+            return *_record(reader, manifest, eager, folder, timeout, None), f"the eager model {eager.model}"
         except ModelNotFoundError as error:
             refusal = error
     if reader.manifest.program is None:
-        reason = refusal.message if refusal is not None else "no MODEL may be imported"
+        reason = refusal.message if refusal is not None else unnamed
         raise UsageError(
             f"the recorded answers belong to the old weights, and nothing can give the new ones: {reason}",
             hint="Name the model with --model. Or export it with these weights.",
         ) from refusal
     program = folder / "program.pt2"
     reader.extract(reader.manifest.program.record, program)
-    return *_record(reader, manifest, new, folder, program), "the package's ExportedProgram"
+    return *_record(reader, manifest, eager, folder, timeout, program), "the package's ExportedProgram"
 
 
 def _record(
-    reader: PackageReader, manifest: Manifest, new: NewWeights, folder: Path, program: Path | None
+    reader: PackageReader,
+    manifest: Manifest,
+    eager: EagerSource,
+    folder: Path,
+    timeout: float,
+    program: Path | None,
 ) -> tuple[tuple[Case, ...], dict[str, Content]]:
     cases, files = reader.manifest.cases, []
     for number, case in enumerate(cases):
         old, recorded = folder / f"old-{number}.safetensors", folder / f"{number}.safetensors"
         reader.extract(case.record, old)
         files.append((str(old), str(recorded), dict(case.sizes)))
-    libraries = [str(each.resolve() if isinstance(each, Path) else each) for each in new.op_libraries]
+    source = EagerFiles.of(eager, eager.model if program is None else None)
     if program is not None:
-        libraries += _packed_libraries(reader, folder, {Path(each).name for each in libraries})
+        packed = _packed_libraries(reader, folder, {Path(each).name for each in source.libraries})
+        source = msgspec.structs.replace(source, libraries=(*source.libraries, *packed))
     command = RecordCases(
-        model=new.model if program is None else None,
+        eager=source,
         program=None if program is None else str(program),
         manifest=msgspec.json.encode(msgspec.structs.replace(manifest, cases=())).decode(),
-        weights=str(new.weights.resolve()),
-        libraries=tuple(libraries),
         device="cpu" if any(target.device == "cpu" for target in manifest.targets) else "cuda",
         cases=tuple(files),
     )
-    timeout = max(new.timeout, LOAD_TIMEOUT) + len(files) * new.timeout
-    answer = _ask(command, new.model if program is None else "the exported program", timeout)
+    whole = max(timeout, LOAD_TIMEOUT) + len(files) * timeout
+    answer = _ask(command, eager.model if program is None else "the exported program", whole)
     made = tuple(
         msgspec.structs.replace(case, reference_dtype=found.reference_dtype, accuracy=found.accuracy)
         for case, found in zip(cases, answer.cases)

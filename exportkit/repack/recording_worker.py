@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from exportkit.child.messages import serve
+from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError, WeightsError
 from exportkit.export.call_signature import BoundCall, describe_call
 from exportkit.export.cases import record_case, state_sha256
@@ -45,35 +46,32 @@ def record(command: RecordCases) -> CasesRecorded:
 @contextmanager
 def _model(command: RecordCases, manifest: Manifest, device: torch.device) -> Iterator[ExportSpec]:
     """Makes the model with the new weights."""
-    libraries = [Path(each) if each.startswith("/") else each for each in command.libraries]
-    if command.model is not None:
-        weights = Path(command.weights)
-        made = rebuild_eager(
-            command.model, manifest.source, manifest.call, device, weights=weights, op_libraries=libraries
-        )
-        with made as spec:
+    eager = command.eager.source()
+    if eager.model is not None:
+        with rebuild_eager(eager, manifest.source, manifest.call, device) as spec:
             if state_sha256(spec.model) != manifest.source.state_sha256:
                 raise UsageError(
-                    f"{command.model} with these weights has another state than the package will have",
+                    f"{eager.model} with these weights has another state than the package will have",
                     hint="Its source may have changed since the export. Export it again with these weights.",
                 )
             yield spec
         return
     assert command.program is not None
-    yield _program(Path(command.program), manifest, command.weights, libraries)
+    yield _program(Path(command.program), manifest, eager)
 
 
-def _program(path: Path, manifest: Manifest, weights: str, libraries: list[Path | str]) -> ExportSpec:
+def _program(path: Path, manifest: Manifest, eager: EagerSource) -> ExportSpec:
     """Reads the package's program and gives it the new weights."""
     loaded: list[LoadedLibrary] = []
-    for library in libraries:
+    for library in eager.op_libraries:
         if isinstance(library, Path):
             loaded.append(load_library(library, beside=loaded))
     register_operators(operator.name for operator in manifest.operators)
     program = torch.export.load(path)
+    assert eager.weights is not None
     module = program.module()
     try:
-        module.load_state_dict(whole_state(manifest, read_state(weights)))
+        module.load_state_dict(whole_state(manifest, read_state(eager.weights)))
     except RuntimeError as error:
         raise WeightsError(f"the package's program has another state than these weights: {error}") from error
     assert program.example_inputs is not None

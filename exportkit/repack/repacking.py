@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from exportkit.eager_source import EagerSource, unnamed
 from exportkit.errors import UsageError
 from exportkit.export.find_libraries import library_files
 from exportkit.onnx.files import named_model, refuse_companion
@@ -19,15 +20,13 @@ from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import AOTINDUCTOR_DIR, is_complete, libraries_for
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.keys import PrivateKey
-from exportkit.package.manifest import Library, Manifest
+from exportkit.package.manifest import Case, Library, Manifest
 from exportkit.package.signing import signature_path
-from exportkit.package.trust import demand, demanded_by
-from exportkit.packaging import verify_and_rename
-from exportkit.repack.recording import NewWeights, record_again
-from exportkit.verify.options import VerifyOptions
+from exportkit.packaging import PackOptions, verify_and_rename
+from exportkit.progress import Progress, silent
+from exportkit.repack.recording import record_again
+from exportkit.verify.options import Against
 from exportkit.verify.report import Report
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -67,30 +66,22 @@ def repack(
     package: Path,
     output: Path,
     changes: Changes,
+    options: PackOptions = PackOptions(),
     *,
-    sign_key: PrivateKey | None = None,
-    verify_options: VerifyOptions | None = None,
-    model: str | None = None,
-    public_keys: Sequence[Path] = (),
-    signature: Path | None = None,
-    progress: Progress = lambda step: None,
+    progress: Progress = silent,
 ) -> Repacked:
     """Replaces parts of a package. `output` is written only if the new package passes its verification.
 
     All other records stay byte for byte. With other weights the recorded answers cannot hold. They are recorded again
-    with the recorded inputs: by the eager model if it can be imported, else by the package's ExportedProgram.
+    with the recorded inputs: by the eager model if one may be imported, else by the package's ExportedProgram.
     Signatures are not taken over. The package is signed last, after it passed.
 
     Args:
         package: A package or an artifact.
         output: The file to write. It may be `package`, which then stays as it is until the new one is complete.
         changes: What to replace.
-        sign_key: The key that signs the new package.
-        verify_options: The options of the verification, or None to skip it.
-        model: MODEL, for recording cases and for the verification. Default: the one that the package recorded, unless
-            signatures are required.
-        public_keys: PEM files. One of these keys must have signed `package`. Each policy adds its own requirement.
-        signature: The signature file of `package`, if it is not beside it.
+        options: How the new package is verified and signed. The eager model gets the weights and libraries of
+            `changes`.
         progress: Called with each step before it starts.
 
     Raises:
@@ -107,10 +98,12 @@ def repack(
     if named_model(package) is not None:
         raise UsageError(f"{package.name} is an ONNX model, which is not a package", hint="Export it again instead.")
     check_writable(output)
-    _refuse_old_signatures(output, sign_key)
+    _refuse_old_signatures(output, options.sign_key)
+    trust = options.verification.trust
+    eager = EagerSource(options.verification.eager.model, changes.weights, changes.op_libraries)
     progress(f"checking {package.name}")
     with (
-        PackageReader(package, demand=demand(public_keys or None, signature)) as reader,
+        PackageReader(package, demand=trust.demand()) as reader,
         temporary_folder(output.parent, f".{output.name[:200]}") as folder,
     ):
         refuse_companion(reader)
@@ -123,26 +116,20 @@ def repack(
         if changes.version is not None:
             new.change(version=changes.version)
         if changes.weights is not None:
-            by = demanded_by(public_keys or None, signature)
-            timeout = (verify_options or VerifyOptions()).timeout
-            recorder = model or (reader.manifest.source.model if by is None else None)
-            new.replace_weights(NewWeights(changes.weights, recorder, changes.op_libraries, timeout), folder, progress)
+            new.replace_weights(changes.weights, progress)
+        if changes.weights is not None and reader.manifest.cases:
+            progress("recording the cases again")
+            recorded, by, timeout = reader.manifest.source.model, trust.demanded_by(), options.verification.timeout
+            recorder = replace(eager, model=eager.model_of(recorded, by))
+            why = unnamed(recorded, by)
+            new.take_cases(*record_again(reader, new.manifest, recorder, folder, timeout=timeout, unnamed=why))
         unverified = folder / output.name
         progress("writing the package")
         manifest = write_package(unverified, new.manifest, new.records)
         reader.check_unchanged()
-        options = None
-        if verify_options is not None:
-            options = replace(
-                verify_options,
-                model=model,
-                against="cases" if manifest.cases else "eager",
-                public_keys=public_keys,
-                signature=signature,
-                weights=changes.weights,
-                op_libraries=changes.op_libraries,
-            )
-        report = verify_and_rename(unverified, output, manifest, options, sign_key=sign_key, progress=progress)
+        against: Against = "cases" if manifest.cases else "eager"
+        options = replace(options, verification=replace(options.verification, against=against, eager=eager))
+        report = verify_and_rename(unverified, output, manifest, options, progress)
     return Repacked(manifest, report, tuple(new.done))
 
 
@@ -231,22 +218,22 @@ class _NewPackage:
         if complete or self.manifest.libraries:
             check_libraries(self.manifest, self.records)
 
-    def replace_weights(self, new: NewWeights, folder: Path, progress: Progress) -> None:
-        """Replaces the weights, and records the cases again."""
-        progress(f"replacing the weights with {new.weights.name}")
+    def replace_weights(self, weights: Path, progress: Progress) -> None:
+        """Replaces the weights. The new manifest has no cases."""
+        progress(f"replacing the weights with {weights.name}")
         from exportkit.fine_tune import replace_weights  # imports torch's compiler, which takes seconds
 
         had_program = self.manifest.program is not None
-        self.manifest = replace_weights(self.reader, self.manifest, self.records, new.weights)
-        self.done.append(f"replaced the weights with {new.weights.name}")
+        self.manifest = replace_weights(self.reader, self.manifest, self.records, weights)
+        self.done.append(f"replaced the weights with {weights.name}")
         if had_program:
             self.done.append("left out the ExportedProgram: it has the old weights")
-        if self.reader.manifest.cases:
-            progress("recording the cases again")
-            cases, records, by = record_again(self.reader, self.manifest, new, folder)
-            self.change(cases=cases)
-            self.records |= records
-            self.done.append(f"recorded {len(cases)} cases again, with {by}")
+
+    def take_cases(self, cases: Sequence[Case], records: Mapping[str, Content], by: str) -> None:
+        """Adds cases that were recorded again."""
+        self.change(cases=tuple(cases))
+        self.records |= records
+        self.done.append(f"recorded {len(cases)} cases again, with {by}")
 
     def _keep_libraries(self, kept: Collection[str], reason: str | None) -> None:
         gone = [library.record for library in self.manifest.libraries if library.record not in kept]

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from exportkit.child.messages import Message
+from exportkit.eager_source import EagerFiles
 
 
 class ReadGraph(Message, frozen=True):
     """Tells the process to trace MODEL again, or to read the program of the artifact. The answer is GraphRead.
 
     Attributes:
-        model: MODEL, made as the manifest's source says; None to read the program.
+        eager: MODEL, made as the manifest's source says, with its weights; or the program's libraries without MODEL.
         program: The file of the exported program; None to trace MODEL.
         manifest: The artifact's manifest, as JSON.
         target: The name of the target that differs; None for the program itself, which is not compiled.
-        weights: The safetensors file that the model was exported with, or None.
-        libraries: Operator libraries to load first: absolute paths, or names of modules that load some.
         device: The device of the target.
     """
 
-    model: str | None
+    eager: EagerFiles
     program: str | None
     manifest: str
     target: str | None
-    weights: str | None
-    libraries: tuple[str, ...]
     device: str
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from exportkit.child.messages import serve
+from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.export.artifact import write_compiled, write_program
 from exportkit.export.call_signature import BoundCall, describe_call
@@ -45,16 +47,15 @@ class Cutter:
         """Traces the model, or reads the program."""
         self._command, self._manifest = command, decode_checked(command.manifest.encode())
         self._device = usable_device(command.device)
-        libraries = [Path(each) if each.startswith("/") else each for each in command.libraries]
+        eager = command.eager.source()
         if command.program is not None:
-            self._read_program(Path(command.program), libraries)
+            self._read_program(Path(command.program), eager.op_libraries)
         else:
-            assert command.model is not None
-            self._trace(command.model, libraries)
+            self._trace(eager)
         points = cut_points(self._program)
         return GraphRead(tuple(_described(node) for node in points))
 
-    def _read_program(self, path: Path, libraries: list[Path | str]) -> None:
+    def _read_program(self, path: Path, libraries: Sequence[Path | str]) -> None:
         loaded: list[LoadedLibrary] = []
         for library in libraries:
             if isinstance(library, Path):
@@ -65,14 +66,12 @@ class Cutter:
         args, kwargs = self._program.example_inputs
         self._spec = ExportSpec(model=self._program.module(), example_inputs=args, example_kwargs=kwargs)
 
-    def _trace(self, model: str, libraries: list[Path | str]) -> None:
+    def _trace(self, eager: EagerSource) -> None:
         source, call = self._manifest.source, self._manifest.call
-        weights = Path(self._command.weights) if self._command.weights else None
-        made = rebuild_eager(model, source, call, self._device, weights=weights, op_libraries=libraries)
-        self._spec = self._stack.enter_context(made)
+        self._spec = self._stack.enter_context(rebuild_eager(eager, source, call, self._device))
         if (found := state_sha256(self._spec.model)) != source.state_sha256:
             raise UsageError(
-                f"{model} has another state (sha256 {found}) than the model of the artifact ({source.state_sha256})",
+                f"{eager.model} has another state (sha256 {found}) than the artifact's model ({source.state_sha256})",
                 hint="Its source may have changed since the export, or --weights is missing.",
             )
         options = TraceOptions(self._command.device, dynamic=dynamic_texts(call), tf32=self._manifest.provenance.tf32)

@@ -7,7 +7,7 @@ verified like any artifact: against one case, which the same graph in eager mode
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,24 +16,23 @@ from typing import Any
 import msgspec
 
 from exportkit.child.messages import Failed
+from exportkit.eager_source import EagerFiles, EagerSource, unnamed
 from exportkit.errors import UsageError
 from exportkit.onnx.files import named_model
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Accuracy, Library, Manifest
-from exportkit.package.trust import demand, demanded_by
+from exportkit.package.trust import Trust
+from exportkit.progress import Progress, silent
 from exportkit.sizes import label_of, plan_sizes
 from exportkit.verify.bisect_commands import CutGraph, CutPoint, GraphCut, GraphRead, ReadGraph
 from exportkit.verify.bisection import Bisection, bisect
-from exportkit.verify.eager import unnamed
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, Mismatch, TimedOut, Verdict
 from exportkit.verify.report import Check, Report
 from exportkit.verify.verify import verify
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
-
-Progress = Callable[[str], None]
 
 FUSION = (
     "Each cut makes values results that the whole model keeps inside, which changes what the compiler fuses. A "
@@ -149,12 +148,12 @@ def bisect_artifact(
     options: VerifyOptions,
     *,
     budget: int | None = None,
-    progress: Progress = lambda step: None,
+    progress: Progress = silent,
 ) -> Located:
     """Finds the first node where the target of a failed check and eager differ.
 
-    The graph is traced again from MODEL; if that may not be imported or the artifact was saved as a program, its
-    ExportedProgram is used. Each cut takes a compilation.
+    The graph is traced again from MODEL; if none may be imported, the artifact's ExportedProgram is used. Each cut
+    takes a compilation.
 
     Args:
         artifact: The artifact.
@@ -177,11 +176,10 @@ def bisect_artifact(
             hint="--bisect searches for the node where an answer begins to differ.",
         )
     with ExitStack() as stack:
-        asked = options.public_keys or None, options.signature
-        reader = stack.enter_context(PackageReader(artifact, demand=demand(*asked)))
+        reader = stack.enter_context(PackageReader(artifact, demand=options.trust.demand()))
         reader.verify()
         folder = stack.enter_context(temporary_folder(None, "exportkit-bisect"))
-        search = _Search(reader, check, options, folder, demanded_by(*asked), progress)
+        search = _Search(reader, check, options, folder, progress)
         stack.callback(search.close)
         return search.run(budget)
 
@@ -190,16 +188,10 @@ class _Search:
     """The process that cuts, the cuts so far, and what came of them."""
 
     def __init__(
-        self,
-        reader: PackageReader,
-        check: Check,
-        options: VerifyOptions,
-        folder: Path,
-        demanded: str | None,
-        progress: Progress,
+        self, reader: PackageReader, check: Check, options: VerifyOptions, folder: Path, progress: Progress
     ) -> None:
         self._reader, self._check, self._options, self._folder = reader, check, options, folder
-        self._demanded, self._progress = demanded, progress
+        self._demanded, self._progress = options.trust.demanded_by(), progress
         self._worker: VerifyWorker | None = None
         self._points: tuple[CutPoint, ...] = ()
         self._failed: dict[int, tuple[Check, Manifest]] = {}
@@ -261,7 +253,7 @@ class _Search:
         """Starts the process that cuts, and lets it read the graph in the first way that works."""
         refusals = []
         for command in self._ways():
-            self._progress("reading the program" if command.model is None else f"tracing {command.model} again")
+            self._progress("reading the program" if command.program else f"tracing {command.eager.model} again")
             self._worker = VerifyWorker("exportkit.verify.bisect_worker", search_path="caller")
             timeout = max(self._options.timeout, LOAD_TIMEOUT)
             answer = self._worker.ask(command, GraphRead, doing="reading the graph", timeout=timeout)
@@ -282,32 +274,27 @@ class _Search:
         A library that was given for the artifact may be what is wrong. So MODEL first takes those that it loads itself.
         """
         manifest, options = self._reader.manifest, self._options
-        given = tuple(str(each.resolve()) if isinstance(each, Path) else each for each in options.op_libraries)
         device = next((target.device for target in manifest.targets if target.name == self._target), None)
-        if model := options.model or (manifest.source.model if self._demanded is None else None):
-            command = ReadGraph(
-                model=model,
-                program=None,
-                manifest=msgspec.json.encode(manifest).decode(),
-                target=self._target,
-                weights=str(options.weights.resolve()) if options.weights else None,
-                libraries=(),
-                device=device or "cpu",
-            )
+        given = EagerFiles.of(options.eager, options.eager.model_of(manifest.source.model, self._demanded))
+        command = ReadGraph(
+            eager=msgspec.structs.replace(given, libraries=()),
+            program=None,
+            manifest=msgspec.json.encode(manifest).decode(),
+            target=self._target,
+            device=device or "cpu",
+        )
+        if given.model is not None:
             yield command
-            if given:
-                yield msgspec.structs.replace(command, libraries=given)
+            if given.libraries:
+                yield msgspec.structs.replace(command, eager=given)
         if manifest.program is not None:
             program = self._folder / "program.pt2"
             self._reader.extract(manifest.program.record, program)
             packed = tuple(str(path) for path, library in self._libraries if library.device == "cpu")
-            yield ReadGraph(
-                model=None,
+            yield msgspec.structs.replace(
+                command,
+                eager=EagerFiles(None, None, given.libraries or packed),
                 program=str(program),
-                manifest=msgspec.json.encode(manifest).decode(),
-                target=self._target,
-                weights=None,
-                libraries=given or packed,
                 device=device or manifest.program.device,
             )
 
@@ -340,10 +327,9 @@ class _Search:
     def _judge(self, cut: int, made: Path) -> bool | None:
         with PackageReader(made) as reader:
             manifest, digest = reader.manifest, reader.manifest_sha256
-        options = replace(
-            self._options, against="cases", device="auto", target=None, public_keys=(), signature=None, weights=None
-        )
-        report = verify(made, options, unsigned=digest, progress=lambda step: None)
+        libraries = EagerSource(op_libraries=self._options.eager.op_libraries)
+        options = replace(self._options, against="cases", device="auto", target=None, trust=Trust(), eager=libraries)
+        report = verify(made, options, unsigned=digest, progress=silent)
         failure = report.failure
         if failure is None:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +12,7 @@ import msgspec
 from exportkit.errors import CaseError
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import FIRST_WITH_REFERENCES, Node
+from exportkit.progress import Progress
 from exportkit.sizes import SizePlan, label_of
 from exportkit.verify.commands import InputsDrawn, ModelCalled
 from exportkit.verify.eager import EagerProcess
@@ -39,7 +40,7 @@ class TargetCalls:
     reader: PackageReader
     options: VerifyOptions
     folder: Path
-    progress: Callable[[str], None]
+    progress: Progress
 
     def with_cases(self) -> Iterator[Check]:
         """Compares with each recorded case."""

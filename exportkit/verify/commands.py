@@ -6,6 +6,7 @@ Each command's docstring names the class of its answer. Nothing here imports tor
 from __future__ import annotations
 
 from exportkit.child.messages import Message
+from exportkit.eager_source import EagerFiles
 from exportkit.package.manifest import Call, Onnx, Source
 
 
@@ -19,7 +20,7 @@ class LoadArtifact(Message, frozen=True):
         tf32: Whether the cases were recorded with TF32.
         libraries: Operator libraries to load first, each with the namespaces it defines.
         blocked: Packages that cannot be imported, besides the exporter.
-        public_keys: PEM files. One of these keys must have signed the artifact. None requires no signature.
+        public_keys: PEM files. One of these keys must have signed the artifact. None are: no signature is required.
         signature: The signature file, if it is not beside the artifact.
         unsigned: The sha256 of the only manifest that may be loaded without a required signature, because a package is
             verified before it is signed. None allows no exception.
@@ -31,7 +32,7 @@ class LoadArtifact(Message, frozen=True):
     tf32: bool
     libraries: tuple[tuple[str, tuple[str, ...]], ...]
     blocked: tuple[str, ...]
-    public_keys: tuple[str, ...] | None
+    public_keys: tuple[str, ...]
     signature: str | None
     unsigned: str | None
 
@@ -81,21 +82,17 @@ class MakeEager(Message, frozen=True):
     """Tells the eager process to make MODEL as it was made for the export. The answer is EagerMade.
 
     Attributes:
-        model: MODEL.
+        eager: MODEL, with its weights and libraries.
         source: The artifact's source.
         call: The artifact's call.
         tf32: Whether the cases were recorded with TF32.
-        weights: The safetensors file that the model was exported with, or None.
-        libraries: Operator libraries to load first: absolute paths, or names of modules that load some.
         device: The model's device.
     """
 
-    model: str
+    eager: EagerFiles
     source: Source
     call: Call
     tf32: bool
-    weights: str | None
-    libraries: tuple[str, ...]
     device: str
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 from exportkit.child.messages import Failed
+from exportkit.eager_source import EagerFiles, unnamed
 from exportkit.package.manifest import Manifest
 from exportkit.verify.commands import DrawInputs, EagerMade, InputsDrawn, MakeEager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, EagerDiffers, EagerFailed, EagerUnavailable, TimedOut, Verdict
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
-
-_PLAIN = re.compile(r"[\w./:-]+", re.ASCII)  # safe in a shell and on a terminal
 
 
 class EagerProcess:
@@ -32,13 +30,13 @@ class EagerProcess:
         """Does not start the process yet.
 
         Args:
-            manifest: The artifact's manifest. It names MODEL unless the options do.
+            manifest: The artifact's manifest.
             options: The verification's options.
             device: The model's device, such as "cuda:0".
             required: Whether a model that cannot be made is a failure.
-            demanded_by: The source of a signature requirement, or None. With one, only the options may name MODEL.
+            demanded_by: What requires a signature, or None.
         """
-        self.model = options.model or (manifest.source.model if demanded_by is None else None)
+        self.model = options.eager.model_of(manifest.source.model, demanded_by)
         self._manifest = manifest
         self._options = options
         self._device = device
@@ -70,12 +68,10 @@ class EagerProcess:
             return EagerUnavailable(unnamed(self._manifest.source.model, self._demanded_by), self.required)
         source, options = self._manifest.source, self._options
         command = MakeEager(
-            model=self.model,
+            eager=EagerFiles.of(options.eager, self.model),
             source=source,
             call=self._manifest.call,
             tf32=self._manifest.provenance.tf32,
-            weights=str(options.weights.resolve()) if options.weights else None,
-            libraries=tuple(str(each.resolve() if isinstance(each, Path) else each) for each in options.op_libraries),
             device=self._device,
         )
         self._worker = VerifyWorker("exportkit.verify.eager_worker", search_path="caller")
@@ -99,18 +95,3 @@ class EagerProcess:
         command = DrawInputs(dict(sizes), seed, str(inputs), str(outputs))
         answer = self._worker.ask(command, InputsDrawn, doing=doing, timeout=self._options.timeout)
         return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer
-
-
-def unnamed(recorded: str | None, demanded_by: str | None) -> str:
-    """Says why no MODEL can be compared with if the caller names none.
-
-    Args:
-        recorded: The MODEL that the artifact recorded, or None.
-        demanded_by: The source of a signature requirement, or None.
-    """
-    if demanded_by is None:
-        return (
-            "the artifact was exported from an object, not from a MODEL that can be imported; name MODEL with --model"
-        )
-    model = recorded if recorded and _PLAIN.fullmatch(recorded) else "MODEL"
-    return f"{demanded_by} requires a signature, which does not cover the model's source; compare with --model {model}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from exportkit.child.messages import serve
@@ -29,14 +28,7 @@ class Eager:
 
         self._call, self._tf32 = command.call, command.tf32
         self._device = usable_device(command.device)
-        model = rebuild_eager(
-            command.model,
-            command.source,
-            command.call,
-            self._device,
-            weights=Path(command.weights) if command.weights else None,
-            op_libraries=[Path(each) if each.startswith("/") else each for each in command.libraries],
-        )
+        model = rebuild_eager(command.eager.source(), command.source, command.call, self._device)
         self._spec = self._stack.enter_context(model)
         return EagerMade(state_sha256(self._spec.model))
 

@@ -67,16 +67,16 @@ class ReplayProcess:
             libraries: Operator libraries that the artifact does not contain, each with the namespaces it defines.
             unsigned: The same as for `verify`.
         """
-        keys = tuple(str(key.absolute()) for key in options.public_keys)
+        keys, signature = options.trust.keys, options.trust.signature
         command = LoadArtifact(
             artifact=str(artifact.absolute()),
             target=target,
             device=device,
             tf32=manifest.provenance.tf32,
             libraries=tuple((str(library), tuple(names)) for library, names in (libraries or {}).items()),
-            blocked=blocked(options.model or manifest.source.model),
-            public_keys=keys or None,
-            signature=str(options.signature.absolute()) if options.signature else None,
+            blocked=blocked(options.eager.model or manifest.source.model),
+            public_keys=tuple(str(Path(key).absolute()) for key in keys),
+            signature=str(signature.absolute()) if signature else None,
             unsigned=unsigned,
         )
         return cls(command, options.timeout)
@@ -89,7 +89,7 @@ class ReplayProcess:
             model=str(model.absolute()),
             onnx=described(companion),
             call=manifest.call,
-            blocked=blocked(options.model or manifest.source.model),
+            blocked=blocked(options.eager.model or manifest.source.model),
         )
         return cls(command, options.timeout)
 

@@ -134,11 +134,12 @@ def _opened(command: LoadArtifact) -> PackageReader:
     """Opens the artifact with its required signature, or the one artifact that may be loaded without it."""
     from exportkit.errors import DigestMismatchError
     from exportkit.package.archive import PackageReader
-    from exportkit.package.trust import demand
+    from exportkit.package.trust import Trust
 
     artifact = Path(command.artifact)
     if command.unsigned is None:
-        return PackageReader(artifact, demand=demand(command.public_keys, command.signature))
+        signature = Path(command.signature) if command.signature else None
+        return PackageReader(artifact, demand=Trust(command.public_keys, signature).demand())
     reader = PackageReader(artifact)
     if reader.manifest_sha256 != command.unsigned:
         reader.close()

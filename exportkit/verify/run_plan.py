@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from exportkit.export.find_libraries import describe_libraries
 from exportkit.onnx.files import refuse_companion
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest
+from exportkit.progress import Progress
 from exportkit.runtime.targets import host_for, named, parse_device, survey
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import MissingOperator
@@ -64,7 +65,7 @@ def target_runs(reader: PackageReader, options: VerifyOptions) -> tuple[list[Run
 
 
 def needed_libraries(
-    manifest: Manifest, options: VerifyOptions, runs: Sequence[Run], progress: Callable[[str], None]
+    manifest: Manifest, options: VerifyOptions, runs: Sequence[Run], progress: Progress
 ) -> dict[Path, list[str]] | MissingOperator:
     """Returns the libraries that the artifact needs but does not contain, each with the namespaces it defines.
 
@@ -77,7 +78,7 @@ def needed_libraries(
     if not missing:
         return {}
     devices = {run.device.partition(":")[0] for run in runs}
-    described = describe_libraries(options.op_libraries, missing, devices, progress)
+    described = describe_libraries(options.eager.op_libraries, missing, devices, progress)
     given = {path: [operator.name for operator in library.defines] for path, library in described}
     for name in missing:
         if not any(name in names for names in given.values()):

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from exportkit.eager_source import unnamed
 from exportkit.errors import ExportkitError, PolicyError, SignatureError, SignatureMissingError, UsageError
 from exportkit.onnx.files import named_model, open_onnx
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
-from exportkit.package.trust import demand, demanded_by
+from exportkit.progress import Progress, silent
 from exportkit.sizes import SizePlan, plan_sizes
 from exportkit.verify.calls import TargetCalls
 from exportkit.verify.commands import ArtifactLoaded
-from exportkit.verify.eager import EagerProcess, unnamed
+from exportkit.verify.eager import EagerProcess
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import LoadFailed, MissingOperator, Signed
 from exportkit.verify.replay import ReplayProcess
@@ -29,12 +30,12 @@ def verify(
     options: VerifyOptions | None = None,
     *,
     unsigned: str | None = None,
-    progress: Callable[[str], None] = lambda step: None,
+    progress: Progress = silent,
 ) -> Report:
     """Runs every target of an artifact that this machine can run, and compares the outputs.
 
     Required signatures are checked first. An untrusted artifact is not read further. A trusted one runs only what was
-    signed. The signature does not cover the model's source, so eager is compared only if the options name MODEL.
+    signed. Eager is compared only if the options name MODEL, or an installed package has registered the artifact's.
 
     Each target runs in a fresh process that imports torch and the runtime. That process cannot import the exporter, the
     operators' Python or the model's source. The eager model runs in another process. Every outcome of these processes
@@ -44,7 +45,7 @@ def verify(
         artifact: A `.pt2` that exportkit wrote, or an ONNX model with its companion beside it.
         options: The options; see VerifyOptions.
         unsigned: The sha256 of a manifest that needs no signature, because the caller made the artifact and verifies it
-            before signing. MODEL must be named all the same.
+            before signing.
         progress: Called with each step before it starts.
 
     Raises:
@@ -54,8 +55,7 @@ def verify(
     options = options or VerifyOptions()
     progress(f"checking {artifact.name}")
     try:
-        asked = options.public_keys or None, options.signature
-        by, required = demanded_by(*asked), None if unsigned else demand(*asked)
+        by, required = options.trust.demanded_by(), None if unsigned else options.trust.demand()
         model = named_model(artifact)
         opened = PackageReader(artifact, demand=required) if model is None else open_onnx(model, demand=required)
         with opened as reader, temporary_folder(None, "exportkit-verify") as folder:
@@ -88,9 +88,10 @@ def _check_comparable(artifact: Path, manifest: Manifest, options: VerifyOptions
         raise UsageError(
             f"{artifact.name} has no recorded cases", hint="Export with --cases N, or use --against eager."
         )
-    if options.against == "eager" and options.model is None and by is not None:
+    recorded = manifest.source.model
+    if options.against == "eager" and options.eager.model_of(recorded, by) is None:
         raise UsageError(
-            f"no comparison with eager: {unnamed(manifest.source.model, by)}",
+            f"no comparison with eager: {unnamed(recorded, by)}",
             hint="The named source is imported, so name only a source that you trust.",
         )
 
@@ -104,7 +105,7 @@ class _Verification:
     options: VerifyOptions
     folder: Path
     libraries: Mapping[Path, Sequence[str]]
-    progress: Callable[[str], None]
+    progress: Progress
     unsigned: str | None
     demanded_by: str | None
     checks: list[Check]

@@ -28,6 +28,7 @@ from exportkit.libraries import host_platform
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.manifest import Manifest, Program
 from exportkit.package.signing import sign_package
+from exportkit.package.trust import Trust
 from exportkit.verify import replay
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
@@ -272,7 +273,7 @@ def test_a_package_that_is_exchanged_while_it_is_verified_is_not_run(
 
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setattr(replay, "VerifyWorker", Exchanging)
-    report = verify(path, VerifyOptions(against="cases", public_keys=[release.public]))
+    report = verify(path, VerifyOptions(against="cases", trust=Trust([release.public])))
     assert [check.verdict.kind for check in report.checks] == ["signed", "load_failed"]
     assert "SignatureError" in report.checks[1].verdict.message
     assert not mark.exists()

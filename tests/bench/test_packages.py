@@ -15,13 +15,16 @@ from exportkit.arr_coc.ops import SPECS
 from exportkit.bench import packages
 from exportkit.bench.packages import PackageOptions, bench_packages, parse_sizes
 from exportkit.bench.references import NoOperators, OperatorCalled, References
+from exportkit.eager_source import EagerSource
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
 from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
+from exportkit.package.trust import Trust
 from tests.artifacts import artifact
 from tests.package.signers import signer
 
 CPU = torch.device("cpu")
+PATCHES = EagerSource("tests/export/export_models.py:patches")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def test_a_package_is_timed_beside_eager_on_references_and_with_operators(packag
 
 
 def test_every_way_to_compile_is_timed_under_its_name(direct):
-    (row,) = bench(direct, against=list(packages.COMPILERS), sizes=["batch=1,rows=2,columns=2"])
+    (row,) = bench(direct, eager=PATCHES, against=list(packages.COMPILERS), sizes=["batch=1,rows=2,columns=2"])
     assert [m.name for m in row.measurements] == ["exportkit", *packages.COMPILERS]
     for name in packages.COMPILERS:
         assert row.get(name).call is not None, row.get(name).note
@@ -58,7 +61,7 @@ def test_every_way_to_compile_is_timed_under_its_name(direct):
 
 
 def test_a_model_whose_operators_cannot_be_replaced_is_timed_with_them_at_its_cases_and_that_is_said(direct):
-    rows = bench(direct)
+    rows = bench(direct, eager=PATCHES)
     with PackageReader(direct) as reader:
         assert len(rows) == len(reader.manifest.cases)
     for row in rows:
@@ -69,11 +72,11 @@ def test_a_model_whose_operators_cannot_be_replaced_is_timed_with_them_at_its_ca
 def test_a_package_is_timed_where_the_key_that_the_caller_names_has_signed_it(direct, tmp_path):
     path, release = Path(shutil.copy(direct, tmp_path / "signed.pt2")), signer(tmp_path)
     with pytest.raises(SignatureMissingError):
-        bench(path, against=[], public_keys=[release.public])
+        bench(path, against=[], trust=Trust([release.public]))
     signature = sign_package(path, release.key)
-    assert bench(path, against=[], public_keys=[release.public])
+    assert bench(path, against=[], trust=Trust([release.public]))
     elsewhere = signature.rename(tmp_path / "elsewhere.sig")
-    assert bench(path, against=[], public_keys=[release.public], signature=elsewhere)
+    assert bench(path, against=[], trust=Trust([release.public], elsewhere))
 
 
 def test_a_source_that_the_manifest_of_a_signed_package_names_is_not_run(direct, tmp_path, monkeypatch):
@@ -86,14 +89,14 @@ def test_a_source_that_the_manifest_of_a_signed_package_names_is_not_run(direct,
     beside.parent.mkdir(parents=True)
     beside.write_text(f"open({str(mark)!r}, 'w').close()")
     monkeypatch.chdir(tmp_path)
-    row, *_ = bench(path, against=None, public_keys=[release.public])
+    row, *_ = bench(path, against=None, trust=Trust([release.public]))
     assert [m.name for m in row.measurements if m.call is not None] == ["exportkit"]
     assert f"compare with --model {recorded}" in row.get("eager").note
     with pytest.raises(UsageError, match="--model"):
-        bench(path, against=["eager"], public_keys=[release.public])
+        bench(path, against=["eager"], trust=Trust([release.public]))
     assert not mark.exists()
     with pytest.raises(UsageError):  # it has no such model, but was looked at
-        bench(path, against=None, public_keys=[release.public], model=recorded)
+        bench(path, against=None, trust=Trust([release.public]), eager=EagerSource(recorded))
     assert mark.exists()
 
 
@@ -123,7 +126,7 @@ def test_a_package_that_answers_something_else_is_refused(package, monkeypatch):
 @pytest.mark.parametrize("against", [["eager"], []])
 def test_results_are_judged_by_their_accuracy_and_not_by_the_tolerance_of_their_dtype(direct, monkeypatch, against):
     monkeypatch.setattr(packages, "measure", lambda *args, **options: [])
-    assert bench(direct, against=against)
+    assert bench(direct, eager=PATCHES, against=against)
     right = packages._expected
 
     def shifted(*args, judged):
@@ -136,10 +139,10 @@ def test_results_are_judged_by_their_accuracy_and_not_by_the_tolerance_of_their_
         )
 
     monkeypatch.setattr(packages, "_expected", partial(shifted, judged=False))
-    assert bench(direct, against=against)
+    assert bench(direct, eager=PATCHES, against=against)
     monkeypatch.setattr(packages, "_expected", partial(shifted, judged=True))
     with pytest.raises(WrongResultError, match="rms"):
-        bench(direct, against=against)
+        bench(direct, eager=PATCHES, against=against)
 
 
 def test_packages_of_different_models_are_not_compared(package, direct):

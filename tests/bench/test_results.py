@@ -30,7 +30,7 @@ def test_results_come_back_from_json_as_they_were(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [((b'"rows"', b'"lines"'), "not a results file"), ((b'"format_version": 1', b'"format_version": 2'), "version 2")],
+    [((b'"rows"', b'"lines"'), "not a results file"), ((b'"format_version":1', b'"format_version":2'), "version 2")],
 )
 def test_results_of_another_shape_or_version_are_refused(tmp_path, change, message):
     path = tmp_path / "results.json"

@@ -4,6 +4,7 @@ import errno
 import json
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import click
 import pytest
@@ -251,3 +252,22 @@ def test_the_shell_completes_commands_their_subcommands_options_and_choices(caps
     assert completions("exportkit ops ch", capsys, monkeypatch) == ["check"]
     assert "--op-library" in completions("exportkit export x --op", capsys, monkeypatch)
     assert completions("exportkit verify x --against e", capsys, monkeypatch) == ["eager"]
+
+
+def test_a_command_of_a_package_that_cannot_be_imported_says_so_and_hides_no_other(capsys, monkeypatch):
+    broken = {"broken": EntryPoint("broken", "no_such_module_here:command", "exportkit.commands")}
+    monkeypatch.setattr("exportkit.cli.app.declared", lambda group: broken)
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "broken" in out
+    assert "verify" in out
+    assert main(["broken"]) == 4
+    err = capsys.readouterr().err
+    assert "no_such_module_here:command, which an installed package declares for `exportkit broken`" in err
+    assert "Mend that package" in err
+
+
+def test_no_installed_package_takes_the_place_of_a_command_of_exportkit(monkeypatch):
+    taken = {"verify": EntryPoint("verify", "no_such_module_here:command", "exportkit.commands")}
+    monkeypatch.setattr("exportkit.cli.app.declared", lambda group: taken)
+    assert main(["verify", "--help"]) == 0

@@ -73,7 +73,8 @@ def test_a_package_on_the_cpu_has_no_cuda_graphs(capsys):
 def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
     """In a process of its own, since it loads their library."""
     path, library = artifact("softpool"), softpool_library()
-    arguments = ("bench", path, "--op-library", library, "--json", *QUICK[:-1], "batch=2,length=4")
+    model = ("--model", "softpool.model:Classifier", "--op-library", library)
+    arguments = ("bench", path, *model, "--json", *QUICK[:-1], "batch=2,length=4")
     environment = {"PYTHONPATH": f"{ROOT}:{THIRD_PARTY}", "SOFTPOOL_LIBRARY": str(library)}
     done = run_exportkit(*arguments, **environment)
     assert done.returncode == 0, done.stderr

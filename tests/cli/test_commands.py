@@ -121,7 +121,8 @@ def test_package_adds_our_library_and_verifies(package):
 
 
 def test_verify_compares_with_eager_as_well(package):
-    result = run_exportkit("verify", package[0], "--shapes", 3, "--json")
+    model = "tests/export/export_models.py:patches"
+    result = run_exportkit("verify", package[0], "--model", model, "--shapes", 3, "--json")
     assert result.returncode == 0, result.stdout
     report = json.loads(result.stdout)
     assert {check["against"] for check in report["checks"]} == {"cases", "eager"}
@@ -187,9 +188,10 @@ def test_a_library_of_somebody_else_goes_the_same_way(tmp_path):
     assert made.returncode == 0, made.stdout + made.stderr
     assert library.name in made.stdout
 
+    model = "softpool.model:Classifier"
     search["SOFTPOOL_LIBRARY"] = str(library)  # where its own module looks for it
     libraries = ("--op-library", library, "--op-library", "softpool.model")
-    verified = run_exportkit("verify", package, "--shapes", 3, *libraries, **search)
+    verified = run_exportkit("verify", package, "--model", model, "--shapes", 3, *libraries, **search)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "ok  eager" in verified.stdout
 

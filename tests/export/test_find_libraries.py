@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from exportkit.cli.app import main
+from exportkit.eager_source import EagerSource
 from exportkit.errors import MissingLibraryError, ModelNotFoundError
 from exportkit.package.archive import write_package
+from exportkit.package.manifest import Manifest
 from exportkit.package.signing import sign_package
-from exportkit.packaging import build_package
+from exportkit.package.trust import Trust
+from exportkit.packaging import PackOptions, build_package
+from exportkit.progress import Progress, silent
+from exportkit.verify.options import VerifyOptions
 from tests.fresh import run_python
 from tests.package import samples, signers
 from tests.package.c_library import PRELUDE, build, operator_library
@@ -38,32 +43,38 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "artifact.pt2"
 
 
+def packed(artifact: Path, eager: EagerSource, trust: Trust = Trust(), progress: Progress = silent) -> Manifest:
+    options = PackOptions(VerifyOptions(eager=eager, trust=trust), verify=False)
+    return build_package([artifact], artifact.with_name("out.pt2"), options, progress=progress)[0]
+
+
 @pytest.mark.parametrize("given", [["toy"], []])
 def test_the_library_is_the_one_that_the_named_module_or_the_models_loads(artifact: Path, given: list[str]) -> None:
     steps: list[str] = []
-    out = artifact.with_name("out.pt2")
-    manifest, _ = build_package([artifact], out, op_libraries=given, progress=steps.append)
+    manifest = packed(artifact, EagerSource("toy:spec", op_libraries=given), progress=steps.append)
     assert [Path(library.record).name for library in manifest.libraries] == ["libtoy_cpu.so"]
     assert given or f"taking {artifact.with_name('libtoy_cpu.so')}, which toy loads" in steps
 
 
-def test_where_a_signature_is_demanded_nothing_that_an_artifact_names_is_imported(artifact: Path) -> None:
+@pytest.mark.parametrize("demanded", [True, False])
+def test_nothing_that_an_artifact_names_is_imported(artifact: Path, demanded: bool) -> None:
     release = signers.signer(artifact.parent)
     sign_package(artifact, release.key)
     with pytest.raises(MissingLibraryError, match="defines the operator toy::twice") as caught:
-        build_package([artifact], artifact.with_name("out.pt2"), public_keys=[release.public])
+        packed(artifact, EagerSource(), Trust([release.public]) if demanded else Trust())
     assert "--op-library <path or module>" in (caught.value.hint or "")
+    assert "--model net.py:Net" in (caught.value.hint or "")
     assert not artifact.with_name("imported").exists()
 
 
 def test_a_module_that_loads_no_such_library_is_refused(artifact: Path) -> None:
     with pytest.raises(MissingLibraryError, match="json loads no library that registers toy::twice"):
-        build_package([artifact], artifact.with_name("out.pt2"), op_libraries=["json"])
+        packed(artifact, EagerSource(op_libraries=["json"]))
 
 
 def test_a_module_that_is_not_there_is_named(artifact: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="there is no module 'nowhere'"):
-        build_package([artifact], artifact.with_name("out.pt2"), op_libraries=["nowhere.ops"])
+        packed(artifact, EagerSource(op_libraries=["nowhere.ops"]))
 
 
 def test_what_is_neither_a_file_nor_a_modules_name_is_refused(

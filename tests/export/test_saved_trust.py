@@ -14,6 +14,7 @@ from exportkit.export.program_file import load_program
 from exportkit.export.resolve import resolve
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.signing import sign_package
+from exportkit.package.trust import Trust
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
 from tests.artifacts import artifact
@@ -46,23 +47,23 @@ def test_a_program_is_read_where_the_key_that_the_caller_names_has_signed_it(pat
     release, stranger = signer(tmp_path), signer(tmp_path, "stranger")
     keys = [release.public]
     with pytest.raises(SignatureMissingError):
-        resolve(str(path), public_keys=keys)
+        resolve(str(path), trust=Trust(keys))
     signature = sign_package(path, release.key)
     with pytest.raises(SignatureMissingError):
-        resolve(str(path), public_keys=[stranger.public])
-    assert resolve(str(path), public_keys=[stranger.public, *keys]).program is not None
+        resolve(str(path), trust=Trust([stranger.public]))
+    assert resolve(str(path), trust=Trust([stranger.public, *keys])).program is not None
     moved = signature.rename(tmp_path / "elsewhere.sig")
     with pytest.raises(SignatureMissingError):
-        resolve(str(path), public_keys=keys)
-    assert resolve(str(path), public_keys=keys, signature=moved).program is not None
+        resolve(str(path), trust=Trust(keys))
+    assert resolve(str(path), trust=Trust(keys, moved)).program is not None
     with pytest.raises(UsageError, match="without a public key"):
-        resolve(str(path), signature=moved)
+        resolve(str(path), trust=Trust(signature=moved))
 
 
 def test_cases_of_another_package_do_not_take_the_place_of_the_signed_ones(path: Path, tmp_path: Path) -> None:
     release = signer(tmp_path)
     sign_package(path, release.key)
-    resolved = resolve(str(path), public_keys=[release.public])
+    resolved = resolve(str(path), trust=Trust([release.public]))
     with PackageReader(path) as reader:
         records = {name: reader.read(name) for name in reader.names}
         first, second = (case.record for case in reader.manifest.cases[:2])

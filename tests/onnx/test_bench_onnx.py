@@ -20,6 +20,7 @@ from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
 from exportkit.onnx.files import companion_path, write_onnx
 from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
+from exportkit.package.trust import Trust
 from tests.onnx.small_models import OPSET, write_small
 from tests.package.signers import signer
 
@@ -93,9 +94,9 @@ def test_both_must_be_signed_where_a_key_is_given(tiny_package: Path, tmp_path: 
     model = beside(package, tmp_path / "tiny.onnx")
     sign_package(package, release.key)
     with pytest.raises(SignatureMissingError, match=r"tiny\.onnx\.exportkit"):
-        bench(package, onnx=model, public_keys=[release.public])
+        bench(package, onnx=model, trust=Trust([release.public]))
     sign_package(companion_path(model), release.key)
-    assert bench(package, onnx=model, public_keys=[release.public])
+    assert bench(package, onnx=model, trust=Trust([release.public]))
 
 
 @pytest.mark.parametrize(

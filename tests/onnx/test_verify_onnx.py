@@ -18,8 +18,10 @@ from onnx import TensorProto, helper
 
 import exportkit
 from exportkit.cli import main
+from exportkit.eager_source import EagerSource
 from exportkit.errors import NotAnArchiveError, NoTargetError, UsageError
 from exportkit.onnx.files import companion_path
+from exportkit.package.trust import Trust
 from exportkit.verify import replay
 from exportkit.verify.commands import ArtifactLoaded, CallModel
 from exportkit.verify.options import VerifyOptions
@@ -44,6 +46,7 @@ from tests.onnx.small_models import NET, Net, manifest, model_proto, write_small
 from tests.package.signers import Signer, signer
 from tests.runtime import exportkit_run
 
+NAMED = EagerSource("net.py:Net")
 CASES = VerifyOptions(against="cases")
 
 
@@ -84,7 +87,7 @@ def only(report: Report) -> object:
 
 
 def test_a_right_model_agrees_with_its_cases_and_with_eager(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "verify", model, "--shapes", "3", "--json")
+    code, out, _ = run(capsys, "verify", model, "--model", "net.py:Net", "--shapes", "3", "--json")
     report = json.loads(out)
     assert (code, report["exit_code"], report["ok"]) == (0, 0, True)
     assert [(target["name"], target["device"]) for target in report["targets"]] == [("onnx", "cpu")]
@@ -111,12 +114,13 @@ from pathlib import Path
 from exportkit.onnx.files import open_onnx
 from exportkit.verify.commands import CallModel, LoadOnnx
 from exportkit.verify.onnx_worker import OnnxReplay
+from exportkit.verify.replay import blocked
 model, folder = map(Path, sys.argv[1:])
 with open_onnx(model) as companion:
     manifest = companion.manifest
     companion.extract(manifest.cases[0].record, folder / "case")
 replay = OnnxReplay()
-print(replay.load(LoadOnnx(str(model), manifest.onnx, manifest.call, ("tests",))).device)
+print(replay.load(LoadOnnx(str(model), manifest.onnx, manifest.call, blocked("tests.models:Net"))).device)
 replay.run(CallModel(str(folder / "case"), str(folder / "outputs")))
 for name in ("torch", "exportkit.export", "exportkit.arr_coc", "tests"):
     assert name not in sys.modules, name
@@ -206,7 +210,7 @@ def test_a_planted_error_has_its_verdict(
 
 def test_a_size_that_the_model_does_not_take_is_a_verdict_and_the_others_are_compared(tmp_path: Path) -> None:
     path = write_small(tmp_path / "m.onnx", fixed_rows)
-    report = verify(path, VerifyOptions(shapes=2))
+    report = verify(path, VerifyOptions(shapes=2, eager=NAMED))
     case, *eager = (check.verdict for check in report.checks)
     assert isinstance(case, Match)
     assert all(isinstance(verdict, CallFailed) for verdict in eager)
@@ -217,7 +221,7 @@ def test_a_size_that_the_model_does_not_take_is_a_verdict_and_the_others_are_com
 def test_eager_with_other_weights_is_not_compared_with(tmp_path: Path) -> None:
     source = manifest().source
     path = write_small(tmp_path / "m.onnx", source=msgspec.structs.replace(source, state_sha256="0" * 64))
-    report = verify(path, VerifyOptions(against="eager"))
+    report = verify(path, VerifyOptions(against="eager", eager=NAMED))
     assert isinstance(only(report), EagerDiffers)
 
 
@@ -302,7 +306,7 @@ def test_a_model_of_another_exporter_is_exit_code_3_with_what_it_lacks(
 def test_a_signature_covers_all_files_and_is_demanded_by_key_and_by_policy(
     model: Path, tmp_path: Path, release: Signer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    demanded = VerifyOptions(public_keys=[release.public])
+    demanded = VerifyOptions(trust=Trust([release.public]))
     verdict = only(verify(model, demanded))
     assert isinstance(verdict, LoadFailed)
     assert verdict.error == "SignatureMissingError"
@@ -320,7 +324,7 @@ def test_a_signature_covers_all_files_and_is_demanded_by_key_and_by_policy(
     policy.parent.mkdir(parents=True)
     policy.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": [str(release.public)]}))
     assert verify(model, CASES).exit_code == 0
-    assert verify(model, VerifyOptions(shapes=1, model="net.py:Net")).exit_code == 0
+    assert verify(model, VerifyOptions(shapes=1, eager=NAMED)).exit_code == 0
 
     (data,) = model.parent.glob("*.data")
     content = data.read_bytes()
@@ -337,7 +341,7 @@ def test_a_signature_covers_all_files_and_is_demanded_by_key_and_by_policy(
 
 def test_what_is_not_signed_is_not_run(model: Path, release: Signer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "VerifyWorker", lambda *args, **kwargs: pytest.fail("a process was started"))
-    assert verify(model, VerifyOptions(public_keys=[release.public])).exit_code == 3
+    assert verify(model, VerifyOptions(trust=Trust([release.public]))).exit_code == 3
 
 
 # --- the other commands -----------------------------------------------------------------------------------------------

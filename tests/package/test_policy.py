@@ -15,7 +15,7 @@ from exportkit import errors
 from exportkit.errors import HostError, PolicyError, SignatureMissingError
 from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
-from exportkit.package.trust import check_trust, demand, demanded_by, refuse_foreign
+from exportkit.package.trust import Trust, check_trust, demand
 from tests.cpp_reader import program
 from tests.fresh import run_interpreter
 from tests.package.c_library import build
@@ -90,11 +90,11 @@ def test_what_is_required_is_required_of_everyone(path: Path, system: Path, one:
 def test_python_asks_for_what_the_users_policy_does(
     path: Path, user: Path, one: Signer, two: Signer, tmp_path: Path
 ) -> None:
-    assert demanded_by() is None
-    assert demanded_by(one.public) == "the caller"
+    assert Trust().demanded_by() is None
+    assert Trust([one.public]).demanded_by() == "the caller"
     policy(user, one.public)
-    assert demanded_by() == f"the policy {user}"
-    assert demanded_by(two.public) == "the caller"
+    assert Trust().demanded_by() == f"the policy {user}"
+    assert Trust([two.public]).demanded_by() == "the caller"
     with pytest.raises(SignatureMissingError, match="as the policy"):
         PackageReader(path, demand=demand())
     with PackageReader(path) as reader, pytest.raises(SignatureMissingError, match="as the policy"):
@@ -104,7 +104,11 @@ def test_python_asks_for_what_the_users_policy_does(
         assert [key.source for key in reader.signers] == [str(one.public)]
         assert check_trust(reader) == reader.signers
     user.write_text("{}")
-    for ask in (demanded_by, lambda: PackageReader(path, demand=demand()), lambda: refuse_foreign(path)):
+    for ask in (
+        Trust().demanded_by,
+        lambda: PackageReader(path, demand=demand()),
+        lambda: Trust().refuse_foreign(path),
+    ):
         with pytest.raises(PolicyError, match="loads nothing until"):
             ask()
     PackageReader(path).close()  # nobody asked
@@ -124,7 +128,7 @@ int getpwuid_r(uid_t user, struct passwd* found, char* buffer, size_t size, stru
   return 0;
 }
 """
-DEMANDED = "from exportkit.package.trust import demanded_by; print(demanded_by())"
+DEMANDED = "from exportkit.package.trust import Trust; print(Trust().demanded_by())"
 
 
 def test_without_a_home_in_the_environment_it_is_the_one_of_the_password_file(
@@ -331,7 +335,7 @@ def test_links_to_a_policy_are_followed(path: Path, system: Path, one: Signer, t
 def test_a_program_that_torch_wrote_is_refused_where_signatures_are_required(
     tmp_path: Path, user: Path, one: Signer
 ) -> None:
-    refuse_foreign(tmp_path / "program.pt2")
+    Trust().refuse_foreign(tmp_path / "program.pt2")
     policy(user, one.public)
     with pytest.raises(SignatureMissingError, match=r"written by torch .* which the policy .*policy\.json requires"):
-        refuse_foreign(tmp_path / "program.pt2")
+        Trust().refuse_foreign(tmp_path / "program.pt2")

@@ -26,7 +26,10 @@ from exportkit.package.archive import STOCK_RECORDS, PackageReader, StoredRecord
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.signing import sign_package
+from exportkit.package.trust import Trust
+from exportkit.packaging import PackOptions
 from exportkit.repack.repacking import Changes, Repacked, repack
+from exportkit.verify.options import VerifyOptions
 from tests.artifacts import ROOT, artifact
 from tests.export.weights_models import Weighted
 from tests.fixtures import stable_library
@@ -34,6 +37,7 @@ from tests.package import samples
 from tests.package.signers import package as sample_package
 from tests.package.signers import signer
 
+MODEL = "tests/export/weights_models.py:weighted"
 SOURCE = ROOT / "tests" / "export" / "op_shapes.cpp"
 
 
@@ -44,7 +48,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def unverified(package: Path, changes: Changes, **more: Any) -> Repacked:
     """Repacks without running the package."""
-    return repack(package, package.with_name("out.pt2"), changes, verify_options=None, **more)
+    return repack(package, package.with_name("out.pt2"), changes, PackOptions(VerifyOptions(**more), verify=False))
 
 
 def digests(path: Path) -> dict[str, str]:
@@ -78,7 +82,7 @@ def test_all_but_what_is_replaced_stays_byte_for_byte(tmp_path: Path) -> None:
 
 def test_a_package_may_take_its_own_place(tmp_path: Path) -> None:
     package = sample_package(tmp_path)
-    repack(package, package, Changes(version="2"), verify_options=None)
+    repack(package, package, Changes(version="2"), PackOptions(verify=False))
     with PackageReader(package) as reader:
         reader.verify()
         assert reader.manifest.version == "2"
@@ -153,7 +157,7 @@ def test_an_old_signature_is_not_left_beside_the_new_package(tmp_path: Path) -> 
     sign_package(package, old.key)
     with pytest.raises(UsageError, match=r"model\.pt2\.sig is beside model\.pt2 and would not belong"):
         repack(package, package, Changes(version="2"))
-    repack(package, package, Changes(version="2"), sign_key=new.key)
+    repack(package, package, Changes(version="2"), PackOptions(verify=False, sign_key=new.key))
     from exportkit.package.trust import demand
 
     with PackageReader(package, demand=demand(new.public)) as reader:
@@ -165,7 +169,7 @@ def test_an_old_signature_is_not_left_beside_the_new_package(tmp_path: Path) -> 
 def test_a_required_signature_is_checked_first(tmp_path: Path) -> None:
     package, key = sample_package(tmp_path), signer(tmp_path)
     with pytest.raises(SignatureMissingError):
-        unverified(package, Changes(version="2"), public_keys=[key.public])
+        unverified(package, Changes(version="2"), trust=Trust([key.public]))
     assert not (tmp_path / "out.pt2").exists()
 
 
@@ -245,13 +249,15 @@ def test_other_weights_get_cases_of_their_own_with_the_same_inputs(
     tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, out = artifact("weighted"), tmp_path / "out.pt2"
-    code, text, _ = run(capsys, "repack", old, "--weights", tuned, "-o", out, "--device", "cpu", "--json")
+    code, text, _ = run(
+        capsys, "repack", old, "--weights", tuned, "--model", MODEL, "-o", out, "--device", "cpu", "--json"
+    )
     said = json.loads(text)
     assert code == 0, text
     assert {(check["against"], check["verdict"]["kind"]) for check in said["verification"]["checks"]} == {
         ("cases", "match")
     }
-    assert said["done"][-1] == "recorded 4 cases again, with the eager model tests/export/weights_models.py:weighted"
+    assert said["done"][-1] == f"recorded 4 cases again, with the eager model {MODEL}"
     before, after = digests(old), digests(out)
     same = [name for name in before if not name.startswith(("data/weights/", "exportkit/cases/"))]
     assert {name: after[name] for name in same} == {name: before[name] for name in same}

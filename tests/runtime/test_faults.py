@@ -17,7 +17,7 @@ import exportkit
 from exportkit.errors import DigestMismatchError
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder, write_whole
-from exportkit.packaging import build_package
+from exportkit.packaging import PackOptions, build_package
 from tests.artifacts import artifact
 from tests.fresh import killed_in_the_middle, mounted, run_python
 from tests.runtime import tiny
@@ -352,7 +352,7 @@ export_program(ExportSpec(model=model, example_inputs=(torch.ones(1, 4096),)), o
 BUILD = """
 import exportkit.packaging as packaging
 packaging.verify = lambda *args, **options: pause()
-packaging.build_package([Path(sys.argv[1])], Path(sys.argv[2]), verify_options=packaging.VerifyOptions())
+packaging.build_package([Path(sys.argv[1])], Path(sys.argv[2]))
 """
 
 
@@ -384,7 +384,7 @@ def test_a_packaging_that_is_killed_leaves_what_the_next_one_removes(tiny_packag
     (left,) = tmp_path.iterdir()
     assert left.suffix == ".tmp"
     assert [path.name for path in left.iterdir()] == ["out.pt2"]
-    build_package([tiny_package], out)
+    build_package([tiny_package], out, PackOptions(verify=False))
     assert list(tmp_path.iterdir()) == [out]
     with PackageReader(out) as reader:
         reader.verify()

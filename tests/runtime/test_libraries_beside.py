@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from exportkit.eager_source import EagerSource
 from exportkit.package.archive import PackageReader
-from exportkit.packaging import build_package
+from exportkit.packaging import PackOptions, build_package
 from exportkit.runtime.native import why_unusable
+from exportkit.verify.options import VerifyOptions
 from tests.artifacts import ROOT, artifact
 from tests.fixtures import stable_library
 from tests.fresh import run_python
@@ -47,7 +49,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text, needs in (("second", second, ["-lz"]), ("first", first, ["-lz", "-lsecond"])):
         shutil.copy(stable_library.build(SOURCE, text, *beside, *needs, name=name), folder)
     path = tmp_path_factory.mktemp("package") / "shapes.pt2"
-    build_package([artifact("op-shapes")], path, op_libraries=[folder / "libfirst.so"])
+    eager = EagerSource(op_libraries=[folder / "libfirst.so"])
+    unverified = PackOptions(VerifyOptions(eager=eager), verify=False)
+    build_package([artifact("op-shapes")], path, unverified)
     shutil.rmtree(folder)
     return path
 

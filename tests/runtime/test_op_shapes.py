@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from exportkit import load
-from exportkit.packaging import build_package
+from exportkit.eager_source import EagerSource
+from exportkit.packaging import PackOptions, build_package
 from exportkit.verify.options import VerifyOptions
 from tests.artifacts import ROOT, artifact
 from tests.fixtures import stable_library
@@ -16,8 +17,8 @@ from tests.fixtures import stable_library
 def test_operators_of_every_shape_are_packaged_and_compute_what_they_are_named_after(tmp_path: Path) -> None:
     library = stable_library.build(ROOT / "tests" / "export" / "op_shapes.cpp")
     package = tmp_path / "shapes.pt2"
-    options = VerifyOptions(against="cases", device="cpu")
-    manifest, report = build_package([artifact("op-shapes")], package, op_libraries=[library], verify_options=options)
+    options = PackOptions(VerifyOptions(against="cases", device="cpu", eager=EagerSource(op_libraries=[library])))
+    manifest, report = build_package([artifact("op-shapes")], package, options)
     assert report is not None
     assert report.exit_code == 0
     assert {operator.name.removeprefix("op_shapes::") for operator in manifest.operators} == {

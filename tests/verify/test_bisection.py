@@ -26,6 +26,7 @@ from exportkit.verify.report import Report
 from tests.fixtures import stable_library
 
 FOLDER = Path(__file__).parent
+MODEL = f"{FOLDER / 'bisect_models.py'}:Chain"
 SCHEMA = "doubling::twice(Tensor x) -> Tensor"
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -152,15 +153,13 @@ def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     x = torch.linspace(-1, 1, 6).reshape(2, 3)
     operators = [m.Operator(name="doubling::twice", schema=SCHEMA)]
-    source = f"{FOLDER / 'bisect_models.py'}:Chain"
     cases = [(x, Chain()(x))]
-    return write_artifact(
-        tmp_path / "chain.pt2", Chain(), cases, source=source, state_sha256=STATE, operators=operators
-    )
+    return write_artifact(tmp_path / "chain.pt2", Chain(), cases, source=MODEL, state_sha256=STATE, operators=operators)
 
 
 def test_a_wrong_kernel_is_found_at_its_node(chain: Path, wrong: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["verify", str(chain), "--against", "cases", "--op-library", str(wrong), "--bisect", "--json"]
+    arguments += ["--model", MODEL]
     code = main(arguments)
     said = json.loads(capsys.readouterr().out)
     found = said["bisection"]

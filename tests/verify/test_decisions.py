@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from verify_artifacts import Affine, affine_call, right, write_artifact
 
 from exportkit.child.messages import Failed
+from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.export.eager_model import input_texts
 from exportkit.installed import declared_modules
@@ -124,6 +125,7 @@ def answers(command, off=0.0):
 @pytest.fixture
 def run(monkeypatch, path):
     def go(artifact=path, options=None, **script):
+        monkeypatch.setattr("exportkit.eager_source.installed_models", lambda: {"models:affine": "models:affine"})
         good = {"replay_load": LOADED, "replay_call": replays}
         good |= {"eager_make": EagerMade("0" * 64), "eager_draw": answers}
         worker = Script(**(good | script))
@@ -276,8 +278,8 @@ def test_an_artifact_that_names_no_model_says_how_to_name_one(run, tmp_path):
     unnamed = write_artifact(tmp_path / "c.pt2", Affine(), [(X, right(X))])
     (verdict,) = eager(run(unnamed))
     assert "--model" in verdict.message
-    assert eager(run(unnamed, options=VerifyOptions(model="models:other", shapes=1)))[0].kind == "match"
-    assert run.worker.commands[-3].model == "models:other"
+    assert eager(run(unnamed, options=VerifyOptions(eager=EagerSource("models:other"), shapes=1)))[0].kind == "match"
+    assert run.worker.commands[-3].eager.model == "models:other"
 
 
 def test_a_crash_of_eager_ends_the_comparison_and_says_whose_it_was(run):

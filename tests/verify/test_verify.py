@@ -10,6 +10,7 @@ import torch
 from verify_artifacts import MISBEHAVING_SCHEMA, Affine, Misbehaving, affine_call, right
 from verify_models import STATE
 
+from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.export.cases import eager_mode
 from exportkit.package import manifest as m
@@ -69,7 +70,9 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(
     operators = [m.Operator(name="misbehaving::act", schema=MISBEHAVING_SCHEMA)]
     path = artifact(Misbehaving(), [(x, right(x)) for x in inputs], operators=operators)
 
-    report = verify(path, VerifyOptions(against="cases", op_libraries=[misbehaving_library], timeout=5.0))
+    report = verify(
+        path, VerifyOptions(against="cases", eager=EagerSource(op_libraries=[misbehaving_library]), timeout=5.0)
+    )
     found = verdicts(report)
     assert [type(v) for v in found] == [Match, CallFailed, Crashed, Match, TimedOut, NotRun]
     assert "the first element is 3" in found[1].message
@@ -82,9 +85,9 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(
     (tmp_path / "acting.py").write_text(f"import torch\ntorch.ops.load_library({str(misbehaving_library)!r})\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     one = artifact(Misbehaving(), [(x, right(x)) for x in inputs[:1]], operators=operators)
-    found = verdicts(verify(one, VerifyOptions(against="cases", op_libraries=["acting"])))
+    found = verdicts(verify(one, VerifyOptions(against="cases", eager=EagerSource(op_libraries=["acting"]))))
     assert [type(v) for v in found] == [Match]
-    (check,) = verify(one, VerifyOptions(against="cases", op_libraries=["json"])).checks
+    (check,) = verify(one, VerifyOptions(against="cases", eager=EagerSource(op_libraries=["json"]))).checks
     assert isinstance(check.verdict, LoadFailed)
     assert "json loads no library that registers misbehaving::act" in check.verdict.message
 
@@ -101,7 +104,7 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(
 def test_eager_is_compared_at_the_ends_of_the_range_and_between(artifact):
     """Of a bare module: its inputs are made from the manifest."""
     path = artifact(Affine(), [], source="verify_models:Refusing", state_sha256=STATE)
-    report = verify(path, VerifyOptions(shapes=3))
+    report = verify(path, VerifyOptions(shapes=3, eager=EagerSource("verify_models:Refusing")))
     failed, *matches = verdicts(report, "eager")
     assert isinstance(failed, EagerFailed)
     assert "at least 2 rows" in failed.message
@@ -159,7 +162,7 @@ def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it
                 tf32=tf32,
                 libraries=(),
                 blocked=(),
-                public_keys=None,
+                public_keys=(),
                 signature=None,
                 unsigned=None,
             )

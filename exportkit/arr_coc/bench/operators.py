@@ -19,6 +19,7 @@ from exportkit.bench.operator_options import COMPILE, EAGER, LIBRARY, OperatorOp
 from exportkit.bench.results import OURS, Direction, Measurement, Row
 from exportkit.bench.timing import Alternative, Call, measure
 from exportkit.errors import UsageError, WrongResultError
+from exportkit.progress import Progress
 
 # Tolerances of gradients and library results, relative to the reference's norm: orders of summation differ.
 _NORMWISE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -33,7 +34,7 @@ def operator_names() -> list[str]:
 
 
 def bench_operators(
-    device: torch.device, rate: Callable[[], float], options: OperatorOptions, progress: Callable[[str], None]
+    device: torch.device, rate: Callable[[], float], options: OperatorOptions, progress: Progress
 ) -> Iterator[Row]:
     """Times operators, row by row.
 

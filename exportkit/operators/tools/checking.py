@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,7 @@ from exportkit.operators.contract.findings import Finding, OperatorReport, Sever
 from exportkit.operators.tools.journal import Step, read_step
 from exportkit.operators.tools.listing import ended
 from exportkit.operators.tools.source import Source
+from exportkit.progress import Progress
 
 _MOST_ENDS = 6  # processes that an operator may end before the rest of its checks is left out
 MOST_SEARCH_ENDS = 2  # of these, while its calls are drawn
@@ -117,7 +118,7 @@ class Checked(Message, frozen=True):
         return any(finding.severity is Severity.broken for finding in self.report.findings)
 
 
-def check_source(source: Source, options: CheckOptions, progress: Callable[[str], None]) -> tuple[Checked, ...]:
+def check_source(source: Source, options: CheckOptions, progress: Progress) -> tuple[Checked, ...]:
     """Checks the operators of a library or of a model.
 
     Args:

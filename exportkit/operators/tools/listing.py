@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from exportkit.child.conversation import ChildEndedError, Conversation
@@ -12,6 +11,7 @@ from exportkit.errors import LibraryLoadError, NotAnOperatorLibraryError
 from exportkit.operators.contract.findings import Finding
 from exportkit.operators.tools.source import Source
 from exportkit.package.elf import is_stable, oldest_torch, read_elf, stable_abi
+from exportkit.progress import Progress
 
 
 class ListSource(Message, frozen=True):
@@ -77,7 +77,7 @@ class Listing(Message, frozen=True):
     operators: tuple[ListedOperator, ...]
 
 
-def list_operators(source: Source, progress: Callable[[str], None]) -> Listing:
+def list_operators(source: Source, progress: Progress) -> Listing:
     """Lists the operators that a library or a Python package registers.
 
     Args:

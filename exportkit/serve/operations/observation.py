@@ -15,7 +15,7 @@ from exportkit.serve.statuses import ServeError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 CHALLENGE = (b"www-authenticate", b'Bearer realm="exportkit"')
 _CLOSE = (b"connection", b"close")
@@ -91,7 +91,7 @@ class Observation:
             try:
                 observe(finished)
             except Exception:  # whatever an observer does, the request was answered
-                _LOG.exception("request %s was not observed", finished.record.id)
+                _log.exception("request %s was not observed", finished.record.id)
 
     def refused(self, remote: str, error: ServeError) -> None:
         """Tells of a refusal that happened before there was a request: of a connection, or of what is not HTTP."""

@@ -15,7 +15,7 @@ import grpc
 from exportkit.serve.request_record import RequestRecord, request_id
 from exportkit.serve.statuses import BadRequestError, CancelledError, DeadlineError, ServeError, UnauthorizedError
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # A status travels in trailing headers, for which clients reserve 8 KiB: a longer one arrives as another error. There, a
 # byte that is not printable ASCII takes three.
@@ -118,7 +118,7 @@ class Call:
     async def fail(self, error: Exception) -> Exception:
         """Ends the call with the error's status. Returns what is to be raised then."""
         if not isinstance(error, ServeError):
-            _LOG.error("%s failed", self.method, exc_info=error)
+            _log.error("%s failed", self.method, exc_info=error)
             error = _as_serve_error(error)
         self.record.failed(error)
         details = error.text.encode()

@@ -77,7 +77,7 @@ def test_a_model_with_it_is_exported_packaged_and_verified(
     monkeypatch.chdir(tmp_path)
     model = f"{on_path / 'new_rows_model.py'}:spec"
     assert main(["export", model, "-o", "model_aoti.pt2"]) == 0
-    assert main(["package", "model_aoti.pt2", "-o", "model.pt2"]) == 0
+    assert main(["package", "model_aoti.pt2", "--model", model, "-o", "model.pt2"]) == 0
     assert main(["verify", "model.pt2", "--model", model]) == 0
     assert "ok: " in capfd.readouterr().out.splitlines()[-1]
 

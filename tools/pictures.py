@@ -1,9 +1,17 @@
-"""Takes the pictures of the page of `exportkit serve`, from a server that runs.
+"""Takes the pictures of the documents. Chromium must be installed.
+
+Of the page of `exportkit serve`, from a server that runs. It sends requests for a minute, so that there is something to
+see:
 
     exportkit serve artifacts/arr_coc.pt2 &
-    python -m tools.page_pictures http://127.0.0.1:8000/ arr_coc -o docs/
+    python -m tools.pictures page http://127.0.0.1:8000/ arr_coc
 
-It sends requests for a minute, so that there is something to see. Chromium must be installed.
+Of docs/reports.md, from a report:
+
+    exportkit export arr-coc --format program -o arr_coc_program.pt2
+    exportkit bench arr_coc_program.pt2 --device cpu --profile profile.json
+    exportkit inspect arr_coc.pt2 --report report.html --program arr_coc_program.pt2 --profile profile.json
+    python -m tools.pictures report report.html
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exportkit.arr_coc.model.photographs import load_photograph
+from tools.generated import DOCS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +36,6 @@ if TYPE_CHECKING:
 _CLIENTS = 5
 _MINUTE = 62  # seconds: the charts show one minute
 _SIZES = ((192, 192), (256, 256))  # of the images that the clients send
-_WIDTH = 1120
 
 
 @contextmanager
@@ -61,16 +69,17 @@ def _traffic(url: str, model: str) -> Iterator[None]:
             client.join()
 
 
-def _open(browser: Browser, url: str, scheme: Any, height: int) -> Page:
-    page = browser.new_context(viewport={"width": _WIDTH, "height": height}, color_scheme=scheme).new_page()
+def _open(browser: Browser, url: str, scheme: Any, size: tuple[int, int], wanted: str) -> Page:
+    width, height = size
+    page = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme).new_page()
     page.goto(url)
-    page.wait_for_selector("article")
+    page.wait_for_selector(wanted)
     return page
 
 
 def _busy_page(browser: Browser, url: str) -> bytes:
     """The page after a minute, with the patches of the sample that are like its red balloon."""
-    page = _open(browser, url, "light", 1180)
+    page = _open(browser, url, "light", (1120, 1180), "article")
     page.wait_for_timeout(_MINUTE * 1000)
     page.get_by_role("button", name="Find more like this").click()
     page.wait_for_selector(".said b")
@@ -82,7 +91,7 @@ def _photograph(browser: Browser, url: str) -> bytes:
     """The try-it with a photograph, the patches that were kept, and what is said about one of them."""
     photo = load_photograph("astronaut")
     pixels = (photo.pixels[0].permute(1, 2, 0) * 255).round().byte().numpy()
-    page = _open(browser, url, "dark", 900)
+    page = _open(browser, url, "dark", (1120, 900), "article")
     file = {"name": "astronaut.png", "mimeType": "image/png", "buffer": _png(pixels)}
     page.set_input_files("input[type=file]", file)  # type: ignore[arg-type]  # a dict with the keys of FilePayload
     for name, value in photo.region._asdict().items():
@@ -103,30 +112,49 @@ def _png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def _write(screenshot: bytes, path: Path, *, colours: int | None) -> None:
-    """Writes a picture, in few colours where a photograph would take too many bytes."""
+def _graph(browser: Browser, report: str) -> bytes:
+    """The graph of a report, with what is said about its first custom operator."""
+    page = _open(browser, report, "light", (1280, 900), "#origin")
+    page.locator(".graph .box.custom").first.click()
+    return page.locator("#graph").screenshot()
+
+
+def _cases(browser: Browser, report: str) -> bytes:
+    """The recorded cases of a report, with the errors of each output."""
+    return _open(browser, report, "dark", (1280, 900), "#origin").locator("#cases").screenshot()
+
+
+def _write(screenshot: bytes, name: str, *, colours: int | None) -> None:
+    """Writes a picture, in few colours where that takes far fewer bytes and shows no difference."""
     from PIL import Image
 
     picture = Image.open(io.BytesIO(screenshot)).convert("RGB")
     if colours is not None:
         picture = picture.quantize(colours, dither=Image.Dither.NONE)
-    picture.save(path, optimize=True)
+    picture.save(DOCS / name, optimize=True)
 
 
 def main() -> None:
-    """Takes both pictures."""
+    """Takes the two pictures of a server's page, or of a report."""
     from playwright.sync_api import sync_playwright
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("url", help="where the server listens")
-    parser.add_argument("model", help="the name by which it serves ARR-COC")
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs"), help="the folder for the pictures")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    page = commands.add_parser("page")
+    page.add_argument("url", help="where the server listens")
+    page.add_argument("model", help="the name by which it serves ARR-COC")
+    commands.add_parser("report").add_argument("report", type=Path, help="what `exportkit inspect --report` wrote")
     asked = parser.parse_args()
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        with _traffic(asked.url, asked.model):
-            _write(_busy_page(browser, asked.url), asked.output / "serving-page.png", colours=None)
-            _write(_photograph(browser, asked.url), asked.output / "serving-try-it.png", colours=256)
+        if asked.command == "report":
+            url = asked.report.resolve().as_uri()
+            _write(_graph(browser, url), "report-graph.png", colours=128)
+            _write(_cases(browser, url), "report-cases.png", colours=128)
+        else:
+            with _traffic(asked.url, asked.model):
+                _write(_busy_page(browser, asked.url), "serving-page.png", colours=None)
+                _write(_photograph(browser, asked.url), "serving-try-it.png", colours=256)
         browser.close()
 
 

@@ -31,7 +31,7 @@ def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None
         import ray
         from ray import serve
 
-        from exportkit.serve.ray_app import NAME, absolute, application
+        from exportkit.deployment.ray_app import NAME, absolute, application
     except ImportError as error:
         raise HostError(f"cannot serve on Ray: {error}", hint="`pip install 'exportkit[serve,ray]'`.") from error
     made = application(absolute(options))

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from exportkit.serve import ray_app
+from exportkit.deployment import ray_app
 
 JOURNAL = "EXPORTKIT_TEST_JOURNAL"  # the environment variable that names the file
 SECONDS = 0.05  # a request takes at least so long, so that some are in flight whenever a process is killed

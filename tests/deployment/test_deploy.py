@@ -16,7 +16,7 @@ import pytest
 
 from exportkit.cli.app import group
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
 

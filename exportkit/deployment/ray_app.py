@@ -1,4 +1,4 @@
-"""The server as an application of Ray Serve: `import_path: exportkit.serve.ray_app:app`.
+"""The server as an application of Ray Serve: `import_path: exportkit.deployment.ray_app:app`.
 
 A replica is the HTTP application with an engine and its batcher. Ray places the replicas, sends them requests, replaces
 those that die, and changes their number. deploy/ray has a configuration for `serve deploy`; docs/scale.md explains it.

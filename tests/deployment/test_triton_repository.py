@@ -18,11 +18,11 @@ from safetensors.torch import load
 from tritonclient.grpc import model_config_pb2
 
 from exportkit.cli import main
+from exportkit.deployment.triton_repository import write_triton_model
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.signing import sign_package
 from exportkit.package.structure import names
-from exportkit.triton_repository import write_triton_model
 from tests.artifacts import ROOT, artifact
 from tests.package import samples
 from tests.package.signers import signer

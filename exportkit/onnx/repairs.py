@@ -1,6 +1,11 @@
-"""Computes the sums and products of scattered half-precision numbers in float32, as ONNX Runtime 1.32 cannot."""
+"""Repairs converted graphs, whose faults come from onnxscript's optimiser and from ONNX Runtime 1.32.
+
+tests/onnx/test_corrections.py fails as soon as one is not needed.
+"""
 
 from __future__ import annotations
+
+import itertools
 
 import onnx_ir
 
@@ -9,10 +14,28 @@ _HALVES = (onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
 _WIDE = onnx_ir.DataType.FLOAT
 
 
-def widen_scatters(graph: onnx_ir.Graph) -> None:
-    """Puts casts around scatters that combine float16 or bfloat16.
+def restore_initializers(graph: onnx_ir.Graph) -> None:
+    """Registers constants that nodes take, and that another of the same name replaced, under names of their own.
 
-    ONNX Runtime loads such a model, and fails when it is called (onnxruntime#17653).
+    onnxscript's optimiser gives the constants of fused Clips of one tensor the same names:
+    https://github.com/microsoft/onnxscript/issues/2945.
+    """
+    for node in list(graph.all_nodes()):
+        for value in node.inputs:
+            if value is None or value.producer() is not None or value.const_value is None or value.is_graph_input():
+                continue
+            if graph.initializers.get(value.name or "") is not value:
+                value.name = next(
+                    name for number in itertools.count() if (name := f"constant_{number}") not in graph.initializers
+                )
+                value.const_value.name = value.name
+                graph.register_initializer(value)
+
+
+def widen_scatters(graph: onnx_ir.Graph) -> None:
+    """Computes the sums and products of scattered float16 and bfloat16 in float32.
+
+    ONNX Runtime loads such a model, and fails when it is called: https://github.com/microsoft/onnxruntime/issues/17653.
     """
     for node in list(graph.all_nodes()):
         combines = node.attributes.get_string("reduction", "none") != "none"

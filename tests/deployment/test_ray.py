@@ -27,15 +27,15 @@ from ray.cluster_utils import Cluster  # noqa: E402
 from ray.serve.context import _get_global_client  # noqa: E402
 from ray.serve.schema import ServeDeploySchema  # noqa: E402
 
+from exportkit.deployment import ray_app  # noqa: E402
+from exportkit.deployment.ray_app import NAME, check_options, options_of  # noqa: E402
 from exportkit.errors import UsageError  # noqa: E402
 from exportkit.package.archive import PackageReader, StoredRecord, write_package  # noqa: E402
-from exportkit.serve import ray_app  # noqa: E402
 from exportkit.serve.client import Client  # noqa: E402
-from exportkit.serve.ray_app import NAME, check_options, options_of  # noqa: E402
+from tests.deployment.observed_replica import JOURNAL, Journal  # noqa: E402
 from tests.runtime import tiny  # noqa: E402
-from tests.serve.outside.observed_replica import JOURNAL, Journal  # noqa: E402
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PORT = 18700
 URL = f"http://127.0.0.1:{PORT}"
 THREADS = 8
@@ -77,7 +77,7 @@ def deploy(folder: Path, args: dict[str, Any] | None = None, **settings: Any) ->
     application = {
         "name": NAME,
         "route_prefix": "/",
-        "import_path": "tests.serve.outside.observed_replica:app",
+        "import_path": "tests.deployment.observed_replica:app",
         "args": {"repository": str(folder)} | (args or {}),
         "deployments": [{"name": NAME, **SETTINGS, **settings}],
     }

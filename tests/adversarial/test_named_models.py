@@ -1,0 +1,146 @@
+"""What a file names is neither imported nor called: MODEL comes from the caller, or is a name that was registered.
+
+The artifacts here name `subprocess:getoutput` as their model, with a command that leaves a mark. No code of the
+attacker's is needed for that: every Python has the function.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from safetensors.torch import save_file
+
+from exportkit.cli import main
+from exportkit.errors import UsageError
+from exportkit.export.resolve import resolve
+from exportkit.package.archive import STOCK_RECORDS, PackageReader, StoredRecord, write_package
+from tests.artifacts import artifact
+from tests.export.weights_models import Weighted
+from tests.onnx import small_models
+from tests.package.signers import signer
+
+MODEL = "subprocess:getoutput"
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "mark"
+
+
+def naming(path: Path, mark: Path, **changes: Any) -> Path:
+    """A package of two targets that names the function."""
+    with PackageReader(artifact("weighted")) as reader:
+        source = msgspec.structs.replace(reader.manifest.source, model=MODEL, model_kwargs={"cmd": f"touch {mark}"})
+        records = {name: StoredRecord(reader, name) for name in reader.names if name not in STOCK_RECORDS}
+        write_package(path, msgspec.structs.replace(reader.manifest, source=source, **changes), records)
+    return path
+
+
+@pytest.fixture
+def package(tmp_path: Path, mark: Path) -> Path:
+    return naming(tmp_path / "named.pt2", mark)
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Path:
+    state = {name: tensor.detach().contiguous() for name, tensor in Weighted(1).state_dict().items() if name != "tied"}
+    save_file(state, tmp_path / "tuned.safetensors")
+    return tmp_path / "tuned.safetensors"
+
+
+def test_verify_says_that_eager_was_not_compared_and_how_to_compare(
+    package: Path, mark: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(package)]) == 0
+    said = capsys.readouterr().out
+    assert f"no comparison with eager: the artifact names its model, and what a file names is not imported; compare " \
+        f"with --model {MODEL}" in said  # fmt: skip
+    assert main(["verify", str(package), "--against", "eager"]) == 2
+    assert not mark.exists()
+
+
+def test_a_bisection_traces_no_model_that_the_file_names(
+    tmp_path: Path, mark: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with PackageReader(artifact("weighted")) as reader:
+        targets = tuple(
+            msgspec.structs.replace(
+                target,
+                constants={**target.constants, "norm.bias": "norm.running_mean", "norm.running_mean": "norm.bias"},
+            )
+            for target in reader.manifest.targets
+        )
+    package = naming(tmp_path / "wrong.pt2", mark, targets=targets)
+    assert main(["verify", str(package), "--bisect"]) == 1
+    assert f"there is no graph to cut: the artifact names its model, and what a file names is not imported; compare " \
+        f"with --model {MODEL}" in capsys.readouterr().out  # fmt: skip
+    assert not mark.exists()
+
+
+def test_no_other_command_imports_it(package: Path, tuned: Path, mark: Path, tmp_path: Path) -> None:
+    out, key = tmp_path / "out.pt2", signer(tmp_path).private
+    for command, code in (
+        (["bench", package, "--device", "cpu", "--seconds", "0.001"], 0),
+        (["bench", package, "--device", "cpu", "--against", "eager"], 2),
+        (["package", package, "-o", out], 0),
+        (["package", package, "--weights", tuned, "-o", out], 2),
+        (["repack", package, "--weights", tuned, "--no-verify", "-o", out], 2),
+        (["repack", package, "--weights", tuned, "-o", out], 2),
+        (["inspect", package, "--report", tmp_path / "report.html"], 0),
+        (["diff", package, artifact("weighted"), "--run"], 0),
+        (["sign", package, "--key", key], 0),
+    ):
+        assert main([str(word) for word in command]) == code, command
+        assert not mark.exists(), command
+
+
+def test_a_missing_library_is_not_looked_for_in_a_module_that_the_file_names(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "named.py").write_text(f"open({str(mark)!r}, 'w').close()")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with PackageReader(artifact("softpool")) as reader:
+        source = msgspec.structs.replace(reader.manifest.source, model="named:Net")
+        records = {name: StoredRecord(reader, name) for name in reader.names if name not in STOCK_RECORDS}
+        write_package(tmp_path / "in.pt2", msgspec.structs.replace(reader.manifest, source=source), records)
+    assert main(["package", str(tmp_path / "in.pt2"), "-o", str(tmp_path / "out.pt2")]) == 3
+    said = capsys.readouterr().err
+    assert "--op-library" in said
+    assert "--model net.py:Net" in said
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect", "sign", "diff", "bench"])
+def test_the_companion_of_an_onnx_model_names_nothing_that_is_called(
+    command: str, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    source = msgspec.structs.replace(small_models.manifest().source, model=MODEL, model_kwargs={"cmd": f"touch {mark}"})
+    model = small_models.write_small(tmp_path / "evil.onnx", source=source)
+    words: dict[str, list[Any]] = {
+        "sign": ["--key", signer(tmp_path).private],
+        "diff": [model, "--run"],
+        "bench": [],  # refused: it is timed beside a package
+    }
+    assert main([command, str(model), *map(str, words.get(command, []))]) == (2 if command == "bench" else 0)
+    assert not mark.exists()
+
+
+def test_only_a_registered_name_counts_and_not_what_it_stands_for(
+    package: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("exportkit.eager_source.installed_models", lambda: {"subprocess": MODEL})
+    assert main(["verify", str(package)]) == 0
+    assert "no comparison with eager" in capsys.readouterr().out
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, print])
+def test_arguments_of_a_model_are_numbers_text_booleans_and_null(value: object) -> None:
+    with pytest.raises(UsageError, match="numbers, strings, booleans and null"):
+        resolve("tests/export/weights_models.py:weighted", model_kwargs={"given": value})
