@@ -8,7 +8,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -30,18 +30,12 @@ class _Registration(msgspec.Struct, forbid_unknown_fields=True):
     offset: int = 0
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class _Region:
     key: str
     offset: int
     byte_size: int
     descriptor: int
-    users: int = 0  # threads that read or write the file now
-    forgotten: bool = False
-
-    def close_if_unused(self) -> None:
-        if self.forgotten and not self.users:
-            os.close(self.descriptor)
 
 
 class SharedMemory:
@@ -98,8 +92,7 @@ class SharedMemory:
             for each in [name] if name else list(self._regions):
                 region = self._regions.pop(each, None)
                 if region is not None:
-                    region.forgotten = True
-                    region.close_if_unused()
+                    os.close(region.descriptor)
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Returns the regions, or one: `name`, `key`, `offset` and `byte_size` of each.
@@ -171,9 +164,9 @@ class SharedMemory:
 
     @contextmanager
     def _held(self, where: RegionSlice) -> Iterator[tuple[_Region, int]]:
-        """Gives the region of a slice, and where the slice starts in its file.
+        """Gives the region of a slice with a descriptor of its own, and where the slice starts in its file.
 
-        The file stays open meanwhile, even if the region is forgotten. A descriptor that is closed becomes another
+        So the file stays open even if the region is forgotten meanwhile. A descriptor that is closed becomes another
         file's.
         """
         with self._lock:
@@ -185,16 +178,14 @@ class SharedMemory:
                     f"{where.size} bytes from {where.offset} leave the region {shown(where.region)}, "
                     f"which has {region.byte_size} bytes"
                 )
-            region.users += 1
+            held = replace(region, descriptor=os.dup(region.descriptor))
         try:
-            yield region, region.offset + where.offset
+            yield held, held.offset + where.offset
         except OSError as error:
             said = os.strerror(error.errno or 0)
             raise BadRequestError(f"the region {shown(where.region)} cannot be used: {said}") from None
         finally:
-            with self._lock:
-                region.users -= 1
-                region.close_if_unused()
+            os.close(held.descriptor)
 
 
 def offered(shared_memory: SharedMemory | None) -> SharedMemory:

@@ -191,17 +191,6 @@ def streaming(
     return grpc.stream_stream_rpc_method_handler(handle)
 
 
-def refusing(method: str, error: ServeError, observe: Observe | None) -> Any:
-    """Returns a handler that refuses whatever comes."""
-
-    async def handle(_: Any, context: Any) -> bytes:
-        call = Call(method, context)
-        with call.recorded(call.record, observe):
-            raise await call.fail(error)
-
-    return grpc.stream_unary_rpc_method_handler(handle)
-
-
 def _as_serve_error(error: Exception) -> ServeError:
     """Returns an error that says nothing of the server's inside to strangers."""
     if isinstance(error, ServeError):
