@@ -9,12 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.http as client
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from exportkit.serve.http.exchange import HttpOptions
-from tests.serve.http.asking import ask, infer_body
+from tests.serve.http.asking import ask
 from tests.serve.http.doubles import FakeModel, FakeRepository
 from tests.serve.http.ways import make_app
 from tests.serve.page.in_thread import Site, served
@@ -71,37 +68,7 @@ def test_json_by_tritonclient(datatypes: Site, datatype: str) -> None:
     assert found.as_numpy("x").tobytes() == given.tobytes()
 
 
-@pytest.mark.parametrize("datatype", NOT_IN_JSON)
-def test_half_precision_as_json_is_refused_with_the_way_out(datatype: str) -> None:
-    app = make_app(repository(), HttpOptions())
-    body, headers = infer_body(("x", datatype, [1], bytes(2)), parameters={"binary_data_output": False})
-    reply = ask(app, "POST", f"/v2/models/{datatype}/infer", body, headers)
-    assert reply.status == 400
-    assert "binary_data" in reply.error
-
-
-@given(
-    arrays.arrays(np.float16, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)),
-    st.sampled_from(["gzip", "deflate", None]),
-)
-@settings(max_examples=50)
-def test_binary_to_the_last_bit(given: np.ndarray, coding: str | None) -> None:
-    """Also NaNs, whose bits mean nothing and are kept."""
-    app = make_app(repository(), HttpOptions())
-    for datatype in NOT_IN_JSON:
-        body, headers = infer_body(("x", datatype, list(given.shape), given.tobytes()))
-        reply = ask(app, "POST", f"/v2/models/{datatype}/infer", body, headers)
-        length = int(reply.headers["inference-header-content-length"])
-        said = json.loads(reply.body[:length])["outputs"][0]
-        assert (said["shape"], said["parameters"]) == (list(given.shape), {"binary_data_size": given.nbytes})
-        assert reply.body[length:] == given.tobytes()
-        if coding is not None:
-            packed = ask(app, "POST", f"/v2/models/{datatype}/infer", body, headers | {"accept-encoding": coding})
-            found = client.InferResult.from_response_body(packed.body, header_length=length, content_encoding=coding)
-            assert found.get_output("x")["shape"] == list(given.shape)
-
-
-def test_a_body_that_is_one_tensor(datatypes: Site) -> None:
+def test_a_body_that_is_one_tensor() -> None:
     """Triton's raw form: the header says that there is no JSON."""
     app = make_app(repository(), HttpOptions())
     reply = ask(app, "POST", "/v2/models/INT32/infer", bytes(20), {"inference-header-content-length": "0"})

@@ -216,35 +216,11 @@ def test_bodies_that_other_http_clients_send(site: Site, client: Any) -> None:
 
 
 @ALONE
-def test_shared_memory(sharing_site: Site) -> None:
-    """What the tables can only see refused works where it is offered."""
-    key = f"/exportkit-{sharing_site.port}"
-    handle = regions.create_shared_memory_region("ours", key, 2 * X.nbytes)
-    try:
-        regions.set_shared_memory_region(handle, [X])
-        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{sharing_site.port}") as client:
-            assert "system_shared_memory" in client.get_server_metadata()["extensions"]
-            client.register_system_shared_memory("ours", key, 2 * X.nbytes)
-            assert client.get_system_shared_memory_status("ours")[0]["key"] == key
-            given = tritonclient.http.InferInput("x", list(X.shape), "FP32")
-            given.set_shared_memory("ours", X.nbytes)
-            wanted = tritonclient.http.InferRequestedOutput("x")
-            wanted.set_shared_memory("ours", X.nbytes, X.nbytes)
-            client.infer("echo", [given], outputs=[wanted])
-            there = regions.get_contents_as_numpy(handle, np.float32, [2, 3])
-            assert (there == np.stack([X, X])).all()
-            client.unregister_system_shared_memory("ours")
-            assert client.get_system_shared_memory_status() == []
-    finally:
-        regions.destroy_shared_memory_region(handle)
-
-
-@ALONE
 @pytest.mark.parametrize(("size", "elsewhere"), [(1 << 20, False), (12 << 20, True)])
-def test_large_tensors_in_shared_memory_keep_no_other_request_waiting(
+def test_tensors_in_shared_memory_and_large_ones_keep_no_other_request_waiting(
     sharing_site: Site, size: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are read and written in another thread than the event loop's."""
+    """What the tables can only see refused works where it is offered; large ones are read and written in a thread."""
     seen = off_the_loop(monkeypatch, "read", "write")
     key = f"/exportkit-{sharing_site.port}"
     sent = np.arange(size // 4, dtype=np.float32)
@@ -252,7 +228,9 @@ def test_large_tensors_in_shared_memory_keep_no_other_request_waiting(
     try:
         regions.set_shared_memory_region(handle, [sent])
         with tritonclient.http.InferenceServerClient(f"127.0.0.1:{sharing_site.port}") as client:
+            assert "system_shared_memory" in client.get_server_metadata()["extensions"]
             client.register_system_shared_memory("ours", key, 2 * size)
+            assert client.get_system_shared_memory_status("ours")[0]["key"] == key
             given = tritonclient.http.InferInput("x", [size // 4], "FP32")
             given.set_shared_memory("ours", size)
             wanted = tritonclient.http.InferRequestedOutput("x")
@@ -260,6 +238,7 @@ def test_large_tensors_in_shared_memory_keep_no_other_request_waiting(
             client.infer("echo", [given], outputs=[wanted])
             assert (regions.get_contents_as_numpy(handle, np.float32, [size // 4], offset=size) == sent).all()
             client.unregister_system_shared_memory("ours")
+            assert client.get_system_shared_memory_status() == []
     finally:
         regions.destroy_shared_memory_region(handle)
     assert seen == {"read": elsewhere, "write": elsewhere}
