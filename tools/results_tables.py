@@ -239,7 +239,6 @@ def documents() -> dict[Path, str]:
     """Returns the text of every document that has numbers from files, by its path."""
     found, half, packages = load_results(), load_half_results(), load_package_results()
     performance = with_section(SUMMARY.read_text(), "summary", summary(found, half))
-    performance = with_section(performance, "packages", runs_section(packages[-1:]))
     return {
         README: with_section(README.read_text(), "results", readme_section(found, half)),
         SUMMARY: with_section(performance, "serving", serving_section()),
