@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from exportkit.arr_coc.model import ARRCOC, build, draw_image
 from exportkit.arr_coc.model.sharding import shard
-from exportkit.bench.references import References
+from exportkit.bench.references import WithReferences
 
 Prepare = Callable[[ARRCOC], Callable[..., Tensor]]
 
@@ -82,7 +82,7 @@ def measure(prepare: Prepare, autocast: bool, on_references: bool, arguments: ar
     query, target = (
         torch.randn(arguments.batch, width, device=device) for width in (model.query_dim, model.encoder.dim)
     )
-    within: AbstractContextManager[object] = References() if on_references else nullcontext()
+    within: AbstractContextManager[object] = WithReferences() if on_references else nullcontext()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     times = []

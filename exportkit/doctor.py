@@ -25,7 +25,7 @@ _INSTALL_TORCH = f"pip install 'torch>={OLDEST_TORCH}'"
 
 
 @dataclass(frozen=True)
-class Finding:
+class HostFinding:
     """The result of one check.
 
     Attributes:
@@ -54,7 +54,7 @@ class Capability:
 class HostReport:
     """All findings and capabilities."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[HostFinding, ...]
     capabilities: tuple[Capability, ...]
 
 
@@ -103,17 +103,17 @@ def diagnose(progress: Progress = silent) -> HostReport:
     return HostReport(tuple(findings), tuple(capabilities))
 
 
-def _if_torch(name: str, look: Callable[[], Finding]) -> Finding:
+def _if_torch(name: str, look: Callable[[], HostFinding]) -> HostFinding:
     """Makes a check that needs torch."""
     if importlib.util.find_spec("torch") is None:
-        return Finding(name, False, "not checked without torch", "Install torch first.")
+        return HostFinding(name, False, "not checked without torch", "Install torch first.")
     return look()
 
 
-def _if_reader(name: str, look: Callable[[], Finding]) -> Finding:
+def _if_reader(name: str, look: Callable[[], HostFinding]) -> HostFinding:
     """Makes a check that needs the library that reads packages."""
     if not _package_reader().ok:
-        return Finding(name, False, "not checked without the package reader", "Build the package reader first.")
+        return HostFinding(name, False, "not checked without the package reader", "Build the package reader first.")
     return look()
 
 
@@ -121,23 +121,23 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _python() -> Finding:
+def _python() -> HostFinding:
     version = platform.python_version()
     ok = sys.version_info >= _numbers(PYTHONS[0])
     hint = None if ok else f"exportkit needs {PYTHONS[0]} or newer."
-    return Finding("python", ok, f"{version} in {sys.prefix}", hint)
+    return HostFinding("python", ok, f"{version} in {sys.prefix}", hint)
 
 
-def _platform() -> Finding:
+def _platform() -> HostFinding:
     system, machine = platform.system(), platform.machine()
     name = f"{system} {machine}, {' '.join(platform.libc_ver()) or 'unknown C library'}"
     ok = system == "Linux" and machine == "x86_64"
-    return Finding("platform", ok, name, None if ok else "exportkit makes and loads packages on Linux x86_64 only.")
+    return HostFinding("platform", ok, name, None if ok else "exportkit makes and loads packages on Linux x86_64 only.")
 
 
-def _torch() -> Finding:
+def _torch() -> HostFinding:
     if importlib.util.find_spec("torch") is None:
-        return Finding("torch", False, "not installed", _INSTALL_TORCH)
+        return HostFinding("torch", False, "not installed", _INSTALL_TORCH)
     import torch
 
     built = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
@@ -146,10 +146,10 @@ def _torch() -> Finding:
     loads_only = "" if minor in EXPORTING_TORCHES else ", which loads packages; export was not tested with it"
     detail = f"{torch.__version__}, {built}, {torch.get_num_threads()} threads{abi}{loads_only}"
     ok = _numbers(minor) >= _numbers(OLDEST_TORCH)
-    return Finding("torch", ok, detail, None if ok else _INSTALL_TORCH)
+    return HostFinding("torch", ok, detail, None if ok else _INSTALL_TORCH)
 
 
-def _libstdcxx() -> Finding:
+def _libstdcxx() -> HostFinding:
     """Checks the libstdc++ of this process, which the libraries of packages use as well."""
     import torch  # noqa: F401  # loads libstdc++
 
@@ -159,37 +159,37 @@ def _libstdcxx() -> Finding:
         mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "/libstdc++.so" in line}
     if not mapped:
         hint = "Packages need the host's libstdc++. Install it (Debian: apt-get install libstdc++6)."
-        return Finding("libstdc++", False, "torch did not load it: it was linked with another C++ library", hint)
+        return HostFinding("libstdc++", False, "torch did not load it: it was linked with another C++ library", hint)
     path = min(mapped)
     newest = defined_versions(Path(path), "GLIBCXX_")[-1:] or ["no version"]
-    return Finding("libstdc++", True, f"GLIBCXX_{newest[0]}, {path}")
+    return HostFinding("libstdc++", True, f"GLIBCXX_{newest[0]}, {path}")
 
 
-def _package_reader() -> Finding:
+def _package_reader() -> HostFinding:
     from exportkit.errors import HostError
     from exportkit.package import core
 
     try:
         core.library()
     except HostError as error:
-        return Finding("package reader", False, error.message, error.hint)
-    return Finding("package reader", True, str(core.LIBRARY))
+        return HostFinding("package reader", False, error.message, error.hint)
+    return HostFinding("package reader", True, str(core.LIBRARY))
 
 
-def _signatures() -> Finding:
+def _signatures() -> HostFinding:
     """Checks libcrypto, which is opened only to check signatures."""
     library = "libcrypto.so.3"
     try:
         ctypes.CDLL(library)
     except OSError as error:
         hint = "Checking signatures needs OpenSSL 3 (Debian: apt-get install libssl3). Nothing else needs it."
-        return Finding("signatures", False, f"cannot be checked: {error}", hint)
+        return HostFinding("signatures", False, f"cannot be checked: {error}", hint)
     signs = importlib.util.find_spec("cryptography") is not None
     can = "made and checked" if signs else "checked; to make them: pip install 'exportkit[sign]'"
-    return Finding("signatures", True, f"{can}, {library}")
+    return HostFinding("signatures", True, f"{can}, {library}")
 
 
-def _onnx() -> Finding:
+def _onnx() -> HostFinding:
     """Checks the optional packages that convert and run ONNX models."""
     from exportkit.errors import HostError
     from exportkit.onnx.session import import_onnxruntime
@@ -199,36 +199,36 @@ def _onnx() -> Finding:
         found += [f"{name} {metadata.version(name)}" for name in ("onnx", "onnxscript", "onnx-ir")]
     except (HostError, metadata.PackageNotFoundError) as error:
         reason = error.message if isinstance(error, HostError) else f"{error.name} is not installed"
-        return Finding("ONNX", False, reason, "pip install 'exportkit[onnx]'. Only ONNX models need it.")
-    return Finding("ONNX", True, ", ".join(found))
+        return HostFinding("ONNX", False, reason, "pip install 'exportkit[onnx]'. Only ONNX models need it.")
+    return HostFinding("ONNX", True, ", ".join(found))
 
 
-def _cpu() -> Finding:
+def _cpu() -> HostFinding:
     from exportkit.runtime.targets import host_cpu_isa
 
     level = host_cpu_isa()
     detail = f"{level}, {os.cpu_count()} cores"
     hint = "Packages are compiled for x86-64-v3 by default; export with an older --cpu-isa for this CPU."
     ok = level in ("x86-64-v3", "x86-64-v4")
-    return Finding("CPU", ok, detail, None if ok else hint)
+    return HostFinding("CPU", ok, detail, None if ok else hint)
 
 
-def _cuda_device() -> Finding:
+def _cuda_device() -> HostFinding:
     import torch
 
     driver = _driver_cuda()
     knows = f"the driver supports CUDA {driver}" if driver else "there is no driver"
     if torch.version.cuda is None:
         hint = "If there is a GPU, install a CUDA build of torch from https://pytorch.org/get-started."
-        return Finding("CUDA device", False, f"torch is a CPU build; {knows}", hint)
+        return HostFinding("CUDA device", False, f"torch is a CPU build; {knows}", hint)
     if not torch.cuda.is_available():
         hint = "`nvidia-smi` shows the GPUs. The driver must support torch's CUDA version or a newer one."
-        return Finding("CUDA device", False, f"torch (CUDA {torch.version.cuda}) sees no device; {knows}", hint)
+        return HostFinding("CUDA device", False, f"torch (CUDA {torch.version.cuda}) sees no device; {knows}", hint)
     devices = [f"CUDA {torch.version.cuda}, {knows}"]
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         devices.append(f"cuda:{index} {torch.cuda.get_device_name(index)} (sm_{major}{minor})")
-    return Finding("CUDA device", True, ", ".join(devices))
+    return HostFinding("CUDA device", True, ", ".join(devices))
 
 
 def _driver_cuda() -> str | None:
@@ -242,7 +242,7 @@ def _driver_cuda() -> str | None:
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
-def _worker_processes() -> Finding:
+def _worker_processes() -> HostFinding:
     """Tries in this process what `exportkit.load(..., isolate=True)` needs."""
     import torch
 
@@ -255,7 +255,7 @@ def _worker_processes() -> Finding:
     try:
         interpreter()
     except HostError as error:
-        return Finding(name, False, error.message, "Run exportkit with Python itself.")
+        return HostFinding(name, False, error.message, "Run exportkit with Python itself.")
     ours, theirs = socket.socketpair()
     sender, receiver = TensorSocket[Ran](ours, Ran), TensorSocket[Ran](theirs, Ran)
     try:
@@ -263,14 +263,14 @@ def _worker_processes() -> Finding:
         receiver.receive()
     except OSError as error:
         hint = "Workers share tensors in anonymous memory (memfd). Check the memory limit, `ulimit -n` and `ulimit -f`."
-        return Finding(name, False, f"{size >> 20} MB of memory cannot be shared: {error}", hint)
+        return HostFinding(name, False, f"{size >> 20} MB of memory cannot be shared: {error}", hint)
     finally:
         sender.close()
         receiver.close()
-    return Finding(name, True, "tensors are shared in anonymous memory, without /dev/shm")
+    return HostFinding(name, True, "tensors are shared in anonymous memory, without /dev/shm")
 
 
-def _compiler() -> Finding:
+def _compiler() -> HostFinding:
     """Finds the C++ compiler that `export` would use and checks that its output loads with torch."""
     from exportkit.errors import CompilerError
     from exportkit.export.toolchain import objection, usable_compiler
@@ -278,38 +278,38 @@ def _compiler() -> Finding:
     try:
         path = usable_compiler()
     except CompilerError as error:
-        return Finding("compiler", False, error.message, error.hint)
+        return HostFinding("compiler", False, error.message, error.hint)
     detail = f"{_output([path, '--version']).partition(chr(10))[0]} at {path}"
     given = shutil.which(os.environ.get("CXX", ""))
     if given and (reason := objection(given)):
         detail += f"; $CXX is ignored, {reason}"
-    return Finding("compiler", True, detail)
+    return HostFinding("compiler", True, detail)
 
 
-def _nvcc() -> Finding:
+def _nvcc() -> HostFinding:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     path = (shutil.which("nvcc", path=os.path.join(home, "bin")) if home else None) or shutil.which("nvcc")
     if path is None:
-        return Finding("nvcc", False, "not on PATH, and no CUDA_HOME", "Only building CUDA operators needs it.")
-    return Finding("nvcc", True, f"{_output([path, '--version']).strip().splitlines()[-1]} at {path}")
+        return HostFinding("nvcc", False, "not on PATH, and no CUDA_HOME", "Only building CUDA operators needs it.")
+    return HostFinding("nvcc", True, f"{_output([path, '--version']).strip().splitlines()[-1]} at {path}")
 
 
-def _temporary_files() -> Finding:
+def _temporary_files() -> HostFinding:
     """Checks the temporary directory, where the compiler works and probed libraries are loaded."""
     folder = tempfile.gettempdir()
     status = os.statvfs(folder)
     if status.f_flag & os.ST_NOEXEC:
         hint = "Compiled code is loaded from there. Set TMPDIR to a directory that allows executable code."
-        return Finding("temporary files", False, f"{folder} is mounted noexec", hint)
+        return HostFinding("temporary files", False, f"{folder} is mounted noexec", hint)
     free = status.f_bavail * status.f_frsize
     if free < 1 << 30:
-        return Finding(
+        return HostFinding(
             "temporary files", False, f"{folder} has {free / 1e6:.0f} MB free", "Compiling needs about 1 GB."
         )
-    return Finding("temporary files", True, f"{folder}, {free / 1e9:.0f} GB free")
+    return HostFinding("temporary files", True, f"{folder}, {free / 1e9:.0f} GB free")
 
 
-def _cache() -> Finding:
+def _cache() -> HostFinding:
     from exportkit.runtime.cache import cache_directory
 
     folder = cache_directory()
@@ -321,8 +321,8 @@ def _cache() -> Finding:
         detail = f"{reason}: every process unpacks packages into {existing}; set EXPORTKIT_CACHE to change that"
     if os.statvfs(existing).f_flag & os.ST_NOEXEC:
         hint = "Packages' code is loaded from there. Set EXPORTKIT_CACHE to a directory that allows executable code."
-        return Finding("cache", False, f"{existing} is mounted noexec", hint)
-    return Finding("cache", True, detail)
+        return HostFinding("cache", False, f"{existing} is mounted noexec", hint)
+    return HostFinding("cache", True, detail)
 
 
 def _unusable(folder: Path, existing: Path) -> str | None:
@@ -339,18 +339,18 @@ def _unusable(folder: Path, existing: Path) -> str | None:
     return None
 
 
-def _runtime() -> Finding:
+def _runtime() -> HostFinding:
     from exportkit.runtime.native import library_path, why_unusable
 
     if reason := why_unusable():
         hint = (
             "Packages run all the same, with torch's own binding, which holds the GIL. `make build` builds the runtime."
         )
-        return Finding("C++ runtime", False, reason, hint)
-    return Finding("C++ runtime", True, str(library_path()))
+        return HostFinding("C++ runtime", False, reason, hint)
+    return HostFinding("C++ runtime", True, str(library_path()))
 
 
-def _cuda_graphs() -> Finding:
+def _cuda_graphs() -> HostFinding:
     from exportkit.errors import UsageError
     from exportkit.runtime.native import why_no_graphs
 
@@ -360,11 +360,11 @@ def _cuda_graphs() -> Finding:
         reason = error.message
     if reason:
         hint = "`make build` builds the C++ runtime with them where torch and its headers are for CUDA."
-        return Finding("CUDA graphs", False, reason, hint)
-    return Finding("CUDA graphs", True, "exportkit.load(..., cuda_graphs=True)")
+        return HostFinding("CUDA graphs", False, reason, hint)
+    return HostFinding("CUDA graphs", True, "exportkit.load(..., cuda_graphs=True)")
 
 
-def _library(namespace: str, device: str) -> Finding:
+def _library(namespace: str, device: str) -> HostFinding:
     from exportkit.errors import ExportkitError
     from exportkit.package.describe_library import describe_library
 
@@ -373,12 +373,12 @@ def _library(namespace: str, device: str) -> Finding:
         path = libraries_of(namespace).get(device)
         if path is None:
             hint = "The package that brings these operators builds them."
-            return Finding(name, False, f"not built for {device.upper()}, or not named by its module", hint)
+            return HostFinding(name, False, f"not built for {device.upper()}, or not named by its module", hint)
         library = describe_library(path)
     except ExportkitError as error:
-        return Finding(name, False, error.message, error.hint or "Build that package again.")
+        return HostFinding(name, False, error.message, error.hint or "Build that package again.")
     count = f"{len(library.defines)} operators" if library.defines else "kernels"
-    return Finding(name, True, f"{count}, torch {library.needs_torch} or newer, {path.name}")
+    return HostFinding(name, True, f"{count}, torch {library.needs_torch} or newer, {path.name}")
 
 
 def _output(command: Sequence[str]) -> str:

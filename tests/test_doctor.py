@@ -15,7 +15,7 @@ import pytest
 
 from exportkit import doctor
 from exportkit.cli import main
-from exportkit.doctor import BASIC, Finding, diagnose
+from exportkit.doctor import BASIC, HostFinding, diagnose
 from exportkit.errors import CompilerError, HostError
 
 
@@ -66,7 +66,7 @@ def test_a_compiler_that_cannot_be_used_is_a_finding_with_the_exporter_s_own_rea
         raise CompilerError("no C++ compiler: g++ links libstdc++ statically", hint="Set CXX.")
 
     monkeypatch.setattr("exportkit.export.toolchain.usable_compiler", none)
-    assert doctor._compiler() == Finding(
+    assert doctor._compiler() == HostFinding(
         "compiler", False, "no C++ compiler: g++ links libstdc++ statically", "Set CXX."
     )
 
@@ -78,7 +78,7 @@ def test_a_reader_of_packages_that_is_not_there_is_a_finding_and_what_needs_it_i
     monkeypatch.setattr("exportkit.package.core.library", missing)
     looked = diagnose()
     findings = {finding.name: finding for finding in looked.findings}
-    assert findings["package reader"] == Finding(
+    assert findings["package reader"] == HostFinding(
         "package reader", False, "the library that reads packages cannot be loaded", "`make build` builds it."
     )
     assert not findings["cache"].ok
@@ -198,7 +198,7 @@ def test_doctor_prints_what_was_found_and_what_cannot_be_done(monkeypatch, capsy
 
 def test_doctor_exits_with_4_where_the_basics_are_missing(monkeypatch, capsys):
     broken = doctor.HostReport(
-        (Finding("torch", False, "none", "Install it."),), (doctor.Capability(BASIC[0], False, ("torch",)),)
+        (HostFinding("torch", False, "none", "Install it."),), (doctor.Capability(BASIC[0], False, ("torch",)),)
     )
     monkeypatch.setattr(doctor, "diagnose", lambda progress: broken)
     assert main(["doctor", "--json"]) == 4

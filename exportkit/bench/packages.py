@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.bench.onnx_runtime import ONNX_RUNTIME, load_onnx
-from exportkit.bench.references import NoOperators, OperatorCalled, References
+from exportkit.bench.references import NoOperators, OperatorCalledError, WithReferences
 from exportkit.bench.results import OURS, OURS_EAGER, OURS_GRAPHS, Measurement, Row
 from exportkit.bench.timing import Alternative, Within, measure
 from exportkit.eager_source import EagerSource, unnamed
@@ -303,9 +303,9 @@ def _expected(package: Model, spec: ExportSpec | None, sizes: Mapping[str, int],
         return _Expected(_tensors(case.outputs), Reference(case.references, errors))
     try:
         forms = _described(manifest)
-        with References(forms.values()), NoOperators({name.partition("::")[0] for name in forms}):
+        with WithReferences(forms.values()), NoOperators({name.partition("::")[0] for name in forms}):
             outputs, replaced = _called(spec, inputs), bool(forms)
-    except OperatorCalled:
+    except OperatorCalledError:
         outputs, replaced = _called(spec, inputs), False
     if manifest.format_version < FIRST_WITH_REFERENCES:
         return _Expected(outputs, None, replaced)
@@ -336,7 +336,7 @@ def _eager_variants(
     what = "the eager model"
     if forms:
         what += ", references for operators" if replaced else ", with its operators: it calls them through torch.ops"
-    plain = References(forms.values()) if replaced else nullcontext()
+    plain = WithReferences(forms.values()) if replaced else nullcontext()
     variants = []
     if EAGER in _against(options):
         variants.append(_Variant(EAGER, what, spec.model, lambda: plain))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from exportkit.installed import DescribedOperator
 
 
-class References:
+class WithReferences:
     """A context in which modules that imported an operator's wrapper call its reference.
 
     Create it after the model is imported. Entering it is cheap, so single timed calls can use references. Operators
@@ -44,12 +44,12 @@ class References:
             setattr(module, name, wrapper)
 
 
-class OperatorCalled(Exception):
+class OperatorCalledError(Exception):
     """An operator ran inside `NoOperators`."""
 
 
 class NoOperators(TorchDispatchMode):
-    """Raises OperatorCalled if an operator of a namespace is called, which a model on references never does."""
+    """Raises OperatorCalledError if an operator of a namespace is called, which a model on references never does."""
 
     def __init__(self, namespaces: Collection[str]) -> None:
         super().__init__()
@@ -60,5 +60,5 @@ class NoOperators(TorchDispatchMode):
     ) -> Any:
         """Runs other operators."""
         if func.namespace in self._namespaces:
-            raise OperatorCalled(func.name())
+            raise OperatorCalledError(func.name())
         return func(*args, **(kwargs or {}))

@@ -18,7 +18,7 @@ from exportkit.sizes import bytes_text
 from exportkit.verify.options import VerifyOptions
 
 if TYPE_CHECKING:
-    from exportkit.diff.answers import Answers
+    from exportkit.diff.answers import AnswerComparison
     from exportkit.diff.difference import Comparison, Difference
 
 _LONGEST = 60  # characters of a value; --json has all of them
@@ -54,7 +54,7 @@ def command(a: Path, b: Path, run: bool, op_libraries: tuple[Path | str, ...], a
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     from exportkit.diff.comparing import compare_artifacts
 
-    answers: Answers | None = None
+    answers: AnswerComparison | None = None
     with progress() as step:
         comparison = compare_artifacts(a, b, progress=step)
         if run:
@@ -107,7 +107,7 @@ def _short(value: str) -> str:
     return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."
 
 
-def _print_answers(answers: Answers) -> None:
+def _print_answers(answers: AnswerComparison) -> None:
     click.echo("Answers")
     print_table([(check.case, "same" if check.same else "DIFFERENT", check.message) for check in answers.checks])
     for note in answers.notes:
@@ -115,7 +115,7 @@ def _print_answers(answers: Answers) -> None:
     click.echo("")
 
 
-def _summary(comparison: Comparison, answers: Answers | None, same: bool) -> str:
+def _summary(comparison: Comparison, answers: AnswerComparison | None, same: bool) -> str:
     counting = sum(difference.effect is not None for difference in comparison.differences)
     found = [
         f"differences that change an answer or a load: {counting}",

@@ -56,7 +56,7 @@ class AnswerCheck:
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerComparison:
     """The answers to all recorded cases.
 
     Attributes:
@@ -87,7 +87,7 @@ class Answers:
         return {"same": self.same, "a": self.a, "b": self.b, "checks": checks, "notes": list(self.notes)}
 
 
-def compare_answers(a: Path, b: Path, options: VerifyOptions, *, progress: Progress = silent) -> Answers:
+def compare_answers(a: Path, b: Path, options: VerifyOptions, *, progress: Progress = silent) -> AnswerComparison:
     """Calls both artifacts with the inputs of all recorded cases.
 
     An answer is right by the rule of FORMAT.md, "Verdicts", where the other artifact's answer is the expected one, and
@@ -116,7 +116,7 @@ def compare_answers(a: Path, b: Path, options: VerifyOptions, *, progress: Progr
         recorded: set[str] = set()
         for name, side in (("A", one), ("B", other)):
             checks += _checks(name, side.reader, one, other, folder, recorded, progress)
-        return Answers(one.name, other.name, tuple(checks))
+        return AnswerComparison(one.name, other.name, tuple(checks))
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,6 @@ def _checks(
 
 
 def _judge(recording: PackageReader, number: int, expected: Path, actual: Path) -> Verdict:
-    """Judges an answer to a case where another is expected."""
     from safetensors.torch import load_file
 
     from exportkit.package.case_files import recorded_errors

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from exportkit.diff import manifests
 from exportkit.diff.difference import Comparison, Difference, Side, both, entries, fields, paired
-from exportkit.diff.graph import Graph, UnreadableGraphError, compare_graphs
+from exportkit.diff.graph import GraphMeaning, UnreadableGraphError, compare_graphs
 from exportkit.diff.onnx_graph import read_onnx
 from exportkit.diff.program_meaning import read_program
 from exportkit.diff.stored_tensors import StoredTensor, case_tensors, compare_tensors, packaged_weights
@@ -69,7 +69,7 @@ class _Opened:
     reader: PackageReader
     side: Side
     folder: Path
-    graph: Graph | None
+    graph: GraphMeaning | None
     notes: tuple[str, ...]
 
     @classmethod
@@ -103,7 +103,6 @@ class _Opened:
 
     @property
     def weights(self) -> Mapping[str, StoredTensor]:
-        """The weights that can be compared by name."""
         return packaged_weights(self.reader) or (self.graph.weights if self.graph else {})
 
 
@@ -208,7 +207,6 @@ def _short(library: Library) -> str:
 
 
 def _symbols(side: _Opened, library: Library) -> frozenset[str]:
-    """Returns the symbols that a library needs of torch; none if it is not a shared library."""
     path = side.folder / "library.so"
     side.reader.extract(library.record, path)
     try:
@@ -262,7 +260,6 @@ def _sizes(a: _Opened, b: _Opened) -> Iterator[Difference]:
 
 
 def _part_sizes(side: _Opened) -> dict[str, int]:
-    """Returns the bytes of the file and of each kind of record."""
     manifest, found = side.manifest, {"file": side.side.size}
     libraries = {library.record for library in manifest.libraries}
     cases = {case.record for case in manifest.cases}

@@ -15,7 +15,7 @@ class UnreadableGraphError(ValueError):
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeMeaning:
     """One node of a graph.
 
     Attributes:
@@ -35,7 +35,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Graph:
+class GraphMeaning:
     """A graph and the tensors that it has inside.
 
     Attributes:
@@ -46,14 +46,14 @@ class Graph:
         pickled: Digests of the records of its file that loading it may unpickle, by name.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeMeaning, ...]
     interface: str
     weights: Mapping[str, StoredTensor] = field(default_factory=dict)
     constants: Mapping[str, StoredTensor] = field(default_factory=dict)
     pickled: Mapping[str, str] = field(default_factory=dict)
 
 
-def compare_graphs(a: Graph, b: Graph) -> Iterator[Difference]:
+def compare_graphs(a: GraphMeaning, b: GraphMeaning) -> Iterator[Difference]:
     """Compares how many nodes of each operator there are, and finds the first node that differs."""
     counts = [Counter(node.operator for node in side.nodes) for side in (a, b)]
     for operator in sorted(counts[0].keys() | counts[1].keys()):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exportkit.diff.graph import Graph, Node, UnreadableGraphError
+from exportkit.diff.graph import GraphMeaning, NodeMeaning, UnreadableGraphError
 from exportkit.diff.stored_tensors import StoredTensor, contiguous, held, in_file
 from exportkit.errors import OnnxFileError
 from exportkit.onnx.files import open_data, read_model
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 
 
-def read_onnx(model: Path, described: Onnx, stack: ExitStack) -> Graph:
+def read_onnx(model: Path, described: Onnx, stack: ExitStack) -> GraphMeaning:
     """Reads a model whose digests the companion has.
 
     Args:
@@ -47,7 +47,7 @@ def read_onnx(model: Path, described: Onnx, stack: ExitStack) -> Graph:
         raise UnreadableGraphError(f"{type(error).__name__}: {error}") from error
 
 
-def _graph(model: onnx.ModelProto, data: int | None) -> Graph:
+def _graph(model: onnx.ModelProto, data: int | None) -> GraphMeaning:
     graph, names = model.graph, dict[str, str]()
     initializers = {tensor.name: _tensor(tensor, data) for tensor in graph.initializer}
     names |= {name: f"weight {name}" for name in initializers}
@@ -62,18 +62,17 @@ def _graph(model: onnx.ModelProto, data: int | None) -> Graph:
         *(_digest(value.type) for value in (*graph.input, *graph.output)),
         *(names.get(value.name, value.name) for value in graph.output),
     ]
-    return Graph(tuple(nodes), "\n".join(interface), initializers)
+    return GraphMeaning(tuple(nodes), "\n".join(interface), initializers)
 
 
-def _nodes(nodes: Iterable[Any], names: dict[str, str], where: str) -> Iterator[Node]:
-    """Yields nodes, and names their outputs by their places in `names`."""
+def _nodes(nodes: Iterable[Any], names: dict[str, str], where: str) -> Iterator[NodeMeaning]:
     for index, node in enumerate(nodes):
         operator = f"{node.domain or 'onnx'}::{node.op_type}" + (f":{node.overload}" if node.overload else "")
         inputs = [names.get(name, name) for name in node.input]
         attributes = sorted(_attribute(attribute, names) for attribute in node.attribute)
         names |= {name: f"{where} node {index}.{number}" for number, name in enumerate(node.output)}
         meaning = repr((operator, inputs, attributes, len(node.output)))
-        yield Node(operator, node.name or f"node {index}", where, meaning)
+        yield NodeMeaning(operator, node.name or f"node {index}", where, meaning)
 
 
 def _attribute(attribute: Any, names: dict[str, str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from exportkit.diff.graph import Graph, Node, UnreadableGraphError
+from exportkit.diff.graph import GraphMeaning, NodeMeaning, UnreadableGraphError
 from exportkit.diff.stored_tensors import StoredTensor, in_file
 from exportkit.package import exported_graph as saved
 from exportkit.package.archive import PackageReader
@@ -32,7 +32,7 @@ _TEXT = re.compile(
 )
 
 
-def read_program(reader: PackageReader, path: Path, descriptor: int) -> Graph:
+def read_program(reader: PackageReader, path: Path, descriptor: int) -> GraphMeaning:
     """Reads the program of an open artifact.
 
     Args:
@@ -55,7 +55,7 @@ def read_program(reader: PackageReader, path: Path, descriptor: int) -> Graph:
         inputs = meaning.inputs(program)
         nodes = meaning.nodes(program.graph)
         outputs = [meaning.argument(spec) for spec in program.signature.output_specs]
-        return Graph(nodes, meaning.text([inputs, outputs]), weights, constants, pickled)
+        return GraphMeaning(nodes, meaning.text([inputs, outputs]), weights, constants, pickled)
     except saved.ProgramGraphError as error:
         raise UnreadableGraphError(error.message) from error
     except (  # what a damaged zip, damaged JSON and values of other types raise
@@ -66,8 +66,6 @@ def read_program(reader: PackageReader, path: Path, descriptor: int) -> Graph:
 
 
 class _Records:
-    """The records of a program's file."""
-
     def __init__(self, archive: zipfile.ZipFile, descriptor: int) -> None:
         self._archive, self._descriptor = archive, descriptor
         self._entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
@@ -76,7 +74,6 @@ class _Records:
         self._plain = {name for name in self._entries if _TEXT.fullmatch(name)}
 
     def tensors(self, config: str) -> dict[str, StoredTensor]:
-        """Returns the tensors that a record lists, but for pickled ones."""
         folder, found = config.rpartition("/")[0], {}
         for name, described in json.loads(self._archive.read(self._entry(config)))["config"].items():
             meta = described["tensor_meta"]
@@ -134,8 +131,7 @@ class _GraphReader:
                 found.append([self._names[name], self._value(name, program.graph)])
         return found
 
-    def nodes(self, graph: saved.Graph) -> tuple[Node, ...]:
-        """Describes all nodes in their order."""
+    def nodes(self, graph: saved.Graph) -> tuple[NodeMeaning, ...]:
         found = []
         for index, node in enumerate(graph.nodes):
             given = [[each.name, self.argument(each.arg)] for each in node.inputs]
@@ -143,7 +139,7 @@ class _GraphReader:
             operator = node.target.removeprefix("torch.ops.")
             lines = _LINE.findall(node.metadata.get("stack_trace", ""))
             where = ":".join(lines[0]) if lines else ""
-            found.append(Node(operator, node.name or operator, where, self.text([operator, given, returned])))
+            found.append(NodeMeaning(operator, node.name or operator, where, self.text([operator, given, returned])))
         return tuple(found)
 
     def argument(self, value: Any) -> Any:

@@ -18,7 +18,7 @@ from exportkit.export.shapes import DynamicSizes
 from exportkit.export.size_changes import SizeChange, changes_between, violated_names
 from exportkit.export.source_lines import user_frame, where
 from exportkit.export.torch_draft import DraftProblem, draft_export
-from exportkit.export.torch_export import RefusedByTorch, TracingTask, export_with, sizes_that_trace
+from exportkit.export.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace
 from exportkit.export.trace import ready_to_trace
 
 TRIES = 5
@@ -26,7 +26,7 @@ TRIES = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class DraftFinding:
     """One reason why the model cannot be exported.
 
     Attributes:
@@ -58,7 +58,7 @@ class Finding:
 class Draft:
     """The findings, and the sizes with which torch.export takes the model where sizes were the reason."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DraftFinding, ...]
     changes: tuple[SizeChange, ...] = ()
 
 
@@ -73,7 +73,7 @@ def draft_of(model: ResolvedModel, options: TraceOptions) -> Draft:
     with ready_to_trace(_eager(model, "--draft"), options, device) as (task, sizes):
         try:
             program, problems = draft_export(task, sizes)
-        except RefusedByTorch as refused:
+        except RefusedByTorchError as refused:
             return Draft((_other(explain_refusal(refused, task)),))
         findings = _unfit_operators(program, device)
         known = {finding.operator for finding in findings}
@@ -82,12 +82,12 @@ def draft_of(model: ResolvedModel, options: TraceOptions) -> Draft:
             return Draft(tuple(findings))  # torch.export stops at the first of them, so sizes cannot be tried
         try:
             export_with(task, sizes)
-        except RefusedByTorch as refused:
+        except RefusedByTorchError as refused:
             if not violated_names(str(refused)):
                 return Draft((_other(explain_refusal(refused, task)),))
             changes = _changes(task, refused)
             error = sizes_error(refused, changes)
-            return Draft((Finding("size", error.message, error.hint),), changes)
+            return Draft((DraftFinding("size", error.message, error.hint),), changes)
     return Draft(())
 
 
@@ -104,7 +104,7 @@ def suggested_changes(model: ResolvedModel, options: TraceOptions, *, allow_narr
     with ready_to_trace(eager, options, usable_device(options.device)) as (task, sizes):
         try:
             export_with(task, sizes)
-        except RefusedByTorch as refused:
+        except RefusedByTorchError as refused:
             if not violated_names(str(refused)):
                 raise explain_refusal(refused, task) from refused.error
             changes = _changes(task, refused)
@@ -133,25 +133,25 @@ def _eager(model: ResolvedModel, option: str) -> EagerModel:
     return model
 
 
-def _changes(task: TracingTask, refused: RefusedByTorch) -> tuple[SizeChange, ...]:
+def _changes(task: TracingTask, refused: RefusedByTorchError) -> tuple[SizeChange, ...]:
     found = sizes_that_trace(task, refused, TRIES)
     after: DynamicSizes = found[0] if found else refused.sizes
     return changes_between(refused.sizes, after, task.examples)
 
 
-def _unfit_operators(program: torch.export.ExportedProgram, device: torch.device) -> list[Finding]:
+def _unfit_operators(program: torch.export.ExportedProgram, device: torch.device) -> list[DraftFinding]:
     found = []
     for name, operator in graph_operators(program.graph_module).items():
         try:
             check_operators({name: operator}, device)
         except OperatorNotExportableError as error:
-            found.append(Finding("operator", error.message, error.hint, operator=name))
+            found.append(DraftFinding("operator", error.message, error.hint, operator=name))
     return found
 
 
-def _finding(problem: DraftProblem) -> Finding:
+def _finding(problem: DraftProblem) -> DraftFinding:
     if problem.operator:
-        return Finding(
+        return DraftFinding(
             "operator",
             f"the fake kernel of {problem.operator} is wrong: {problem.reason.strip()}",
             "Correct it: code compiled for a wrong shape or dtype reads outside of the tensor.",
@@ -159,7 +159,7 @@ def _finding(problem: DraftProblem) -> Finding:
         )
     frame = user_frame(problem.frames)
     (what, hint) = BRANCHES if problem.result in ("True", "False") else NEEDS_NUMBER
-    return Finding(
+    return DraftFinding(
         "value",
         f"{what}{' at ' + where(frame) if frame else ''} (it was {problem.result} for the example inputs)",
         hint,
@@ -172,5 +172,5 @@ def _finding(problem: DraftProblem) -> Finding:
     )
 
 
-def _other(error: ExportError) -> Finding:
-    return Finding("other", error.message, error.hint)
+def _other(error: ExportError) -> DraftFinding:
+    return DraftFinding("other", error.message, error.hint)

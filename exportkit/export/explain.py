@@ -14,12 +14,12 @@ from exportkit.export.guards import with_places
 from exportkit.export.shapes import DynamicSizes
 from exportkit.export.size_changes import SizeChange, changes_between, violated_names
 from exportkit.export.source_lines import where_raised
-from exportkit.export.torch_export import RefusedByTorch, TracingTask, sizes_that_trace
+from exportkit.export.torch_export import RefusedByTorchError, TracingTask, sizes_that_trace
 
 _TRIES = 2  # a tie that nobody named is a guess, and what torch says itself comes after it
 
 
-def explain_refusal(refused: RefusedByTorch, task: TracingTask) -> ExportError:
+def explain_refusal(refused: RefusedByTorchError, task: TracingTask) -> ExportError:
     """Returns the error to raise instead of an error from torch.export.
 
     Sizes are advised only if torch.export took the model with them: it is called again, at most twice.
@@ -31,7 +31,7 @@ def explain_refusal(refused: RefusedByTorch, task: TracingTask) -> ExportError:
     return _explained(refused.error)
 
 
-def sizes_error(refused: RefusedByTorch, changes: Sequence[SizeChange]) -> ExportError:
+def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> ExportError:
     """Explains that the model does not take every size that the caller declared.
 
     Args:

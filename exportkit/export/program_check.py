@@ -17,7 +17,7 @@ from exportkit.export.preflight import checking_operators, graph_operators
 from exportkit.export.repeatable import ALLOW, agree
 from exportkit.export.shapes import DynamicSizes
 from exportkit.export.source_lines import where_traced
-from exportkit.export.torch_export import RefusedByTorch, TracingTask, export_with
+from exportkit.export.torch_export import RefusedByTorchError, TracingTask, export_with
 from exportkit.package.manifest import Call
 from exportkit.package.structure import plain
 from exportkit.sizes import label_of, shape_at
@@ -127,7 +127,7 @@ def _constant_lines(traced: TracedCall, inputs: tuple[torch.Tensor, ...]) -> lis
     try:
         bound = describe_call(model, *traced.task.bound.with_tensors(inputs))
         other = export_with(TracingTask(traced.task.spec, bound), traced.sizes)
-    except (RefusedByTorch, ExportkitError):
+    except (RefusedByTorchError, ExportkitError):
         return []
     nodes, twins = list(traced.program.graph.nodes), list(other.graph.nodes)
     if [node.target for node in nodes] != [twin.target for twin in twins]:

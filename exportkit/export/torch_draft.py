@@ -50,7 +50,7 @@ def draft_export(
     """Traces a model with real tensors beside the fake ones, which passes over problems and reports them.
 
     Raises:
-        RefusedByTorch: torch.export refused the model for another reason.
+        RefusedByTorchError: torch.export refused the model for another reason.
     """
     with _trace_files():
         program, _ = call_export(torch.export.draft_export, task, sizes)

@@ -36,7 +36,7 @@ class TracingTask:
         return {name: tuple(tensor.shape) for name, tensor in zip(self.bound.names, self.bound.tensors)}
 
 
-class RefusedByTorch(Exception):
+class RefusedByTorchError(Exception):
     """torch.export refused the model.
 
     Attributes:
@@ -54,12 +54,12 @@ def export_with(task: TracingTask, sizes: DynamicSizes) -> torch.export.Exported
     """Calls torch.export for these dynamic sizes.
 
     Raises:
-        RefusedByTorch: torch.export refused the model, or dropped a condition on a size with a factor
+        RefusedByTorchError: torch.export refused the model, or dropped a condition on a size with a factor
             (pytorch#141115).
     """
     program, log = call_export(torch.export.export, task, sizes)
     if names := untrue_names(sizes, log):
-        raise RefusedByTorch(ValueError(f"Constraints violated ({', '.join(names)})!"), sizes, log)
+        raise RefusedByTorchError(ValueError(f"Constraints violated ({', '.join(names)})!"), sizes, log)
     return program
 
 
@@ -69,7 +69,7 @@ def call_export(
     """Calls torch.export.export, or a function with the same arguments. Returns the conditions on sizes as well.
 
     Raises:
-        RefusedByTorch: torch refused the model.
+        RefusedByTorchError: torch refused the model.
     """
     dims = torch_dimensions(sizes)
     bound = task.bound
@@ -83,7 +83,7 @@ def call_export(
                 return export(task.spec.model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
         except Exception as error:
             # torch.export raises about thirty unrelated classes.
-            raise RefusedByTorch(error, sizes, log) from error
+            raise RefusedByTorchError(error, sizes, log) from error
 
 
 def _attention_of_no_machine() -> AbstractContextManager[None]:
@@ -97,7 +97,7 @@ def _attention_of_no_machine() -> AbstractContextManager[None]:
 
 
 def sizes_that_trace(
-    task: TracingTask, refused: RefusedByTorch, tries: int
+    task: TracingTask, refused: RefusedByTorchError, tries: int
 ) -> tuple[DynamicSizes, torch.export.ExportedProgram] | None:
     """Searches sizes near the refused ones for which torch.export takes the model.
 
@@ -116,6 +116,6 @@ def sizes_that_trace(
         sizes = waiting.pop(0)
         try:
             return sizes, export_with(task, sizes)
-        except RefusedByTorch as again:
+        except RefusedByTorchError as again:
             waiting = proposals(str(again), sizes, task.examples, again.log) + waiting
     return None

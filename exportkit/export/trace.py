@@ -25,7 +25,7 @@ from exportkit.export.repeatable import check_random, check_repeatable
 from exportkit.export.resolved import EagerModel
 from exportkit.export.shapes import DynamicSizes, dynamic_sizes, merge_shapes, parse_places
 from exportkit.export.tolerances import accuracy_outputs
-from exportkit.export.torch_export import RefusedByTorch, TracingTask, export_with
+from exportkit.export.torch_export import RefusedByTorchError, TracingTask, export_with
 from exportkit.package.manifest import ANY_VALUE, Call, Operator, Provenance, Source
 from exportkit.package.structure import names
 from exportkit.progress import Progress
@@ -164,7 +164,7 @@ def trace_with_torch_export(spec: ExportSpec, bound: BoundCall, sizes: DynamicSi
     task = TracingTask(spec, bound)
     try:
         program = export_with(task, sizes)
-    except RefusedByTorch as refused:
+    except RefusedByTorchError as refused:
         raise explain_refusal(refused, task) from refused.error
     _refuse_mutation(program)
     return program

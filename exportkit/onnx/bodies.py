@@ -69,7 +69,6 @@ def traced_body(call: CustomCall, decomposition: Decomposition, ranges: Ranges) 
 
 
 def _traced(function: Callable[..., list[torch.Tensor]], call: CustomCall, *, pre_dispatch: bool) -> GraphModule:
-    """Traces a function of a call's tensors and sizes as torch.export does."""
     mode = call.fake_mode
     if mode.shape_env is not None:
         # Tracing the program again left sizes that depend on data there, and torch would look for them in this graph.

@@ -102,7 +102,6 @@ def _right_for_some(node: torch.fx.Node | None, relation: str) -> ExportError:
 
 
 def _decomposed() -> torch.fx.Node | None:
-    """Returns the node that torch is decomposing."""
     for frame, _ in traceback.walk_stack(None):
         node = frame.f_locals.get("n")
         if frame.f_code.co_name == "run_node" and isinstance(node, torch.fx.Node):

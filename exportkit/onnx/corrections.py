@@ -64,7 +64,6 @@ def _floor_divide(self: Any, other: Any) -> Any:
 
 
 def _remainder(self: Any, other: Any) -> Any:
-    """The remainder with the sign of the divisor."""
     self, other = _pair(self, other)
     if not self.dtype.is_floating_point():
         return _narrow(_OP.Mod(_wide(self), _wide(other)), self.dtype)
@@ -134,7 +133,6 @@ def _prod_of(self: Any, dim: int, keepdim: bool = False, dtype: int = -1) -> Any
 
 
 def _product(given: Any, axis: int, size: int | None, keepdim: bool) -> Any:
-    """Multiplies integers along an axis."""
     if size is None or not 0 < size <= _LONGEST:
         count = "a number that varies" if size is None else f"{size}"
         raise NotTranslatedError(
@@ -308,7 +306,6 @@ def _group_norm(
 
 
 def _pair(self: Any, other: Any) -> tuple[Any, Any]:
-    """Makes tensors of numbers."""
     if isinstance(other, (bool, int, float)):
         return self, _number(other, self.dtype)
     if isinstance(self, (bool, int, float)):

@@ -173,7 +173,6 @@ def _serialized(model: onnx_ir.Model) -> bytes:
 
 
 def _remove_old_data(out: Path, data: OnnxData | None) -> None:
-    """Removes the data files that earlier models of this name left."""
     pattern = re.compile(re.escape(out.name) + r"\.[0-9a-f]{16}\.data")
     for file in out.parent.iterdir():
         if pattern.fullmatch(file.name) and (data is None or file.name != data.name):

@@ -34,7 +34,6 @@ class OnnxOptions:
     data_threshold: int = DATA_THRESHOLD
 
     def __post_init__(self) -> None:
-        """Checks the opset."""
         if self.opset not in OPSETS:
             raise UsageError(
                 f"opset {self.opset} is not supported: it must be {OPSETS[0]} to {OPSETS[-1]}",

@@ -69,8 +69,6 @@ def _node(error: BaseException) -> torch.fx.Node | None:
 
 
 class _Finder(OperatorMode):
-    """Finds the line that calls an operator."""
-
     def __init__(self, wanted: object) -> None:
         super().__init__()
         self._wanted = wanted

@@ -183,7 +183,6 @@ def _signature(
 
 
 def _replace(node: Node, key: str) -> CustomCall:
-    """Replaces the node of a custom operator by a stand-in, and returns the call."""
     call, tensors, sizes = _read(node)
     graph, results = node.graph, call.results
     with graph.inserting_before(node):
@@ -236,7 +235,6 @@ def _give_results(node: Node, fresh: Iterator[Node], tensors: Sequence[Node], ca
 
 
 def _aliased(operator: OpOverload, result: Any) -> str:
-    """Returns the name of the parameter that a result shares its memory with."""
     names = result.alias_info.before_set
     return next(p.name for p in operator._schema.arguments if p.alias_info and p.alias_info.before_set == names)
 
@@ -253,7 +251,6 @@ def _replace_uses(node: Node, value: Any) -> None:
 
 
 def _read(node: Node) -> tuple[CustomCall, list[Node], list[Node]]:
-    """Returns the call of a node, and the nodes of its tensors and sizes."""
     operator = node.target
     assert isinstance(operator, OpOverload)
     parameters = operator._schema.arguments

@@ -12,7 +12,7 @@ from exportkit.child.conversation import ChildEndedError, Conversation
 from exportkit.child.messages import Failed
 from exportkit.child.process import describe_end
 from exportkit.errors import ExportError
-from exportkit.onnx.trial_worker import Load, Loaded
+from exportkit.onnx.trial_worker import TrialPassed, TryModel
 from exportkit.package.atomic import temporary_folder
 
 _WEIGHTS = "weights"  # of a model that is larger than a protobuf may be
@@ -41,7 +41,7 @@ def check_loads(model: onnx_ir.Model, lines: Mapping[str, str]) -> None:
         _save(model, path)
         with Conversation("exportkit.onnx.trial_worker", search_path="installed", with_torch=False) as child:
             try:
-                answer = child.ask(Load(str(path)), Loaded)
+                answer = child.ask(TryModel(str(path)), TrialPassed)
             except ChildEndedError as error:
                 raise ExportError(
                     f"a process that loads the model into ONNX Runtime {describe_end(error.status)}:\n{child.printed()}"
@@ -58,7 +58,6 @@ def _save(model: onnx_ir.Model, path: Path) -> None:
 
 
 def _refused(message: str, model: onnx_ir.Model, lines: Mapping[str, str]) -> ExportError:
-    """Explains why ONNX Runtime does not load a model."""
     match = next(filter(None, (pattern.search(message) for pattern in _REFUSED)), None)
     if match is None:
         return ExportError(f"the model became ONNX that does not load: {message.strip().splitlines()[0]}")

@@ -8,17 +8,17 @@ from exportkit.child.messages import Message, serve
 from exportkit.errors import HostError
 
 
-class Load(Message, frozen=True):
-    """Asks the child to check a model and to load it. The answer is Loaded."""
+class TryModel(Message, frozen=True):
+    """Asks the child to check a model and to load it. The answer is TrialPassed."""
 
     path: str
 
 
-class Loaded(Message, frozen=True):
+class TrialPassed(Message, frozen=True):
     """The model is valid ONNX, and ONNX Runtime took it."""
 
 
-def load(command: Load) -> Loaded:
+def load(command: TryModel) -> TrialPassed:
     """Checks and loads a model.
 
     Raises:
@@ -33,9 +33,9 @@ def load(command: Load) -> Loaded:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     onnxruntime.InferenceSession(command.path, options, providers=["CPUExecutionProvider"])
-    return Loaded()
+    return TrialPassed()
 
 
 def main(connection: socket.socket) -> None:
     """Entry point of the child."""
-    serve(connection, {Load: load})
+    serve(connection, {TryModel: load})

@@ -70,7 +70,7 @@ class Graph(msgspec.Struct, frozen=True):
     sym_int_values: dict[str, Any] = {}
 
 
-class Signature(msgspec.Struct, frozen=True):
+class GraphSignature(msgspec.Struct, frozen=True):
     """What the graph's inputs and outputs are: {"user_input": ...}, {"parameter": ...}."""
 
     input_specs: list[dict[str, Any]]
@@ -81,7 +81,7 @@ class GraphModule(msgspec.Struct, frozen=True):
     """A graph with its signature."""
 
     graph: Graph
-    signature: Signature
+    signature: GraphSignature
 
 
 class SchemaVersion(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ class ProgramGraph:
     """
 
     graph: Graph
-    signature: Signature
+    signature: GraphSignature
     sha256: str
     torch: str
     manifest: Manifest | None

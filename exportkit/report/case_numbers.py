@@ -24,8 +24,6 @@ _BARS = 24  # of a histogram of values
 
 @dataclass
 class _Output:
-    """What the cases say about one output."""
-
     described: TensorOutput
     values: list[np.ndarray] = field(default_factory=list)
     errors: list[np.ndarray] = field(default_factory=list)
@@ -107,7 +105,6 @@ def _same_rows(given: np.ndarray | None, known: np.ndarray | None, values: np.nd
 
 
 def _errors(values: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Returns the error of each element."""
     import numpy as np
 
     wide = np.ascontiguousarray(reference, "f8")

@@ -99,7 +99,6 @@ def _signatures(reader: PackageReader) -> dict[str, Any]:
 
 
 def _operators(manifest: Manifest, left_out: list[str]) -> list[list[Any]]:
-    """Returns the name, the schema, and the place of the library in the manifest, of each operator."""
     given = {defined.name: place for place, library in enumerate(manifest.libraries) for defined in library.defines}
     operators = first(manifest.operators, _MOST_ROWS, "operators", left_out)
     return [[operator.name, operator.schema, given.get(operator.name)] for operator in operators]

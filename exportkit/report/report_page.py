@@ -134,7 +134,6 @@ def _hash(text: str) -> str:
 def _graph(
     reader: PackageReader, sources: ReportSources, left_out: list[str]
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """Returns the graph, or why there is none."""
     manifest = reader.manifest
     try:
         program = graph_of(reader) if sources.program is None else graph_in(sources.program)

@@ -230,7 +230,6 @@ class _Search:
         return self._check.target if self._check.target in names else None
 
     def _extract_libraries(self) -> list[tuple[Path, Library]]:
-        """Extracts the artifact's libraries, which the cut graphs run with."""
         found = []
         for number, library in enumerate(self._reader.manifest.libraries):
             place = self._folder / f"library-{number}"

@@ -108,7 +108,6 @@ class _Comparison:
     reference: Reference
 
     def of(self, name: str) -> OutputComparison:
-        """Compares one output."""
         of = self.tolerances[name].ranking_of
         if of is not None and name in self.reference.outputs and self._has_reference(of):
             # The places of a ranking are as uncertain as the values that it ranks.

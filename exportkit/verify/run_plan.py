@@ -21,7 +21,7 @@ ONNX = "onnx"  # stands where a target's name does
 
 
 @dataclass(frozen=True)
-class Run:
+class TargetRun:
     """A target and its device. The target is None for an exported program, and for an ONNX model."""
 
     target: str | None
@@ -34,7 +34,7 @@ class Run:
         return self.target or ("program" if self.onnx_model is None else ONNX)
 
 
-def onnx_run(model: Path, options: VerifyOptions) -> tuple[list[Run], list[TargetReport]]:
+def onnx_run(model: Path, options: VerifyOptions) -> tuple[list[TargetRun], list[TargetReport]]:
     """Returns the only run of an ONNX model. Raises UsageError if the options ask for another."""
     kind, _ = parse_device(options.device)
     if kind == "cuda" or options.target not in (None, ONNX):
@@ -42,10 +42,10 @@ def onnx_run(model: Path, options: VerifyOptions) -> tuple[list[Run], list[Targe
             f"{model.name} is an ONNX model, which is verified on ONNX Runtime's CPUExecutionProvider",
             hint="Leave out --device and --target.",
         )
-    return [Run(None, "cpu", model)], []
+    return [TargetRun(None, "cpu", model)], []
 
 
-def target_runs(reader: PackageReader, options: VerifyOptions) -> tuple[list[Run], list[TargetReport]]:
+def target_runs(reader: PackageReader, options: VerifyOptions) -> tuple[list[TargetRun], list[TargetReport]]:
     """Returns the targets that run here, the best first, and the others.
 
     Raises:
@@ -57,15 +57,15 @@ def target_runs(reader: PackageReader, options: VerifyOptions) -> tuple[list[Run
     kind, _ = parse_device(options.device)
     candidates = named(manifest.targets, options.target)
     if not candidates and manifest.program is not None:
-        return [Run(None, manifest.program.device if kind == "auto" else options.device)], []
+        return [TargetRun(None, manifest.program.device if kind == "auto" else options.device)], []
     host = host_for(candidates, options.device)
     found = survey(candidates, options.device, host, manifest.libraries)
     left_out = [TargetReport(name, left_out=reason) for name, reason in found.rejected.items()]
-    return [Run(choice.target.name, choice.device) for choice in found.fitting], left_out
+    return [TargetRun(choice.target.name, choice.device) for choice in found.fitting], left_out
 
 
 def needed_libraries(
-    manifest: Manifest, options: VerifyOptions, runs: Sequence[Run], progress: Progress
+    manifest: Manifest, options: VerifyOptions, runs: Sequence[TargetRun], progress: Progress
 ) -> dict[Path, list[str]] | MissingOperator:
     """Returns the libraries that the artifact needs but does not contain, each with the namespaces it defines.
 

@@ -22,7 +22,7 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import LoadFailed, MissingOperator, Signed
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Check, Report, TargetReport
-from exportkit.verify.run_plan import Run, needed_libraries, onnx_run, target_runs
+from exportkit.verify.run_plan import TargetRun, needed_libraries, onnx_run, target_runs
 
 
 def verify(
@@ -98,8 +98,6 @@ def _check_comparable(artifact: Path, manifest: Manifest, options: VerifyOptions
 
 @dataclass
 class _Verification:
-    """The runs of one artifact, and the checks so far."""
-
     artifact: Path
     reader: PackageReader
     options: VerifyOptions
@@ -115,7 +113,7 @@ class _Verification:
     def manifest(self) -> Manifest:
         return self.reader.manifest
 
-    def report(self, runs: Iterable[Run], left_out: Iterable[TargetReport]) -> Report:
+    def report(self, runs: Iterable[TargetRun], left_out: Iterable[TargetReport]) -> Report:
         """Runs all targets. Targets on the same device share one eager model."""
         options = self.options
         plan = SizePlan((), ())
@@ -139,7 +137,7 @@ class _Verification:
         digest = self.reader.manifest_sha256
         return Report(str(self.artifact), by_torch, targets, tuple(self.checks), plan.skipped, by_onnx, digest)
 
-    def _process(self, run: Run) -> ReplayProcess:
+    def _process(self, run: TargetRun) -> ReplayProcess:
         if run.onnx_model is not None:
             return ReplayProcess.of_onnx(run.onnx_model, self.reader, self.options)
         return ReplayProcess.of_target(
@@ -152,7 +150,7 @@ class _Verification:
             unsigned=self.unsigned,
         )
 
-    def _run(self, run: Run, eager: EagerProcess, plan: SizePlan) -> TargetReport:
+    def _run(self, run: TargetRun, eager: EagerProcess, plan: SizePlan) -> TargetReport:
         self.progress(f"loading {run.name} in a fresh process")
         with self._process(run) as replay:
             loaded = replay.load()

@@ -14,7 +14,7 @@ from exportkit.arr_coc import model as arr_coc
 from exportkit.arr_coc.ops import SPECS
 from exportkit.bench import packages
 from exportkit.bench.packages import PackageOptions, bench_packages, parse_sizes
-from exportkit.bench.references import NoOperators, OperatorCalled, References
+from exportkit.bench.references import NoOperators, OperatorCalledError, WithReferences
 from exportkit.eager_source import EagerSource
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
 from exportkit.package.archive import PackageReader
@@ -161,20 +161,20 @@ def test_a_size_that_means_nothing_says_what_does(package, text):
 def test_references_replace_operators_only_while_they_are_entered():
     model = arr_coc.build().eval()
     args = torch.rand(1, 3, 64, 64), torch.randn(1, model.query_dim)
-    references = References(SPECS.values())
+    references = WithReferences(SPECS.values())
     with torch.no_grad():
         expected = model(*args)
         for _ in range(2):
             with references, NoOperators({"arr_coc"}):
                 actual = model(*args)
-        with NoOperators({"arr_coc"}), pytest.raises(OperatorCalled, match="arr_coc::"):
+        with NoOperators({"arr_coc"}), pytest.raises(OperatorCalledError, match="arr_coc::"):
             model(*args)
     torch.testing.assert_close(actual["relevance"], expected["relevance"])
 
 
 def test_the_operators_themselves_are_left_as_they_are():
     wrapper = SPECS["compute_entropy"].wrapper
-    with References(SPECS.values()):
+    with WithReferences(SPECS.values()):
         assert SPECS["compute_entropy"].wrapper is wrapper
         assert torch.ops.arr_coc.compute_entropy is not None
         from exportkit.arr_coc import ops

@@ -24,7 +24,7 @@ from exportkit.export.resolve import resolve
 from exportkit.export.resolved import EagerModel, SavedProgram
 from exportkit.export.shapes import DynamicSizes, dynamic_sizes
 from exportkit.export.size_changes import changes_between
-from exportkit.export.torch_export import RefusedByTorch, TracingTask, export_with, sizes_that_trace
+from exportkit.export.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace
 from tests.gallery.entries import operator_library
 
 GALLERY = Path("tests/gallery")
@@ -152,7 +152,7 @@ def test_a_factor_that_does_not_suffice_is_refused_with_one_that_does(given: str
     if works is None:
         export_with(task, sizes)
         return
-    with pytest.raises(RefusedByTorch) as caught:
+    with pytest.raises(RefusedByTorchError) as caught:
         export_with(task, sizes)
     error = explain_refusal(caught.value, task)
     assert "`return x.reshape(x.shape[0] // 8, 8, -1).sum(1)` needs " in error.message
@@ -203,7 +203,7 @@ def test_the_search_ends_after_the_tries_it_is_given(monkeypatch: pytest.MonkeyP
     model, inputs, shapes = FIXED
     task = TracingTask(ExportSpec(model=model, example_inputs=inputs), describe_call(model, inputs, {}))
     sizes = dynamic_sizes(shapes, task.examples)
-    with pytest.raises(RefusedByTorch) as refused:
+    with pytest.raises(RefusedByTorchError) as refused:
         export_with(task, sizes)
     tried: list[DynamicSizes] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -42,6 +43,21 @@ def test_no_module_name_stands_for_two_things():
         if not path.name.startswith("__") and path.parent.parts[-2:] not in {("exportkit", "cli"), ("ops", "triton")}:
             places.setdefault(path.stem, []).append(path)
     assert [found for found in places.values() if len(found) > 1] == []
+
+
+TWICE = {"Call", "Check", "InputSpec", "Message", "Model", "Ran", "Runner", "Source", "Subject", "Timing", "Written"}
+"""Public classes whose name another one has as well. The list only gets shorter."""
+
+
+def test_no_public_class_name_stands_for_two_things():
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "exportkit").rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert {name: found for name, found in twice.items() if name not in TWICE} == {}
+    assert twice.keys() == TWICE, "take the names that are mended off the list"
 
 
 def test_a_command_has_the_name_of_what_it_runs():
