@@ -47,7 +47,7 @@ from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.receiving.receivers import FrontEndServices, Receivers
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
-from exportkit.serve.rpc.rpc_calls import Call
+from exportkit.serve.rpc.rpc_calls import RpcCall
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 
 
@@ -232,7 +232,7 @@ class _Server:
         await server.start()
         return server
 
-    def _observe_call(self, call: Call, record: RequestRecord) -> None:
+    def _observe_call(self, call: RpcCall, record: RequestRecord) -> None:
         metadata = {name: value for name, value in call.metadata.items() if isinstance(value, str)}
         seconds = time.perf_counter() - record.started
         self._observation.finished(Finished(record, call.method, "", call.remote, metadata, seconds))

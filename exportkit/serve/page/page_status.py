@@ -18,7 +18,7 @@ def page_status(repository: Repository, options: ServeOptions) -> dict[str, Any]
     """Returns the state of the server and of every model. Durations are in seconds, sizes in bytes.
 
     A size of a shape is a number, a multiple of a dimension (`dimension`, `scale`, `offset`), or null where the
-    manifest does not say. `latency` is of all answers so far; the difference of two `seconds` is of those between.
+    manifest does not say. The difference of two `seconds` counts the answers between them.
     """
     models = repository.models()
     served = {(model.name, model.version) for model in models}
@@ -32,27 +32,6 @@ def page_status(repository: Repository, options: ServeOptions) -> dict[str, Any]
             if (entry.name, entry.version) not in served
         ],
     }
-
-
-def percentile(counts: Sequence[int], share: float) -> float | None:
-    """Estimates a percentile of a histogram over REQUEST_SECONDS, as Prometheus's `histogram_quantile` does.
-
-    Args:
-        counts: A count for each bound, and one for beyond the last.
-        share: 0.99 for the 99th percentile.
-
-    Returns:
-        Seconds, linear within a bucket; the last bound for what lies beyond it. None if nothing was counted.
-    """
-    rank = share * sum(counts)
-    if rank == 0:
-        return None
-    for index, (bound, count) in enumerate(zip(REQUEST_SECONDS, counts)):
-        if rank <= count:
-            below = REQUEST_SECONDS[index - 1] if index else 0.0
-            return below + (bound - below) * rank / count
-        rank -= count
-    return REQUEST_SECONDS[-1]
 
 
 def _model(model: ServedModel, options: ServeOptions) -> dict[str, Any]:
@@ -110,10 +89,6 @@ def _counters(counted: Statistics) -> dict[str, Any]:
         "executions": counted.executions,
         "mean_batch": counted.rows / counted.executions if counted.executions else None,
         "seconds": list(counted.request_seconds),
-        "latency": {
-            "p50": percentile(counted.request_seconds, 0.5),
-            "p99": percentile(counted.request_seconds, 0.99),
-        },
         "pending": counted.pending,
         "queued_rows": counted.queued_rows,
         "queued_bytes": counted.queued_bytes,

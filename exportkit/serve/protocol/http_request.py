@@ -32,7 +32,7 @@ from exportkit.serve.protocol.parameters import (
     whole_number,
 )
 from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region, offered
-from exportkit.serve.protocol.tensors import InputSpec, check_header_length
+from exportkit.serve.protocol.tensors import TensorSpec, check_header_length
 from exportkit.serve.statuses import BadRequestError, TooLargeError
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -147,7 +147,7 @@ def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
     for place in varying:
         each = math.prod(length for length in shape if length >= 0) * item_size(datatype)
         shape[place] = body.nbytes // each if each else 0
-    request = InferRequest((InputSpec.of(name, datatype, shape).of_bytes(body),))
+    request = InferRequest((TensorSpec.of(name, datatype, shape).of_bytes(body),))
     return ParsedBody(request, OutputForms(OutputForm(binary=True), {}))
 
 
@@ -168,7 +168,7 @@ def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]], share
 class _InputHead:
     """An input without its data, which is in a region, in the JSON (`values`), or else in the binary section."""
 
-    spec: InputSpec
+    spec: TensorSpec
     region: RegionSlice | None
     values: memoryview | None
 
@@ -262,7 +262,7 @@ def _input_head(tensor: _Input) -> _InputHead:
             f"{whose} has " + ("no data" if not any(given) else "its data in two places"),
             hint="Give one of `data` and the parameters `binary_data_size` and `shared_memory_region`.",
         )
-    spec = InputSpec.of(tensor.name, tensor.datatype, tensor.shape)
+    spec = TensorSpec.of(tensor.name, tensor.datatype, tensor.shape)
     if binary_size is not None:
         spec.check_size(binary_size)
     return _InputHead(spec, region, values)

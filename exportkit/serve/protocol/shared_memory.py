@@ -16,7 +16,7 @@ import msgspec
 from exportkit.serve.protocol.datatypes import shortened, shown
 from exportkit.serve.protocol.inference import InputTensor
 from exportkit.serve.protocol.parameters import RegionSlice
-from exportkit.serve.protocol.tensors import InputSpec, aligned_bytes
+from exportkit.serve.protocol.tensors import TensorSpec, aligned_bytes
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotServedError
 
 _FOLDER = b"/dev/shm/"
@@ -201,7 +201,7 @@ def offered(shared_memory: SharedMemory | None) -> SharedMemory:
     return shared_memory
 
 
-def input_of_region(shared_memory: SharedMemory | None, spec: InputSpec, where: RegionSlice) -> InputTensor:
+def input_of_region(shared_memory: SharedMemory | None, spec: TensorSpec, where: RegionSlice) -> InputTensor:
     """Returns an input that lies in shared memory.
 
     Raises:

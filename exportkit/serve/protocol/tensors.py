@@ -34,7 +34,7 @@ def work_of_copying(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class InputSpec:
+class TensorSpec:
     """An input without its data, whose datatype and shape are possible. `size` is the bytes that they need."""
 
     name: str
@@ -43,7 +43,7 @@ class InputSpec:
     size: int
 
     @classmethod
-    def of(cls, name: str, datatype: str, shape: Sequence[int]) -> InputSpec:
+    def of(cls, name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
         """Checks what a client says of an input.
 
         Raises:

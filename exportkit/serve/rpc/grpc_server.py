@@ -13,7 +13,7 @@ from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.rpc.health_service import HealthService
 from exportkit.serve.rpc.inference_service import InferenceService
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods
-from exportkit.serve.rpc.rpc_calls import Allow, Call, Observe, answering, streaming
+from exportkit.serve.rpc.rpc_calls import Allow, Observe, RpcCall, answering, streaming
 from exportkit.serve.statuses import NotOfferedError
 
 _SMALLEST_LIMIT = 4 << 20  # gRPC's own limit: it keeps room for names, parameters and small messages
@@ -130,7 +130,7 @@ class _Handlers(grpc.GenericRpcHandler):
         if method in self._found:
             return self._found[method]
 
-        async def refuse(_: Call) -> bytes:
+        async def refuse(_: RpcCall) -> bytes:
             raise NotOfferedError(f"this server does not offer {method.rpartition('/')[2]}")
 
         return answering(method, refuse, None, self._observe)

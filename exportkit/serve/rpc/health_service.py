@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods, read_message
-from exportkit.serve.rpc.rpc_calls import Call
+from exportkit.serve.rpc.rpc_calls import RpcCall
 from exportkit.serve.statuses import NotReadyError, NotServedError
 
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -24,7 +24,7 @@ class HealthService:
         """Says NOT_SERVING to every Watch and ends it."""
         self._stopping.set()
 
-    async def check(self, call: Call) -> bytes:
+    async def check(self, call: RpcCall) -> bytes:
         """Answers Check."""
         takes, returns = methods(HEALTH)["Check"]
         service = read_message(takes, await call.message()).service
@@ -33,7 +33,7 @@ class HealthService:
             raise NotServedError(f"no model or service is named {service!r}")
         return bytes(returns(status=status).SerializeToString())
 
-    async def watch(self, call: Call) -> AsyncIterator[bytes]:
+    async def watch(self, call: RpcCall) -> AsyncIterator[bytes]:
         """Answers Watch: the status now, and again whenever it changes."""
         takes, returns = methods(HEALTH)["Watch"]
         service = read_message(takes, await call.message()).service

@@ -17,7 +17,7 @@ from exportkit.serve.protocol.parameters import (
     scheduling,
 )
 from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region, offered
-from exportkit.serve.protocol.tensors import LONG, InputSpec, work_of_copying
+from exportkit.serve.protocol.tensors import LONG, TensorSpec, work_of_copying
 from exportkit.serve.rpc.message_classes import message_class, read_message
 from exportkit.serve.rpc.wire import join, split
 from exportkit.serve.statuses import BadRequestError
@@ -144,7 +144,7 @@ def plain_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 class _Source:
     """An input, and where its elements are: in `contents` (`typed`), in `raw_input_contents`, or in shared memory."""
 
-    spec: InputSpec
+    spec: TensorSpec
     typed: bytes
     raw: memoryview | None
     region: RegionSlice | None
@@ -197,7 +197,7 @@ def _sources(messages: Sequence[memoryview], raw: Sequence[memoryview], allowed:
         head, contents = split(message, _TYPED_INPUT, _MOST_FIELDS_OF_AN_INPUT)
         described = read_message(_INPUT, _described(head, allowed))
         allowed -= len(head)
-        spec = InputSpec.of(described.name, described.datatype, described.shape)
+        spec = TensorSpec.of(described.name, described.datatype, described.shape)
         region = region_slice(spec.name, plain_parameters(described.parameters))
         if raw and contents:
             raise BadRequestError(

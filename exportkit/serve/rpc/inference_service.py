@@ -17,7 +17,7 @@ from exportkit.serve.queries import Queries
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.infer_messages import ReceivedRequest, encode_infer_answer, plain_parameters
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods, read_message
-from exportkit.serve.rpc.rpc_calls import Call, Observe
+from exportkit.serve.rpc.rpc_calls import Observe, RpcCall
 from exportkit.serve.rpc.wire import join
 from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError, ServeError
 
@@ -37,11 +37,11 @@ class InferenceService:
         self._shared_memory = shared_memory
         self._observe = observe
 
-    async def infer(self, call: Call) -> bytes:
+    async def infer(self, call: RpcCall) -> bytes:
         """Answers ModelInfer."""
         return await self._infer(await call.message(), call.seconds_left, call.record)
 
-    def infer_stream(self, call: Call) -> AsyncIterator[bytes]:
+    def infer_stream(self, call: RpcCall) -> AsyncIterator[bytes]:
         """Answers ModelStreamInfer, whose requests run together. The answers have the order of the requests."""
 
         async def answer(message: bytes) -> bytes:
@@ -59,12 +59,12 @@ class InferenceService:
 
         return _answers_in_order(call.next_message, answer, _MOST_IN_A_STREAM)
 
-    def method(self, name: str) -> Callable[[Call], Awaitable[bytes]]:
+    def method(self, name: str) -> Callable[[RpcCall], Awaitable[bytes]]:
         """Returns one of the other methods."""
         takes, returns = methods(INFERENCE)[name]
         answer = self._answers()[name]
 
-        async def from_bytes(call: Call) -> bytes:
+        async def from_bytes(call: RpcCall) -> bytes:
             request = read_message(takes, await call.message())
             if repository := getattr(request, "repository_name", ""):
                 raise NotOfferedError(f"this server has one model repository, without a name; got {repository!r}")

@@ -28,7 +28,7 @@ Allow = Callable[[bytes | None], bool]
 """Says whether the value of a client's `authorization` is allowed."""
 
 
-class Call:
+class RpcCall:
     """A call of a client.
 
     Attributes:
@@ -136,12 +136,12 @@ class Call:
         return error
 
 
-Observe = Callable[[Call, RequestRecord], None]
+Observe = Callable[[RpcCall, RequestRecord], None]
 """Gets each request when it is over. A stream is one, and so is each request in it."""
 
 
 def answering(
-    method: str, answer: Callable[[Call], Awaitable[bytes]], allow: Allow | None, observe: Observe | None
+    method: str, answer: Callable[[RpcCall], Awaitable[bytes]], allow: Allow | None, observe: Observe | None
 ) -> Any:
     """Returns a handler that answers one message with one message.
 
@@ -157,7 +157,7 @@ def answering(
     """
 
     async def handle(_: Any, context: Any) -> bytes:
-        call = Call(method, context)
+        call = RpcCall(method, context)
         with call.recorded(call.record, observe):
             try:
                 if allow is not None:
@@ -172,12 +172,12 @@ def answering(
 
 
 def streaming(
-    method: str, answer: Callable[[Call], AsyncIterator[bytes]], allow: Allow | None, observe: Observe | None
+    method: str, answer: Callable[[RpcCall], AsyncIterator[bytes]], allow: Allow | None, observe: Observe | None
 ) -> Any:
     """Returns a handler that answers messages with messages. The arguments are those of `answering`."""
 
     async def handle(_: Any, context: Any) -> AsyncIterator[bytes]:
-        call = Call(method, context)
+        call = RpcCall(method, context)
         with call.recorded(call.record, observe):
             try:
                 if allow is not None:

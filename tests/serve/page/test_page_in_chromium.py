@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -16,7 +17,6 @@ from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.engine.statistics import REQUEST_SECONDS
 from exportkit.serve.page.page_routes import open_paths, page_routes
-from exportkit.serve.page.page_status import percentile
 from exportkit.serve.protocol.inference import Timing
 from exportkit.serve.serve_options import ServeOptions
 from tests.contrast import FUNCTIONS
@@ -107,16 +107,21 @@ def test_charts_follow_the_counters_and_rest_in_a_hidden_tab(browser: Browser, s
     counted.left(7, 70)
 
 
-def test_percentiles_are_the_servers(browser: Browser, site: Site):
+def test_percentiles_are_linear_within_a_bucket(browser: Browser, site: Site):
+    script = """async ([bounds, histograms, shares]) => {
+        const { percentile } = await import("./page/live.js");
+        return histograms.map((counts) => shares.map((share) => percentile(bounds, counts, share)));
+    }"""
+    chance = np.random.default_rng(0)
+    shares = [0.013, 0.211, 0.501, 0.833, 0.903, 0.991]  # none is at the edge of a bucket
+    histograms = chance.integers(0, 7, (40, len(REQUEST_SECONDS) + 1)) * chance.integers(0, 2, (40, 1))
     with visit(browser, site) as visited:
-        counts = [3, 0, 5, 1, 0, 0, 7, 0, 0, 0, 0, 0, 0, 1, 0, 2]
-        shares = [0.01, 0.2, 0.5, 0.8, 0.9, 0.99, 1]
-        script = """async ([bounds, counts, shares]) => {
-            const { percentile } = await import("./page/live.js");
-            return shares.map((share) => percentile(bounds, counts, share));
-        }"""
-        found = visited.evaluate(script, [list(REQUEST_SECONDS), counts, shares])
-        assert found == pytest.approx([percentile(counts, share) for share in shares])
+        found = visited.evaluate(script, [list(REQUEST_SECONDS), histograms.tolist(), shares])
+    edges = [0, *REQUEST_SECONDS, REQUEST_SECONDS[-1]]
+    for counts, values in zip(histograms, found):
+        ranks = np.array(shares) * counts.sum()
+        expected = np.interp(ranks, [0, *counts.cumsum()], edges) if counts.any() else [None] * len(shares)
+        assert values == pytest.approx(list(expected))
 
 
 def test_lines_are_interrupted_where_nobody_looked_and_begin_again_with_the_server(browser: Browser, site: Site):
@@ -126,7 +131,7 @@ def test_lines_are_interrupted_where_nobody_looked_and_begin_again_with_the_serv
             const live = new Live([1, 2]);
             const counters = (rows) => ({
                 requests: rows, rows, executions: rows, failures: {}, seconds: [rows, 0, 0], queued_rows: 0,
-                mean_batch: 1, latency: {p50: 1, p99: 1}, busy_runners: 0, runners: 1, load_seconds: 1,
+                mean_batch: 1, busy_runners: 0, runners: 1, load_seconds: 1,
             });
             times.forEach((time, index) => live.add(time, counters(counts[index])));
             return ["throughput", "queue"].map((name) => live.charts[name].lines[0].values);

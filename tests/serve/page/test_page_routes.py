@@ -8,17 +8,14 @@ from collections.abc import Iterator
 from urllib.parse import urljoin
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 from exportkit.package import manifest as m
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.repository import IndexEntry
-from exportkit.serve.engine.statistics import REQUEST_SECONDS, Statistics
 from exportkit.serve.page.page_parts import page_parts
 from exportkit.serve.page.page_routes import open_paths, page_routes
-from exportkit.serve.page.page_status import page_status, percentile
+from exportkit.serve.page.page_status import page_status
 from exportkit.serve.protocol.inference import Timing
 from exportkit.serve.serve_options import ServeOptions
 from tests.serve.page.doubles import Model, Models
@@ -137,7 +134,6 @@ def test_the_status_says_what_models_take_and_what_they_counted():
     assert counters["failures"] == {"full": 1}
     assert (counters["rows"], counters["executions"], counters["mean_batch"]) == (4, 2, 2.0)
     assert (counters["pending"], counters["queued_rows"], counters["queued_bytes"]) == (2, 7, 99)
-    assert counters["latency"] == {"p50": 0.0025, "p99": pytest.approx(0.244)}
     assert told["part"] is None
 
 
@@ -147,20 +143,7 @@ def test_the_status_is_json(page: Site):
     assert status.json() == json.loads(json.dumps(page_status(Models([Model()]), ServeOptions())))
 
 
-def test_a_model_that_did_nothing_yet_has_no_latency():
+def test_a_model_that_did_nothing_yet_has_no_mean_batch():
     counters = page_status(Models([Model()]), ServeOptions())["models"][0]["counters"]
-    assert (counters["latency"], counters["mean_batch"]) == ({"p50": None, "p99": None}, None)
+    assert counters["mean_batch"] is None
     json.dumps(counters, allow_nan=False)
-
-
-@given(st.lists(st.floats(0, 60), min_size=1), st.floats(0.01, 1))
-def test_a_percentile_lies_in_the_bucket_of_the_request_that_it_is_about(seconds: list[float], share: float):
-    counted = Statistics()
-    for each in seconds:
-        counted.succeeded(TIMING, each)
-    found = percentile(counted.request_seconds, share)
-    below = sum(each <= found for each in seconds)
-    bound = min(each for each in REQUEST_SECONDS if each >= found - 1e-12)
-    within = sum(each <= bound for each in seconds)
-    assert within >= share * len(seconds) - 1e-9
-    assert below <= within

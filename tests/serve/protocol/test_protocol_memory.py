@@ -15,7 +15,7 @@ from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, parse_body
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms, RegionSlice
 from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region
-from exportkit.serve.protocol.tensors import InputSpec, body_buffer
+from exportkit.serve.protocol.tensors import TensorSpec, body_buffer
 from exportkit.serve.statuses import ServeError
 from tests.serve.protocol.messages import METADATA, address, answer_of, described
 
@@ -101,7 +101,7 @@ def test_a_large_input_in_shared_memory_is_copied_once(shared_file: Path) -> Non
     memory = SharedMemory()
     memory.register("r", shared_file.name, 1, _SIZE)
     with _peak() as peak:
-        tensor = input_of_region(memory, InputSpec.of("x", "FP32", [_SIZE // 4]), RegionSlice("r", 0, _SIZE))
+        tensor = input_of_region(memory, TensorSpec.of("x", "FP32", [_SIZE // 4]), RegionSlice("r", 0, _SIZE))
     memory.close()
     assert address(tensor.data) % 64 == 0
     assert _SIZE <= peak[0] <= 1.2 * _SIZE

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import header_length_of
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
-from exportkit.serve.protocol.tensors import InputSpec, body_buffer
+from exportkit.serve.protocol.tensors import TensorSpec, body_buffer
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError, TooLargeError
 from tests.serve.protocol.messages import AS_JSON, METADATA, NUMPY, answer_of, described, parsed
 
@@ -317,13 +317,13 @@ def test_integers_that_do_not_fit_are_refused_and_the_limits_are_not(datatype: s
     low, high = int(limits.min), int(limits.max)
     (tensor,) = parsed({"inputs": [described(shape=[2], datatype=datatype, data=[low, high])]}).request.inputs
     assert np.frombuffer(tensor.data, NUMPY[datatype]).tolist() == [low, high]
-    assert InputSpec.of("x", datatype, [2]).of_values([low, high]).data == tensor.data
+    assert TensorSpec.of("x", datatype, [2]).of_values([low, high]).data == tensor.data
     for bad in (low - 1, high + 1, 10**300, 1.0, 1.5, True, "1", None):
         words = rf"`x` is {datatype}, which holds whole numbers, written without a point, from {low} to {high}"
         with pytest.raises(BadRequestError, match=words):
             parsed({"inputs": [described(shape=[1], datatype=datatype, data=[bad])]})
         with pytest.raises(BadRequestError, match=words):
-            InputSpec.of("x", datatype, [1]).of_values([bad])
+            TensorSpec.of("x", datatype, [1]).of_values([bad])
 
 
 @pytest.mark.parametrize(
@@ -337,10 +337,10 @@ def test_a_float_that_would_become_infinity_is_refused(datatype: str, too_large:
 
 def test_infinity_and_nan_are_values_where_the_protocol_can_hold_them() -> None:
     values = [np.inf, -np.inf, np.nan, 1.0]
-    tensor = InputSpec.of("x", "FP32", [4]).of_values(values)
+    tensor = TensorSpec.of("x", "FP32", [4]).of_values(values)
     assert tensor.data == np.array(values, np.float32).tobytes()
     with pytest.raises(BadRequestError, match="finite numbers"):
-        InputSpec.of("x", "FP32", [2]).of_values([np.inf, 1e39])
+        TensorSpec.of("x", "FP32", [2]).of_values([np.inf, 1e39])
 
 
 @pytest.mark.parametrize("bad", [0, 1, "true", None, 1.0])
@@ -356,7 +356,7 @@ def test_half_precision_must_be_binary_in_both_directions(datatype: str) -> None
     ):
         parsed({"inputs": [described(datatype=datatype, **_DATA)]})
     with pytest.raises(BadRequestError, match=rf"(?s)`x` is {datatype}.*raw_input_contents"):
-        InputSpec.of("x", datatype, [1]).of_values([1.0])
+        TensorSpec.of("x", datatype, [1]).of_values([1.0])
     metadata = METADATA | {"outputs": [{"name": "y", "datatype": datatype, "shape": [1]}]}
     words = rf"(?s)`y` is {datatype}, which cannot be returned as JSON.*`binary_data`: true"
     with pytest.raises(BadRequestError, match=words):
@@ -423,7 +423,7 @@ def test_only_data_that_is_not_aligned_is_copied(skipped: int) -> None:
     memory = body_buffer(256, 0)
     memory[:] = bytes(range(256))
     data = memory[skipped : skipped + 64]
-    tensor = InputSpec.of("x", "FP64", [8]).of_bytes(data)
+    tensor = TensorSpec.of("x", "FP64", [8]).of_bytes(data)
     assert tensor.data == data
     shares = np.shares_memory(np.frombuffer(tensor.data, np.uint8), np.frombuffer(data, np.uint8))
     assert shares == (skipped % 64 == 0)
@@ -431,4 +431,4 @@ def test_only_data_that_is_not_aligned_is_copied(skipped: int) -> None:
 
 def test_read_only_data_is_taken() -> None:
     data = np.arange(1000, dtype=np.int64).tobytes()
-    assert InputSpec.of("x", "INT64", [1000]).of_bytes(memoryview(data)).data == data
+    assert TensorSpec.of("x", "INT64", [1000]).of_bytes(memoryview(data)).data == data

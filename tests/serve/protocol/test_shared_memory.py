@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.parameters import RegionSlice
 from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region
-from exportkit.serve.protocol.tensors import InputSpec
+from exportkit.serve.protocol.tensors import TensorSpec
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotServedError, TooLargeError
 from tests.serve.protocol.messages import answer_of, described, parsed
 
@@ -231,7 +231,7 @@ def test_a_region_that_is_unregistered_while_it_is_read_gives_no_other_file(
 
 
 def test_a_tensor_does_not_change_when_the_client_writes_again(region: SharedMemory, shared_file: Path) -> None:
-    tensor = input_of_region(region, InputSpec.of("x", "UINT8", [4]), RegionSlice("r", 0, 4))
+    tensor = input_of_region(region, TensorSpec.of("x", "UINT8", [4]), RegionSlice("r", 0, 4))
     shared_file.write_bytes(b"\1" * 4096)
     assert tensor.data == bytes(4)
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.rpc.rpc_calls import Call
+from exportkit.serve.rpc.rpc_calls import RpcCall
 from exportkit.serve.statuses import QueueFullError
 from tests.serve.rpc.serving_echo import Served, served
 from tests.serve.rpc.test_grpc_server import CHECK, INFER, failure, request
@@ -18,10 +18,10 @@ from tests.serve.rpc.test_grpc_server import CHECK, INFER, failure, request
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
-class Seen(list[tuple[Call, RequestRecord]]):
+class Seen(list[tuple[RpcCall, RequestRecord]]):
     """What an observer was shown, as it was then."""
 
-    def __call__(self, call: Call, record: RequestRecord) -> None:
+    def __call__(self, call: RpcCall, record: RequestRecord) -> None:
         assert record.status  # it is complete
         self.append((call, record))
 

@@ -60,15 +60,15 @@ export class Live {
       ["rows", whole(counters.rows)],
       ["executions", whole(counters.executions)],
       ["mean batch", counters.mean_batch === null ? "–" : short(counters.mean_batch)],
-      ["p50", duration(counters.latency.p50)],
-      ["p99", duration(counters.latency.p99)],
+      ["p50", duration(percentile(this.bounds, counters.seconds, 0.5))],
+      ["p99", duration(percentile(this.bounds, counters.seconds, 0.99))],
       ["runners", `${counters.busy_runners} of ${counters.runners} busy`],
     ];
     fill(this.totals, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
   }
 }
 
-/** The percentile of a histogram, linear within a bucket; the server computes its own in the same way. */
+/** Estimates a percentile of a histogram as Prometheus does: linear within a bucket, the last bound beyond it. */
 export function percentile(bounds, counts, share) {
   let rank = share * counts.reduce((all, count) => all + count, 0);
   if (rank === 0) return null;
