@@ -50,6 +50,15 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(so
     assert "swap_weights" in text
 
 
+def test_the_front_page_has_a_picture_five_commands_and_three_figures_from_results(source: Path):
+    page = (source / "index.md").read_text()
+    assert (source / "what-it-does.svg").exists()
+    assert ":file: what-it-does.svg" in page
+    assert len(re.findall(r"^\$ exportkit ", page, re.MULTILINE)) == 5
+    figures = re.findall(r"^:::\{container\} card\n([\d.]+ \S+)\n", page, re.MULTILINE)
+    assert [figure.split()[1] for figure in figures] == ["ms", "ms", "images/s"]
+
+
 def words(page: str) -> str:
     """What a manual page says, without the requests to its formatter, which differ between versions of Sphinx."""
     return " ".join(line for line in page.splitlines() if not line.startswith((".", "'")))
