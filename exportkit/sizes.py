@@ -11,7 +11,7 @@ from typing import overload
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Call, Dimension, Size, TensorInput, TensorOutput
 
-_WORK = 500_000  # sizes to evaluate per planned call; all of them take a quarter of a second
+WORK = 500_000  # sizes to evaluate per planned call; all of them take a quarter of a second
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def plan_sizes(call: Call, count: int, *, seed: int, max_bytes: int) -> SizePlan
     least = {dimension.name: dimension.min for dimension in dimensions}
     if not dimensions:
         return SizePlan(({},), ())
-    budget = _Budget(call, max_bytes, _WORK * count)
+    budget = _Budget(call, max_bytes, WORK * count)
     if (needed := budget.bytes_of(least)) > max_bytes:
         return SizePlan((), (f"all sizes: even at the smallest, the {_too_large(needed, max_bytes)}",))
     chosen = {tuple(least.values()): least}

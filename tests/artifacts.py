@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tests.fixtures import stable_library
+from tests.fixtures import softpool_library, stable_library
 from tests.fresh import run_python
 from tests.made_once import one_maker
 
@@ -134,7 +133,7 @@ def artifact(name: str) -> Path:
     search = [str(ROOT), str(THIRD_PARTY), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"PYTHONPATH": os.pathsep.join(search)}
     if recipe.softpool:
-        library = softpool_library()
+        library = softpool_library.build()
         libraries = [str(library)]
         environment["SOFTPOOL_LIBRARY"] = str(library)
     if recipe.operators is not None:
@@ -154,16 +153,6 @@ def artifact(name: str) -> Path:
         if ours:
             run_python(_SCRIPT, json.dumps(task), path, cwd=ROOT, compiler=True, **environment)
     return path
-
-
-def softpool_library() -> Path:
-    """The third-party operator library."""
-    sys.path.insert(0, str(THIRD_PARTY.parent))
-    try:
-        from softpool_library import build
-    finally:
-        sys.path.pop(0)
-    return build()
 
 
 def _key(recipe: Recipe) -> str:

@@ -55,7 +55,7 @@ def test_nothing_selected_has_no_error() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_the_allowed_error_grows_with_eagers_and_has_a_floor_of_units_in_the_last_place(dtype: str) -> None:
+def test_the_allowed_error_grows_with_eagers_from_a_floor_of_units_in_the_last_place(dtype: str) -> None:
     exact, inexact = (allowed_error(Accuracy(rms=x, greatest=2 * x), dtype) for x in (0.0, 0.5))
     floor = torch.finfo(getattr(torch, dtype)).eps + 64 * torch.finfo(torch.float32).eps
     assert exact == Accuracy(rms=floor, greatest=floor)

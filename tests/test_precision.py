@@ -53,7 +53,7 @@ def reads() -> tuple[bool, bool, str]:
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_a_recording_uses_tf32_exactly_if_it_is_to_and_leaves_the_settings_as_they_were(already_set, allowed):
+def test_a_recording_uses_tf32_if_it_is_to_and_leaves_the_settings_as_they_were(already_set, allowed):
     before = Float32Precision.current()
     with eager_mode(tf32=allowed):
         assert reads() == (allowed, allowed, "high" if allowed else "highest")

@@ -1,60 +1,41 @@
+"""The quick tests are the same on every machine."""
+
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.fresh import ROOT
 
-TESTS = """
-import os, subprocess, sys
-import pytest
-from exportkit.child.process import ChildProcess
-
-def test_plain():
-    pass  # it starts nothing
-
-def test_popen():
-    try:
-        subprocess.run([sys.executable, "-c", ""])
-    except Exception:
-        pass  # a test that forgives a failed program is skipped all the same
-
-def test_fork():
-    if os.fork() == 0:
-        os._exit(0)
-    os.wait()
-
-def test_child():
-    ChildProcess("exportkit.child.probe").end()
-
-@pytest.fixture(scope="session")
-def compiled():
-    subprocess.run([sys.executable, "-c", ""])
-
-def test_fixture(compiled):
-    pass  # it needs what a process made
-
-def test_plain_again():
-    pass  # it starts nothing, after others were skipped
-"""
+SAMPLE = ROOT / "tests" / "fixtures" / "quick_sample.py"
 
 
-@pytest.mark.parametrize(("options", "passed", "skipped"), [(["--quick"], 2, 4), ([], 6, 0)])
-def test_what_starts_a_process_is_skipped_when_it_does(
-    options: list[str], passed: int, skipped: int, tmp_path: Path
-) -> None:
-    (tmp_path / "test_sample.py").write_text(TESTS)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.quick", "-p", "no:cacheprovider", *options, str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = f"{passed} passed" + (f", {skipped} skipped" if skipped else "")
-    assert said in done.stdout, done.stdout + done.stderr
+def run(folder: Path, *options: str) -> str:
+    """What pytest says of the sample."""
+    tests = folder / "tests"
+    tests.mkdir()
+    shutil.copy(SAMPLE, tests / "test_sample.py")
+    plain = ["-q", "-p", "tests.quick", "-p", "no:cacheprovider", "-o", "markers=process", "--rootdir", folder]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SAMPLE_FILE": str(folder / "made")}
+    command = [sys.executable, "-m", "pytest", *plain, *options, tests]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_quick_tests_do_not_depend_on_what_was_made_before(made_before: bool, tmp_path: Path) -> None:
+    if made_before:
+        (tmp_path / "made").touch()
+    said = run(tmp_path, "--quick")
+    assert "3 passed, 5 deselected, 1 error" in said
+    assert "test_without_a_marker" in said
+    assert "started a process (tests.one_maker in " in said
+    assert "mark it with @pytest.mark.process" in said
+
+
+def test_without_the_option_all_tests_run(tmp_path: Path) -> None:
+    assert "8 passed" in run(tmp_path)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from benchmarks.serve.load_tables import RECEIVERS, SHARED, Round, beside, figure, median, ms, same_rows
 from tools.generated import ROOT
 
-_RESULTS = ROOT / "benchmarks" / "serve" / "results"
+RESULTS = ROOT / "benchmarks" / "serve" / "results"
 _EPYC, _XEON = "AMD EPYC, one core", "Intel Xeon, two cores"
 _HOST, _H200 = "host of a GPU, 16 cores", "H200, 16 cores"
 _WAYS = ("exportkit", RECEIVERS, SHARED)
@@ -91,5 +91,5 @@ def saturation(run: Run, way: str) -> str:
 
 def load(file: str) -> list[Round]:
     """Returns the rounds of a file."""
-    rounds: list[Round] = json.loads((_RESULTS / f"{file}.json").read_text())
+    rounds: list[Round] = json.loads((RESULTS / f"{file}.json").read_text())
     return rounds

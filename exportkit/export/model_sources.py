@@ -27,7 +27,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from exportkit.export.torch_internals import replaced
 from exportkit.package.atomic import write_whole
 
-_KEPT_OBJECTS = 256  # of about 200 KB each
+KEPT_OBJECTS = 256  # of about 200 KB each
 
 _DEVICE_HEADER = "torch/csrc/inductor/aoti_runtime/model_base.h"
 _WITH_REGEX = """  std::regex re("(cpu|cuda|xpu|mps)(:([0-9]+))?");
@@ -202,5 +202,5 @@ def _only_ours(status: os.stat_result) -> bool:
 
 def _remove_oldest(folder: Path) -> None:
     objects = sorted(folder.glob("*.o"), key=lambda path: path.stat().st_mtime)
-    for path in objects[:-_KEPT_OBJECTS]:
+    for path in objects[:-KEPT_OBJECTS]:
         path.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from exportkit.package.manifest import Manifest
 
 SCHEMA_MAJOR = 8  # of torch's schema of programs
 MAX_BYTES = 64 << 20  # of the JSON
-_MOST_AT_ONCE = 16 << 20  # bytes: the directory of a package has at most as many
+MOST_AT_ONCE = 16 << 20  # bytes: the directory of a package has at most as many
 _RECORD = re.compile(r"[^/]+/models/[^/]+\.json")
 _CHUNK = 1 << 20
 
@@ -207,8 +207,8 @@ class _Window:
     def read(self, count: int = -1) -> bytes:
         left = max(0, self._size - self._at)
         count = left if count < 0 else min(count, left)
-        if count > _MOST_AT_ONCE:
-            raise ValueError(f"its directory has more than {_MOST_AT_ONCE >> 20} MiB")
+        if count > MOST_AT_ONCE:
+            raise ValueError(f"its directory has more than {MOST_AT_ONCE >> 20} MiB")
         content = os.pread(self._descriptor, count, self._begin + self._at)
         self._at += len(content)
         return content

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _MOST_CASES = 64
-_MOST_BYTES = 128 << 20  # of all cases that are read
+MOST_BYTES = 128 << 20  # of all cases that are read
 LOWEST, HIGHEST, PER_DECADE = -16, 2, 2  # the decades of errors that a histogram has, and its bars in each
 _BARS = 24  # of a histogram of values
 
@@ -37,11 +37,11 @@ def case_numbers(reader: PackageReader, left_out: list[str]) -> list[dict[str, A
         An error is defined as in FORMAT.md, "Verdicts".
     """
     outputs = [_Output(output) for output in reader.manifest.call.outputs]
-    left = _MOST_BYTES
+    left = MOST_BYTES
     for case in first(reader.manifest.cases, _MOST_CASES, "cases in the histograms", left_out):
         size = reader.record(case.record).size
         if size > left:
-            left_out.append(f"{case.record} in the histograms: the cases take more than {_MOST_BYTES >> 20} MiB")
+            left_out.append(f"{case.record} in the histograms: the cases take more than {MOST_BYTES >> 20} MiB")
             continue
         left -= size
         try:

@@ -15,7 +15,7 @@ from exportkit.report.source_frames import frames_of
 from exportkit.report.symbolic_sizes import Symbols, size_text, symbols_of
 from exportkit.report.untrusted import first
 
-_MOST_NODES = 5000
+MOST_NODES = 5000
 _MOST_EDGES = 30_000
 _MOST_ENDS = 500  # inputs, and outputs
 _MOST_ARGUMENTS = 40
@@ -82,7 +82,7 @@ class _Builder:
     def build(self) -> GraphData:
         left_out: list[str] = []
         self._inputs(left_out)
-        for number, node in enumerate(first(self._graph.nodes, _MOST_NODES, "nodes of the graph", left_out)):
+        for number, node in enumerate(first(self._graph.nodes, MOST_NODES, "nodes of the graph", left_out)):
             self._call(number, node)
         self._outputs(left_out)
         calls: dict[str, int] = {}

@@ -13,7 +13,7 @@ from exportkit.package.manifest import MANIFEST_NAME, Manifest, Weight
 from exportkit.package.trust import signature_info
 from exportkit.report.untrusted import first
 
-_MOST_ROWS = 1000  # of a table
+MOST_ROWS = 1000  # of a table
 _LARGEST = 200  # weights that are listed
 
 # The kinds of records, by the beginnings of their names. The rest is small: what torch's reader looks for.
@@ -59,7 +59,7 @@ def package_data(reader: PackageReader, words: Words, left_out: list[str]) -> di
     sizes = {record.name: record.size for record in manifest.records}
 
     def shown(rows: Rows, what: str) -> Rows:
-        return [list(row) for row in first(rows, _MOST_ROWS, what, left_out)]
+        return [list(row) for row in first(rows, MOST_ROWS, what, left_out)]
 
     return {
         "name": manifest.name,
@@ -74,7 +74,7 @@ def package_data(reader: PackageReader, words: Words, left_out: list[str]) -> di
         "inputs": shown(words.inputs, "inputs"),
         "outputs": shown(words.outputs, "outputs"),
         "dimensions": [
-            [d.name, d.min, d.max] for d in first(manifest.call.dimensions, _MOST_ROWS, "dimensions", left_out)
+            [d.name, d.min, d.max] for d in first(manifest.call.dimensions, MOST_ROWS, "dimensions", left_out)
         ],
         "targets": [
             [*row, _bytes_under(sizes, f"data/aotinductor/{row[0]}/")] for row in shown(words.targets, "targets")
@@ -87,7 +87,7 @@ def package_data(reader: PackageReader, words: Words, left_out: list[str]) -> di
         "weights": _weights(manifest.weights, left_out),
         "cases": [
             [case.sizes, sizes.get(case.record, 0), case.reference_dtype]
-            for case in first(manifest.cases, _MOST_ROWS, "cases", left_out)
+            for case in first(manifest.cases, MOST_ROWS, "cases", left_out)
         ],
         "records": _records(reader, left_out),
     }
@@ -100,7 +100,7 @@ def _signatures(reader: PackageReader) -> dict[str, Any]:
 
 def _operators(manifest: Manifest, left_out: list[str]) -> list[list[Any]]:
     given = {defined.name: place for place, library in enumerate(manifest.libraries) for defined in library.defines}
-    operators = first(manifest.operators, _MOST_ROWS, "operators", left_out)
+    operators = first(manifest.operators, MOST_ROWS, "operators", left_out)
     return [[operator.name, operator.schema, given.get(operator.name)] for operator in operators]
 
 
@@ -133,7 +133,7 @@ def _records(reader: PackageReader, left_out: list[str]) -> list[list[Any]]:
         kind = next((kind for start, kind in _KINDS.items() if record.name.startswith(start)), "other")
         rows.append([record.name, record.size, kind, record.sha256, owners.get(record.name)])
     rows.sort(key=lambda row: (-row[1], row[0]))
-    shown = list(first(rows, _MOST_ROWS, "records, which are smaller than those listed", left_out))
+    shown = list(first(rows, MOST_ROWS, "records, which are smaller than those listed", left_out))
     rest: dict[str, list[int]] = {}
     for _, size, kind, _, _ in rows[len(shown) :]:
         rest.setdefault(kind, []).append(size)

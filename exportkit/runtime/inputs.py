@@ -23,7 +23,7 @@ from exportkit.sizes import shape_text
 _CUDA_ALIGNMENT = 16
 
 # Looking up shapes that passed before is faster than checking them, and most processes use only a few shapes.
-_REMEMBERED_SHAPES = 1024
+REMEMBERED_SHAPES = 1024
 
 _Take = Callable[[Any, list[Any]], None]
 
@@ -131,7 +131,7 @@ class InputPlan:
         key = tuple(shapes)
         if key not in self._allowed_shapes:
             self._check_new_shapes(shapes)
-            if len(self._allowed_shapes) >= _REMEMBERED_SHAPES:
+            if len(self._allowed_shapes) >= REMEMBERED_SHAPES:
                 self._allowed_shapes.clear()
             self._allowed_shapes.add(key)
 

@@ -46,7 +46,7 @@ _Job = tuple[Callable[[], Any], SimpleQueue[Any]]  # the queue gets the result, 
 _Control = TensorSocket[PackageLoaded | Failed]
 _Calls = TensorSocket[Ran | Failed]
 
-_EXIT_GRACE_SECONDS = 60.0  # at most, between a worker's sockets closing and its return code
+EXIT_GRACE_SECONDS = 60.0  # at most, between a worker's sockets closing and its return code
 
 
 class IsolatedModel(Model):
@@ -168,7 +168,7 @@ class IsolatedRunner:
         outcome: T | BaseException | None = None
         while outcome is None:
             try:
-                outcome = answers.get(timeout=_EXIT_GRACE_SECONDS)
+                outcome = answers.get(timeout=EXIT_GRACE_SECONDS)
             except Empty:
                 if not self._release.alive:  # closed meanwhile, so no answer will come
                     raise self._closed() from None
@@ -258,7 +258,7 @@ class IsolatedRunner:
 
     def _worker_exited(self) -> ModelRunError:
         """Returns an error that says why the worker does not answer."""
-        status = self._process.wait(_EXIT_GRACE_SECONDS)
+        status = self._process.wait(EXIT_GRACE_SECONDS)
         with self._state:
             if self._closed_reason is None:
                 self._process.end()
@@ -324,7 +324,7 @@ def _load(control: _Control, process: ChildProcess, reader: PackageReader, optio
         control.send(LoadPackage(path=os.path.abspath(reader.path), options=options, settings=TorchSettings.current()))
         answer, _, _ = control.receive()
     except ConnectionError as error:
-        status = process.wait(_EXIT_GRACE_SECONDS)
+        status = process.wait(EXIT_GRACE_SECONDS)
         how = "closed the connection" if status is None else describe_end(status)
         raise ModelLoadError(
             f"the worker process {how} while it loaded {reader.path.name}", hint="Its last output is on stderr."

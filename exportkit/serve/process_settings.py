@@ -16,7 +16,7 @@ from exportkit.errors import HostError
 # Numbers of glibc's mallopt(3).
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
 _MMAP_BYTES = 32 << 20  # the most that glibc allows
 _KEPT_BYTES = 256 << 20
 _SWITCH_SECONDS = 1e-4
@@ -29,7 +29,7 @@ def cores() -> float:
     """Returns the cores that this process may use, by its affinity and by the quota of its container."""
     allowed = float(len(os.sched_getaffinity(0)))
     with contextlib.suppress(OSError, ValueError):  # without cgroups of version 2, or without a quota: "max"
-        quota, period = _QUOTA.read_text().split()
+        quota, period = QUOTA.read_text().split()
         allowed = min(allowed, int(quota) / int(period))
     return allowed
 

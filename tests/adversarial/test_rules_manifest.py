@@ -291,7 +291,7 @@ def test_references_that_contradict_the_outputs(
     refused(package(referenced(**changes)), error, says)
 
 
-def test_rule_9_integers_have_no_accuracy_and_rows_need_the_reference_of_their_indices(refused: Refused) -> None:
+def test_rule_9_integers_have_no_accuracy_and_rows_need_their_indices_reference(refused: Refused) -> None:
     scores = at(document(), "call.outputs.0")
     indices = {**scores, "name": "indices", "dtype": "int64"}
     rows = {**scores, "name": "rows", "tolerance": {**scores["tolerance"], "rows_of": "indices"}}

@@ -103,7 +103,7 @@ def test_rule_13_holds_for_every_read_and_extract_and_leaves_no_file(file: Path,
 # --- the list itself --------------------------------------------------------------------------------------------------
 
 
-def test_every_rule_of_the_document_has_a_class_and_a_test_here_or_where_it_is_checked() -> None:
+def test_every_rule_of_the_document_has_a_class_and_a_test() -> None:
     text = Path(errors.__file__).parent.joinpath("package/FORMAT.md").read_text()
     rules = dict(re.findall(r"^(\d+)\. `(\w+)`:", text, re.MULTILINE))
     assert list(rules) == [str(number) for number in range(1, 17)]

@@ -111,6 +111,7 @@ def test_a_library_that_is_not_installed_or_computes_something_else_is_said(chan
     assert row.best is None
 
 
+@pytest.mark.process
 def test_compile_is_an_alternative_forward_and_backward():
     for row in bench(against=["compile"], names=["opponent_balance"]):
         assert row.get("compile").call is not None, row.get("compile").note
@@ -139,14 +140,14 @@ def test_every_operator_but_the_parts_of_another_has_sizes():
 
 
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["CPU", "GPU"])
-@pytest.mark.parametrize("name", problem_sizes._TABLE)
+@pytest.mark.parametrize("name", problem_sizes.TABLE)
 def test_no_size_is_in_the_table_twice(name, on_gpu):
-    labels = [benchmark.size for benchmark in problem_sizes._TABLE[name](on_gpu)]
+    labels = [benchmark.size for benchmark in problem_sizes.TABLE[name](on_gpu)]
     assert len(set(labels)) == len(labels)
 
 
 def test_an_operator_without_an_entry_is_timed_at_its_samples(monkeypatch):
-    monkeypatch.setattr(problem_sizes, "_TABLE", {})
+    monkeypatch.setattr(problem_sizes, "TABLE", {})
     labels = [benchmark.size for benchmark in problem_sizes.subjects(CPU)["compute_entropy"].benchmarks]
     assert "sharp temperature" in labels
     assert "features [0, 3, 4]" not in labels
@@ -158,7 +159,7 @@ def test_libraries_compute_what_the_references_do():
         benchmark = min(subject.benchmarks, key=lambda b: len(b.size))
         if benchmark.library is None or benchmark.library.missing is not None:
             continue
-        for dtype in {benchmark.dtype, *(on_gpu.dtype for on_gpu in problem_sizes._TABLE[name](True))}:
+        for dtype in {benchmark.dtype, *(on_gpu.dtype for on_gpu in problem_sizes.TABLE[name](True))}:
             task = operators._Forward(subject, benchmark, dtype, CPU)
             expected = task.run(subject.reference)
             assert operators._disagreement(task, benchmark.library.function, expected) is None, (name, dtype)

@@ -60,7 +60,7 @@ def test_every_way_to_compile_is_timed_under_its_name(direct):
     assert row.get("freezing").what.startswith("torch.compile with freezing of the eager model")
 
 
-def test_a_model_whose_operators_cannot_be_replaced_is_timed_with_them_at_its_cases_and_that_is_said(direct):
+def test_a_model_with_irreplaceable_operators_is_timed_with_them_and_that_is_said(direct):
     rows = bench(direct, eager=PATCHES)
     with PackageReader(direct) as reader:
         assert len(rows) == len(reader.manifest.cases)
@@ -124,7 +124,7 @@ def test_a_package_that_answers_something_else_is_refused(package, monkeypatch):
 
 
 @pytest.mark.parametrize("against", [["eager"], []])
-def test_results_are_judged_by_their_accuracy_and_not_by_the_tolerance_of_their_dtype(direct, monkeypatch, against):
+def test_results_are_judged_by_their_accuracy_not_by_their_dtypes_tolerance(direct, monkeypatch, against):
     monkeypatch.setattr(packages, "measure", lambda *args, **options: [])
     assert bench(direct, eager=PATCHES, against=against)
     right = packages._expected

@@ -94,6 +94,7 @@ def test_an_error_crosses_to_the_parent_with_its_class_and_words(raised: Excepti
     assert str(failed.exception()) == str(again)
 
 
+@pytest.mark.process
 def test_a_library_that_the_linker_refuses_comes_back_without_a_hint(tmp_path: Path) -> None:
     path = tmp_path / "libtext.so"
     path.write_text("text " * 1000)

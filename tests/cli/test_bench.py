@@ -12,7 +12,8 @@ from exportkit.bench import runs
 from exportkit.bench.results import read
 from exportkit.cli import main
 from exportkit.errors import UsageError
-from tests.artifacts import ROOT, THIRD_PARTY, artifact, softpool_library
+from tests.artifacts import ROOT, THIRD_PARTY, artifact
+from tests.fixtures import softpool_library
 from tests.fresh import run_exportkit
 
 QUICK = ("--device", "cpu", "--against", "eager", "--seconds", "0.001", "--size", "B1 N1024")
@@ -72,7 +73,7 @@ def test_a_package_on_the_cpu_has_no_cuda_graphs(capsys):
 
 def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
     """In a process of its own, since it loads their library."""
-    path, library = artifact("softpool"), softpool_library()
+    path, library = artifact("softpool"), softpool_library.build()
     model = ("--model", "softpool.model:Classifier", "--op-library", library)
     arguments = ("bench", path, *model, "--json", *QUICK[:-1], "batch=2,length=4")
     environment = {"PYTHONPATH": f"{ROOT}:{THIRD_PARTY}", "SOFTPOOL_LIBRARY": str(library)}

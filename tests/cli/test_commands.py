@@ -14,7 +14,8 @@ from safetensors.torch import load, save
 
 from exportkit.cli import main
 from exportkit.package.archive import PackageReader, write_package
-from tests.artifacts import ROOT, THIRD_PARTY, artifact, softpool_library
+from tests.artifacts import ROOT, THIRD_PARTY, artifact
+from tests.fixtures import softpool_library
 from tests.fresh import run_exportkit
 
 
@@ -175,7 +176,7 @@ def test_a_directory_that_is_not_there_is_a_usage_error(compiled, tmp_path, caps
 
 
 def test_a_library_of_somebody_else_goes_the_same_way(tmp_path):
-    compiled, library = artifact("softpool"), softpool_library()
+    compiled, library = artifact("softpool"), softpool_library.build()
     search = {"PYTHONPATH": f"{ROOT}{os.pathsep}{THIRD_PARTY}"}
     package = tmp_path / "softpool.pt2"
 

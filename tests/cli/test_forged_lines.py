@@ -89,6 +89,7 @@ def test_no_string_of_a_companion_forges_a_line_of_inspect(tmp_path: Path, capsy
     assert shown > 3
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "places",
     [

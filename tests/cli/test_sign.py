@@ -112,7 +112,7 @@ def test_a_policy_that_cannot_be_read_is_the_machines_fault(
     assert (code, only["label"], only["verdict"]["error"]) == (4, "signature", "PolicyError")
 
 
-def test_only_what_is_signed_is_packaged_and_the_package_is_signed_last_where_a_policy_asks_for_it(
+def test_under_a_policy_only_what_is_signed_is_packaged_and_signed_last(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
 ) -> None:
     release, output = signer(tmp_path), tmp_path / "package.pt2"

@@ -407,6 +407,7 @@ def test_the_exit_code_is_that_of_diff(
     assert run(capsys, "diff", nets["net"], tmp_path / "none.pt2")[0] == 2
 
 
+@pytest.mark.process
 def test_run_compares_the_answers_to_all_recorded_cases(
     nets: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,7 @@ def meeting_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
+@pytest.mark.process
 def test_both_sources_are_compiled_once_at_the_same_time_without_precompiled_headers(
     tmp_path: Path, meeting_compiler: Path
 ) -> None:
@@ -71,6 +72,7 @@ def _compilations(commands: str, source: str) -> int:
     return sum(f".{source}.cpp" in line and " -c " in line for line in commands.splitlines())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("source", ["wrapper", "kernel"])
 def test_what_the_compiler_says_of_either_source_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
@@ -87,6 +89,7 @@ def test_what_the_compiler_says_of_either_source_is_told(
     assert not (tmp_path / "x.pt2").exists()
 
 
+@pytest.mark.process
 def test_other_builds_are_not_put_off(tmp_path: Path) -> None:
     """Inductor patches the object file of large weights as soon as `build` returns."""
     source = tmp_path / "model.weights.cpp"

@@ -111,7 +111,7 @@ def _kernels(traced: Traced, folder: Path, threads: int) -> str:
     return source.read_text()
 
 
-def test_the_rows_of_a_single_sample_are_divided_among_threads_whatever_machine_compiles(tmp_path: Path) -> None:
+def test_rows_of_one_sample_are_divided_among_threads_whatever_machine_compiles(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     model = resolve(f"{tmp_path}/model.py:heads")
     traced = trace(model, TraceOptions(), CPU, silent)

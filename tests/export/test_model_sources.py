@@ -30,7 +30,7 @@ def objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def compiler(tmp_path: Path) -> Path:
+def compiler(tmp_path: Path, starts_process: None) -> Path:
     """A compiler that logs what it compiles in `log` beside it."""
     if (gxx := shutil.which("g++")) is None:
         pytest.skip("there is no g++")
@@ -108,7 +108,7 @@ def test_what_does_not_compile_is_not_kept(tmp_path: Path, objects: Path, compil
 
 
 def test_the_oldest_objects_go(tmp_path: Path, objects: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_sources, "_KEPT_OBJECTS", 2)
+    monkeypatch.setattr(model_sources, "KEPT_OBJECTS", 2)
     _compile(tmp_path / "1", compiler, "int one;")
     (first,) = objects.iterdir()
     os.utime(first, (0, 0))

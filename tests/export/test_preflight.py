@@ -62,7 +62,7 @@ def test_an_operator_that_cannot_travel_is_named_with_what_to_do(ops, name: str,
     assert "test_preflight.py" in caught.value.message
 
 
-def test_an_operator_that_writes_into_an_argument_and_returns_nothing_needs_no_fake_kernel(ops) -> None:
+def test_an_operator_that_only_writes_into_an_argument_needs_no_fake_kernel(ops) -> None:
     x, out = torch.rand(3, 4), torch.empty(3, 4)
     check_model(lambda: ops.write(x, out), CPU)
     assert torch.equal(out, x)

@@ -53,7 +53,7 @@ def test_floating_outputs_without_numbers_are_held_to_eagers_accuracy() -> None:
 
 
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16])
-def test_a_cast_model_is_held_to_what_its_dtype_can_hold_and_exact_outputs_stay_exact(cast: torch.dtype) -> None:
+def test_a_cast_model_is_held_to_its_dtype_and_exact_outputs_stay_exact(cast: torch.dtype) -> None:
     rtol, atol = DEFAULTS[cast]
     outputs = [("features", cast), ("budgets", torch.int64), ("best", torch.int64), ("logits", torch.float32)]
     given = {

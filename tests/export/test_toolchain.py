@@ -47,6 +47,7 @@ def test_a_slow_compiler_is_waited_for_and_not_given_up(
     assert limits == [None]
 
 
+@pytest.mark.process
 def test_a_compiler_that_asks_something_gets_no_answer(tmp_path: Path, fresh_probe) -> None:
     asks = _program(tmp_path / "asking-g++", "read answer || { echo 'error: nobody answers' >&2; exit 1; }")
     assert "nobody answers" in (toolchain.objection(asks) or "")
@@ -61,6 +62,7 @@ def test_without_a_compiler_nothing_is_traced(tmp_path: Path, monkeypatch: pytes
     assert steps == []
 
 
+@pytest.mark.process
 def test_a_compiler_that_links_libstdcxx_statically_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_probe
 ) -> None:

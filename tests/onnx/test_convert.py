@@ -86,7 +86,7 @@ def muladds_converted() -> Converted:
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_argument_and_result_becomes_a_function_that_answers_like_the_kernel(op_shapes: Any) -> None:
+def test_every_kind_of_argument_and_result_answers_like_the_kernel(op_shapes: Any) -> None:
     model = checked(convert_spec(replace(op_shapes.shapes(), decompositions=DECOMPOSITIONS)))
     functions = {function.name: function for function in model.functions}
     assert {function.domain for function in model.functions} == {"op_shapes"}

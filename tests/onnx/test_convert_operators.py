@@ -160,7 +160,8 @@ def test_a_size_that_an_operator_takes_is_an_input_of_its_function() -> None:
                 assert_close(answer, kernel, rtol=0, atol=0, equal_nan=True)
 
 
-def test_what_onnx_runtime_has_no_kernel_for_is_named_with_the_operator_and_the_dtype() -> None:
+@pytest.mark.process
+def test_what_onnx_runtime_has_no_kernel_for_is_named_with_its_dtype() -> None:
     class Add(torch.nn.Module):
         def forward(self, a: Tensor, b: Tensor) -> Tensor:
             out = torch.empty_like(a)

@@ -151,7 +151,7 @@ def test_large_tensors_leave_the_model_in_every_dtype_and_small_ones_stay(tmp_pa
     np.testing.assert_allclose(y, expected.numpy(), rtol=1e-6)
 
 
-def test_a_model_without_large_tensors_has_no_data_file_and_one_beyond_the_limit_of_onnx_is_refused(
+def test_small_models_have_no_data_file_and_one_beyond_the_limit_of_onnx_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_small(tmp_path / "a.onnx", proto=model_proto(torch.ones(3, 1)), data_threshold=0)
@@ -205,9 +205,7 @@ write_small(out, proto=model_proto(Net().w + 1), data_threshold=0)
 
 
 @pytest.mark.parametrize("last", ["data", "model"])
-def test_a_process_that_is_killed_in_the_middle_leaves_the_old_model_or_one_that_is_refused(
-    model: Path, last: str
-) -> None:
+def test_a_killed_process_leaves_the_old_model_or_one_that_is_refused(model: Path, last: str) -> None:
     killed_in_the_middle(WRITE, model, last)
     if last == "data":
         assert len(list(model.parent.glob("*.data"))) == 2

@@ -86,6 +86,7 @@ def only(report: Report) -> object:
 # --- what is right ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_right_model_agrees_with_its_cases_and_with_eager(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "verify", model, "--model", "net.py:Net", "--shapes", "3", "--json")
     report = json.loads(out)
@@ -99,6 +100,7 @@ def test_a_right_model_agrees_with_its_cases_and_with_eager(model: Path, capsys:
     assert {check["sizes"]["rows"] for check in report["checks"]} >= {1, 8}
 
 
+@pytest.mark.process
 def test_the_companion_stands_for_its_model_and_the_report_names_what_ran_it(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +190,7 @@ def fixed_rows(proto: onnx.ModelProto) -> None:
     proto.graph.initializer.append(onnx.numpy_helper.from_array(torch.tensor([2, 3]).numpy(), "shape"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("change", "verdict", "code"),
     [
@@ -208,7 +211,8 @@ def test_a_planted_error_has_its_verdict(
     assert report.exit_code == code
 
 
-def test_a_size_that_the_model_does_not_take_is_a_verdict_and_the_others_are_compared(tmp_path: Path) -> None:
+@pytest.mark.process
+def test_a_size_the_model_does_not_take_is_a_verdict_and_the_others_are_compared(tmp_path: Path) -> None:
     path = write_small(tmp_path / "m.onnx", fixed_rows)
     report = verify(path, VerifyOptions(shapes=2, eager=NAMED))
     case, *eager = (check.verdict for check in report.checks)
@@ -218,6 +222,7 @@ def test_a_size_that_the_model_does_not_take_is_a_verdict_and_the_others_are_com
     assert report.exit_code == 12
 
 
+@pytest.mark.process
 def test_eager_with_other_weights_is_not_compared_with(tmp_path: Path) -> None:
     source = manifest().source
     path = write_small(tmp_path / "m.onnx", source=msgspec.structs.replace(source, state_sha256="0" * 64))
@@ -254,6 +259,7 @@ def test_a_crash_of_onnx_runtime_is_a_verdict_and_then_another_process_runs(
     assert started == [("exportkit.verify.onnx_worker", "installed", False)] * 2
 
 
+@pytest.mark.process
 def test_a_machine_without_onnx_runtime_is_told_what_to_install(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +309,7 @@ def test_a_model_of_another_exporter_is_exit_code_3_with_what_it_lacks(
 # --- signatures -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_signature_covers_all_files_and_is_demanded_by_key_and_by_policy(
     model: Path, tmp_path: Path, release: Signer, capsys: pytest.CaptureFixture[str]
 ) -> None:

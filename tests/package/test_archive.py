@@ -327,7 +327,7 @@ def test_pythons_and_info_zips_readers_find_nothing_wrong(package: Path) -> None
         subprocess.run([unzip, "-t", str(package)], check=True, capture_output=True)
 
 
-def test_a_file_that_is_written_to_while_open_is_noticed_and_one_that_is_replaced_is_not(tmp_path: Path) -> None:
+def test_a_file_that_is_written_to_while_open_is_noticed_but_not_its_replacement(tmp_path: Path) -> None:
     path = tmp_path / "toy.pt2"
     write_package(path, samples.manifest(), samples.RECORDS)
     content = path.read_bytes()

@@ -236,7 +236,7 @@ def test_targets_share_their_weights_and_a_record_that_only_one_needs_is_kept(tm
         assert [record.name for record in manifest.records].count(samples.WEIGHT) == 1
 
 
-def test_an_artifact_with_its_weights_inside_the_code_goes_with_one_that_has_them_outside(tmp_path: Path) -> None:
+def test_an_artifact_with_weights_inside_goes_with_one_that_has_them_outside(tmp_path: Path) -> None:
     inside = artifact(tmp_path / "cuda.pt2", target=msgspec.structs.replace(CUDA, constants={}), weights=())
     outside = artifact(tmp_path / "cpu.pt2")
     manifest = assemble([inside, outside], [library(tmp_path), kernels_only(tmp_path)], tmp_path / "toy.pt2")

@@ -44,6 +44,7 @@ def test_a_stable_library_is_described(tmp_path: Path) -> None:
     assert (library.needs_torch, library.torch_bound) == ("2.11", None)
 
 
+@pytest.mark.process
 def test_our_own_library_defines_operators_and_has_cpu_kernels() -> None:
     library = describe_library(LIBRARIES["cpu"])
     assert library.kernels == ("cpu",)
@@ -69,7 +70,7 @@ def test_a_cuda_library_is_described_without_loading_it_where_torch_has_no_cuda(
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="torch has CUDA here: the library is loaded")
-def test_where_torch_has_no_cuda_a_library_that_needs_it_and_defines_operators_is_refused(tmp_path: Path) -> None:
+def test_where_torch_has_no_cuda_a_library_of_operators_that_needs_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LibraryLoadError, match=r"which operators it defines: libtoy_cpu\.so needs a torch with CUDA"):
         describe_library(build(tmp_path, constructor("abort();") + CALLS_CUDA))
 
@@ -118,7 +119,7 @@ def test_a_library_that_ends_its_process_is_named_and_ends_only_that(tmp_path: P
         describe_library(build(tmp_path, constructor(body)))
 
 
-def test_a_library_that_finds_others_through_its_runpath_brings_them_in_loading_order(tmp_path: Path) -> None:
+def test_a_library_brings_those_that_its_runpath_finds_in_loading_order(tmp_path: Path) -> None:
     """The last of three needs both others; the second defines an operator of the same namespace."""
     beside = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{tmp_path}")
     build(tmp_path, "int helper(void) { return 1; }", "-Wl,-soname,libzz.so", name="libzz.so")
@@ -144,7 +145,7 @@ def test_a_library_beside_it_without_its_own_name_cannot_come_along(tmp_path: Pa
     assert "-Wl,-soname,libother.so" in (caught.value.hint or "")
 
 
-def test_a_python_module_whose_operators_are_in_a_library_beside_it_is_refused_with_that_name(tmp_path: Path) -> None:
+def test_a_python_module_is_refused_with_the_name_of_the_library_beside_it(tmp_path: Path) -> None:
     build(tmp_path, constructor(""), "-Wl,-soname,libops.so", name="libops.so")
     flags = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{tmp_path}", "-lops")
     with pytest.raises(NotAnOperatorLibraryError, match="registers no operators") as caught:

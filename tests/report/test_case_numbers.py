@@ -115,7 +115,7 @@ def test_values_that_are_not_numbers_are_counted(tmp_path: Path):
 
 
 def test_more_than_can_be_read_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(case_numbers, "_MOST_BYTES", 10)
+    monkeypatch.setattr(case_numbers, "MOST_BYTES", 10)
     with PackageReader(package(tmp_path / "p.pt2")) as reader:
         left_out: list[str] = []
         case_numbers.case_numbers(reader, left_out)

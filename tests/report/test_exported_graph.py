@@ -146,7 +146,7 @@ def test_a_graph_that_unpacks_to_too_much_is_not_read(tmp_path: Path, monkeypatc
 
 
 def test_an_archive_with_a_large_directory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(exported_graph, "_MOST_AT_ONCE", 100_000)
+    monkeypatch.setattr(exported_graph, "MOST_AT_ONCE", 100_000)
     path = tmp_path / "program.pt2"
     path.write_bytes(program(document([node("y", "x")])))
     assert graph_in(path).graph.nodes

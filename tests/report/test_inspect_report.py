@@ -185,8 +185,8 @@ def test_a_package_of_compiled_code_says_how_to_get_a_graph(capsys, tiny_package
 
 
 def test_what_is_too_much_is_left_out_with_a_note(capsys, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(graph_data, "_MOST_NODES", 3)
-    monkeypatch.setattr(package_data, "_MOST_ROWS", 1)
+    monkeypatch.setattr(graph_data, "MOST_NODES", 3)
+    monkeypatch.setattr(package_data, "MOST_ROWS", 1)
     nodes = [node(f"n{i}", f"n{i - 1}" if i else "x") for i in range(10)]
     artifact = package(tmp_path / "a.pt2", program(document(nodes, ["n9"])))
     inspect(capsys, artifact, "--report", tmp_path / "a.html")

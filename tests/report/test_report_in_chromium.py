@@ -102,6 +102,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "blocks.html"
 
 
+@pytest.mark.process
 def test_nothing_that_an_artifact_says_is_run(browser: Browser, tmp_path: Path):
     said = node("y", "x", target=f"torch.ops.evil.{HOSTILE}", stack_trace=f'File "{HOSTILE}", line 1, in {HOSTILE}')
     said["metadata"]["nn_module_stack"] = f"k,{HOSTILE},{HOSTILE}"

@@ -322,7 +322,7 @@ def printed(package: Path, *arguments: str) -> list[str]:
         lambda document: document["targets"][0].update(needs_torch=HOSTILE),
     ],
 )
-def test_exportkit_run_prints_nothing_that_a_terminal_obeys_and_no_line_that_is_not_its_own(hostile, change):
+def test_exportkit_run_prints_nothing_a_terminal_obeys_and_no_forged_line(hostile, change):
     lines = printed(hostile(change))
     assert all(character.isprintable() for line in lines for character in line)
     assert not [line for line in lines if line.startswith("ok")]

@@ -25,6 +25,7 @@ def _compilers():
         pytest.skip("no C compiler to read the header with")
 
 
+@pytest.mark.process
 def test_the_listing_of_the_interface_is_that_of_the_header():
     stale = "csrc/runtime/exportkit.abi is stale. If no line changed but for added ones: `python -m tools.c_abi`"
     assert c_abi.listing() == c_abi.LISTING.read_text(), stale

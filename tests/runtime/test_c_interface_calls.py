@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from exportkit.package.signing import sign_package
 from exportkit.runtime.native import library_path
-from tests.artifacts import artifact
+from tests.artifacts import ROOT, artifact
 from tests.export.weights_models import Weighted
 from tests.package.signers import signer
 from tests.runtime import c_interface
@@ -232,7 +232,7 @@ def save_state(path: Path, seed: int) -> Path:
     return path
 
 
-def test_calls_of_many_threads_have_old_weights_or_new_ones_and_a_close_lets_them_finish(c_library, tmp_path):
+def test_calls_of_threads_have_old_weights_or_new_ones_and_finish_before_a_close(c_library, tmp_path):
     x = torch.linspace(-1, 1, 48).reshape(3, 16)
     with torch.no_grad():
         answers = [Weighted(seed).eval()(x) for seed in (0, 1)]
@@ -274,7 +274,7 @@ ALONE = """
 import _ctypes, json, sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
-import c_interface
+from tests.runtime import c_interface
 model = c_interface.Library(sys.argv[2]).open(sys.argv[3])
 inputs, outputs = model.read_case(0)
 arrays = [np.from_dlpack(tensor) for tensor in inputs]
@@ -290,7 +290,7 @@ print(json.dumps([differences, [name for name in ("torch", "exportkit") if name 
 
 def test_a_process_that_imports_no_torch_runs_a_package(c_library, tiny_package):
     environment = {"EXPORTKIT_CACHE": os.environ["EXPORTKIT_CACHE"]}
-    command = [sys.executable, "-I", "-c", ALONE, Path(__file__).parent, library_path(), tiny_package]
+    command = [sys.executable, "-I", "-c", ALONE, ROOT, library_path(), tiny_package]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     differences, imported = json.loads(done.stdout)

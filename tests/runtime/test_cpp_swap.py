@@ -91,7 +91,7 @@ def python_says(source: Path) -> str:
     return f"WeightsError: {caught.value}"
 
 
-def test_every_call_has_the_old_weights_or_the_new_ones_and_they_are_those_of_the_files(program, tmp_path):
+def test_every_call_has_the_old_weights_of_a_file_or_the_new_ones(program, tmp_path):
     # One of tied names will do.
     old, new = save(tmp_path / "old", state(1), "tied"), save(tmp_path / "new", state(2), "mix")
     assert run(program, artifact("weighted"), tmp_path / "answers", old, new) == []

@@ -101,7 +101,7 @@ def test_a_package_of_the_first_format_with_an_operator_library_runs():
     assert len(document["cases"]) == 4
 
 
-def test_weights_outside_of_the_code_are_mapped_and_the_target_is_the_one_that_python_takes():
+def test_outside_weights_are_mapped_and_the_target_is_the_one_that_python_takes():
     package = artifact("weighted")
     document = exportkit_run.load(package)
     assert document["ok"] is True

@@ -79,9 +79,7 @@ def test_a_bundle_of_another_file_or_with_other_bits_stops_before_anything_runs(
     assert not (tmp_path / "exportkit-cache").exists()
 
 
-def test_a_policy_of_both_kinds_of_keys_takes_either_signature_while_one_replaces_the_other(
-    package, release, curve, tmp_path, monkeypatch
-):
+def test_a_policy_of_both_kinds_of_keys_takes_either_signature(package, release, curve, tmp_path, monkeypatch):
     policy = tmp_path / "policy.json"
 
     def demand(*signers: Signer) -> None:

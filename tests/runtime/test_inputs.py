@@ -306,7 +306,7 @@ def test_sizes_with_an_offset_are_solved_for_the_dimension():
 
 
 def test_known_shapes_are_forgotten_in_the_end(monkeypatch):
-    monkeypatch.setattr("exportkit.runtime.inputs._REMEMBERED_SHAPES", 2)
+    monkeypatch.setattr("exportkit.runtime.inputs.REMEMBERED_SHAPES", 2)
     plan = one_tensor(shape=(m.Size(dimension="batch"),))
     for size in (2, 3, 4, 5, 2):
         assert plan.prepare((torch.zeros(size),), {})

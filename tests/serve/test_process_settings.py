@@ -106,6 +106,6 @@ def test_cores_are_those_of_the_affinity_and_of_the_containers_quota(
     file = tmp_path / "cpu.max"
     if quota is not None:
         file.write_text(quota)
-    monkeypatch.setattr(process_settings, "_QUOTA", file)
+    monkeypatch.setattr(process_settings, "QUOTA", file)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert process_settings.cores() == expected

@@ -38,7 +38,7 @@ RESULTS: dict[str, Any] = {
 }
 
 
-def test_every_model_of_the_catalogue_has_a_title_of_its_own_and_a_function_that_makes_it() -> None:
+def test_every_model_of_the_catalogue_has_its_own_title_and_a_function_that_makes_it() -> None:
     assert len(CATALOGUE) >= 30
     assert max(Counter(model.title for model in CATALOGUE.values()).values()) == 1
     for name, model in CATALOGUE.items():

@@ -51,7 +51,7 @@ def test_saturation_shows_rows_and_their_part_of_direct_calls(tmp_path, monkeypa
     saturation = {"rows_per_second": 500.0, "elapsed": 2.0, "batches of 1": 600, "batches of 2": 200}
     rounds = [{"exportkit": {"saturation": saturation}, "direct": {"many": {"1": 0.001, "2": 0.0015}}}]
     (tmp_path / "load.json").write_text(json.dumps(rounds))
-    monkeypatch.setattr(serving_tables, "_RESULTS", tmp_path)
+    monkeypatch.setattr(serving_tables, "RESULTS", tmp_path)
     run = serving_tables.Run("load", "a model", "a machine")
     assert serving_tables.saturation(run, "exportkit") == "500, 0.45"  # (600 * 0.001 + 200 * 0.0015) / 2
     assert serving_tables.saturation(run, "receivers") == ""
@@ -81,7 +81,7 @@ def test_a_plot_is_named_after_its_device():
     assert results_tables.plot_of(gpu_and_cpu()[0]).name == "performance-a-gpu.svg"
 
 
-def test_packages_and_onnx_runtime_stand_beside_each_other_with_the_machine_of_their_run():
+def test_packages_and_onnx_runtime_stand_side_by_side_with_their_machine():
     lines = results_tables.runs_section([results(row("arr_coc", onnxruntime=2.0), machine=CPU)]).splitlines()
     assert lines[0] == tables.heading(results(machine=CPU))
     assert [" ".join(lines[at].split()) for at in (2, 4)] == [

@@ -24,6 +24,7 @@ def sources(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.process
 def test_a_library_is_built_in_a_copy_of_its_sources(sources: Path, tmp_path: Path) -> None:
     before = sorted(sources.rglob("*"))
     place = build("good", sources, tmp_path)
@@ -32,6 +33,7 @@ def test_a_library_is_built_in_a_copy_of_its_sources(sources: Path, tmp_path: Pa
     assert sorted(sources.rglob("*")) == before
 
 
+@pytest.mark.process
 def test_a_build_that_fails_says_what_it_said(sources: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no compiler"):
         build("bad", sources, tmp_path)

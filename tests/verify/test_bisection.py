@@ -11,8 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from verify_artifacts import write_artifact
-from verify_models import STATE
 
 from exportkit.cli import main
 from exportkit.errors import UsageError
@@ -24,6 +22,8 @@ from exportkit.verify.bisection import bisect
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.report import Report
 from tests.fixtures import stable_library
+from tests.verify.verify_artifacts import write_artifact
+from tests.verify.verify_models import STATE
 
 FOLDER = Path(__file__).parent
 MODEL = f"{FOLDER / 'bisect_models.py'}:Chain"
@@ -149,7 +149,7 @@ def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library = stable_library.build(FOLDER / "doubling.cpp")
     monkeypatch.setenv("DOUBLING_LIBRARY", str(library))
     load_library(library, defines=["doubling"])
-    from bisect_models import Chain
+    from tests.verify.bisect_models import Chain
 
     x = torch.linspace(-1, 1, 6).reshape(2, 3)
     operators = [m.Operator(name="doubling::twice", schema=SCHEMA)]

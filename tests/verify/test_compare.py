@@ -187,7 +187,7 @@ class TestReference:
         reference = Reference({"y": self.exact.float()}, {"y": errors}, fresh)
         return compare_outputs([self.y], [eager], [actual.bfloat16()], reference=reference, **options)
 
-    def test_another_rounding_of_the_same_size_matches_although_no_element_is_within_the_tolerance(self):
+    def test_another_rounding_of_the_same_size_matches_beyond_every_tolerance(self):
         verdict = self.judge(self.exact - 0.02 * self.noise)
         assert isinstance(verdict, Match)
         (result,) = verdict.outputs
@@ -292,7 +292,7 @@ class TestRankingByReference:
         assert verdict.outputs[2].note == "1 of 2 elements compared: the rows of `indices` that the reference has"
 
 
-def test_a_shape_that_the_manifest_does_not_allow_is_wrong_even_where_eager_has_it_too():
+def test_a_shape_the_manifest_does_not_allow_is_wrong_even_where_eager_has_it():
     batch = TensorOutput(
         name="y",
         dtype="float32",

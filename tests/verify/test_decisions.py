@@ -6,7 +6,6 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from verify_artifacts import Affine, affine_call, right, write_artifact
 
 from exportkit.child.messages import Failed
 from exportkit.eager_source import EagerSource
@@ -45,6 +44,7 @@ from exportkit.verify.outcomes import (
     WrongStructure,
 )
 from exportkit.verify.verify import verify
+from tests.verify.verify_artifacts import Affine, affine_call, right, write_artifact
 
 X = torch.arange(6.0).reshape(2, 3)
 STRUCTURE = msgspec.json.encode(affine_call().result).decode()
@@ -178,7 +178,7 @@ def test_an_answer_of_the_wrong_dtype_or_shape_is_a_verdict(run, n, verdict):
         ({**right(X), "z": torch.ones(1)}, "unexpected tensor: output.2"),
     ],
 )
-def test_a_case_that_does_not_fit_the_call_is_a_bad_package_and_the_others_are_compared(run, tmp_path, outputs, says):
+def test_a_case_that_does_not_fit_is_a_bad_package_and_the_others_are_compared(run, tmp_path, outputs, says):
     bad = write_artifact(tmp_path / "a.pt2", Affine(), [(X, outputs), (X, right(X))])
     report = run(bad, CASES)
     first, second = (check.verdict for check in report.checks)
@@ -352,7 +352,7 @@ def ran(report):
     return [(target.name, target.device) for target in report.targets if target.left_out is None]
 
 
-def test_every_target_that_runs_here_is_checked_and_the_others_are_named_with_the_reason(run, several):
+def test_every_target_that_runs_here_is_checked_and_the_others_have_a_reason(run, several):
     report = run(several, replay_load=loads)
     assert ran(report) == [("gpu", "cuda:1"), ("new", "cpu"), ("old", "cpu")]
     assert [target.left_out for target in report.targets[3:]] == [f"it is for linux-aarch64, this is {host_platform()}"]

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from verify_artifacts import Affine, right, write_artifact
-from verify_models import STATE
 
 from exportkit.cli import main
 from exportkit.eager_source import EagerSource
@@ -25,6 +23,8 @@ from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Match
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.verify import verify
 from tests.package.signers import Signer, signer
+from tests.verify.verify_artifacts import Affine, right, write_artifact
+from tests.verify.verify_models import STATE
 
 X = torch.arange(6.0).reshape(2, 3)
 CASES = VerifyOptions(against="cases")
@@ -101,6 +101,7 @@ class _Code:
 # --- verify -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("by", ["the caller", "a policy"])
 def test_a_source_that_lies_beside_a_signed_package_is_not_run(genuine: Path, mark: Path, release: Signer, by: str):
     if by == "a policy":
@@ -116,6 +117,7 @@ def test_a_source_that_lies_beside_a_signed_package_is_not_run(genuine: Path, ma
     assert by.removeprefix("a ") in eager.message
 
 
+@pytest.mark.process
 def test_it_is_run_where_the_caller_names_it_and_nowhere_else(genuine: Path, mark: Path, release: Signer):
     verify(genuine, VerifyOptions(trust=Trust([release.public]), eager=EagerSource(SOURCE), shapes=1))
     assert mark.exists()
@@ -132,6 +134,7 @@ def test_to_ask_for_eager_alone_is_refused_and_says_how_to_name_it(genuine: Path
     assert not mark.exists()
 
 
+@pytest.mark.process
 def test_the_command_says_that_there_was_no_comparison(genuine: Path, mark: Path, release: Signer, capsys):
     assert main(["verify", str(genuine), "--public-key", str(release.public)]) == 0
     out = capsys.readouterr().out
@@ -140,6 +143,7 @@ def test_the_command_says_that_there_was_no_comparison(genuine: Path, mark: Path
     assert not mark.exists()
 
 
+@pytest.mark.process
 def test_a_name_that_is_no_plain_one_is_not_repeated(tmp_path: Path, release: Signer):
     source = "net.py:Net; curl example.org | sh\nok"
     path = write_artifact(tmp_path / "odd.pt2", Affine(), [(X, right(X))], source=source)
@@ -166,6 +170,7 @@ def test_an_unsigned_artifact_is_refused_before_anything_of_it_runs(
     assert not list(tmp_path.glob("*out.pt2*"))
 
 
+@pytest.mark.process
 def test_there_is_no_signature_while_the_package_runs(tmp_path: Path, release: Signer):
     """It could be carried off: what is examined runs as the same user."""
     seen = tmp_path / "seen"
@@ -179,6 +184,7 @@ def test_there_is_no_signature_while_the_package_runs(tmp_path: Path, release: S
     assert (tmp_path / "out.pt2.sig").exists()
 
 
+@pytest.mark.process
 def test_a_package_that_fails_leaves_neither_package_nor_signature(tmp_path: Path, release: Signer):
     wrong = {**right(X), "y": X.clone()}
     path = write_artifact(tmp_path / "artifact.pt2", Affine(), [(X, wrong)])
@@ -188,6 +194,7 @@ def test_a_package_that_fails_leaves_neither_package_nor_signature(tmp_path: Pat
     assert not list(tmp_path.glob("*out.pt2*"))
 
 
+@pytest.mark.process
 def test_signed_artifacts_become_a_signed_package_under_a_policy(genuine: Path, tmp_path: Path, release: Signer):
     require(release)
     output = tmp_path / "out.pt2"
@@ -197,7 +204,8 @@ def test_signed_artifacts_become_a_signed_package_under_a_policy(genuine: Path, 
     assert verify(output, CASES).exit_code == 0
 
 
-def test_what_is_packaged_under_a_policy_is_not_compared_with_a_source_that_nobody_named(
+@pytest.mark.process
+def test_under_a_policy_nothing_is_compared_with_a_source_that_nobody_named(
     genuine: Path, tmp_path: Path, mark: Path, release: Signer
 ):
     verification = VerifyOptions(shapes=1, trust=Trust([release.public]))
@@ -207,6 +215,7 @@ def test_what_is_packaged_under_a_policy_is_not_compared_with_a_source_that_nobo
     assert not mark.exists()
 
 
+@pytest.mark.process
 def test_the_process_that_runs_it_takes_no_other_package_without_a_signature(
     tmp_path: Path, mark: Path, release: Signer
 ):

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 import torch
-from verify_artifacts import MISBEHAVING_SCHEMA, Affine, Misbehaving, affine_call, right
-from verify_models import STATE
 
 from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
@@ -30,6 +28,8 @@ from exportkit.verify.outcomes import (
 from exportkit.verify.replay import blocked
 from exportkit.verify.replay_worker import EXPORTER, BlockedImports, Replay
 from exportkit.verify.verify import verify
+from tests.verify.verify_artifacts import MISBEHAVING_SCHEMA, Affine, Misbehaving, affine_call, right
+from tests.verify.verify_models import STATE
 
 X = torch.arange(6.0).reshape(2, 3)
 CASES = VerifyOptions(against="cases")
@@ -39,6 +39,7 @@ def verdicts(report, against="cases"):
     return [check.verdict for check in report.checks if check.against == against]
 
 
+@pytest.mark.process
 def test_right_and_wrong_answers_each_have_their_verdict(artifact):
     wrong = right(X)
     wrong["y"][1, 2] += 1
@@ -101,6 +102,7 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(
     assert [(target.name, target.left_out) for target in report.targets] == [("program", "an operator is missing")]
 
 
+@pytest.mark.process
 def test_eager_is_compared_at_the_ends_of_the_range_and_between(artifact):
     """Of a bare module: its inputs are made from the manifest."""
     path = artifact(Affine(), [], source="verify_models:Refusing", state_sha256=STATE)

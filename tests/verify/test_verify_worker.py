@@ -10,20 +10,16 @@ import pytest
 from exportkit.child.messages import Failed, Message
 from exportkit.verify.outcomes import Crashed, TimedOut
 from exportkit.verify.verify_worker import VerifyWorker
-
-CHILDREN = Path(__file__).parent / "children"
+from tests.verify import misbehaving_child
 
 
 @pytest.fixture
-def child(monkeypatch):
-    monkeypatch.syspath_prepend(CHILDREN)
-    with VerifyWorker("misbehaving_child", search_path="installed") as worker:
+def child():
+    with VerifyWorker("tests.verify.misbehaving_child", search_path="installed") as worker:
         yield worker
 
 
 def ask(child, do, answer="Echo", timeout=600.0, **command):
-    import misbehaving_child
-
     asked = getattr(misbehaving_child, do)(**command)
     return child.ask(asked, getattr(misbehaving_child, answer), doing=f"asked to {do}", timeout=timeout)
 

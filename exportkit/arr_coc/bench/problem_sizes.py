@@ -105,7 +105,7 @@ def subjects(device: torch.device) -> dict[str, Subject]:
     found = {}
     for name, spec in SPECS.items():
         if not name.endswith(("_forward", "_grad")):  # timed with the operator they belong to
-            benchmarks = tuple(_TABLE[name](on_gpu)) if name in _TABLE else tuple(_of_samples(spec, device))
+            benchmarks = tuple(TABLE[name](on_gpu)) if name in TABLE else tuple(_of_samples(spec, device))
             timed = () if name in _GRADIENT_IS_A_VIEW else spec.differentiable
             found[name] = Subject(name, spec.wrapper, spec.reference, spec.tolerance, timed, benchmarks)
     if "relevance_scores" in SPECS:
@@ -260,7 +260,7 @@ def _rows(rows: int, columns: int) -> str:
     return f"{rows}x{columns}"
 
 
-_TABLE: Mapping[str, Callable[[bool], Iterable[Benchmark]]] = {
+TABLE: Mapping[str, Callable[[bool], Iterable[Benchmark]]] = {
     "fused_texture": _fused_texture,
     "texture_statistics": _texture_statistics,
     "compute_entropy": _compute_entropy,

@@ -17,7 +17,7 @@ from exportkit.runtime.requests import Answers
 from exportkit.serve.engine.checked_request import arguments_of
 
 # Seconds before a worker process is started again, where the one before died without an answer: doubled each time.
-_FIRST_DELAY, _LONGEST_DELAY = 0.25, 10.0
+FIRST_DELAY, _LONGEST_DELAY = 0.25, 10.0
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ class ModelCopy:
                 return self.alive
             if self._closed.wait(self._delay):
                 return False
-            self._delay = min(max(2 * self._delay, _FIRST_DELAY), _LONGEST_DELAY)
+            self._delay = min(max(2 * self._delay, FIRST_DELAY), _LONGEST_DELAY)
             try:
                 self._load_again()
             except (ExportkitError, RuntimeError) as error:  # torch raises RuntimeError for a broken device

@@ -60,7 +60,7 @@ def test_alike_colours_have_alike_features_and_opposite_ones_have_not(side: int)
     assert _cosine(red, blue) < 0.7
 
 
-def test_textures_differ_by_direction_and_by_frequency_not_by_where_the_stripes_start():
+def test_textures_differ_by_direction_and_frequency_not_by_phase():
     upright, lying, fine = (
         _filtered(_grating(64, cycles, vertical))[5] for cycles, vertical in [(2, True), (2, False), (3.4, True)]
     )

@@ -311,7 +311,7 @@ def test_relu_is_torchs_after_the_same_linear_layer(training: bool):
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("kwargs", [VIT, VIT_14], ids=["patch 16", "patch 14"])
 @pytest.mark.parametrize(("rows", "columns"), [(4, 4), (5, 9), (15, 14)])
-def test_with_relu_and_explicit_attention_a_sample_gets_the_same_bits_in_any_batch_with_any_number_of_threads(
+def test_relu_and_explicit_attention_give_the_same_bits_in_any_batch_and_threads(
     kwargs: dict[str, Any], rows: int, columns: int, threads: int
 ):
     """Unlike with GELU or SDPA, whose last bits say where ATen cut the batch into pieces for its threads."""

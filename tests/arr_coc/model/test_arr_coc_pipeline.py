@@ -81,7 +81,7 @@ def test_positions_are_the_centres_of_the_patches():
         assert x == pytest.approx((index % 5 + 0.5) / 5)
 
 
-def test_scaled_features_are_the_encoders_times_the_score_and_straight_through_ones_are_the_encoders():
+def test_scaled_features_are_the_encoders_times_the_score_or_the_encoders():
     scaled, straight = build(k=9, gating="scale"), build(k=9, gating="straight-through")
     image, query = inputs(scaled, 2, 5, 6)
     with torch.no_grad():

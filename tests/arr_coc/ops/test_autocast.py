@@ -69,7 +69,7 @@ def test_integers_are_refused_under_autocast_as_they_are_outside(spec: OpSpec, d
 
 
 @pytest.mark.parametrize("spec", pairs(is_mutable))
-def test_an_operator_that_writes_to_an_argument_has_no_rule_since_it_would_write_to_a_copy(spec: OpSpec):
+def test_an_operator_that_would_write_to_a_copy_of_its_argument_has_no_rule(spec: OpSpec):
     assert spec.autocast is None
 
 

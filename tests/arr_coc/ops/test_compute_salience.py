@@ -58,7 +58,7 @@ def test_is_what_a_walk_over_the_patches_finds(seed, sizes, weights):
         np.testing.assert_allclose(actual[b], expected, atol=1e-12)
 
 
-def test_the_gradient_keeps_no_image_of_colours_and_takes_nothing_away_from_the_answer(device):
+def test_the_gradient_keeps_no_image_of_colours_and_leaves_the_answer_as_it_is(device):
     features, lab, gx, gy = (
         torch.rand(size, device=device, requires_grad=True)
         for size in [(2, 6, 9), (2, 3, 8, 12), (2, 1, 8, 12), (2, 1, 8, 12)]

@@ -58,12 +58,14 @@ def test_a_build_says_what_a_fresh_process_finds(package: Path, capsys: pytest.C
     assert [schema.split("(")[0].strip() for schema in schemas] == [f"{PACKAGE}::{name}" for name in sorted(OPERATORS)]
 
 
+@pytest.mark.process
 def test_a_library_without_operators_is_none(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops", "build", str(toy)]) == 0
     assert capsys.readouterr().out.strip() == f"{toy}: built, but no library registers an operator"
     assert (toy / "pkg" / "_toy.so").exists()
 
 
+@pytest.mark.process
 def test_a_schema_that_export_cannot_take_is_named(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = 'define("odd_schemas", "f(Tensor x, Scalar by) -> Tensor"); '
     (toy / "toy.c").write_text(PRELUDE + f"__attribute__((constructor)) static void start(void) {{ {body}}}\n")
@@ -77,6 +79,7 @@ def test_a_schema_that_export_cannot_take_is_named(toy: Path, capsys: pytest.Cap
     ]
 
 
+@pytest.mark.process
 def test_what_the_compiler_says_is_shown_and_nothing_else(toy: Path) -> None:
     (toy / "toy.c").write_text("int f(void) { return unknown; }\n")
     with pytest.raises(BuildError) as error:
@@ -88,6 +91,7 @@ def test_what_the_compiler_says_is_shown_and_nothing_else(toy: Path) -> None:
     assert error.value.hint == f"{toy / 'build' / 'exportkit.log'} has all that the compilers said."
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("setup", "said"),
     [
@@ -164,6 +168,7 @@ def test_a_change_while_the_caller_works_is_not_lost(tmp_path: Path) -> None:
     assert next(watched) == ["a.h"]
 
 
+@pytest.mark.process
 def test_watching_goes_on_after_an_error_until_ctrl_c(
     toy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

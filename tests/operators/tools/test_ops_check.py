@@ -21,7 +21,8 @@ def findings(checked: Any) -> dict[str, Any]:
     return {finding["check"]: finding for finding in checked["report"]["findings"]}
 
 
-def test_a_crash_a_hang_and_exhausted_memory_are_findings_and_all_operators_are_checked(ops):
+@pytest.mark.process
+def test_crash_hang_and_exhausted_memory_are_findings_and_the_others_are_checked(ops):
     options = ["--only", "fake-shape", "--timeout", 8, "--max-memory", "4GB"]
     code, document = ops("check", PLANTED, *options)
     checked = by_name(document)
@@ -71,6 +72,7 @@ def test_given_calls_are_used_and_the_reference_is_compared(ops):
     assert "must equal the reference" in findings(document["operators"][0])["reference"]["message"]
 
 
+@pytest.mark.process
 def test_the_calls_of_a_model_are_recorded_and_varied(ops):
     code, document = ops("check", f"{PLANTED}:Net", "--input", "x=float32[2,3,4]", "--only", "fake-shape")
     checked = by_name(document)
@@ -80,6 +82,7 @@ def test_the_calls_of_a_model_are_recorded_and_varied(ops):
     assert set(findings(checked["planted::padded"])) == {"fake-shape"}, "the model's own size shows no fault"
 
 
+@pytest.mark.process
 def test_the_text_names_what_is_broken_and_how_to_see_it(capsys):
     assert main(["ops", "check", str(PLANTED), "--operator", "padded", "--only", "fake-shape"]) == 1
     said = capsys.readouterr()
@@ -105,6 +108,7 @@ def test_what_cannot_be_is_a_usage_error(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -31,6 +31,7 @@ def test_a_shared_library_is_listed_with_what_it_lacks_and_needs(ops):
     assert (file["path"], file["cpp"], file["needs_torch"], file["beyond"]) == (str(library), False, "2.11", [])
 
 
+@pytest.mark.process
 def test_our_own_operators_have_fakes_gradients_and_autocast_rules(capsys):
     assert main(["ops", "list", "exportkit.arr_coc"]) == 0
     said = capsys.readouterr().out
@@ -41,6 +42,7 @@ def test_our_own_operators_have_fakes_gradients_and_autocast_rules(capsys):
     assert str(operator_library("cpu")) in said
 
 
+@pytest.mark.process
 def test_operators_in_python_are_told_from_those_in_c(ops):
     _, document = ops("list", PLANTED)
     operators = {operator["name"]: operator for operator in document["operators"]}
@@ -83,6 +85,7 @@ def this_torch() -> str:
 HOST = "-".join(reversed(host_platform().split("-")))
 
 
+@pytest.mark.process
 def test_a_kernel_of_the_hugging_face_hub_is_listed_from_the_build_for_this_torch(ops, tmp_path):
     fitting = f"{this_torch()}-cxx11-cpu-{HOST}"
     folder = hub_kernel(
@@ -121,6 +124,7 @@ def test_a_source_is_a_file_a_folder_a_module_or_a_model(tmp_path):
         parse_source("net.py:Net", models=False)
 
 
+@pytest.mark.process
 def test_a_library_that_cannot_be_loaded_says_why(tmp_path, capsys):
     (tmp_path / "text.so").write_text("no library")
     assert main(["ops", "list", str(tmp_path / "text.so")]) == 2

@@ -98,7 +98,7 @@ SUBMITTED = st.tuples(st.integers(0, 2), st.integers(1, 4), PRIORITIES)
 
 @MANY
 @given(st.lists(SUBMITTED | st.sampled_from(["take", "ahead"]), max_size=80))
-def test_who_asks_ahead_gets_what_is_next_if_a_batch_of_it_waits_and_changes_nothing_otherwise(
+def test_who_asks_ahead_gets_the_next_batch_if_it_waits_and_changes_nothing_else(
     steps: list[tuple[int, int, int] | str],
 ):
     queue, twin = batcher(4), batcher(4)
@@ -172,9 +172,7 @@ def test_a_low_priority_waits_longer_and_not_for_ever(trace: list[Arrival], runn
 
 @MANY
 @given(arrivals(timeouts=st.none(), cancelled_after=st.none()), st.integers(1, 3))
-def test_a_request_overtakes_another_of_its_bucket_and_priority_only_where_that_does_not_fit(
-    trace: list[Arrival], runners: int
-):
+def test_a_request_overtakes_its_equal_only_where_that_does_not_fit(trace: list[Arrival], runners: int):
     outcome = simulate(batcher(), trace, runners, service)
     number = {t: index for index, t in enumerate(outcome.tickets)}
     taken = {t: index for index, batch in enumerate(outcome.batches) for t in batch.tickets}
@@ -210,7 +208,7 @@ def test_a_batch_takes_what_came_until_a_runner_takes_it():
     assert [t.payload for t in batch.tickets] == [0, 1]
 
 
-def test_younger_requests_fill_a_batch_where_an_older_one_does_not_fit_and_it_begins_the_next():
+def test_younger_requests_fill_a_batch_where_an_older_one_does_not_fit():
     queue = batcher()
     for index, rows in enumerate([3, 6, 7, 2, 3]):
         queue.submit(ticket(index, rows=rows))
@@ -231,7 +229,7 @@ def test_a_rare_shape_runs_next_although_a_frequent_one_keeps_all_runners_busy()
         assert sum(b.rows for b in outcome.batches[:until] if b.bucket == "frequent") <= came + 8
 
 
-def test_one_batch_in_nine_begins_with_the_request_that_waited_longest_whatever_its_priority():
+def test_one_batch_in_nine_begins_with_the_request_that_waited_longest():
     queue = batcher(1)
     queue.submit(ticket(1000, "low", priority=9))
     order = []
@@ -243,7 +241,7 @@ def test_one_batch_in_nine_begins_with_the_request_that_waited_longest_whatever_
     assert order == [*range(PATIENCE), 1000, *range(PATIENCE, 2 * PATIENCE + 1)]
 
 
-def test_a_delay_ends_when_a_batch_is_full_or_half_of_what_a_deadline_leaves_is_spent():
+def test_a_delay_ends_with_a_full_batch_or_half_of_what_a_deadline_leaves():
     queue = batcher(max_delay=1.0)
     queue.submit(ticket(0))
     assert queue.take(0.5) is None

@@ -73,7 +73,7 @@ def test_unknown_names_are_answered_with_those_there_are():
         TINY.check(InferRequest(()))
 
 
-def test_a_dtype_that_the_protocol_does_not_have_is_refused_before_anything_is_served():
+def test_a_dtype_that_the_protocol_does_not_have_is_refused_before_serving():
     inputs = tuple(msgspec.structs.replace(each, dtype="complex64") for each in tiny.call().inputs)
     with pytest.raises(
         BackendError, match="`image` cannot be served: the Open Inference Protocol has no datatype for complex64"
@@ -162,7 +162,7 @@ def test_a_tensor_keeps_its_bytes_alive():
     assert gone() is None
 
 
-def test_a_request_that_names_the_wrong_datatype_for_its_bytes_is_refused_before_they_are_viewed():
+def test_the_wrong_datatype_for_its_bytes_is_refused_before_they_are_viewed():
     wrong = [replace(given(name, tensor), datatype="INT64") for name, tensor in tiny_inputs().items()]
     with pytest.raises(BadRequestError, match="`image` must be FP32, got INT64"):
         TINY.check(InferRequest(tuple(wrong)))

@@ -23,7 +23,7 @@ from tests.serve.engine.asking import only, request, serving, tensors
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """A worker is started again at once."""
-    monkeypatch.setattr(model_copy, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(model_copy, "FIRST_DELAY", 0.01)
 
 
 def call(first: float = 0.0, batch: int = 1) -> dict[str, torch.Tensor]:

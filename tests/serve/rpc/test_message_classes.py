@@ -70,6 +70,7 @@ def test_every_method_takes_and_returns_what_tritonclient_sends_and_expects():
         assert theirs[name].client_streaming == theirs[name].server_streaming == (name == "ModelStreamInfer")
 
 
+@pytest.mark.process
 def test_the_descriptor_set_is_that_of_the_proto_files():
     assert rpc_descriptors.descriptor_set() == rpc_descriptors.WRITTEN.read_bytes()
 

@@ -1,0 +1,29 @@
+"""The tests themselves: names that can be read, and one way to import what they share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TEXTS = {path: path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")) if "third_party" not in path.parts}
+
+
+def found(pattern: str) -> list[str]:
+    """Where the first group of a pattern stands in the tests."""
+    matches = [(path, match) for path, text in TEXTS.items() for match in re.finditer(pattern, text, re.MULTILINE)]
+    return [f"{path.relative_to(ROOT)}: {match[1]}" for path, match in matches]
+
+
+def test_a_tests_name_has_at_most_80_characters() -> None:
+    assert found(r"^ *(?:async )?def (test_\w{76,})") == []
+
+
+def test_modules_of_tests_are_imported_by_their_whole_names() -> None:
+    """Not by the name alone, which works where pytest has put the folder on the search path, and nowhere else."""
+    assert found(rf"^ *(?:from|import) ({'|'.join({path.stem for path in TEXTS})})\b") == []
+
+
+def test_limits_that_tests_set_have_public_names() -> None:
+    """Who changes a private one would not expect that anybody else relies on it."""
+    assert found(r"setattr\([\w., ]*\"(?:[\w.]*\.)?(_[A-Z][A-Z_]+)\"") == []
